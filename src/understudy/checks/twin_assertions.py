@@ -120,3 +120,18 @@ def tolerances_of(call: ast.Call) -> str:
     if name_of(call).startswith("assertAlmost") and len(call.args) > 2:
         named["places"] = call.args[2]
     return repr({name: ast.literal_eval(value) for name, value in named.items() if is_evaluable(value)})
+
+
+def difference(operator: str, left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr, str] | None:
+    """Both values of `abs(a - b) < t` and, as in `tolerances_of`, the tolerance; None for other relations."""
+    if operator in (">", ">="):
+        left, right = right, left
+    elif operator not in ("<", "<="):
+        return None
+    match left:
+        case ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(left=one, op=ast.Sub(), right=other)]) if (
+            is_evaluable(right)
+        ):
+            return one, other, repr({"abs": ast.literal_eval(right)})
+        case _:
+            return None

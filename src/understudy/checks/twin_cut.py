@@ -29,26 +29,31 @@ _PURE = frozenset(
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def cut_unused(tree: ast.Module) -> frozenset[str]:
-    """Replace unused values in a file's tree, in place; return the unused names whose values could not be."""
-    cutter = _Cutter(tree)
+def cut_unused(tree: ast.Module) -> dict[int, str]:
+    """Replace unused values in a file's tree, in place, where evaluating them does nothing but compute them.
+
+    Returns by the id of a node of the tree that stands for a removed value the name of the table that it was
+    copied from, which may still hold the value.
+    """
+    copies: dict[int, str] = {}
     for _ in range(_ROUNDS):
+        cutter = _Cutter(tree, copies)
         cutter.cut()
         if not cutter.cuts:
             break
-        cutter = _Cutter(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _name(node.func) in ("parametrize", "param"):
             node.keywords = [keyword for keyword in node.keywords if keyword.arg not in ("id", "ids")]
-    return frozenset(cutter.exposed)
+    return copies
 
 
 class _Cutter:
     """One pass over a file."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, copies: dict[int, str]) -> None:
         self.cuts = 0
-        self.exposed: set[str] = set()
+        self._copies = copies
+        self._copied = ""
         self._tree = tree
         self._loads = _loads(tree)
         self._definitions = Counter(node.name for node in ast.walk(tree) if isinstance(node, _Function))
@@ -77,13 +82,13 @@ class _Cutter:
         for node in nodes:
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if not loads[name]:
-                    node.value = self._without(name, value)
+                    node.value = self._without(value)
                 case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(
                     names
                 ) == len(values):
                     for position, target in enumerate(names):
                         if isinstance(target, ast.Name) and not loads[target.id]:
-                            values[position] = self._without(target.id, values[position])
+                            values[position] = self._without(values[position])
                 case ast.For(target=target, iter=table) | ast.AsyncFor(target=target, iter=table):
                     node.iter = self._loop(target, table, loads)
                 case ast.comprehension(target=target, iter=table):
@@ -91,14 +96,15 @@ class _Cutter:
                 case _:
                     pass
 
-    def _without(self, name: str, value: ast.expr) -> ast.expr:
+    def _without(self, value: ast.expr) -> ast.expr:
         if _is_none(value):
             return value
         if _removable(value):
             self.cuts += 1
-            return ast.Constant(None)
-        if any(isinstance(node, ast.Constant) for node in ast.walk(value)):
-            self.exposed.add(name)
+            removed = ast.Constant(None)
+            if self._copied:
+                self._copies[id(removed)] = self._copied
+            return removed
         return value
 
     def _parameters(self, function: _Function, loads: Counter[str]) -> None:
@@ -110,7 +116,7 @@ class _Cutter:
             names = parameter_names(decorator.args[0])
             for position, name in enumerate(names):
                 if name and not loads[name]:
-                    decorator.args[1] = self._column(name, decorator.args[1], position, len(names))
+                    decorator.args[1] = self._column(decorator.args[1], position, len(names))
         if (
             function.name.startswith("test")
             or function.decorator_list
@@ -127,13 +133,12 @@ class _Cutter:
         for node in ast.walk(self._tree):
             if not isinstance(node, ast.Call) or _name(node.func) != function:
                 continue
-            if any(isinstance(argument, ast.Starred) for argument in node.args):
-                self.exposed.add(name)
-            elif position < len(node.args):
-                node.args[position] = self._without(name, node.args[position])
+            starred = any(isinstance(argument, ast.Starred) for argument in node.args)
+            if not starred and position < len(node.args):
+                node.args[position] = self._without(node.args[position])
             for keyword in node.keywords:
                 if keyword.arg == name:
-                    keyword.value = self._without(name, keyword.value)
+                    keyword.value = self._without(keyword.value)
 
     def _loop(self, target: ast.expr, table: ast.expr, loads: Counter[str]) -> ast.expr:
         """The table of a loop, without the columns that the loop does not read."""
@@ -145,38 +150,44 @@ class _Cutter:
             ):
                 for position, name in enumerate(names):
                     if isinstance(name, ast.Name) and not loads[name.id]:
-                        columns[position] = self._column(name.id, columns[position], 0, 1)
+                        columns[position] = self._column(columns[position], 0, 1)
             case ast.Tuple(elts=names), _:
                 for position, name in enumerate(names):
                     if isinstance(name, ast.Name) and not loads[name.id]:
-                        table = self._column(name.id, table, position, len(names))
+                        table = self._column(table, position, len(names))
             case _:
                 pass
         return table
 
-    def _column(self, name: str, table: ast.expr, position: int, width: int) -> ast.expr:
+    def _column(self, table: ast.expr, position: int, width: int) -> ast.expr:
         match table:
             case ast.List(elts=rows) | ast.Tuple(elts=rows):
                 for number, row in enumerate(rows):
-                    rows[number] = self._cell(name, row, position, width)
+                    rows[number] = self._cell(row, position, width)
             case ast.BinOp(left=left, op=ast.Add(), right=right):
-                table.left = self._column(name, left, position, width)
-                table.right = self._column(name, right, position, width)
+                table.left = self._column(left, position, width)
+                table.right = self._column(right, position, width)
             case ast.Call(func=ast.Attribute(value=ast.Dict() as rows, attr="items")) if position == 1:
-                rows.values = [self._without(name, value) for value in rows.values]
+                rows.values = [self._without(value) for value in rows.values]
             case ast.Call(func=ast.Attribute(value=ast.Name(id=source) as rows, attr="items"), args=[]) if (
                 position == 1 and isinstance(value := self._bound(source), ast.Dict)
             ):
                 assert isinstance(table.func, ast.Attribute)
                 table.func.value = copy.deepcopy(value)
-                self.cuts += 1
-                return self._column(name, table, position, width)
+                return self._copied_column(source, table, position, width)
             case ast.Name(id=source) if isinstance(value := self._bound(source), ast.List | ast.Tuple):
-                self.cuts += 1
-                return self._column(name, copy.deepcopy(value), position, width)
+                return self._copied_column(source, copy.deepcopy(value), position, width)
             case _:
-                self.exposed.add(name)
+                pass
         return table
+
+    def _copied_column(self, source: str, table: ast.expr, position: int, width: int) -> ast.expr:
+        self.cuts += 1
+        outer, self._copied = self._copied, source
+        try:
+            return self._column(table, position, width)
+        finally:
+            self._copied = outer
 
     def _bound(self, name: str) -> ast.expr | None:
         """The value of a name of the module that only computes, so that it can be written where it is read."""
@@ -187,17 +198,15 @@ class _Cutter:
         assigned = self._module.get(name)
         return assigned.value if assigned and stored == 1 and _removable(assigned.value) else None
 
-    def _cell(self, name: str, row: ast.expr, position: int, width: int) -> ast.expr:
+    def _cell(self, row: ast.expr, position: int, width: int) -> ast.expr:
         if isinstance(row, ast.Call) and _name(row.func) == "param":
             if position < len(row.args):
-                row.args[position] = self._without(name, row.args[position])
+                row.args[position] = self._without(row.args[position])
             return row
         if width == 1:
-            return self._without(name, row)
+            return self._without(row)
         if isinstance(row, ast.Tuple | ast.List) and len(row.elts) == width:
-            row.elts[position] = self._without(name, row.elts[position])
-        else:
-            self.exposed.add(name)
+            row.elts[position] = self._without(row.elts[position])
         return row
 
 

@@ -454,51 +454,6 @@ def _is_kind(site: TwinSite, kinds: Sequence[str], text: str) -> bool:
     return not site.operator or re.search(parse_literal(site.operator), text[:_MOST_PATTERN]) is not None
 
 
-def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]]) -> float:
-    """The binary logarithm of how many guesses there are at what sites expect, of somebody who forces them.
-
-    What is expected twice is guessed once. Of conditions only those tell something that are not as most are.
-    """
-    secrets: dict[str, float] = {}
-    conditions: Counter[bool] = Counter()
-    for site, gold in observed:
-        if site.changeable:
-            secrets[f"changed {len(secrets)}"] = 1.0
-        elif not site.withheld:
-            continue
-        elif site.operation in ("truth", "isinstance"):
-            conditions[site.want] += 1
-        elif site.operation in ("equal", "same", "count", "approx", "calls"):
-            secrets |= {json.dumps(each[1]): _value_bits(each[1]) for each in gold}
-        elif site.operation == "compare":
-            text = site.operator in ("holds", "startswith", "endswith", "search", "match", "fullmatch")
-            secrets[f"{site.operator} {site.expected}"] = 4.0 if text else 0.5
-        elif site.operation in ("raises", "warns"):
-            secrets[f"{site.operation} {site.expected}"] = 2.0
-            secrets[f"match {site.operator}"] = 4.0 if site.operator else 0.0
-    return sum(secrets.values()) + min(conditions[True], conditions[False])
-
-
-def _value_bits(encoded: Any) -> float:
-    match encoded:
-        case ["i", str(text)]:
-            return min(1.0 + 2.0 * math.log2(abs(int(text, 16)) + 1), 24.0)
-        case ["f" | "q" | "c", *_]:
-            return 8.0
-        case ["s" | "y" | "z", content]:
-            return min(1.0 + len(content), 16.0)
-        case ["l" | "t" | "e" | "d", content]:
-            return min(1.0 + sum(_value_bits(part) for part in _flat(content)), 32.0)
-        case ["a", inner]:
-            return _value_bits(inner)
-        case _:
-            return 1.0
-
-
-def _flat(content: list[Any]) -> list[Any]:
-    return [part for each in content[:32] for part in (each if each and isinstance(each[0], list) else [each])]
-
-
 def load(raw: bytes) -> dict[str, dict[int, list[Observation]]]:
     """What was observed, by test and site, of the lines of a report; lines of another form are left out."""
     seen: dict[str, dict[int, list[Observation]]] = {}

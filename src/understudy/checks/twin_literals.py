@@ -6,9 +6,12 @@ import ast
 import copy
 import math
 import random
+import re
 import string
+from collections.abc import Mapping, Sequence
 from types import EllipsisType
 
+_WORD = re.compile(r"[A-Za-z0-9]{2,}")
 _CONSTRUCTORS = frozenset({"list", "tuple", "dict", "set", "frozenset", "date", "datetime", "timedelta"})
 
 
@@ -66,17 +69,36 @@ def _constants(value: ast.expr) -> list[ast.Constant]:
     ]
 
 
-def change_literal(value: ast.expr, choice: random.Random) -> ast.expr:
-    """A copy of a value in which one constant is another one of its kind. Expects that `has_literal(value)`."""
+def texts_of(tree: ast.AST) -> dict[str, tuple[str, ...]]:
+    """The words in the texts of a file, sorted, by their shape: what each character is, and how many there are."""
+    words: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+            text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+            for word in _WORD.findall(text):
+                words.setdefault(_shape(word), set()).add(word)
+    return {shape: tuple(sorted(found)) for shape, found in words.items()}
+
+
+def change_literal(
+    value: ast.expr, choice: random.Random, words: Mapping[str, Sequence[str]]
+) -> tuple[ast.expr, str]:
+    """A copy of a value in which one constant is another one of its kind, and the source of that constant.
+
+    `words` are those of the file by their shape (`texts_of`). Expects that `has_literal(value)`.
+    """
     other = copy.deepcopy(value)
     node = choice.choice(_constants(other))
-    node.value = another_constant(node.value, choice)
+    literal = repr(node.value)
+    node.value = another_constant(node.value, choice, words)
     node.kind = None
-    return other
+    return other, literal
 
 
 def another_constant(
-    value: str | bytes | bool | int | float | complex | EllipsisType | None, choice: random.Random
+    value: str | bytes | bool | int | float | complex | EllipsisType | None,
+    choice: random.Random,
+    words: Mapping[str, Sequence[str]],
 ) -> str | bytes | bool | int | float | complex | None:
     """Another constant of the same type, near it in look and size: whoever sees one of both cannot tell which."""
     if value is None or isinstance(value, EllipsisType):
@@ -89,23 +111,43 @@ def another_constant(
     if isinstance(value, float):  # by more than a tolerance usually is
         if not math.isfinite(value):
             return 0.0
-        return round(value * choice.choice((0.5, 2.0)), 6) or choice.choice((-1.0, 0.5, 1.0, 2.0))
+        places = min(len(repr(value).partition(".")[2]), 6)
+        return round(value * choice.choice((0.5, 2.0)), places) or choice.choice((-1.0, 0.5, 1.0, 2.0))
     if isinstance(value, complex):
         return value * 2 or 1j
     if isinstance(value, bytes):
-        return _another_text(value.decode("latin-1"), choice).encode("latin-1")
-    return _another_text(value, choice)
+        return _another_text(value.decode("latin-1"), choice, words).encode("latin-1")
+    return _another_text(value, choice, words)
 
 
-def _another_text(text: str, choice: random.Random) -> str:
-    """A text with one letter or digit changed to another of its kind, where it has one that stands for itself."""
+def _another_text(text: str, choice: random.Random, words: Mapping[str, Sequence[str]]) -> str:
+    """A text in which one word is another of the same shape in the file, or has another letter where none is."""
+    ways = [
+        (found, other)
+        for found in _WORD.finditer(text)
+        if text[max(found.start() - 1, 0) : found.start()] not in ("\\", "%")
+        for other in words.get(_shape(found[0]), ())
+        if other != found[0]
+    ]
+    if ways:
+        found, other = choice.choice(ways)
+        return text[: found.start()] + other + text[found.end() :]
     letters = [
         n for n, c in enumerate(text) if c.isascii() and c.isalnum() and text[max(n - 1, 0) : n] not in ("\\", "%")
     ]
     if not letters:
         return text + choice.choice(string.ascii_lowercase)
     at = choice.choice(letters)
-    kind = next(
-        kind for kind in (string.digits, string.ascii_lowercase, string.ascii_uppercase) if text[at] in kind
-    )
+    kind = _kind(text[at])
     return text[:at] + choice.choice(kind.replace(text[at], "")) + text[at + 1 :]
+
+
+def _shape(word: str) -> str:
+    """Which kind its first character is and how long it is, up to some length, from which all are alike."""
+    return f"{_kind(word[0])[0]}{word.islower()}{min(len(word), 12) // 2}"
+
+
+def _kind(character: str) -> str:
+    return next(
+        kind for kind in (string.digits, string.ascii_lowercase, string.ascii_uppercase) if character in kind
+    )

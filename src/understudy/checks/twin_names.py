@@ -21,12 +21,68 @@ def independent_names(
     A name counts that is bound only to what is made of such names, or is imported from the standard library.
     `tables` has the values of parameters, by the id of the parameter's node.
     """
+    bindings = bindings_of(nodes, tables)
+    stable = set(around) | set(bindings)
+    while True:
+        dropped = {
+            name
+            for name, values in bindings.items()
+            if name in stable and not all(value is not None and _uses_only(value, stable) for value in values)
+        }
+        if not dropped:
+            return frozenset(stable)
+        stable -= dropped
+
+
+def bindings_of(nodes: Iterable[ast.AST], tables: Mapping[int, ast.expr]) -> dict[str, list[ast.expr | None]]:
+    """What each name is bound to in `nodes`, and what is added to it; None for what has no value to look at.
+
+    A name of the standard library is bound to the constant None. `tables` has the values of parameters, by the
+    id of the parameter's node.
+    """
     bindings: dict[str, list[ast.expr | None]] = {}
 
     def bind(target: ast.AST, value: ast.expr | None) -> None:
-        for node in ast.walk(target):
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                bindings.setdefault(node.id, []).append(value)
+        match target, value:
+            case ast.Tuple(elts=targets) | ast.List(elts=targets), ast.Tuple(elts=values) | ast.List(
+                elts=values
+            ) if len(targets) == len(values) and not any(
+                isinstance(each, ast.Starred) for each in (*targets, *values)
+            ):
+                for each, part in zip(targets, values, strict=True):
+                    bind(each, part)
+            case _:
+                for node in ast.walk(target):
+                    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                        bindings.setdefault(node.id, []).append(value)
+                    elif (
+                        isinstance(node, ast.Subscript | ast.Attribute)
+                        and isinstance(node.ctx, ast.Store)
+                        and isinstance(node.value, ast.Name)
+                        and node.value.id in bindings
+                    ):
+                        bindings[node.value.id].append(value)
+
+    def loop(target: ast.expr, table: ast.expr) -> None:
+        match target, table:
+            case ast.Tuple(elts=[count, inner]), ast.Call(func=ast.Name(id="enumerate"), args=[rows, *_]):
+                bind(count, ast.Constant(None))
+                loop(inner, rows)
+            case ast.Tuple(elts=targets), ast.Call(func=ast.Name(id="zip"), args=columns) if len(targets) == len(
+                columns
+            ):
+                for each, column in zip(targets, columns, strict=True):
+                    loop(each, column)
+            case ast.Tuple(elts=[key, value]), ast.Call(
+                func=ast.Attribute(value=ast.Dict() as rows, attr="items")
+            ):
+                bind(key, ast.List([each for each in rows.keys if each is not None], ast.Load()))
+                bind(value, ast.List(rows.values, ast.Load()))
+            case ast.Tuple(elts=targets), _:
+                for position, each in enumerate(targets):
+                    loop(each, column_of(table, position, len(targets)))
+            case _:
+                bind(target, table)
 
     for node in nodes:
         match node:
@@ -38,9 +94,12 @@ def independent_names(
             case ast.NamedExpr(target=target, value=value):
                 bind(target, value)
             case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
-                bind(target, value)
+                loop(target, value)
             case ast.comprehension(target=target, iter=value):
-                bind(target, value)
+                loop(target, value)
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)), args=arguments)):
+                if name in bindings:  # a list that is appended to
+                    bindings[name] += arguments
             case ast.With(items=items) | ast.AsyncWith(items=items):
                 for item in items:
                     if item.optional_vars is not None:
@@ -49,11 +108,13 @@ def independent_names(
                 for alias in names:
                     stable = alias.name.partition(".")[0] in _STABLE_MODULES
                     name = alias.asname or alias.name.partition(".")[0]
-                    bindings.setdefault(name, []).append(ast.Constant(0) if stable else None)
+                    bindings.setdefault(name, []).append(ast.Constant(None) if stable else None)
             case ast.ImportFrom(names=names, module=module, level=level):
                 stable = not level and (module or "").partition(".")[0] in _STABLE_MODULES
                 for alias in names:
-                    bindings.setdefault(alias.asname or alias.name, []).append(ast.Constant(0) if stable else None)
+                    bindings.setdefault(alias.asname or alias.name, []).append(
+                        ast.Constant(None) if stable else None
+                    )
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 bindings.setdefault(name, []).append(None)
             case ast.ExceptHandler(name=str(name)):
@@ -62,16 +123,32 @@ def independent_names(
                 bindings.setdefault(name, []).append(tables.get(id(node)))
             case _:
                 pass
-    stable = set(around) | set(bindings)
-    while True:
-        dropped = {
-            name
-            for name, values in bindings.items()
-            if name in stable and not all(value is not None and _uses_only(value, stable) for value in values)
-        }
-        if not dropped:
-            return frozenset(stable)
-        stable -= dropped
+    return bindings
+
+
+def column_of(table: ast.expr, position: int, width: int) -> ast.expr:
+    """The values in one column of a table, as a list; the table itself where its rows are not written out."""
+    match table:
+        case ast.List(elts=rows) | ast.Tuple(elts=rows) | ast.Set(elts=rows):
+            cells = [_cell(row, position, width) for row in rows]
+            written = [cell for cell in cells if cell is not None]
+            return ast.List(written, ast.Load()) if len(written) == len(rows) else table
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return ast.List([column_of(left, position, width), column_of(right, position, width)], ast.Load())
+        case _:
+            return table
+
+
+def _cell(row: ast.expr, position: int, width: int) -> ast.expr | None:
+    match row:
+        case ast.Call(args=arguments) if name_of(row) == "param":
+            return arguments[position] if position < len(arguments) else None
+        case _ if width == 1:
+            return row
+        case ast.Tuple(elts=cells) | ast.List(elts=cells) if len(cells) == width:
+            return cells[position]
+        case _:
+            return None
 
 
 def outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
@@ -103,9 +180,11 @@ def parameter_sources(tree: ast.Module) -> dict[int, ast.expr]:
         names = {argument.arg: argument for argument in [*function.args.args, *function.args.kwonlyargs]}
         for decorator in function.decorator_list:
             if isinstance(decorator, ast.Call) and name_of(decorator) == "parametrize" and len(decorator.args) > 1:
-                for name in parameter_names(decorator.args[0]):
+                parameters = parameter_names(decorator.args[0])
+                for position, name in enumerate(parameters):
                     if name in names:
-                        sources[id(names[name])] = decorator.args[1]
+                        column = column_of(decorator.args[1], position, len(parameters))
+                        sources[id(names[name])] = column
         if function.name.startswith("test") or function.decorator_list:
             continue
         positional = [argument for argument in function.args.args if argument.arg not in ("self", "cls")]

@@ -23,11 +23,14 @@ from msgspec.structs import replace
 from understudy.checks import twin_driver
 from understudy.checks.base import GradingOptions, TwinTest, check_not_killed, output_tail, read_result_file
 from understudy.checks.pytest_checks import PLUGIN_MOUNT, deciding_files, parse_outcomes
+from understudy.checks.twin_exposure import ReadableValues
 from understudy.checks.twin_ids import DecidingTests, deciding_tests
-from understudy.checks.twin_judge import Observation, decode, holds, judge, load, secret_bits
-from understudy.checks.twins import TwinSite, write_version
+from understudy.checks.twin_judge import Observation, decode, holds, judge, load
+from understudy.checks.twin_secrets import is_read, secret_bits
+from understudy.checks.twins import IMPORT, TwinSite, write_version
 from understudy.sandbox.base import Mount, Sandbox
 from understudy.types import Evidence, Integrity, Protection, PytestChecks, ScriptChecks, Task, TestOutcome
+from understudy.util.python_syntax import parse_literal
 
 DRIVER_MOUNT = Mount(Path(twin_driver.__file__), "/opt/understudy/twin_driver.py")
 """Every sandbox in which `run_version` is called must have this mount and `PLUGIN_MOUNT`."""
@@ -113,8 +116,13 @@ Run = Callable[[WrittenVersion], Awaitable[VersionRun]]
 """Runs a version over one patch, in a sandbox of its own."""
 
 
-async def learn_twins(tests: DecidingTests, options: GradingOptions, run: Run) -> GradingOptions:
-    """The options with the twins of a task's deciding tests, as runs with the gold patch show them."""
+async def learn_twins(
+    tests: DecidingTests, options: GradingOptions, run: Run, data: Mapping[str, bytes]
+) -> GradingOptions:
+    """The options with the twins of a task's deciding tests, as runs with the gold patch show them.
+
+    `data` are the hidden files of which no versions are written, by path: tested code can read them.
+    """
     options = replace(options, twin_seed=secrets.randbits(32), twin_plain=(), twin_uncut=(), twin_fixed=())
     written = await asyncio.to_thread(write_versions, tests, options, lambda _: False, cut=False)
     named = await run(written)
@@ -127,6 +135,7 @@ async def learn_twins(tests: DecidingTests, options: GradingOptions, run: Run) -
     names = _new_names(named, third)
     fixed = _not_changeable(names, second, third)
     options = replace(options, twin_fixed=tuple(sorted(fixed)))
+    readable = await asyncio.to_thread(_readable, tests, options, data)
     twins: dict[str, TwinTest] = {}
     partial: list[str] = []
     secret: list[tuple[TwinSite, list[Observation]]] = []
@@ -147,17 +156,34 @@ async def learn_twins(tests: DecidingTests, options: GradingOptions, run: Run) -
         if not sites:
             continue
         twins[node] = TwinTest(name, {number: json.dumps(seen) for number, seen in sites.items()})
-        used = {number: _in_use(third.sites[number], number in fixed) for number in sites}
+        used = {
+            number: _in_use(third.sites[number], seen, readable, fixed=number in fixed)
+            for number, seen in sites.items()
+        }
         if not all(site.withheld or site.changeable for site in used.values()) or _unused(named, node, sites):
             partial.append(node)
         if node in tests.fail_to_pass:
             secret += [(used[number], seen) for number, seen in sites.items()]
-    bits = round(secret_bits(secret), 1)
+    bits = round(secret_bits(secret, readable), 1)
     return replace(options, twins=twins, partial_twins=tuple(partial), twin_bits=bits)
 
 
-def _in_use(site: TwinSite, fixed: bool) -> TwinSite:
-    return replace(site, changeable=site.changeable and not fixed)
+def _readable(tests: DecidingTests, options: GradingOptions, data: Mapping[str, bytes]) -> ReadableValues:
+    """What tested code can read while versions run."""
+    files = write_versions(tests, options, lambda _: False).files
+    sources = [text for name, text in files.items() if name.endswith(".py") and IMPORT in text]
+    others = [text.encode() for text in files.values() if text not in sources]
+    return ReadableValues(sources, [*others, *(raw for name, raw in data.items() if name not in files)])
+
+
+def _in_use(site: TwinSite, seen: Sequence[Observation], readable: ReadableValues, *, fixed: bool) -> TwinSite:
+    """A site as it protects: not where tested code can read what it expects, or that it was changed."""
+    repeats = site.changeable and readable.repeats(parse_literal(site.expected))
+    return replace(
+        site,
+        changeable=site.changeable and not fixed and not repeats,
+        withheld=site.withheld and not is_read(site, seen, readable),
+    )
 
 
 def _not_changeable(names: Mapping[str, str], changed: VersionRun, true: VersionRun) -> set[int]:

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Literal, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from understudy.checks.twin_assertions import (
     CALLED,
@@ -34,13 +35,15 @@ from understudy.checks.twin_assertions import (
     WARNS,
     approximation,
     class_names,
+    difference,
     expects_exception,
     has_wildcard,
     is_evaluable,
     tolerances_of,
 )
 from understudy.checks.twin_cut import cut_unused
-from understudy.checks.twin_literals import change_literal, has_literal, is_literal
+from understudy.checks.twin_exposure import Comparisons, Exposure, Subjects, reads_files
+from understudy.checks.twin_literals import change_literal, has_literal, is_literal, texts_of
 from understudy.checks.twin_names import (
     UNSTABLE,
     independent_names,
@@ -68,8 +71,10 @@ class TwinSite(Struct, frozen=True):
 
     `expected` is the source of a literal, where the operation needs one beside the gold patch's observation:
     what to compare with (`compare`, by `operator`), tolerances (`approx`), names of classes (`isinstance`,
-    `raises`, `warns`). `want` is false where the operation must not hold. `withheld` says that the expectation is
-    not in the process. `changed` is true where the expectation in the process is not the true one in this version.
+    `raises`, `warns`), and of a changeable `pair` the constant that is changed. `want` is false where the
+    operation must not hold. `withheld` says that the expectation is neither in the process nor evaluated there.
+    `changed` is true where the expectation in the process is not the true one in this version. `subject` names
+    what was called to make the observed value; empty where unknown.
     """
 
     operation: Operation
@@ -79,6 +84,7 @@ class TwinSite(Struct, frozen=True):
     withheld: bool = True
     changeable: bool = False
     changed: bool = False
+    subject: str = ""
 
 
 class TwinVersion(Struct, frozen=True):
@@ -108,21 +114,13 @@ def write_version(
         tree = parse_module(text)
         rewriter = _Rewriter(tree, first, plain, changed, seed)
         tree = rewriter.visit(tree)
-        exposed = cut_unused(tree) if cut else frozenset[str]()
+        exposure = Exposure(tree, cut_unused(tree) if cut else {})
         _insert_import(tree)
         source = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ValueError(f"invalid Python: {error}") from error
     sites = {
-        number: TwinSite(
-            site.operation,
-            site.expected,
-            site.operator,
-            site.want,
-            site.withheld and not rewriter.names_of.get(number, frozenset()) & exposed,
-            site.changeable,
-            site.changed,
-        )
+        number: replace(site, withheld=site.withheld and not exposure.holds_value(*rewriter.names_of[number]))
         for number, site in rewriter.sites.items()
     }
     return TwinVersion(source, sites)
@@ -140,7 +138,11 @@ class _Rewriter(ast.NodeTransformer):
         seed: int,
     ) -> None:
         self.sites: dict[int, TwinSite] = {}
-        self.names_of: dict[int, frozenset[str]] = {}
+        self.names_of: dict[int, tuple[frozenset[str], ast.AST | None]] = {}
+        self._scope: ast.AST | None = None
+        self._texts = texts_of(tree)
+        self._comparisons = Comparisons(tree)
+        self._subjects = Subjects(tree)
         self._next = first
         self._plain = plain
         self._changed = changed
@@ -182,9 +184,12 @@ class _Rewriter(ast.NodeTransformer):
         if outer:
             inside = (part for part in ast.walk(node) if part is not node)
             self._independent = independent_names(inside, self._tables, around)
+            self._scope = node
         self._functions += 1
         self.generic_visit(node)
         self._functions -= 1
+        if outer:
+            self._scope = None
         self._independent = around
         self._raises = raises
         if outer and node.name.startswith("test") and self._next == first and not _is_fixture(node):
@@ -322,7 +327,7 @@ class _Rewriter(ast.NodeTransformer):
                 return self._truth(test, want=want)
 
     def _truth(self, test: ast.expr, *, want: bool) -> list[ast.stmt]:
-        number = self._number(TwinSite("truth", want=want, withheld=not has_literal(test, compared=True)))
+        number = self._number(TwinSite("truth", want=want), actual=test)
         return [ast.Expr(_call("_holds_", number, test))]
 
     def _chain(self, test: ast.Compare) -> list[ast.stmt]:
@@ -332,14 +337,15 @@ class _Rewriter(ast.NodeTransformer):
         if set(names) == {"=="} and any(self._is_independent(operand) for operand in operands):
             sent = [operand for operand in operands if not self._is_independent(operand)]
             expected = [operand for operand in operands if self._is_independent(operand)]
-            number = self._number(TwinSite("equal"), *expected)
+            number = self._number(TwinSite("equal"), *expected, actual=ast.List(sent, ast.Load()))
             if sent and number not in self._plain:
                 return [ast.Expr(_call("_send_", number, ast.List(sent, ast.Load())))]
         elif len(operands) == 3 and is_evaluable(operands[0]) and is_evaluable(operands[2]):
             low = TwinSite("compare", ast.unparse(operands[0]), MIRRORED.get(names[0], ""))
             high = TwinSite("compare", ast.unparse(operands[2]), names[1])
             if low.operator in MIRRORED and high.operator in MIRRORED:
-                first, second = self._number(low), self._number(high)
+                first = self._number(low, actual=operands[1])
+                second = self._number(high, actual=operands[1])
                 if first not in self._plain and second not in self._plain:
                     return [ast.Expr(_call("_send_", first, operands[1], ast.Constant(second)))]
                 return [ast.Expr(_call("_holds_", first, test, ast.Constant(second)))]
@@ -351,7 +357,7 @@ class _Rewriter(ast.NodeTransformer):
                 right
             ) or self._is_independent(left):
                 actual, expected = self._sides(left, right)
-                number = self._number(TwinSite("equal"), expected)
+                number = self._number(TwinSite("equal"), expected, actual=actual)
                 if number not in self._plain:
                     return [ast.Expr(_call("_send_", number, ast.ListComp(actual, each.generators)))]
                 return [ast.Expr(_call("_holds_", number, test))]
@@ -367,6 +373,8 @@ class _Rewriter(ast.NodeTransformer):
             constant = isinstance(right, ast.Constant) or isinstance(left, ast.Constant)
             return self._equality("same" if operator == "is" and constant else operator, left, right)
         if operator in MIRRORED:
+            if want and (near := difference(operator, left, right)) is not None:
+                return self._approx(*near, test=self._test(operator, left, right))
             if is_evaluable(right):
                 return self._compare(operator, left, right, want=want)
             if is_evaluable(left):
@@ -382,7 +390,7 @@ class _Rewriter(ast.NodeTransformer):
         if operator != "is" and (self._is_independent(left) or self._is_independent(right)):
             actual, expected = self._sides(left, right)
             operation: Operation = "same" if operator == "same" else "count" if operator == "count" else "equal"
-            number = self._number(TwinSite(operation), expected)
+            number = self._number(TwinSite(operation), expected, actual=actual)
             if number not in self._plain:
                 return [ast.Expr(_call("_send_", number, actual))]
             return self._evaluated(number, "is" if operator == "same" else "==", left, right)
@@ -392,7 +400,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _compare(self, operator: str, actual: ast.expr, expected: ast.expr, *, want: bool) -> list[ast.stmt]:
         """A relation to a literal, which is decided outside of the process."""
-        number = self._number(TwinSite("compare", ast.unparse(expected), operator, want), expected)
+        number = self._number(TwinSite("compare", ast.unparse(expected), operator, want), expected, actual=actual)
         if number not in self._plain:
             return [ast.Expr(_call("_send_", number, actual))]
         self.sites[number] = TwinSite("truth", want=want, withheld=False)
@@ -408,13 +416,14 @@ class _Rewriter(ast.NodeTransformer):
     ) -> list[ast.stmt]:
         changeable = operator == "==" and want and (has_literal(right) or has_literal(left))
         changed = changeable and self._changed(number)
+        literal = ""
         if changeable:
             choice = random.Random(self._seed * 1_000_003 + number)
-            if has_literal(right):
-                right = change_literal(right, choice) if changed else right
-            else:
-                left = change_literal(left, choice) if changed else left
-        self.sites[number] = TwinSite("pair", "", operator, want, False, changeable, changed)
+            source = right if has_literal(right) else left
+            other, literal = change_literal(source, choice, self._texts)
+            if changed:
+                left, right = (left, other) if source is right else (other, right)
+        self.sites[number] = TwinSite("pair", literal, operator, want, False, changeable, changed)
         return [ast.Expr(_call("_pair_", number, ast.Constant(operator), left, right))]
 
     def _approx(
@@ -425,7 +434,7 @@ class _Rewriter(ast.NodeTransformer):
         if not self._is_independent(expected):
             test = test or _call_name("abs", ast.BinOp(actual, ast.Sub(), expected))
             return self._truth(test, want=True) if isinstance(test, ast.Compare) else self._near(actual, expected)
-        number = self._number(TwinSite("approx", tolerances), expected)
+        number = self._number(TwinSite("approx", tolerances), expected, actual=actual)
         if number not in self._plain:
             return [ast.Expr(_call("_send_", number, actual))]
         if test is not None:
@@ -440,7 +449,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _kind(self, value: ast.expr, kinds: ast.expr, *, want: bool) -> list[ast.stmt]:
         names = class_names(kinds)
-        number = self._number(TwinSite("isinstance", repr(names), want=want))
+        number = self._number(TwinSite("isinstance", repr(names), want=want), actual=value)
         if names and number not in self._plain:
             return [ast.Expr(_call("_kind_", number, value))]
         self.sites[number] = TwinSite("truth", want=want, withheld=False)
@@ -514,12 +523,22 @@ class _Rewriter(ast.NodeTransformer):
             for node in ast.walk(value)
         ) and not any(isinstance(node, ast.Await | ast.Yield | ast.YieldFrom) for node in ast.walk(value))
 
-    def _number(self, site: TwinSite, *expected: ast.expr) -> int:
+    def _number(self, site: TwinSite, *expected: ast.expr, actual: ast.expr | None = None) -> int:
+        """A number for a site, which observes `actual` and compares it with what is `expected`."""
         number, self._next = self._next, self._next + 1
+        if actual is not None:
+            site = replace(site, subject=self._subjects.find(actual, self._scope))
+            forced = self._comparisons.decide(actual) or (
+                isinstance(actual, ast.BinOp)
+                and isinstance(actual.op, ast.Sub | ast.Mod | ast.BitXor)
+                and any(isinstance(value, ast.Constant) and not value.value for value in expected)
+            )
+            site = replace(site, withheld=site.withheld and not forced)
+        if any(map(reads_files, expected)):
+            site = replace(site, withheld=False)
         self.sites[number] = site
-        self.names_of[number] = frozenset(
-            node.id for value in expected for node in ast.walk(value) if isinstance(node, ast.Name)
-        )
+        names = {node.id for value in expected for node in ast.walk(value) if isinstance(node, ast.Name)}
+        self.names_of[number] = (frozenset(names), self._scope)
         return number
 
 

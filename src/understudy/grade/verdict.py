@@ -45,7 +45,7 @@ from understudy.tasks.records import task_digest
 from understudy.types import Integrity, PytestChecks, ScriptChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_FORMAT = "12"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "13"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, noted in each verdict: the release, and how its patches are judged."""
 
@@ -165,10 +165,10 @@ async def _run_version(
         await sandbox.close()
 
 
-async def _hidden_texts(
+async def _hidden_files(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
-) -> dict[str, str]:
-    """The hidden files of a suite of which versions can be written, as the test patch makes them."""
+) -> dict[str, bytes]:
+    """The hidden files of a suite, as the test patch makes them; none for other checks."""
     checks = prepared.task.checks
     if not isinstance(checks, SuiteChecks):
         return {}
@@ -176,7 +176,8 @@ async def _hidden_texts(
     try:
         await run_before_patch(sandbox, checks)
         await apply_patch(sandbox, prepared.task, b"", host_programs=sandboxes.host_programs)
-        return version_texts(checks, await read_hidden(sandbox, prepared.task))
+        files = await read_hidden(sandbox, prepared.task)
+        return {name: content for name, content in files.items() if content is not None}
     finally:
         await sandbox.close()
 
@@ -284,7 +285,8 @@ async def validate(
                 failure.parent.mkdir(parents=True, exist_ok=True)
                 atomic_write(failure, reason.encode(errors="replace"))
             raise TaskError(reason)
-    texts = await _hidden_texts(graded, sandboxes, environment)
+    hidden = await _hidden_files(graded, sandboxes, environment)
+    texts = version_texts(task.checks, hidden) if isinstance(task.checks, SuiteChecks) else {}
     graded = replace(graded, options=replace(graded.options, twin_files=texts))
     tests = deciding_tests(task, graded.options)
     if tests.nodes:
@@ -298,7 +300,7 @@ async def validate(
             return seen
 
         try:
-            graded = replace(graded, options=await learn_twins(tests, graded.options, run))
+            graded = replace(graded, options=await learn_twins(tests, graded.options, run, hidden))
         except PatchFault as fault:
             raise GraderError(f"twins could not be run with the gold patch: {fault}") from fault
     record.parent.mkdir(parents=True, exist_ok=True)

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from understudy.checks import twin_driver
 from understudy.checks.base import GradingOptions, TwinTest
 from understudy.checks.twin_driver import encode
-from understudy.checks.twin_judge import Observation, decode, holds, secret_bits
+from understudy.checks.twin_exposure import ReadableValues
+from understudy.checks.twin_judge import Observation, decode, holds
 from understudy.checks.twin_run import VersionRun, judge_twins, protection_of
+from understudy.checks.twin_secrets import secret_bits
 from understudy.checks.twins import TwinSite, TwinVersion, write_version
 
 from support import calc_task
@@ -222,6 +225,52 @@ def test_what_is_expected_is_not_in_the_process(text: str, secrets: list[str]):
     assert not [secret for secret in secrets if secret in source]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def test_it():\n    want = f(0)\n    x = y = 417\n    g(y)\n    assert f(1) == x\n",
+        "def test_it():\n    if (want := 417) and f(1):\n        assert f(1) == want\n",
+        "def test_it():\n    want = []\n    want.append(417)\n    assert f(1) == want\n",
+        "def test_it():\n    for x, y in [(1, 417)]:\n        assert f(x) == y\n        assert g(y) == x\n",
+        "TABLE = {1: 417}\ndef test_it():\n    for x, y in TABLE.items():\n        assert f(x) == y\n"
+        "def test_other():\n    g(TABLE)\n",
+        "from pathlib import Path\ndef test_it():\n    assert f(1) == Path('data.txt').read_text()\n",
+        "def test_it():\n    results = [f(x) == 417 for x in (1, 2)]\n    assert results == [True] * 2\n",
+        "def test_it():\n    seen = []\n    seen.append(f(1) == 417)\n    assert all(seen)\n",
+        "def same(x):\n    return f(x) == 417\ndef test_it():\n    assert same(1)\n",
+        "def test_it():\n    assert sum(f(x) == 417 for x in (1, 2)) == 2\n",
+        "def test_it():\n    assert not any(f(x) != y for x, y in [(1, 417)])\n",
+        "def test_it():\n    assert len([x for x in (1, 2) if f(x) == 417]) == 2\n",
+        "def test_it():\n    assert f(1) - 417 == 0\n",
+    ],
+)
+def test_what_can_still_be_read_or_forced_does_not_count_as_withheld(text: str):
+    version = write_version(text)
+    assert not version.sites[0].withheld, version.source
+
+
+@pytest.mark.parametrize("test", ["abs(f(1) - 417.5) < 0.1", "0.1 >= abs(417.5 - f(1))"])
+def test_a_difference_to_a_number_sends_what_it_is_made_of(test: str):
+    version = write_version(f"def test_it():\n    assert {test}\n")
+    assert "_send_(0, f(1))" in version.source and "417" not in version.source
+    near, far = (["value", ["f", number.hex()]] for number in (417.55, 418.5))
+    assert (holds(version.sites[0], [near], [near]), holds(version.sites[0], [near], [far])) == (True, False)
+
+
+def test_a_column_that_is_independent_is_withheld_beside_one_that_is_not():
+    table = "from core import A\n@pytest.mark.parametrize('a,y', [(A, 417)])\n"
+    text = table + "def test_it(a, y):\n    assert f(a) == y\n"
+    version = write_version(text)
+    assert version.sites[0].withheld and "417" not in version.source
+
+
+def test_a_changed_text_has_another_word_of_its_shape_from_the_file():
+    text = (
+        "from core import Word\nNAMES = ['salmon', 'Herring']\ndef test_it():\n    assert f(1) == Word('walrus')\n"
+    )
+    assert "Word('salmon')" in write_version(text, changed=lambda _: True).source
+
+
 def test_a_condition_does_not_say_which_way_it_must_be():
     assert sent_by("def test_it():\n    assert not f(1)\n") == sent_by("def test_it():\n    assert f(1)\n")
 
@@ -294,12 +343,59 @@ def test_an_exception_is_of_an_expected_class_and_few_others(kinds: list[str], t
     assert holds(RAISES, [gold], [["kind", kinds, text]]) is right
 
 
+NOTHING = ReadableValues([])
+
+
+def bits(*sites: TwinSite, gold: Any = None, readable: ReadableValues = NOTHING) -> float:
+    return secret_bits([(site, [["value", gold]] if gold else []) for site in sites], readable)
+
+
 def test_what_is_expected_again_and_again_is_guessed_once():
-    one = (TwinSite("equal"), [["value", ["i", hex(51)]]])
-    assert secret_bits([one]) == secret_bits([one] * 5) > 10
-    assert secret_bits([(TwinSite("truth"), [["truth", 1]])] * 20) == 0
-    assert secret_bits([(RAISES, [["kind", ["KeyError"], "bad"]])] * 20) < 10
-    assert secret_bits([(TwinSite("pair", withheld=False), [])]) == 0
+    number = ["i", hex(51)]
+    assert bits(TwinSite("equal"), gold=number) == bits(*[TwinSite("equal")] * 5, gold=number) > 10
+    assert bits(*[RAISES] * 20) < 10
+    assert bits(TwinSite("pair", withheld=False)) == 0
+
+
+def test_truth_values_count_once_for_a_function_that_must_answer_both():
+    yes, no = (TwinSite("truth", want=want, subject="valid") for want in (True, False))
+    assert bits(*[yes] * 20) == 0
+    assert bits(*[yes, no] * 20) == 1
+    assert bits(yes, no, replace(yes, subject="empty"), replace(no, subject="empty")) == 2
+    assert bits(yes, replace(no, subject="empty")) == 0
+    assert bits(TwinSite("equal"), TwinSite("equal"), gold=["b", 1]) == 0
+
+
+def test_relations_count_where_no_single_answer_satisfies_all():
+    above = [TwinSite("compare", str(n), ">", subject="f") for n in range(50)]
+    assert bits(*above) == 0  # infinity
+    assert bits(*above, TwinSite("compare", "7", "<", subject="f")) == 1
+    assert bits(TwinSite("compare", "'a'", "lacks"), TwinSite("compare", "'b'", "lacks")) == 0
+    assert bits(TwinSite("compare", "'no such key'", "holds")) > 5
+
+
+@pytest.mark.parametrize(
+    ("gold", "source"),
+    [
+        (["s", "SELECT name"], "x = 'SELECT name FROM t'"),
+        (["l", [["s", "left part"], ["s", "right part"]]], "x = {'left part': 'right part'}"),
+        (["i", hex(417)], "x = '417 of them'"),
+        (["l", [["i", "0x3"], ["i", "0x1"]]], "x = [3, 1]"),
+    ],
+)
+def test_what_stands_in_a_version_is_not_secret(gold: Any, source: str):
+    assert bits(TwinSite("equal"), gold=gold) > 4
+    assert bits(TwinSite("equal"), gold=gold, readable=ReadableValues([source])) <= 1.5
+    data = source.partition("= ")[2].encode()
+    if gold[0] != "l":
+        assert bits(TwinSite("equal"), gold=gold, readable=ReadableValues([], [data])) <= 1.5
+
+
+def test_a_text_of_parts_that_can_be_read_is_worth_its_seams():
+    readable = ReadableValues(["x = 'select name from people'"])
+    assert readable.unread("select name\nfrom people") == 3  # two parts, and a line break
+    assert readable.unread("select name") == 0
+    assert readable.unread("äöü") == 3
 
 
 def test_what_equals_everything_does_not_stand_for_a_value_that_could_be_sent():

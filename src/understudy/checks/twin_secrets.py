@@ -1,0 +1,173 @@
+"""How hard it is to guess what a version's sites expect, for tested code that computes nothing (see `twins`)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from understudy.checks.twin_driver import encode
+from understudy.checks.twin_exposure import ReadableValues
+from understudy.checks.twin_judge import Observation, holds
+from understudy.checks.twins import TwinSite
+from understudy.util.python_syntax import parse_literal
+
+_WORTH_READING = 8.0  # bits from which a value is looked for in the rest of a version
+_READ = 2.0  # bits below which such a value counts as read there
+_READ_NUMBER = 1.5  # bits of a number that stands somewhere in a version, among other numbers
+_LONG_NEEDLE = 8  # characters from which the same holds for a text that must be in another
+_TEXT_OPERATORS = frozenset({"holds", "startswith", "endswith", "search", "match", "fullmatch"})
+_UNIVERSAL: tuple[Any, ...] = (None, True, False, 0, 1, -1, math.inf, -math.inf, "", "a", b"", [], {})
+"""Answers of which one often satisfies all that is asked of a function."""
+
+
+def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], readable: ReadableValues) -> float:
+    """The binary logarithm of how many guesses there are at what sites expect, of somebody who forces them.
+
+    What is expected twice is guessed once. A truth value counts only where a function must answer both, and then
+    once; a relation only where no single answer of the function satisfies all relations.
+    """
+    changed = 0.0
+    values: dict[str, float] = {}
+    outcomes: dict[str, set[str]] = {}
+    relations: dict[str, list[TwinSite]] = {}
+    for site, gold in observed:
+        if site.changeable:
+            changed += 1.0
+        elif not site.withheld:
+            continue
+        elif site.operation in ("truth", "isinstance"):
+            outcomes.setdefault(f"{site.operation} {site.subject}", set()).add(str(site.want))
+        elif site.operation in ("equal", "same", "count", "approx", "calls"):
+            for each in gold:
+                text = json.dumps(each[1])
+                if each[1][0] in ("b", "n"):
+                    outcomes.setdefault(f"value {site.subject}", set()).add(text)
+                else:
+                    values[text] = value_bits(each[1], readable)
+        elif site.operation == "compare":
+            relations.setdefault(site.subject, []).append(site)
+        elif site.operation in ("raises", "warns"):
+            values[f"{site.operation} {site.expected}"] = 1.0
+            values[f"match {site.operator}"] = _needle_bits(site.operator, readable)
+    both = sum(len(seen) > 1 for seen in outcomes.values())
+    return (
+        changed
+        + sum(values.values())
+        + both
+        + sum(_relation_bits(sites, readable) for sites in relations.values())
+    )
+
+
+def is_read(site: TwinSite, gold: Sequence[Observation], readable: ReadableValues) -> bool:
+    """Whether tested code can read elsewhere in a version what is withheld at a site."""
+    if site.operation in ("equal", "same", "count", "approx", "calls"):
+        return any(
+            value_bits(each[1]) >= _WORTH_READING and value_bits(each[1], readable) < _READ for each in gold
+        )
+    if site.operation == "compare" and site.operator in _TEXT_OPERATORS and site.want:
+        needle = _literal(site.expected)
+        return isinstance(needle, str) and len(needle) >= _LONG_NEEDLE and not readable.unread(needle)
+    return False
+
+
+def value_bits(encoded: Any, readable: ReadableValues | None = None) -> float:
+    """How many bits a value has that must be guessed, by somebody who can read `readable`."""
+    match encoded:
+        case ["i", str(text)]:
+            number = int(text, 16)
+            bits = 1.0 if abs(number) <= 1 else min(1.0 + 2.0 * math.log2(abs(number) + 1), 24.0)
+            return min(bits, _READ_NUMBER) if readable and readable.has_number(number) else bits
+        case ["f", str(text)]:
+            number = float.fromhex(text)
+            bits = 1.0 if number in (0.0, 1.0, -1.0) or not math.isfinite(number) else 8.0
+            return min(bits, _READ_NUMBER) if readable and readable.has_number(number) else bits
+        case ["q" | "c", *_]:
+            return 8.0
+        case ["s", str(text)]:
+            return _text_bits(text, readable)
+        case ["y", str(text)]:
+            return _text_bits(bytes.fromhex(text).decode("latin-1"), readable)
+        case ["z", str(text)]:
+            return _text_bits(text.partition(" ")[2] or text, readable)
+        case ["a" | "o", inner]:
+            return value_bits(inner, readable)
+        case ["r", *numbers]:
+            return max(value_bits(["i", number], readable) for number in numbers)
+        case ["k", str(), dict() as fields]:
+            return _content_bits(_leaves(list(cast("dict[str, Any]", fields).values())), readable)
+        case ["l" | "t" | "e" | "d", [*content]]:
+            if readable and readable.has_literal(encoded):
+                return 0.0
+            return _content_bits(_leaves(content), readable)
+        case _:
+            return 0.0
+
+
+def _text_bits(text: str, readable: ReadableValues | None) -> float:
+    unread = len(text) if readable is None else readable.unread(text)
+    return min(1.0 + unread, 16.0) if unread else 0.0
+
+
+def _content_bits(leaves: list[Any], readable: ReadableValues | None) -> float:
+    """Of what a container holds: each distinct value once, and of truth values those that are not as most are."""
+    distinct = {json.dumps(leaf): leaf for leaf in leaves}
+    truths = Counter(json.dumps(leaf) for leaf in leaves if leaf[0] in ("b", "n"))
+    rare = sum(truths.values()) - max(truths.values(), default=0)
+    return min(1.0 + rare + sum(value_bits(leaf, readable) for leaf in distinct.values()), 32.0)
+
+
+def _leaves(content: list[Any]) -> list[Any]:
+    """The values in an encoded container that are no containers themselves, at most the first thousand."""
+    found: list[Any] = []
+    left = list(reversed(content))
+    while left and len(found) < 1000:
+        part = cast("list[Any]", left.pop())
+        if not part:
+            continue
+        if isinstance(part[0], list):  # a pair of a dict
+            left += reversed(part)
+        elif part[0] in ("l", "t", "e", "d"):
+            left += reversed(cast("list[Any]", part[1]))
+        elif part[0] in ("a", "o"):
+            left.append(part[1])
+        elif part[0] == "k":
+            left += cast("dict[str, Any]", part[2]).values()
+        else:
+            found.append(part)
+    return found
+
+
+def _relation_bits(sites: Sequence[TwinSite], readable: ReadableValues) -> float:
+    """What is left to guess once the best single answer is given to all relations that a function must satisfy."""
+    bits = {f"{site.operator} {site.expected} {site.want}": (site, _site_bits(site, readable)) for site in sites}
+    answers = [*((answer, 0.0) for answer in _UNIVERSAL)]
+    answers += [(_literal(site.expected), worth) for site, worth in bits.values()]  # which must be guessed itself
+    return min(
+        cost + sum(worth for site, worth in bits.values() if not holds(site, [], [["value", encode(answer)]]))
+        for answer, cost in answers
+    )
+
+
+def _site_bits(site: TwinSite, readable: ReadableValues) -> float:
+    if site.operator in _TEXT_OPERATORS and site.want:
+        return _needle_bits(site.expected, readable)
+    return 1.0
+
+
+def _needle_bits(expected: str, readable: ReadableValues) -> float:
+    """Of a text that must be in a longer one, which may hold many guesses."""
+    needle = _literal(expected)
+    if not isinstance(needle, str | bytes):
+        return 0.0
+    text = needle if isinstance(needle, str) else needle.decode("latin-1")
+    return min(max(0.0, 1.5 * (readable.unread(text) - 3)), 8.0)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return parse_literal(text)
+    except (ValueError, SyntaxError):
+        return None
