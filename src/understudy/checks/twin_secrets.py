@@ -96,8 +96,8 @@ def value_bits(encoded: Any, readable: ReadableValues | None = None) -> float:
             return value_bits(inner, readable)
         case ["r", *numbers]:
             return max(value_bits(["i", number], readable) for number in numbers)
-        case ["k", str(), dict() as fields]:
-            return _content_bits(_leaves(list(cast("dict[str, Any]", fields).values())), readable)
+        case ["k", str(), _]:
+            return _content_bits(_leaves([encoded]), readable)
         case ["l" | "t" | "e" | "d", [*content]]:
             if readable and readable.has_literal(encoded):
                 return 0.0
