@@ -101,3 +101,195 @@ def test_a_response_older_than_the_summary_before_it_lacks_its_context() -> None
     log.assistant(SECOND, "Done.")
     states = by_message(*read(log))
     assert (states[FIRST].fidelity, states[FIRST].notes) == ("repaired", ("preserved_without_context",))
+
+
+def hooked(log: Log, event: str, call: str) -> None:
+    log.attachment(
+        "hook_additional_context", content=[f"{event} {call}"], hookName=f"{event}ToolUse:Bash", toolUseID=call
+    )
+
+
+def test_what_hooks_add_before_a_tool_keeps_reminders_out_of_its_result() -> None:
+    """As 2.1.110 sent it: results first, then all texts in the order of the log."""
+    log = Log(version="2.1.110")
+    log.user("go")
+    log.assistant(FIRST, ("t1", "Bash"), ("t2", "Bash"))
+    second = log.last
+    hooked(log, "Pre", "t2")
+    log.result("t2", "two", parent=second)
+    hooked(log, "Post", "t2")
+    hooked(log, "Pre", "t1")
+    log.result("t1", "one", parent="s1-2")
+    hooked(log, "Post", "t1")
+    log.assistant(SECOND, "Done.")
+    state = by_message(*read(log))[SECOND]
+    texts = [
+        f"<system-reminder>\n{event}ToolUse:Bash hook additional context: {event} {call}\n</system-reminder>"
+        for call in ("t2", "t1")
+        for event in ("Pre", "Post")
+    ]
+    assert outline(state)[2:] == ["t2: two", "t1: one", "user: " + "\n\n".join(texts)]
+    assert state.fidelity == "exact"
+
+
+def test_a_queued_prompt_between_what_hooks_added_has_an_unknown_order() -> None:
+    log = Log(version="2.1.110")
+    log.user("go")
+    log.assistant(FIRST, ("t1", "Bash"))
+    hooked(log, "Pre", "t1")
+    log.result("t1", "one", parent="s1-2")
+    hooked(log, "Post", "t1")
+    log.attachment("queued_command", prompt="and the docs", commandMode="prompt")
+    log.assistant(SECOND, "Done.")
+    state = by_message(*read(log))[SECOND]
+    text = outline(state)[3]
+    assert text.index("Pre t1") < text.index("and the docs") < text.index("Post t1")
+    assert (state.fidelity, state.notes) == ("repaired", ("hook_order_not_logged",))
+
+
+def test_a_queued_prompt_beside_hooks_that_are_not_logged_has_an_unknown_order() -> None:
+    log = Log(version="2.1.61")
+    log.user("go")
+    log.assistant(FIRST, ("t1", "Bash"))
+    log.add("progress", data={"type": "hook_progress", "hookEvent": "PreToolUse", "hookName": "PreToolUse:Bash"})
+    log.aside("queue-operation", operation="enqueue", content="and the docs", timestamp="2026-11-21T10:00:02.500Z")
+    log.result("t1", "one", parent="s1-2")
+    log.aside("queue-operation", operation="remove", timestamp="2026-11-21T10:00:04.500Z")
+    log.assistant(SECOND, "Done.")
+    state = by_message(*read(log))[SECOND]
+    assert "and the docs" in outline(state)[2]
+    assert (state.fidelity, state.notes) == ("repaired", ("hook_order_not_logged",))
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "is_system"),
+    [
+        ("2.1.197", "qwen3-coder", True),
+        ("2.1.197", "claude-opus-4-8", True),
+        ("2.1.197", "claude-sonnet-4-5-20250929", False),
+        ("2.1.197", "claude-opus-4-20250514", False),
+        ("2.1.110", "qwen3-coder", False),
+    ],
+)
+def test_newer_versions_send_reminders_to_newer_models_as_system_messages(
+    version: str, model: str, is_system: bool
+) -> None:
+    """Such a message stands behind all that the user wrote, and its texts are not wrapped."""
+    log = Log(version=version)
+    log.attachment("total_tokens_reminder", text="9 left")
+    log.user("go")
+    log.attachment("skill_listing", content="- demo: shows")
+    log.assistant(FIRST, ("t1", "Bash"), model=model)
+    log.result("t1", "one")
+    log.attachment("total_tokens_reminder", text="8 left")
+    log.assistant(SECOND, "Done.", model=model)
+    skills = "The following skills are available for use with the Skill tool:\n\n- demo: shows"
+    states = by_message(*read(log))
+    if is_system:
+        assert outline(states[FIRST]) == [f"user: go\n\n9 left\n\n{skills}"]
+        assert outline(states[SECOND])[2:] == ["t1: one", "user: 8 left"]
+    else:
+        assert outline(states[FIRST])[0].endswith("</system-reminder>\ngo")
+        assert outline(states[SECOND])[2:] == ["t1: one\n\n<system-reminder>\n8 left\n</system-reminder>"]
+    assert states[SECOND].fidelity == "exact"
+
+
+def test_a_reminder_goes_into_a_result_that_is_a_list_in_newer_versions() -> None:
+    """As 2.1.280 sent it: as a text of its own, a newline behind the one before."""
+    found: dict[str, object] = {}
+    for version in ("2.1.197", "2.1.280"):
+        log = Log(version=version)
+        log.user("go")
+        log.assistant(FIRST, ("t1", "Agent"))
+        log.result("t1", [{"type": "text", "text": "Launched."}])
+        log.attachment("total_tokens_reminder", text="9 left")
+        log.assistant(SECOND, "Done.")
+        found[version] = [message["content"] for message in by_message(*read(log))[SECOND].messages[2:]]
+    reminder = "<system-reminder>\n9 left\n</system-reminder>"
+    assert found["2.1.197"] == ["Launched.", reminder]
+    assert found["2.1.280"] == [[{"type": "text", "text": "Launched.\n"}, {"type": "text", "text": reminder}]]
+
+
+def test_a_notification_that_was_sent_as_a_prompt_is_wrapped_in_newer_versions() -> None:
+    log = Log(version="2.1.280")
+    log.user("<task-notification>over</task-notification>")
+    log.attachment("total_tokens_reminder", text="9 left")
+    log.assistant(FIRST, "Done.")
+    state = by_message(*read(log))[FIRST]
+    assert (
+        "approval or consent.\n\n<task-notification>over</task-notification>\n</system-reminder>"
+        in outline(state)[0]
+    )
+    assert state.fidelity == "exact"
+
+
+def test_the_environment_of_a_session_is_there_where_its_text_is_known() -> None:
+    snapshot = {
+        "workingDirectory": "/w",
+        "isWorktree": False,
+        "isGitRepo": True,
+        "additionalWorkingDirectories": [],
+        "platform": "linux",
+        "shell": "bash",
+        "osVersion": "Linux 6",
+    }
+    notes: dict[str, tuple[str, ...]] = {}
+    for name, version, seen in (
+        ("known", "2.1.280", snapshot),
+        ("worktree", "2.1.280", snapshot | {"isWorktree": True}),
+        ("newer", "2.1.330", snapshot),
+    ):
+        log = Log(version=version)
+        log.user("go")
+        log.attachment("environment", snapshot=seen)
+        log.attachment("instructions", files=[{"path": "/w/CLAUDE.md", "type": "Project", "content": "Be brief."}])
+        log.attachment("session_context", context={"gitStatus": "clean"})
+        log.attachment("date", date="2026-11-21")
+        log.attachment("model", text="You are powered by a model.")
+        log.assistant(FIRST, "Done.")
+        state = by_message(*read(log))[FIRST]
+        notes[name] = state.notes
+        if name == "known":
+            text = outline(state)[0]
+            assert "\n - Primary working directory: /w\n - Is a git repository: true\n" in text
+            assert (
+                "Contents of /w/CLAUDE.md (project instructions, checked into the codebase):\n\nBe brief." in text
+            )
+            assert "# gitStatus\nclean\n\nIMPORTANT: this context may" in text
+            assert "\nToday's date is 2026-11-21.\n" in text and "\nYou are powered by a model.\n" in text
+    unknown = ("attachment_unknown",)
+    assert notes == {"known": (), "worktree": unknown, "newer": unknown}
+
+
+def test_results_keep_their_order_where_records_stand_before_their_parents() -> None:
+    log = Log(version="2.1.197")
+    log.user("go")
+    log.assistant(FIRST, ("t1", "Bash"), ("t2", "Bash"))
+    log.result("t1", "one", parent="s1-2")
+    log.result("t2", "two", parent="s1-3")
+    log.assistant(SECOND, "Done.")
+    log.lines.insert(0, log.lines.pop())  # written before all that it follows
+    state = by_message(*read(log))[SECOND]
+    assert outline(state)[2:] == ["t1: one", "t2: two"]
+
+
+def test_what_follows_an_early_prompt_has_that_prompt() -> None:
+    """The user wrote before a stopped tool was gone; its result came later, and later requests have both."""
+    log = Log(version="2.1.110")
+    log.user("go")
+    log.assistant(FIRST, ("t1", "Bash"))
+    log.user("never mind")
+    log.result("t1", "stopped", parent="s1-2")
+    log.user([{"type": "text", "text": "[Request interrupted by user for tool use]"}])
+    log.assistant(SECOND, "Fine.")
+    log.user("next")
+    log.assistant(THIRD, "Done.")
+    states = by_message(*read(log))
+    assert outline(states[THIRD])[2:] == [
+        "t1: stopped",
+        "user: never mind\n\n[Request interrupted by user for tool use]",
+        "assistant: Fine.",
+        "user: next",
+    ]
+    assert states[SECOND].notes == ("prompt_between_results",)
+    assert states[THIRD].fidelity == "exact"

@@ -1,11 +1,12 @@
 """What the CLI sends for its `attachment` records: mentioned files, reminders, queued prompts, what hooks print.
 
-The texts were taken from recorded requests and from the programs themselves (2.0.64 to 2.1.250).
+The texts were taken from recorded requests and from the programs themselves (2.0.64 to 2.1.330).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,11 +17,17 @@ from understudy.ingest.claude_code.render import value_of
 from understudy.ingest.claude_code.versions import VersionBehaviour
 from understudy.ingest.json_values import items, mapping, string
 
+_WRAPPED = re.compile(r"^<system-reminder>\n?([\s\S]*?)\n?</system-reminder>$")
+_CONTEXT = frozenset(("instructions", "session_context", "remote_session_change"))
+
 Parts = Sequence[str | ClaudeBlock]
 """Texts, and blocks of images."""
 
 NOT_LOGGED = "reminders_not_logged"
 """The note on states behind a reminder of which the log holds that it was sent, but not its text."""
+
+HOOK_ORDER = "hook_order_not_logged"
+"""The note on states where a queued prompt was sent beside what hooks of tools added, in an unknown order."""
 
 UNKNOWN = "attachment_unknown"
 """The note on states behind an attachment of an unknown type, or with unknown contents."""
@@ -29,12 +36,21 @@ UNKNOWN = "attachment_unknown"
 class SentAttachment(Struct, frozen=True):
     """What was sent for an attachment, and a note where that is not all of it.
 
-    `tool_use_id` names the call whose result it was sent with, where it is not the last one.
+    `tool_use_id` names the call whose result it was sent with, where it is not the last one. `amid_users`: it is
+    the user's text also for models that are sent reminders as system messages. `is_queued`: it is a queued prompt.
     """
 
     parts: Parts = ()
     note: str | None = None
     tool_use_id: str | None = None
+    amid_users: bool = False
+    is_queued: bool = False
+
+    def bare_texts(self) -> list[str]:
+        """The texts as they are in a system message: not wrapped as reminders. Empty where there are images."""
+        if any(isinstance(part, ClaudeBlock) for part in self.parts):
+            return []
+        return [_WRAPPED.sub(r"\1", part) for part in self.parts if isinstance(part, str)]
 
 
 def sent_attachment(attachment: Raw, behaviour: VersionBehaviour) -> SentAttachment:
@@ -43,23 +59,35 @@ def sent_attachment(attachment: Raw, behaviour: VersionBehaviour) -> SentAttachm
     kind = string(fields.get("type")) or ""
     if kind in _NOT_SENT:
         return SentAttachment()
+    if behaviour.logs_requests and kind in _CHANGED_TEXTS:
+        return SentAttachment(note=UNKNOWN)
     if kind in _TEXT_IN_PROGRAM:
         return SentAttachment(note=NOT_LOGGED)
     parts = _file(fields, behaviour) if kind == "file" else None
     if kind == "queued_command":
         parts = _queued_command(fields, behaviour)
-    elif kind in _TEXTS:
+    elif kind in _TEXTS or kind == "invoked_skills":
         try:
-            sent = _TEXTS[kind](fields)
-        except (KeyError, TypeError, ValueError):
+            if kind == "invoked_skills":
+                parts = _invoked_skills(fields, behaviour)
+            else:
+                sent = _TEXTS[kind](fields)
+                parts = [reminder(one) for one in ([sent] if isinstance(sent, str) else sent)]
+        except (AttributeError, KeyError, TypeError, ValueError):
             return SentAttachment(note=UNKNOWN)
-        parts = [reminder(one) for one in ([sent] if isinstance(sent, str) else sent)]
     if parts is None:
         return SentAttachment(note=UNKNOWN)
     with_reminder = (
         kind == "file" and behaviour.adds_to_files and not any(isinstance(p, ClaudeBlock) for p in parts)
     )
-    return SentAttachment(parts, NOT_LOGGED if with_reminder else None, string(fields.get("toolUseID")))
+    note = NOT_LOGGED if with_reminder else None
+    return SentAttachment(
+        parts,
+        note,
+        string(fields.get("toolUseID")),
+        amid_users=kind in _CONTEXT,
+        is_queued=kind == "queued_command",
+    )
 
 
 def reminder(content: str) -> str:
@@ -145,12 +173,63 @@ def _skills(fields: dict[str, Any]) -> str | list[str]:
     return f"The following skills are available for use with the Skill tool:\n\n{listed}" if listed else []
 
 
-def _invoked_skills(fields: dict[str, Any]) -> str | list[str]:
+def _invoked_skills(fields: dict[str, Any], behaviour: VersionBehaviour) -> Parts:
     skills = "\n\n---\n\n".join(
         f"### Skill: {skill['name']}\nPath: {skill['path']}\n\n{skill['content']}" for skill in fields["skills"]
     )
-    about = "The following skills were invoked in this session. Continue to follow these guidelines:"
-    return f"{about}\n\n{skills}" if skills else []
+    return [reminder(f"{behaviour.invoked_skills}\n\n{skills}")] if skills else []
+
+
+_INSTRUCTIONS = {
+    "Project": "project instructions, checked into the codebase",
+    "Local": "user's private project instructions, not checked in",
+    "User": "user's private global instructions for all projects",
+}
+
+
+def _instructions(fields: dict[str, Any]) -> str:
+    files = "\n\n".join(
+        f"Contents of {file['path']} ({_INSTRUCTIONS[file['type']]}):\n\n{file['content']}"
+        for file in fields["files"]
+    )
+    return (
+        "Codebase and user instructions are shown below. Be sure to adhere to these instructions. IMPORTANT: "
+        f"These instructions OVERRIDE any default behavior and you MUST follow them exactly as written.\n\n{files}"
+    )
+
+
+def _session_context(fields: dict[str, Any]) -> str:
+    context = "\n".join(f"# {name}\n{value}" for name, value in fields["context"].items())
+    return (
+        f"As you answer the user's questions, you can use the following context:\n{context}\n\nIMPORTANT: this "
+        "context may or may not be relevant to your tasks. You should not respond to this context unless it is "
+        "highly relevant to your task."
+    )
+
+
+def _environment(fields: dict[str, Any]) -> str:
+    seen = fields["snapshot"]
+    if seen["isWorktree"] or seen["additionalWorkingDirectories"]:
+        raise ValueError("lines for these were not recorded")
+    return (
+        "# Environment\nYou have been invoked in the following environment: \n"
+        f" - Primary working directory: {seen['workingDirectory']}\n"
+        f" - Is a git repository: {str(seen['isGitRepo']).lower()}\n - Platform: {seen['platform']}\n"
+        f" - Shell: {seen['shell']}\n - OS Version: {seen['osVersion']}"
+    )
+
+
+def _attribution(fields: dict[str, Any]) -> str:
+    if fields["url"] or fields["sendUserFileHint"] or fields["managedCommit"] or fields["managedPr"]:
+        raise ValueError("lines for these were not recorded")
+    return (
+        "Attribution for git commits and pull requests you create from here on (this replaces Claude Code's own "
+        "earlier attribution guidance, such as a previous copy of this reminder; the user's own instructions "
+        "about these lines, such as a CLAUDE.md or memory rule, take precedence over this reminder, but do not "
+        "add attribution lines this reminder leaves out):\n"
+        f"- End git commit messages with:\n{fields['commit']}\n"
+        f"- End pull request descriptions with:\n{fields['pr']}"
+    )
 
 
 def _hook_success(fields: dict[str, Any]) -> str | list[str]:
@@ -191,17 +270,20 @@ def _selected_lines(fields: dict[str, Any]) -> str:
 _TEXTS: dict[str, Callable[[dict[str, Any]], str | list[str]]] = {
     "agent_listing_delta": _agents,
     "critical_system_reminder": lambda a: a["content"],
+    "date": lambda a: f"Today's date is {a['date']}.",
     "date_change": lambda a: (
         f"The date has changed. Today's date is now {a['newDate']}. DO NOT mention this to the user explicitly "
         "because they are already aware."
     ),
     "directory": _directory,
     "edited_text_file": _edited_file,
+    "environment": _environment,
     "hook_additional_context": _hook_context,
     "hook_blocking_error": _hook_error,
     "hook_stopped_continuation": lambda a: f"{a['hookName']} hook stopped continuation: {a['message']}",
     "hook_success": _hook_success,
-    "invoked_skills": _invoked_skills,
+    "instructions": _instructions,
+    "model": lambda a: a["text"],
     "nested_memory": lambda a: f"Contents of {a['content']['path']}:\n\n{a['content']['content']}",
     "opened_file_in_ide": lambda a: (
         f"The user opened the file {a['filename']} in the IDE. This may or may not be related to the current task."
@@ -210,7 +292,9 @@ _TEXTS: dict[str, Callable[[dict[str, Any]], str | list[str]]] = {
         f"A plan file exists from plan mode at: {a['planFilePath']}\n\nPlan contents:\n\n{a['planContent']}\n\n"
         "If this plan is relevant to the current work and not already complete, continue working on it."
     ),
+    "remote_session_change": _attribution,
     "selected_lines_in_ide": _selected_lines,
+    "session_context": _session_context,
     "skill_listing": _skills,
     "token_usage": lambda a: f"Token usage: {a['used']}/{a['total']}; {a['remaining']} remaining",
     "total_tokens_reminder": lambda a: a["text"],
@@ -227,5 +311,8 @@ _UNLOGGED_TEXT = """
 auto_mode auto_mode_exit compaction_reminder output_style plan_mode plan_mode_exit plan_mode_reentry task_reminder
 todo_reminder ultrathink_effort verify_plan_reminder
 """
+_CHANGED_TEXTS = frozenset(("environment", "session_context"))
+"""Attachments with other texts in versions that log their requests, where the texts are in that log."""
+
 _TEXT_IN_PROGRAM = frozenset(_UNLOGGED_TEXT.split())
 """Reminders whose texts differ by version, and stand in the program only."""

@@ -20,6 +20,7 @@ from msgspec import Raw, Struct
 from understudy.ingest.log_files import LogFile
 
 _NOTIFICATION = re.compile(rb'"\s*<[a-z]+-notification>')
+_TOOL_HOOK = re.compile(rb'"hookEvent": ?"(?:Pre|Post)ToolUse')
 _TASK = rb"{\"task_id\""  # some versions queue a notice about an agent like this, and never dequeue it
 
 
@@ -156,6 +157,11 @@ class ClaudeRecord(Struct, gc=False):
     operation: str | None = None
     messageId: str | None = None
     isSnapshotUpdate: bool | None = None
+    data: Raw = _NOTHING
+
+    def is_tool_hook(self) -> bool:
+        """Whether it reports that a hook ran before or after a tool."""
+        return _TOOL_HOOK.search(bytes(self.data)[:120]) is not None
 
 
 class ClaudeEnvelope(Struct, gc=False):
@@ -455,18 +461,25 @@ def parents_first(records: Sequence[ClaudeRecord], losses: Counter[str]) -> Sequ
         if first.setdefault(record.uuid, record) is not record:
             losses["repeated-uuid"] += 1
     done: dict[str | None, ClaudeRecord] = {}
+    waiting: dict[str | None, list[ClaudeRecord]] = {}  # by the uuid of the parent that is to come
+
+    def put(record: ClaudeRecord) -> None:
+        stack = [record]
+        while stack:
+            one = stack.pop()
+            done[one.uuid] = one
+            stack += reversed(waiting.pop(one.uuid, []))
+
     for record in first.values():
-        chain: list[ClaudeRecord] = []
-        step: ClaudeRecord | None = record
-        waiting: set[str | None] = set()
-        while step is not None and step.uuid not in done and step.uuid not in waiting:
-            waiting.add(step.uuid)
-            chain.append(step)
-            step = first.get(step.parentUuid)
-        if step is not None and step.uuid in waiting:
+        if record.parentUuid in first and record.parentUuid not in done:
+            waiting.setdefault(record.parentUuid, []).append(record)
+        else:
+            put(record)
+    for record in first.values():
+        if record.uuid not in done:
             losses["circle"] += 1
-        for step in reversed(chain):
-            done[step.uuid] = step
+            waiting[record.parentUuid].remove(record)
+            put(record)
     if list(done) != list(first):
         losses["out-of-order"] += 1
     return list(done.values())

@@ -165,7 +165,7 @@ def _user(blocks: Blocks, cleared: frozenset[str] = frozenset()) -> list[Message
 
 
 def _with_added(sent: SentRecord) -> list[Message]:
-    """The messages of a record: texts that were added go into the last tool result, as long as that is a text."""
+    """The messages of a record: added texts go into the last tool result, where its version does that."""
     blocks = _user_content(sent.record)
     if sent.forgot_images:
         blocks = [
@@ -181,6 +181,14 @@ def _with_added(sent: SentRecord) -> list[Message]:
         texts = [part for part in added if isinstance(part, str)]
         last["content"] = "\n\n".join(filter(None, (last["content"].rstrip(), *texts)))
         added = [part for part in added if not isinstance(part, str)]
+    elif last["role"] == "tool" and sent.extends_lists and all(isinstance(part, str) for part in added):
+        parts = last["content"]
+        if isinstance(parts, str):
+            parts = [{"type": "text", "text": parts}]
+        if parts[-1]["type"] == "text":
+            parts = [*parts[:-1], {**parts[-1], "text": f"{parts[-1]['text']}\n"}]
+        last["content"] = [*parts, *({"type": "text", "text": part} for part in added)]
+        added = []
     return [*messages, *_user(added)]
 
 

@@ -53,6 +53,11 @@ class SentRecord(Struct, gc=False, frozen=True):
     cleared: frozenset[str] = frozenset()
     added: tuple[str | ClaudeBlock, ...] = ()
     forgot_images: bool = False
+    extends_lists: bool = False
+
+    def with_added(self, parts: Sequence[str | ClaudeBlock], *, extends_lists: bool) -> SentRecord:
+        """The same with more that is sent with it. `extends_lists` as in `VersionBehaviour`."""
+        return msgspec.structs.replace(self, added=(*self.added, *parts), extends_lists=extends_lists)
 
 
 class _PreservedSegment(Struct):
@@ -262,6 +267,14 @@ def is_reused_id(response: ClaudeResponse, record: ClaudeRecord) -> bool:
     if record.requestId is not None and first.requestId is not None and record.requestId != first.requestId:
         return True
     return len(response.key) < MIN_UNIQUE_ID_LENGTH and record.parentUuid != first.parentUuid
+
+
+def is_older_than_summary(record: ClaudeRecord, body: object) -> bool:
+    """Whether a response stands behind a summary, the body, but was given before it, to what is not logged."""
+    if not isinstance(body, ClaudeRecord) or not body.isCompactSummary:
+        return False
+    passed = seconds_between(body.timestamp, record.timestamp)
+    return passed is not None and passed < 0
 
 
 def inherited_notes(

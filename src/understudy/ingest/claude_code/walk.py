@@ -25,8 +25,14 @@ from typing import cast
 import msgspec
 from msgspec import Raw, Struct
 
-from understudy.ingest.claude_code import tree
-from understudy.ingest.claude_code.attachments import NOT_LOGGED, sent_attachment
+from understudy.ingest.claude_code import placement, tree
+from understudy.ingest.claude_code.attachments import (
+    HOOK_ORDER,
+    NOT_LOGGED,
+    SentAttachment,
+    reminder,
+    sent_attachment,
+)
 from understudy.ingest.claude_code.queued import QueuedPrompts
 from understudy.ingest.claude_code.records import (
     DECODE_ERRORS,
@@ -36,10 +42,15 @@ from understudy.ingest.claude_code.records import (
     ClaudeMessage,
     ClaudeRecord,
     parents_first,
-    seconds_between,
 )
-from understudy.ingest.claude_code.tree import ClaudeResponse, SentRecord
-from understudy.ingest.claude_code.versions import NO_TOOL, VersionBehaviour, continuation, is_sent_hook_output
+from understudy.ingest.claude_code.tree import ClaudeResponse
+from understudy.ingest.claude_code.versions import (
+    NO_TOOL,
+    VersionBehaviour,
+    continuation,
+    is_sent_hook_output,
+    takes_system_messages,
+)
 from understudy.ingest.trace import TraceNode
 
 _SENT_SYSTEM_SUBTYPE = "local_command"
@@ -123,11 +134,14 @@ class _Walk:
         self.last_error: ClaudeRecord | None = None  # the last error that the CLI reported
         self.queued = QueuedPrompts(records)
         self.queued_before: dict[str, list[str]] = {}  # by key of a response: queued prompts sent in front of it
-        self.hurried: set[str] = set()  # keys of responses with a message in front of their last results
+        self.hurried: set[int] = set()  # nodes of messages that the user wrote before the last results were there
         self.unlogged: set[int] = set()  # nodes of messages that the CLI sent only until the user's next prompt
+        self.own_notes: dict[int, tuple[str, ...]] = {}  # notes on a response that what follows does not inherit
+        self.hooked: set[str] = set()  # keys of responses with tools that hooks ran at
         self.has_images = False  # a prompt with images was not answered yet, by a version that forgets them then
         self.moved_up: set[str | None] = set()  # uuids of results that were placed before their turn in the file
         self._prompt_uuid: str | None = None
+        self._has_system_messages: bool | None = None
         self._parents: set[str | None] | None = None
         self._by_uuid: dict[str, ClaudeRecord] | None = None
         self._results_by_parent: dict[str | None, ClaudeRecord] | None = None
@@ -195,6 +209,8 @@ class _Walk:
                 at = user(record, at)
             elif kind != "progress":
                 at = self.place_other(record, at)
+            elif bytes(record.data) and record.is_tool_hook() and at in response_at:
+                self.hooked.add(response_at[at].key)
             if damaged_from >= 0 and len(nodes) > damaged_from:
                 self.mark(damaged_from, "missing-parent")
             position[uuid] = last = at
@@ -204,7 +220,7 @@ class _Walk:
         return ClaudeConversation(
             nodes,
             list(self.responses.values()),
-            tree.inherited_notes(nodes, self.damage),
+            tree.inherited_notes(nodes, self.damage) | self.own_notes,
             self.active(),
             self.snapshot,
             +self.losses,
@@ -251,6 +267,11 @@ class _Walk:
                 # A second result of one call, as after a rewind: it belongs where its parent is.
                 self.nodes.append(TraceNode(at, record))
                 return len(self.nodes) - 1
+        is_notification = isinstance(content, str) and content.startswith("<task-notification>")
+        wrapped = is_notification and self.behaviour.wraps_notifications
+        if wrapped:
+            prompt = reminder(f"{self.behaviour.notification}{content}")
+            record = msgspec.structs.replace(record, message=ClaudeMessage(content=prompt))
         node = self.add_message(record, at)
         if record.isCompactSummary and self.calls and not self.logs_attachments():
             self.mark(node, NOT_LOGGED)  # files that were read before are sent again with a summary
@@ -258,7 +279,7 @@ class _Walk:
             self.mark_unknown_blocks(content, node)
         elif content and not self.logs_attachments() and _MENTION.search(cast(str, content)):
             self.mark(node, "mention_not_logged")
-        elif content and self.logs_attachments() and cast(str, content).startswith("<task-notification>"):
+        elif is_notification and not wrapped and self.logs_attachments():
             self.mark(node, NOT_LOGGED)  # what stands around a notification is in the program only
         return node
 
@@ -326,21 +347,15 @@ class _Walk:
             self.has_images = False
         if above is not None and above.pending:
             self.mark(node, "missing-result")
-        if above is None and at >= 0 and self.is_older_than_summary(record, at):
-            self.mark(node, "preserved_without_context")
+        if above is None and at >= 0 and tree.is_older_than_summary(record, self.nodes[at].body):
+            self.own_notes[node] = ("preserved_without_context",)
+        if at in self.hurried:
+            self.own_notes[node] = ("prompt_between_results",)  # it may have been sent without those results
         if record.parentUuid not in self.first_reply:
             self.first_reply[record.parentUuid] = response
         if record.isSidechain and above is not None and self.logs_attachments():
             self.mark(node, NOT_LOGGED)  # of what is sent to subagents with results, their logs hold nothing
         return response
-
-    def is_older_than_summary(self, record: ClaudeRecord, at: int) -> bool:
-        """Whether a response stands behind the summary at `at`, but was given before it, to what is not logged."""
-        body = self.nodes[at].body
-        if not isinstance(body, ClaudeRecord) or not body.isCompactSummary:
-            return False
-        passed = seconds_between(body.timestamp, record.timestamp)
-        return passed is not None and passed < 0
 
     def place_other(self, record: ClaudeRecord, at: int) -> int:
         if record.type == "system":
@@ -388,10 +403,17 @@ class _Walk:
         sent = sent_attachment(record.attachment, self.behaviour)
         if not sent.parts and sent.note is None:
             return at
-        response = self.response_at.get(at)
-        at = self.add_parts(
-            sent.parts, at if response is None else self.end_of_response(response), sent.tool_use_id
-        )
+        before = at = self.end(at)
+        if not sent.is_queued or self.behaviour.wraps_notifications or not placement.is_added(self.nodes, at):
+            at = self.add_parts(sent, at) if sent.parts else at
+        else:
+            # These versions send it in front of what hooks added behind the tool, though they log it behind that.
+            hooked, step = placement.added_after_tools(self.nodes, at)
+            at = placement.add_bodies(self.nodes, hooked, self.add_parts(sent, step))
+            if (response := self.response_at.get(before)) is not None:
+                response.tail = at
+                self.response_at[at] = response
+            self.mark(at, HOOK_ORDER)
         if sent.note is not None:
             self.mark(at, sent.note)
         return at
@@ -412,75 +434,60 @@ class _Walk:
     def add_message(self, record: ClaudeRecord, at: int) -> int:
         """Add a message of the user's side behind `at`, or behind the results of the response that `at` is."""
         response = self.response_at.get(at)
-        broken = left_out = False
+        broken = False
+        late: set[str | None] = set()
         if self.queued.waiting:
             prompts = self.queued.take_sent_before(record)
             at = self.add_queued_prompts(prompts, self.end(at)) if at >= 0 and prompts else at
         if response is not None:
-            waiting = len(response.pending)
+            moved_before = set(self.moved_up)
             at = self.end_of_response(response)
+            late = self.moved_up - moved_before
             broken = bool(response.pending)
-            left_out = response.key in self.hurried
-            if len(response.pending) < waiting:
-                self.hurried.add(response.key)
             if broken:
                 # The program was killed while tools ran. When the session goes on, calls without a result are not
                 # sent.
                 at = tree.path_without_pending_calls(self.nodes, at, response)
         if self.unlogged and record.type == "user":
             at = tree.path_without(self.nodes, at, self.unlogged)
+        reminders, at = placement.system_messages_before(self.nodes, at)  # sent behind all that the user wrote
         self.nodes.append(TraceNode(at, record))
         if self.behaviour.forgets_images and tree.has_image(record):
             self.has_images = True
+        # What follows those results in the log was sent with this message, which the user wrote before they came.
+        self.position.update(dict.fromkeys(late, len(self.nodes) - 1))
+        if late or at in self.hurried:
+            self.hurried.add(len(self.nodes) - 1)
         if broken:
             self.mark(len(self.nodes) - 1, "missing-result")
-        if left_out:
-            self.mark(len(self.nodes) - 1, "prompt_between_results")
-        return len(self.nodes) - 1
+        return placement.add_bodies(self.nodes, reminders, len(self.nodes) - 1)
 
     def add_queued_prompts(self, prompts: Sequence[str], at: int) -> int:
         """Add queued prompts behind `at`, in the last tool result where there is one; returns the last node."""
-        return self.add_parts([prompt.join(self.behaviour.queued) for prompt in prompts], at)
-
-    def add_parts(self, parts: Sequence[str | ClaudeBlock], at: int, tool_use_id: str | None = None) -> int:
-        """Add what was sent beside the messages, behind `at`; returns the last node.
-
-        It goes into the result of the call `tool_use_id`, else into the last result, or where the user wrote since
-        the response, in front of that. The nodes are not changed, but get siblings: turns may have been sent them
-        as they were.
-        """
         response = self.response_at.get(at)
-        users: list[int] = []
-        last_result: int | None = None
-        step = at
-        while step >= 0 and (sent := tree.sent_record(self.nodes[step].body)) is not None:
-            if sent.record.type == "attachment":
-                break
-            users.append(step)
-            if (ids := tree.result_ids(sent.record)) and last_result is None:
-                last_result = len(users)
-            if ids and (tool_use_id is None or tool_use_id in ids):
-                last_result = len(users)
-                break
-            step = self.nodes[step].parent
-        if users:
-            users = users[:last_result]
-            first = users.pop()
-            sent = tree.sent_record(self.nodes[first].body) or SentRecord(ClaudeRecord())
-            bodies: list[object] = [msgspec.structs.replace(sent, added=(*sent.added, *parts))]
-            step = self.nodes[first].parent
-            self.damage[len(self.nodes)] = self.damage.get(first, ())
-            bodies += [self.nodes[node].body for node in reversed(users)]
-        else:
-            bodies, step = [], at
-            bodies.append(ClaudeRecord(type="attachment", message=ClaudeMessage(content=list(parts))))
-        for body in bodies:
-            self.nodes.append(TraceNode(step, body))
-            step = len(self.nodes) - 1
+        at = self.add_parts(SentAttachment([prompt.join(self.behaviour.queued) for prompt in prompts]), at)
+        if response is not None and response.key in self.hooked:
+            self.mark(at, HOOK_ORDER)
+        return at
+
+    def add_parts(self, sent: SentAttachment, at: int) -> int:
+        """Add what was sent beside the messages, behind `at`; returns the last node."""
+        response = self.response_at.get(at)
+        system = self.has_system_messages()
+        at = placement.add_parts(self.nodes, self.damage, at, sent, self.behaviour, system=system)
         if response is not None:
-            response.tail = step
-            self.response_at[step] = response
-        return step
+            response.tail = at
+            self.response_at[at] = response
+        return at
+
+    def has_system_messages(self) -> bool:
+        """Whether reminders are sent as system messages: by newer versions, to newer models."""
+        if self._has_system_messages is None:
+            models = (record.message.model for record in self.records if record.message is not None)
+            model = next((model for model in models if model and model != "<synthetic>"), None)
+            sends = self.behaviour.has_system_messages and model is not None
+            self._has_system_messages = sends and takes_system_messages(model or "")
+        return self._has_system_messages
 
     def mark(self, node: int, note: str) -> None:
         """Note what is missing from a node on."""
