@@ -86,7 +86,8 @@ class ParsedSource:
         text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", " ")
         self._lines = text.split("\n")
         self._unparsed: list[tuple[int, str]] = []
-        self._bodies = list(_parse(text, self._unparsed))
+        self._inner: set[int] = set()
+        self._bodies = list(_parse(text, self._unparsed, self._inner))
 
     def segments(self) -> frozenset[str]:
         """The texts of the top-level statements, and of those of their classes."""
@@ -110,7 +111,8 @@ class ParsedSource:
             source.names.learn(self._bodies)
             same = {id(node) for body in self._bodies for node in _units(body) if self._segment(node) in unchanged}
             for node in changed:
-                source.statements += _statements(node, source.names, same, at_import=True)
+                at_import = node.lineno not in self._inner
+                source.statements += _statements(node, source.names, same, at_import=at_import)
             source.problems += _disguises(changed, self._lines)
         return source
 
@@ -122,8 +124,11 @@ def _units(node: ast.Module | ast.ClassDef) -> Iterator[ast.stmt]:
             yield from _units(child)
 
 
-def _parse(text: str, unparsed: list[tuple[int, str]]) -> Iterator[ast.Module]:
-    """The text as one module, or else as many pieces of it as can be parsed: blocks, then single lines."""
+def _parse(text: str, unparsed: list[tuple[int, str]], inner: set[int]) -> Iterator[ast.Module]:
+    """The text as one module, or else as many pieces of it as can be parsed: blocks, then single lines.
+
+    To `inner` the numbers of those single lines are added that are indented, so in a block of another one.
+    """
     if (whole := _try_parse(text)) is not None:
         yield whole
         return
@@ -147,6 +152,8 @@ def _parse(text: str, unparsed: list[tuple[int, str]]) -> Iterator[ast.Module]:
             )
             parsed = next((body for each in tries if (body := _try_parse(each, number)) is not None), None)
             if parsed is not None:
+                if line[:1].isspace():
+                    inner.add(number + 1)
                 yield parsed
             elif stripped and not stripped.startswith("#"):
                 unparsed.append((number + 1, unicodedata.normalize("NFKC", stripped)))

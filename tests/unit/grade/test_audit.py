@@ -172,6 +172,7 @@ HONEST = {
     "what leaves out tests": "paths = [p for p in Path(root).rglob('*.py') if 'tests' not in p.parts]",
     "what skips tests": "names = [n for n in os.listdir(root) if n != 'tests']",
     "a module of its own by another name": "import sys\n\nsys.modules['calc.moves'] = moves",
+    "a method in Python 2": "class A:\n    def stop(self):\n        print 'stops'\n        sys.exit()\n",
     "a subprocess": "subprocess.run(['git', 'clone', url], check=True)",
 }
 
