@@ -14,7 +14,8 @@ With --corpus, our own rules alone on a corpus from outside, of which nothing is
 `DIR/secrets.jsonl`, lines of {"provider", "secret", "text"}, and `DIR/clean/LANGUAGE/*.jsonl`, lines of {"path",
 "text"}, or {"path", "texts"} for a conversation. Recall is by provider: a secret is found if it is not in the
 redacted text. False alarms are replacements in the clean texts, addresses and home directories apart, which are
-real there; test keys in public repositories count as false alarms too, so read them with --misses.
+real there; test keys in public repositories count as false alarms too, so read them with --misses. `formed` counts
+those of them that are private keys or have the published form of a token, which redaction is there for.
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ from understudy.ingest.formats.registry import group_batches
 from understudy.ingest.log_files import walk_logs
 from understudy.redact.betterleaks import is_installed
 from understudy.redact.redactor import Redactor
+from understudy.redact.tokens import FORMS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.secrets import KINDS, Planted, clean, planted
 
 RECALL, ALARMS, SIZE, SPEED = 0.95, 5, 180_000, 50.0
+PERSONAL = ("email", "home-path", "url-user")
+FORMED = {"private-key", "encoded-key", *(form.rule for form in FORMS)}
 RESULTS = Path(__file__).parent / "results" / "redaction.json"
 
 
@@ -177,7 +181,7 @@ def of_corpus(directory: Path, show: bool) -> dict[str, Any]:
     languages: dict[str, dict[str, float]] = {}
     for language in sorted(path for path in (directory / "clean").iterdir() if path.is_dir()):
         size = seconds = 0.0
-        alarms = personal = 0
+        alarms = personal = formed = 0
         for line in (line for file in sorted(language.glob("*.jsonl")) for line in file.open()):
             row = json.loads(line)
             texts = row.get("texts") or [row["text"]]
@@ -186,11 +190,19 @@ def of_corpus(directory: Path, show: bool) -> dict[str, Any]:
             redactor.value(texts, row["path"])
             seconds += time.process_time() - start
             size += sum(map(len, texts)) / 1e6
-            mine = sum(redactor.report.counts[rule] for rule in ("email", "home-path"))
+            counts = redactor.report.counts
+            mine = sum(counts[rule] for rule in PERSONAL)
+            formed += sum(counts[rule] for rule in FORMED)
             personal, alarms = personal + mine, alarms + redactor.report.total - mine
             if show and redactor.report.total > mine:
                 print(f"replaced\t{language.name}\t{row['path']}\t{dict(redactor.report.counts)}")
-        languages[language.name] = {"mb": size, "alarms": alarms, "personal": personal, "seconds": seconds}
+        languages[language.name] = {
+            "mb": size,
+            "alarms": alarms,
+            "formed": formed,
+            "personal": personal,
+            "seconds": seconds,
+        }
     return {
         "recall": {name: found[name] / count for name, count in sorted(total.items())},
         "secrets": total.total(),
@@ -206,11 +218,12 @@ def print_corpus(figures: dict[str, Any]) -> None:
     share = figures["found"] / figures["secrets"]
     print(f"recall {share:.2%} of {figures['secrets']} secrets of {len(recall)} providers")
     print("below 100 %: " + (", ".join(f"{name} {share:.0%}" for name, share in low.items()) or "none"))
-    print(f"{'language':<14}{'MB':>8}{'alarms':>9}{'/ MB':>8}{'personal':>10}{'MB / CPU-s':>12}")
-    names = ("mb", "alarms", "personal", "seconds")
+    print(f"{'language':<14}{'MB':>8}{'alarms':>9}{'/ MB':>8}{'formed':>8}{'personal':>10}{'MB / CPU-s':>12}")
+    names = ("mb", "alarms", "formed", "personal", "seconds")
     whole = {name: sum(one[name] for one in languages.values()) for name in names}
     for language, one in [*languages.items(), ("all", whole)]:
-        rates = f"{one['alarms'] / one['mb']:>8.2f}{one['personal']:>10}{one['mb'] / one['seconds']:>12.1f}"
+        rates = f"{one['alarms'] / one['mb']:>8.2f}{one['formed']:>8}{one['personal']:>10}"
+        rates += f"{one['mb'] / one['seconds']:>12.1f}"
         print(f"{language:<14}{one['mb']:>8.1f}{one['alarms']:>9}{rates}")
 
 

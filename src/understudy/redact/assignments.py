@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from understudy.redact.heuristics import (
     ANSI,
     count_character_classes,
     count_random_characters,
+    is_encoded_example,
     is_identifier,
     is_password,
     is_placeholder,
@@ -39,6 +41,19 @@ _AFTER = re.compile(
     (?: \\{0,7} (?P<quote> ["'`] ) )?
     """.replace("ANSI", ANSI)
 )
+# A word of a few letters that ends a line or a clause, or a list: no secret, whatever it is assigned to.
+_DULL = r"(?:[A-Za-z]{0,11}(?:[,.;:)}!?*]*+[ \t]*+(?:[\r\n]|\Z)|[,;)}][\s,;)}])|[{(\[])"
+_SIGN = r"(?: :(?!:) | [=>] ) [=>]*+ [ \t]*+ (?!DULL)"
+MAY_BE_ASSIGNED = re.compile(
+    r"""(?x) [\w-]*+ (?i:[ ]by)?+
+    (?: [ \t]*+ SIGN
+      | [ \t]++ (?: -> [ \t]*+ (?!DULL) | [\x1b\\"'`\],\n\r] | is | value
+          | (?! :(?!:) | [=>] | -> | [A-Za-z]{0,11}[,.;:)}!?*]*+(?:\s|\Z) | [{(\[] ) )
+      | [\x1b\\\],\n\r]
+      | ["'`] \]?+ (?: [ \t]*+ SIGN | (?! [ \t]*+ (?: :(?!:) | [=>] ) | [.()a-uw-zA-Z0-9_;+*/&|{}\[@\#!?%$^~<] ) )
+    )""".replace("SIGN", _SIGN).replace("DULL", _DULL)
+)
+"""What has to stand behind a word for secrets for `find_assigned` to find anything; rejects most words."""
 _VALUES = {
     '"': re.compile(r'[^"\\\s\0]{6,512}'),
     "'": re.compile(r"[^'\\\s\0]{6,512}"),
@@ -52,7 +67,7 @@ _KEY_OF_DATA = re.compile(
     r"idempotency|dedup\w*|row|column|object|translation|i18n|registry|event|query|item|field|state|route|node|entity|record|"
     r"shard|bucket|composite|natural|surrogate|range|list|array|config|settings?|header|metadata|param|prop|attr\w*|tag|label|"
     r"hot|short|websocket|arrow|modifier|press|home|end|tab|enter|escape|delete|pub|gpg|pgp|fingerprint|distribution|content|parent|"
-    r"storage|s3|blob|image|file|path|commit|build|artifact|lock|source|version|trace|span|request|correlation|message)"
+    r"storage|form|s3|blob|image|file|path|commit|build|artifact|lock|source|version|trace|span|request|correlation|message)"
     r"[_\- .]?$"
 )
 """What stands before `key` where a key finds something and protects nothing."""
@@ -99,14 +114,15 @@ _NOT = re.compile(
 def find_assigned(text: str, position: int) -> tuple[int, int] | None:
     """Where the secret lies that is assigned to a name in which a word for secrets stands at `position`."""
     word = _WORD.match(text, position)
-    match = _AFTER.match(text, word.end()) if word else None
-    if word is None or match is None:
+    rest = _REST.match(text, position)
+    if word is None or rest is None or _names_no_secret(rest.group()):
+        return None
+    match = _AFTER.match(text, word.end())
+    value = _VALUES[match["quote"] or ""].match(text, match.end()) if match else None
+    if match is None or value is None:
         return None
     quote = match["quote"] or ""
     before = text[max(position - 48, 0) : position].rpartition("\0")[2]
-    value = _VALUES[quote].match(text, match.end())
-    if value is None:
-        return None
     start, secret = value.start(), value.group()
     if quote:
         behind = text[value.end() : value.end() + 1]
@@ -121,15 +137,15 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
         behind = text[start + len(secret) : start + len(secret) + 1]
         if not _spaced(word.group(), before, quote) and not _netrc(word.group(), before, secret, behind):
             return None
+    # What is tried first rejects most, and costs least.
+    name = word.group().lower()
+    if len(secret) < 6 or not is_secret_value(name, secret, quoted=bool(quote)):
+        return None
     if match["comma"] is not None and not looks_random(secret):
         return None
-    name = word.group().lower()
-    if len(secret) < 6 or _PUBLIC.search(before):
+    if _PUBLIC.search(before):
         return None
     if is_reference(secret) and (is_placeholder(secret) or not _BASE64.fullmatch(secret)):
-        return None
-    rest = _REST.match(text, position)
-    if rest is None or _NOT.search(rest.group()):
         return None
     if name == "key" and (_KEY_OF_DATA.search(before) or (_is_bare(before, rest.group()) and _is_hash(secret))):
         return None
@@ -144,14 +160,18 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
         return None
     if not quote and is_identifier(secret) and not looks_random(secret) and not (config and _DIGIT.search(secret)):
         return None
-    if not is_secret_value(name, secret, quoted=bool(quote)):
-        return None
     if match["prose"] is not None and not any(one.isdigit() for one in secret):
         return None
     if len(secret) >= _LONG:
         more = _MORE.match(text, start + len(secret))
         return start, more.end() if more else start + len(secret)
     return start, start + len(secret)
+
+
+@lru_cache(maxsize=4096)
+def _names_no_secret(name: str) -> bool:
+    """Whether a name that holds a word for secrets says that its value is something else: `token_count`."""
+    return _NOT.search(name) is not None
 
 
 def _is_bare(before: str, rest: str) -> bool:
@@ -205,6 +225,8 @@ def _netrc(word: str, before: str, value: str, behind: str) -> bool:
 
 def is_secret_value(name: str, value: str, *, quoted: bool) -> bool:
     """Whether a value is a secret, under a name that says so: a password may be simple, a token looks random."""
+    if (len(value) < 12 and value.isalpha()) or is_encoded_example(value):
+        return False
     if name == "pass":
         return is_password(value, quoted) and (looks_random(value) or count_character_classes(value) > 2)
     if _STRONG.search(name):
@@ -224,13 +246,21 @@ def is_token(value: str) -> bool:
 
 def is_secret_field(name: str, value: str) -> bool:
     """Whether a value is a secret that stands in a field of this name."""
-    if len(value) < 6 or len(value) > 4096 or len(name) > 100 or any(one.isspace() for one in value):
+    if len(value) < 6 or len(value) > 4096 or len(name) > 100:
         return False
-    if _COOKIE.search(name) is not None:
+    cookie, secret = _field_names(name)
+    if not (cookie or secret) or any(map(str.isspace, value)):
+        return False
+    if cookie:
         return len(value) >= 16 and looks_random(value)
-    if _NAME.search(name) is None or _NOT.search(name) or "public" in name.lower() or is_reference(value):
-        return False
-    return is_secret_value(name, value, quoted=True)
+    return not is_reference(value) and is_secret_value(name, value, quoted=True)
+
+
+@lru_cache(maxsize=4096)
+def _field_names(name: str) -> tuple[bool, bool]:
+    """Whether a field of this name holds a cookie, and whether it holds a secret."""
+    secret = _NAME.search(name) is not None and not _names_no_secret(name) and "public" not in name.lower()
+    return _COOKIE.search(name) is not None, secret
 
 
 _DEFINED = (

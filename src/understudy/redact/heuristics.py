@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
+from functools import lru_cache
 from math import log2
 
 PSEUDONYM = re.compile(r"\[[A-Z][A-Z0-9_]*_[0-9a-f]{6}\]|user_[0-9a-f]{6}(?:@example\.com)?")
@@ -13,7 +16,7 @@ ANSI = r"(?:\x1b|\\{1,8}(?:u001b|x1b|033|e))\[[\d;]{0,16}m"
 
 _DUMMY = re.compile(
     r"example|placeholder|your[_-]|xxxx|\*\*\*|\.\.\.|dummy|0{8}|1234567890?abc|abcdefgh|redacted|insert[_-]|"
-    r"change[_-]?(?:me|this|it)|replace[_-]?(?:me|this|with)|\$\{|\{\{|%s",
+    r"change[_-]?(?:me|this|it)|replace[_-]?(?:me|this|with)|[$#]\{|\{\{|%s",
     re.I,
 )
 _NAMED = re.compile(r"[A-Z]+(?:[_:-][A-Z]+)+")
@@ -44,7 +47,7 @@ _WORDS = re.compile(
     | string | str | none | null | undefined | true | false | required | optional | root | postgres
     | mysql | redis | mongo(?:db)? | database | db | api | auth | access | private | public | client
     | server | local | host | dev(?:elopment)? | prod(?:uction)? | staging | super | login | hash(?:ed)?
-    | strong | weak | super | top | secure | fake | cert(?:ificate)? | word | abc | xyz
+    | strong | weak | s(?:u|oo)per | top | secure | fake | cert(?:ificate)? | word | abc | xyz | open\ sesame
     | \d{0,3}123(?:4(?:5(?:6(?:7(?:89?0?)?)?)?)?)? | [-_.!@#$%^&*?~+:/=]+
     """
 )
@@ -58,6 +61,11 @@ racdegiklmnoprstuvy sacdehiklmopstuy tacdefhiloprstuy uabcefgilmnprst vaei waein
 """
 _PAIRS = frozenset(row[0] + after for row in _FOLLOWS_TEXT.split() for after in row[1:])
 """The pairs of letters that make up 94 % of the pairs in words of code, and 38 % of those in random letters."""
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{12,8192}={0,2}")
+_PRINTABLE = re.compile(r"[\t\n\r -~]{8,}")
+_WORDS_ALONE = re.compile(r"(?:[A-Za-z]+[ _:./-])*[A-Za-z]+[0-9]{0,2}\n?")
+_LETTERS = re.compile(r"[A-Za-z]+")
+_KEY_BODY = re.compile(r"^[A-Za-z0-9+/=]{32,}$", re.M)
 _IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*", re.ASCII)
 _HEX = re.compile(r"[0-9a-fA-F]+")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -99,6 +107,7 @@ def is_reference(value: str) -> bool:
     )
 
 
+@lru_cache(maxsize=1 << 14)
 def is_wordlike(letters: str) -> bool:
     """Whether a run of letters reads like a word or a part of one: most pairs in it are frequent ones."""
     letters = letters.lower()
@@ -161,6 +170,30 @@ def is_password(value: str, quoted: bool) -> bool:
     if not quoted and several < 3 and not _DIGIT.search(value):
         return False
     return _is_made_up(value)
+
+
+def decoded_base64(value: str) -> str | None:
+    """The text that a value holds in base64; None where it is not base64, or holds no printable ASCII text."""
+    if _BASE64.fullmatch(value) is None:
+        return None
+    try:
+        decoded = base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    text = decoded.decode("latin-1")
+    return text if _PRINTABLE.fullmatch(text) else None
+
+
+def is_encoded_example(value: str) -> bool:
+    """Whether a value holds in base64 a text that is no secret: words, a certificate, a key without a body."""
+    text = decoded_base64(value)
+    if text is None:
+        return False
+    if text.startswith("-----BEGIN "):
+        return "PRIVATE KEY-" not in text[:64] or _KEY_BODY.search(text) is None
+    if _WORDS_ALONE.fullmatch(text):
+        return sum(len(word) for word in _LETTERS.findall(text) if len(word) > 3 and not is_wordlike(word)) < 8
+    return not is_password(text.rpartition(":")[2].strip(), quoted=True)
 
 
 def is_identifier(value: str) -> bool:

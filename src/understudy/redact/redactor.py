@@ -12,6 +12,7 @@ from typing import Any, Self, cast
 from urllib.parse import quote
 
 import msgspec
+from ahocorasick_rs import BytesAhoCorasick
 
 from understudy.redact.assignments import defined_identifiers, is_secret_field
 from understudy.redact.betterleaks import find_leaks, is_installed
@@ -23,8 +24,7 @@ from understudy.redact.rules import SecretMatch
 from understudy.redact.search import find_secrets
 from understudy.redact.tokens import has_token_form
 
-_FEW = 24
-_GRAM = 8
+_SHORTEST = 8
 
 
 class KnownSecrets:
@@ -32,7 +32,8 @@ class KnownSecrets:
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
-        self._lengths: dict[str, list[int]] = {}
+        self._listed: list[tuple[str, str]] = []
+        self._automaton: BytesAhoCorasick | None = None
 
     def __len__(self) -> int:
         return len(self._values)
@@ -47,35 +48,27 @@ class KnownSecrets:
         forms = {value, once, json.dumps(once)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
         forms.add(quote(value, safe="", errors="replace"))
         for form in forms:
-            if len(form) >= _GRAM and form not in self._values:
+            if len(form) >= _SHORTEST and form not in self._values:
                 self._values[form] = secret or value
-                lengths = self._lengths.setdefault(form[:_GRAM], [])
-                if len(form) not in lengths:
-                    lengths.append(len(form))
-                    lengths.sort(reverse=True)
+                self._automaton = None
 
     def find(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """Where known values stand in the text, the longest at each place, and what they stand for."""
-        values = self._values
-        if not values or len(text) < _GRAM:
+        """Where known values stand in the text, also over each other, and what they stand for."""
+        if not self._values or len(text) < _SHORTEST:
             return
-        if len(values) <= _FEW:
-            for value, whole in values.items():
-                at = text.find(value)
-                while at >= 0:
-                    yield at, at + len(value), whole
-                    at = text.find(value, at + len(value))
-            return
-        # Many: the time must not grow with their number.
-        lengths, at, last = self._lengths, 0, len(text) - _GRAM
-        while at <= last:
-            for length in lengths.get(text[at : at + _GRAM], ()):
-                whole = values.get(text[at : at + length])
-                if whole is not None:
-                    yield at, at + length, whole
-                    at += length - 1
-                    break
-            at += 1
+        if self._automaton is None:
+            # One pass for all of them: the time must not grow with their number.
+            self._listed = list(self._values.items())
+            self._automaton = BytesAhoCorasick([_bytes(value) for value, _ in self._listed])
+        for number, start, end in self._automaton.find_matches_as_indexes(_bytes(text), overlapping=True):
+            value, whole = self._listed[number]
+            if text.startswith(value, start):
+                yield start, end, whole
+
+
+def _bytes(text: str) -> bytes:
+    """One byte a character, the same one for characters that are not Latin."""
+    return text.encode("latin-1", "replace")
 
 
 _ASSIGNED = frozenset(("assignment", "field"))
@@ -117,6 +110,7 @@ class Redactor:
         # What was seen before is not looked at again, as what one conversation has of another.
         self._clean: set[int] = set()
         self._leaked: dict[int, tuple[tuple[str, str], ...]] = {}
+        self._looked: dict[int, list[SecretMatch]] = {}
 
     @classmethod
     def from_user_key(cls) -> Self:
@@ -134,6 +128,7 @@ class Redactor:
             self._clean, self._leaked = set(), {}
         scoped = copy(self)  # shares the report and what was looked at before
         scoped._secrets, scoped._sources, scoped._identifiers = KnownSecrets(), {}, frozenset()
+        scoped._looked = {}
         values = values if isinstance(values, Sequence) else list(values)
         scoped._learn(values)
         # A name of the code is no secret, although it is assigned: `password = V2_login` before `def V2_login(`.
@@ -190,8 +185,10 @@ class Redactor:
                 _texts_with_hits(some, find_secrets("\0".join(some))) if len(some) > 1 else set(range(len(some)))
             )
             for number, text in enumerate(some):
-                hits = find_secrets(text) if number in suspects else ()
-                if not hits:
+                hits = find_secrets(text) if number in suspects else []
+                if hits:
+                    self._looked[hash(text)] = hits
+                else:
                     self._clean.add(hash(text))
                 for hit in hits:
                     self._note(text, hit)
@@ -232,7 +229,9 @@ class Redactor:
             cast(KnownSecrets, self._secrets).add(value)
 
     def _hits(self, text: str) -> list[SecretMatch]:
-        hits = [] if hash(text) in self._clean else find_secrets(text)
+        mark = hash(text)
+        hits = self._looked.get(mark)
+        hits = [] if mark in self._clean else find_secrets(text) if hits is None else [*hits]
         if self._identifiers:
             hits = [hit for hit in hits if hit.rule not in _ASSIGNED or hit.value not in self._identifiers]
         for start, end, whole in cast(KnownSecrets, self._secrets).find(text):

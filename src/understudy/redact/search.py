@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import cast
+from typing import NamedTuple
 
 from ahocorasick_rs import BytesAhoCorasick, Implementation
 
@@ -20,21 +20,31 @@ from understudy.redact.tokens import DOTS, LONG_RUN, TOKEN_STARTS, lead_before, 
 _TOKENS = len(RULES)
 
 
-def _literals() -> tuple[list[bytes], list[list[tuple[int, Callable[[str, int], object]]]]]:
-    """The literals that something is tried at, and for each the numbers of the rules, and what they look with.
+class _Trial(NamedTuple):
+    """What is tried at a needle: the number of the rule, or `_TOKENS`; what has to match; and what looks then."""
 
-    `_TOKENS` is the number of what begins a token.
-    """
-    tried: dict[bytes, list[tuple[int, Callable[[str, int], object]]]] = {}
+    number: int
+    matches: Callable[[str, int], object]
+    look: Callable[[str, int], Hits]
+
+
+def _trials() -> dict[bytes, list[_Trial]]:
+    trials: dict[bytes, list[_Trial]] = {}
     for number, rule in enumerate(RULES):
         for needle in rule.needles:
-            tried.setdefault(needle, []).append((number, rule.look))
+            trials.setdefault(needle, []).append(_Trial(number, rule.ahead.match, rule.look))
     for start, pattern in TOKEN_STARTS.items():
-        tried.setdefault(start.encode(), []).append((_TOKENS, pattern.match))
-    return list(tried), list(tried.values())
+        trials.setdefault(start.encode(), []).append(_Trial(_TOKENS, pattern.match, _no_look))
+    return trials
 
 
-_NEEDLES, _LOOKS = _literals()
+def _no_look(text: str, position: int) -> Hits:
+    """What begins a token is only noted: its whole run is looked at later."""
+    return ()
+
+
+_TRIALS = _trials()
+_NEEDLES, _TRIED = list(_TRIALS), list(_TRIALS.values())
 _OVERLAP = max(map(len, _NEEDLES)) - 1
 _WINDOW = 1 << 18
 """Bytes that are searched at once, so that a text of nothing but needles takes no memory without bounds."""
@@ -46,11 +56,14 @@ def _automaton() -> BytesAhoCorasick:
     return BytesAhoCorasick(_NEEDLES, implementation=Implementation.DFA)
 
 
-_RUN = bytes(
-    ord("w") if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in "_-") else ord(".")
-    for byte in range(256)
-)
+def _sort(sign: str) -> int:
+    return ord("w" if sign.isascii() and (sign.isalnum() or sign in "_-") else "." if sign in DOTS else " ")
+
+
+_SORTS = bytes(_sort(chr(byte)) for byte in range(256))
+"""What a byte is: `w` in a run, `.` between the runs of a dotted token, a space elsewhere."""
 _AFTER_DOT = b"." + b"w" * LONG_RUN
+_RUN = re.compile(r"[\w-]+", re.ASCII)
 
 
 def find_secrets(text: str) -> list[SecretMatch]:
@@ -68,37 +81,37 @@ def find_secrets(text: str) -> list[SecretMatch]:
             if start >= _WINDOW:
                 continue  # it begins in the next window
             position = window + start
-            for number, look in _LOOKS[needle]:
-                if result := look(text, position):
-                    if number == _TOKENS:
-                        starts.append(position)
-                    else:
-                        found.setdefault(number, []).extend(cast(Hits, result))
+            for number, matches, look in _TRIED[needle]:
+                if matches(text, position) is None:
+                    continue
+                if number == _TOKENS:
+                    starts.append(position)
+                elif result := look(text, position):
+                    found.setdefault(number, []).extend(result)
     hits = [hit for number in sorted(found) for hit in found[number]]
-    hits += _tokens(text, small.translate(_RUN), starts)
+    hits += _tokens(text, small.translate(_SORTS), starts)
     if hits:
         hits += _beside_ids(text, hits)
     return hits
 
 
-def _tokens(text: str, runs: bytes, starts: list[int]) -> Iterator[SecretMatch]:
+def _tokens(text: str, sorts: bytes, starts: list[int]) -> Iterator[SecretMatch]:
     """The tokens in runs of letters, digits, `_` and `-` in which something begins one, or that follow a dot."""
-    dot = runs.find(_AFTER_DOT)
+    dot = sorts.find(_AFTER_DOT)
     while dot >= 0:
-        if text[dot] in DOTS:
-            if lead_before(text, dot + 1):
-                starts.append(dot + 1)
-            # The third part of a Discord token; the first one is as long.
-            if dot > 7 and runs[dot - 7 : dot - 6] == b"." == runs[dot - 7 : dot].replace(b"w", b""):
-                starts.append(dot - 8)
-        dot = runs.find(_AFTER_DOT, dot + LONG_RUN)
-    end = -1
+        if lead_before(text, dot + 1):
+            starts.append(dot + 1)
+        # The third part of a Discord token; the first one is as long.
+        if sorts.startswith(b".wwwwww", max(dot - 7, 0)):
+            starts.append(max(dot - 8, 0))
+        dot = sorts.find(_AFTER_DOT, dot + LONG_RUN)
+    end = 0
     for at in sorted(starts):
-        if at < end:
+        run = _RUN.match(text, at) if at >= end else None
+        if run is None:
             continue
-        start = runs.rfind(b".", 0, at) + 1
-        end = runs.find(b".", at)
-        end = len(runs) if end < 0 else end
+        start = max(sorts.rfind(b".", end, at), sorts.rfind(b" ", end, at), end - 1) + 1
+        end = run.end()
         if end - start >= LONG_RUN:
             yield from (
                 secret_at(rule, text, first, last) for first, last, rule in tokens_in_run(text, start, end)

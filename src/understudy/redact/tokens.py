@@ -221,7 +221,9 @@ _lead = re.compile(
 )
 """What a dotted form begins with, before its first long run."""
 _LEAD_LENGTH = 48
-_DIGEST = re.compile(r"[0-9a-f]{1,31}")
+_DIGEST = re.compile(r"(?:[a-z]{2,20}[_-]){0,8}[0-9a-f]{1,31}")
+_POD = re.compile(r"(?:.{0,80}-)?[bcdfghjklmnpqrstvwxz2456789]{8,10}-[bcdfghjklmnpqrstvwxz2456789]{5}")
+"""How Kubernetes names a pod: the name of its set, a hash of the template, five characters drawn by lot."""
 _NAMING = ("live", "test", "prod", "secret", "key", "token", "pat", "sk", "api")
 _named = re.compile(
     rf"(?i)(?<![A-Za-z0-9])[a-z][a-z0-9]{{1,15}}(?:[_-][a-z]{{2,8}})?[_-](?:{'|'.join(_NAMING)})[_-]([\w-]{{16,120}})",
@@ -297,7 +299,11 @@ def _named_token(text: str, start: int, end: int, spans: list[tuple[int, int, st
     if match is not None and not is_placeholder(match[1]) and any(map(str.isdigit, match[1])):
         random = count_random_characters(match[1])
         # Names of packages end in digests: `log4j-api-c404b33d3a8ce0d8`.
-        if random >= 14 and random * 3 >= len(match[1]) * 2 and not _DIGEST.fullmatch(match[1]):
+        if (
+            random >= 14
+            and random * 3 >= len(match[1]) * 2
+            and not (_DIGEST.fullmatch(match[1]) or _POD.fullmatch(match[1]))
+        ):
             spans.append((match.start(), match.end(), "api-token"))
 
 

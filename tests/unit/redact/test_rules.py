@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
 from understudy.redact.redactor import Redactor
@@ -128,7 +130,24 @@ _PLAIN = (
     "PASS src/auth.test.ts pass=12 fail=0 bypass=first2nd ADMIN_PASS=${ADMIN_PASS:-}",
     "auth=(settings.USER_1, settings.PASS_1) new Client('AC_SID', process.env.TOKEN)",
     "password: faker.internet.password(), cat ~/.netrc ~/8Q~ ?sig=abc",
+    # What base64 holds is judged like what stands there: words, a certificate, a key without a body.
+    "data:\n  key: dGhpc19pc190aGVfdmVyeV9kZWVwX3NlY3JldA==\n  password: c2VjdXJlLXBhc3N3b3Jk\n",
+    "tls.key: LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0tCi0tLS0tRU5EIFBSSVZBVEUgS0VZLS0tLS0=\n",
+    "Authorization: Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==",
+    'config.secret_key = "#{SecureRandom.hex(64)}"',
+    '{"hostname":"whoami-api-67d97b4868-dvvll", "router": "default-api-route-29f28a463fb5d5ba16d2"}',
+    'parse("http://a%20b:c%20d@host/"); "http://alice:pass1@api.example.com/"; "https://%3D%5B%5D:%3B%22%7E@x.io/"',
 )
+
+
+def test_a_private_key_in_base64_is_found_and_named() -> None:
+    key = (
+        "-----BEGIN PRIVATE KEY-----\n" + "MIIEvAIBADANBgkqhkiG9w0BAQEFAASCBKYwggSiAgEAAoIBAQDgybhKnrHMm8Vk\n" * 3
+    )
+    redactor = ours()
+    encoded = base64.b64encode(key.encode()).decode()
+    assert encoded[:40] not in redactor.text(f"  tls.key: {encoded}\n")
+    assert redactor.report.counts == {"encoded-key": 1}
 
 
 @pytest.mark.parametrize("number", range(len(_PLAIN)))
