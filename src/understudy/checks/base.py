@@ -23,12 +23,14 @@ class CheckResult(Struct, frozen=True):
 
     `conflicts` counts by test id how often a deciding test failed that also passed. Only suites report them, and
     only validation asks: it allows as many as the gold patch has. `events` is what was seen of the tested code
-    (see `understudy.checks.runtime_events`), and validation allows those of the gold patch.
+    (see `understudy.checks.runtime_events`), and validation allows those of the gold patch; so it does with
+    `installed` (see `understudy.checks.startup_files`), which is None where nothing was installed.
     """
 
     verdict: Verdict
     conflicts: dict[str, int] = {}
     events: tuple[Evidence, ...] = ()
+    installed: tuple[str, ...] | None = None
 
 
 class TwinTest(Struct, frozen=True):
@@ -47,7 +49,8 @@ class GradingOptions(Struct, frozen=True):
     `as_root`: its image's programs can only be used as root. `canaries`: its suite bears tests of ours among its
     own. `conflicts`: how often deciding tests failed beside passing with the gold patch. `sealed`: hidden files
     must not change while the tests run. `usual_events`: what the code does while the tests run with the gold
-    patch, None before that is known (see `understudy.checks.runtime_events`). `twins`: the deciding tests that
+    patch, None before that is known (see `understudy.checks.runtime_events`); `usual_installed`: what its install
+    adds, likewise (see `understudy.checks.startup_files`). `twins`: the deciding tests that
     have twins, by node id; `partial_twins`: those whose expectations are partly known to the tested code;
     `twin_plain`: sites that are evaluated in the process; `twin_uncut`: files that need their unused values;
     `twin_fixed`: sites whose expectation is never changed; `twin_files`: the text of a suite's hidden test files
@@ -68,6 +71,7 @@ class GradingOptions(Struct, frozen=True):
     twin_bits: float = 0.0
     sealed: bool = True
     usual_events: tuple[str, ...] | None = None
+    usual_installed: tuple[str, ...] | None = None
 
 
 def failed_result(reason: str, log: str) -> CheckResult:

@@ -48,6 +48,14 @@ from understudy.checks.log_parsers import (
     parse_log,
 )
 from understudy.checks.seal import HiddenFiles, lay_hidden, list_tree
+from understudy.checks.startup_files import (
+    ASK_DIRECTORIES,
+    StartupFiles,
+    directories_of,
+    installed_items,
+    list_startup_files,
+    with_installed,
+)
 from understudy.errors import GraderError, SandboxError
 from understudy.sandbox.base import Sandbox
 from understudy.types import Evidence, Integrity, SuiteChecks, Task, TestOutcome, Verdict
@@ -119,8 +127,17 @@ async def run_suite(
     are laid once more after an install, and what `is_intruder` is removed. Raises GraderError, SandboxError.
     """
     checks = _suite_of(task)
+    installs = bool(checks.install.strip()) and needs_install(checks, patch)
+    directories: tuple[str, ...] = ()
+    before: StartupFiles = {}
+    if installs:
+        directories = directories_of((await run_command(sandbox, checks, ASK_DIRECTORIES)).log)
+        before = await list_startup_files(sandbox, directories)
     if installed := await install_suite(sandbox, checks, patch, files, is_intruder):
         return failed_result(f"the installation did not end in {checks.timeout_s:g} s", installed.log)
+    added: tuple[str, ...] = ()
+    if installs:
+        added = await installed_items(sandbox, before, await list_startup_files(sandbox, directories))
     canaries = None
     if options.canaries:
         canaries = plant_canaries(checks, await _contents(sandbox, suite_files(checks)))
@@ -130,7 +147,8 @@ async def run_suite(
     run = await run_command(sandbox, checks, canaries.command if canaries else checks.command)
     if run.timed_out:  # first, because parsing the output may take long
         return failed_result(f"the tests did not end in {checks.timeout_s:g} s", run.log)
-    return await asyncio.to_thread(judge_suite, task, run, canaries, options.conflicts)
+    result = await asyncio.to_thread(judge_suite, task, run, canaries, options.conflicts)
+    return with_installed(result, added, options.usual_installed) if installs else result
 
 
 async def install_suite(

@@ -45,7 +45,7 @@ from understudy.tasks.records import task_digest
 from understudy.types import Integrity, PytestChecks, ScriptChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_FORMAT = "13"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "14"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, noted in each verdict: the release, and how its patches are judged."""
 
@@ -264,7 +264,11 @@ async def validate(
         (graded, gold), empty = await asyncio.gather(gold_grading, empty_grading)
     finally:  # if one raises, wait for the other: its sandbox must not outlive this call
         await asyncio.wait((gold_grading, empty_grading))
-    needed = replace(graded, options=replace(graded.options, usual_events=prepared.options.usual_events))
+    usual = prepared.options
+    needed = replace(
+        graded,
+        options=replace(graded.options, usual_events=usual.usual_events, usual_installed=usual.usual_installed),
+    )
     if needed != prepared and is_solved(gold.reward):
         # The empty patch was graded without the options that the gold patch turned out to need.
         empty = await _evaluate(graded, nothing, sandboxes, environment)
@@ -339,11 +343,13 @@ async def _grade_gold(
             if result.verdict.reward != 1.0 and result.conflicts:
                 options = replace(options, conflicts=result.conflicts)
                 result = await _evaluate(replace(prepared, options=options), gated, sandboxes, environment)
-            if result.verdict.reward != 1.0 and result.events:
-                options = replace(options, usual_events=event_keys(result.events))
+            if result.verdict.reward != 1.0 and (result.events or result.installed):
+                usual = event_keys(result.events)
+                options = replace(options, usual_events=usual, usual_installed=result.installed)
                 result = await _evaluate(replace(prepared, options=options), gated, sandboxes, environment)
             if is_solved(result.verdict.reward):
-                options = replace(options, usual_events=event_keys(result.events))
+                usual = event_keys(result.events)
+                options = replace(options, usual_events=usual, usual_installed=result.installed)
                 return replace(prepared, options=options), result.verdict
             first = first or result.verdict
     return prepared, first or Verdict(reward=0.0, reason="")
