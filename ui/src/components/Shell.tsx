@@ -30,15 +30,17 @@ const SHORTCUTS: [string, [string[], string][]][] = [
       [["1", "…", "6"], "transcript, tokens, patch, timing, calls, integrity"],
       [["j", "k"], "next turn, turn before"],
       [["o"], "open or fold the turn"],
+      [["g", "G"], "first turn, last turn"],
       [["n", "p"], "next and previous improbable token"],
-      [["[", "]"], "rollout before, next rollout"],
+      [["←", "→"], "token before, next token"],
     ],
   ],
   [
     "Pairs",
     [
       [["←", "→"], "the left, the right one is better"],
-      [["=", "0"], "equally good; both bad"],
+      [["0"], "leave the pair out"],
+      [["⌫"], "take your vote back"],
     ],
   ],
 ];

@@ -62,8 +62,17 @@ function Figures({ store }: { store: StoreSummary }) {
       )}
       {total > 0 && <Stat label="Rollouts" value={`${count(ended(store))}/${count(total)}`} note={`${count(store.tasks)} tasks`} />}
       {store.suspicious > 0 && <Stat label="Suspicious" value={count(store.suspicious)} tone="warn" />}
-      <Stat label="Tokens" value={short(store.prompt_tokens + store.completion_tokens)} note={`${short(store.calls)} calls`} />
-      <Stat label="Spend" value={money(store.cost_usd)} />
+      {store.steps > 0 && <Stat label="Steps" value={count(store.steps)} />}
+      {store.calls > 0 && (
+        <>
+          <Stat
+            label="Tokens"
+            value={short(store.prompt_tokens + store.completion_tokens)}
+            note={`${short(store.calls)} calls`}
+          />
+          <Stat label="Spend" value={money(store.cost_usd)} />
+        </>
+      )}
     </Stats>
   );
 }
