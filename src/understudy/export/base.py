@@ -16,6 +16,7 @@ from msgspec import Struct, field
 
 from understudy.export.corpus import ORIGINS, Origin
 from understudy.export.lengths import LengthFigures
+from understudy.export.mixture import MixturePart
 from understudy.trajectory.roles import Role
 from understudy.types import WORK_ROLES
 
@@ -26,8 +27,8 @@ ProgressCallback = Callable[[int, int], None]
 class ExportSummary(Struct, frozen=True, kw_only=True):
     """What an export wrote: `rows` in `files`, by split in `splits`; `left_out` counts by why what it did not.
 
-    `origins`, `sources`, `licences`, `families` and `tools_sources` (where the tools are from)
-    count rows, `lengths` tells how long they are. `redaction` counts by rule what was replaced;
+    `origins`, `sources`, `licences`, `families` and `tools_sources` (where the tools are from) count rows,
+    `lengths` tells how long they are, `mixture` what weights did. `redaction` counts by rule what was replaced;
     `unredacted`: there are sessions in it that were not redacted. `notes` are sentences for a person, `load` is
     how to load it.
 
@@ -57,6 +58,7 @@ class ExportSummary(Struct, frozen=True, kw_only=True):
     tools_sources: dict[str, int] = field(default_factory=dict[str, int])
     redaction: dict[str, int] = field(default_factory=dict[str, int])
     lengths: LengthFigures | None = None
+    mixture: list[MixturePart] = field(default_factory=list[MixturePart])
     unredacted: bool = False
     notes: list[str] = field(default_factory=list[str])
     load: str = ""
@@ -65,10 +67,11 @@ class ExportSummary(Struct, frozen=True, kw_only=True):
 class FormatTraits(Struct, frozen=True, kw_only=True):
     """What the command line does for a format: `origins` it can write, and what it takes unless told otherwise.
 
-    `cuts`: its conversations can be cut at turns, and are measured. `into_run`: written to the run's own
-    directory where no other is named. `splits`: it has a train and a test part. `chooses_thinking`: its answers
-    can be without their thinking. `chooses_solved`: it can leave out what did not solve its task, which it does
-    unless told otherwise where `solved_only`. `clients`: it can be of the calls of a gateway's clients.
+    `weights`: what it teaches can be weighted. `cuts`: its conversations can be cut at turns, and are measured.
+    `into_run`: written to the run's own directory where no other is named. `splits`: it has a train and a test
+    part. `chooses_thinking`: its answers can be without their thinking. `chooses_solved`: it can leave out what
+    did not solve its task, which it does unless told otherwise where `solved_only`. `clients`: it can be of the
+    calls of a gateway's clients.
     """
 
     origins: tuple[Origin, ...] = ORIGINS
@@ -80,6 +83,7 @@ class FormatTraits(Struct, frozen=True, kw_only=True):
     splits: bool = True
     clients: bool = False
     cuts: bool = False
+    weights: bool = False
 
 
 _E = TypeVar("_E", bound=Callable[..., ExportSummary])

@@ -28,10 +28,11 @@ from understudy.export.examples import (
     with_thinking,
 )
 from understudy.export.lengths import LengthFigures, LengthRule, length_figures
+from understudy.export.mixture import NOT_DRAWN, Mixture, MixturePart, WeightRule
 from understudy.export.overlap import Benchmark, NearDuplicates
 from understudy.ingest import trace_store
 from understudy.ingest.redaction import redact_trace, trace_texts
-from understudy.ingest.trace import Trace
+from understudy.ingest.trace import Trace, state_id
 from understudy.preference.checks import LOSSY, NO_THINKING, Checks, Pair, PairCounts, Template, Thinking
 from understudy.preference.pairs import replay_pairs
 from understudy.preference.rollouts import rollout_pairs
@@ -75,7 +76,8 @@ class ExportSelection(Struct, frozen=True, kw_only=True):
     where the two are of different splits, with `drop_near_duplicates` wherever they are. `exclude_tasks` is a file
     of tasks (rows with `instance_id`, `repo`, `patch`) of which nothing is exported: see `overlap.Benchmark`.
     Conversations of more than `cut_tokens`, or `cut_chars`, are cut at turns (see `lengths.LengthRule`);
-    `tokenizer` names the one that counts tokens.
+    `tokenizer` names the one that counts tokens. `weights` say how often examples of sessions stand in the split
+    "train" (see `mixture.Mixture`).
 
     With `clients`, the names of keys of a gateway that ran alone, it is their calls instead that began in
     [since, until), in Unix seconds; `origins` is empty then.
@@ -96,6 +98,7 @@ class ExportSelection(Struct, frozen=True, kw_only=True):
     cut_tokens: int | None = None
     cut_chars: int | None = None
     tokenizer: str | None = None
+    weights: tuple[WeightRule, ...] = ()
     clients: tuple[str, ...] = ()
     since: float = -math.inf
     until: float = math.inf
@@ -169,6 +172,10 @@ class CorpusCounts(Struct, kw_only=True):
         return {name: positive_counts(counter) for name, counter in tables.items()}
 
 
+def _state_ids(trace: Trace) -> list[str]:
+    return [state_id(trace.trace_id, turn.message_id) for turn in trace.turns]
+
+
 def origin_name(item: CallSource) -> str:
     """The origin under which rows made of these calls are counted."""
     return "client" if isinstance(item, ClientSession) else "rollout"
@@ -198,6 +205,7 @@ class Corpus:
         self.store = store
         self.selection = selection or ExportSelection()
         self.template = template
+        self._mixture: Mixture | None = None
         self.length_rule = LengthRule(
             template, max_tokens=self.selection.cut_tokens, max_chars=self.selection.cut_chars
         )
@@ -223,13 +231,18 @@ class Corpus:
         """The corpus that another selection makes of the same store."""
         return Corpus(self.store, selection, self.redactor, unredacted=self.unredacted, template=self.template)
 
-    def refuse_lengths(self, rows: str) -> None:
-        """Raise ConfigError where lengths are asked for of rows that are not measured or cut."""
+    def refuse_shaping(self, rows: str) -> None:
+        """Raise ConfigError where `rows` that are not measured, cut or weighted are asked to be."""
         chosen = self.selection
-        flags = {"max-tokens": chosen.cut_tokens, "max-chars": chosen.cut_chars, "tokenizer": chosen.tokenizer}
+        flags = {
+            "max-tokens": chosen.cut_tokens,
+            "max-chars": chosen.cut_chars,
+            "tokenizer": chosen.tokenizer,
+            "weight": chosen.weights or None,
+        }
         for flag, value in flags.items():
             if value is not None:
-                raise ConfigError(f"--{flag}: is for conversations to learn; {rows} are not cut: leave it out")
+                raise ConfigError(f"--{flag}: is for conversations to learn, not for {rows}: leave it out")
 
     def split(self, group: str) -> Split:
         """The split that a group of the corpus belongs to."""
@@ -261,8 +274,17 @@ class Corpus:
                 tally.left_out[NO_THINKING] += 1
                 continue
             for piece in self.length_rule.pieces(shown, tally.left_out, tally.notes):
-                tally.count_item(piece)
-                yield piece
+                copies = self._copies(piece)
+                if copies == 0:
+                    tally.left_out[NOT_DRAWN] += 1
+                for _ in range(copies):
+                    tally.count_item(piece)
+                    yield piece
+
+    def _copies(self, example: Example) -> int:
+        """How often an example is to be written."""
+        weighted = example.origin == "session" and self.split(example.group) == "train"
+        return self._mixture.copies(example) if self._mixture is not None and weighted else 1
 
     def samples(self) -> Iterator[tuple[GradedRollout, Sample]]:
         """The token sequences of the rollouts, with the exact tokens that were sampled."""
@@ -393,8 +415,19 @@ class Corpus:
         """How often each rule of the redactor replaced something so far."""
         return {} if self.redactor is None else dict(self.redactor.report.counts.most_common())
 
+    @property
+    def mixture(self) -> list[MixturePart]:
+        """What the weights did in the latest iteration; their conditions, which may name a project, redacted."""
+        parts = [] if self._mixture is None else self._mixture.parts
+        if self.redactor is None:
+            return parts
+        return [replace(part, condition=self.redactor.text(part.condition)) for part in parts]
+
     def _begin(self) -> CorpusCounts:
         self.counts = CorpusCounts()
+        chosen = self.selection
+        if chosen.weights:
+            self._mixture = Mixture(self.store.sessions, chosen.weights, chosen.seed)
         return self.counts
 
     def _traces(self, tally: CorpusCounts) -> Iterator[Trace]:
@@ -416,6 +449,8 @@ class Corpus:
                     trace = replace(trace, turns=good)
             if trace.turns:
                 exported = trace if self.redactor is None else redact_trace(trace, self.redactor)
+                if self._mixture is not None:
+                    self._mixture.rename(_state_ids(exported), _state_ids(trace))
                 reason = self._overlap(trace, group_of(exported), duplicates)
                 if reason is None:
                     yield exported

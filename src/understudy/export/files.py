@@ -26,6 +26,7 @@ from understudy.errors import ConfigError
 from understudy.export.base import ExportSummary, ProgressCallback
 from understudy.export.corpus import SPLITS, Corpus, ExportSelection, Split, positive_counts
 from understudy.export.lengths import CUT, PIECES, LengthFigures
+from understudy.export.mixture import MixturePart
 from understudy.export.parquet import Columns, ExportParquetWriter, JsonLinesWriter
 from understudy.util.files import atomic_write
 
@@ -79,6 +80,8 @@ def render_card(
     ]
     if exported.left_out:
         parts.append(_table("left out", "how many", exported.left_out))
+    if exported.mixture:
+        parts += ["## Mixture", _mixture(exported.mixture)]
     if exported.lengths is not None:
         parts += ["## Lengths", _lengths(exported.lengths)]
     parts += [f"- {note}" for note in exported.notes]
@@ -98,6 +101,15 @@ def _lengths(figures: LengthFigures) -> str:
     summary = f"{figures.summary()[:1].upper()}{figures.summary()[1:]}."
     rule = "" if figures.limit is None else " " + _CUT.format(limit=figures.limit, unit=figures.unit)
     return f"{_cell(summary)}{rule}\n\n" + _table(figures.unit, "rows", figures.histogram)
+
+
+def _mixture(parts: Sequence[MixturePart]) -> str:
+    lines = ["| weight | turns of sessions | answers | times learned |", "|---|---|---|---|"]
+    lines += [f"| {part.weight:g} | {_cell(part.condition)} | {part.answers} | {part.learned} |" for part in parts]
+    return (
+        "Rows of the split train are drawn by the weights of the answers that they teach (their mean, where they "
+        "are several): so many copies, the fraction by chance, which the seed decides.\n\n" + "\n".join(lines)
+    )
 
 
 def _configs(data: Mapping[str, Sequence[str]]) -> list[str]:
@@ -293,6 +305,7 @@ class ExportWriter:
                 **counts.tables(),
                 redaction=corpus.redaction,
                 lengths=corpus.lengths,
+                mixture=corpus.mixture,
                 unredacted=corpus.unredacted,
                 notes=all_notes,
                 load=fill_load(load, self._output),
@@ -354,6 +367,12 @@ class ExportDescription:
         if selection.where and self._corpus.redactor:  # It may name a project.
             where = self._corpus.redactor.text(selection.where)
             selection = msgspec.structs.replace(selection, where=where)
+        if selection.weights and self._corpus.redactor:
+            rules = tuple(
+                msgspec.structs.replace(rule, condition=self._corpus.redactor.text(rule.condition))
+                for rule in selection.weights
+            )
+            selection = msgspec.structs.replace(selection, weights=rules)
         if exported.files:
             # Only the last part of the path: what is above it names a person's home.
             load_text = fill_load(load, Path(self._output.resolve().name))
@@ -384,7 +403,7 @@ def _manifest(
     later = {"include_lossy": selection.include_lossy, "thinking": selection.thinking}
     if "sessions" not in selection.origins:
         later |= {"drop_near_duplicates": selection.drop_near_duplicates, "exclude_tasks": selection.exclude_tasks}
-    later |= {name: getattr(selection, name) for name in ("cut_tokens", "cut_chars", "tokenizer")}
+    later |= {name: getattr(selection, name) for name in ("cut_tokens", "cut_chars", "tokenizer", "weights")}
     bounds = dict(_bounds(selection))
     later |= {"clients": selection.clients, **{name: math.isfinite(bounds[name]) for name in bounds}}
     chosen = {key: value for key, value in msgspec.structs.asdict(selection).items() if later.get(key, True)}
@@ -394,6 +413,7 @@ def _manifest(
         **{key: getattr(exported, key) for key in keys},
         **({"tools_sources": exported.tools_sources} if exported.tools_sources else {}),
         **({"lengths": exported.lengths} if exported.lengths else {}),
+        **({"mixture": exported.mixture} if exported.mixture else {}),
         "selection": chosen,
         "files": {
             each: {"bytes": (source / each).stat().st_size, "sha256": sha256_of(source / each)}

@@ -171,8 +171,16 @@ def _of_lengths(
         Path | None,
         typer.Option(metavar="MODEL_DIR", help="Measure in tokens, by this tokenizer and its chat template."),
     ] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="W:SQL",
+            help='How often turns of sessions are learned for which this condition holds, as "3: tests = '
+            "'passed'\"; may be repeated, the first one that holds counts.",
+        ),
+    ] = None,
 ) -> None:
-    """The options about how long rows may be."""
+    """The options about how long rows may be, and how often they stand in the export."""
 
 
 def _command(name: str, function: Callable[..., ExportSummary]) -> Any:
@@ -209,6 +217,7 @@ def _applies(name: str, traits: FormatTraits) -> bool:
         "drop_near_duplicates": "sessions" in traits.origins,
         "include_lossy": "sessions" in traits.origins,
         "thinking": traits.chooses_thinking,
+        "weight": traits.weights,
         **dict.fromkeys(("max_tokens", "max_chars", "tokenizer"), traits.cuts),
         **dict.fromkeys(("key", "since", "until"), traits.clients),
         "unredacted": "sessions" in traits.origins or traits.clients,
@@ -270,6 +279,7 @@ def _export(
 ) -> None:
     from understudy.cli.templates import chat_template
     from understudy.export.corpus import Corpus, ExportSelection
+    from understudy.export.mixture import weight_rule
     from understudy.redact.redactor import Redactor
     from understudy.store import Store
 
@@ -295,6 +305,7 @@ def _export(
             cut_tokens=options.get("max_tokens"),
             cut_chars=options.get("max_chars"),
             tokenizer=tokenizer and tokenizer.resolve().name,
+            weights=tuple(map(weight_rule, options.get("weight") or ())),
             clients=clients,
             since=since,
             until=until,
@@ -314,7 +325,15 @@ def _export(
         )
 
 
-_NOT_OF_CLIENTS = ("run", "where", "solved_only", "include_suspicious", "include_lossy", "drop_near_duplicates")
+_NOT_OF_CLIENTS = (
+    "run",
+    "where",
+    "solved_only",
+    "include_suspicious",
+    "include_lossy",
+    "drop_near_duplicates",
+    "weight",
+)
 """Options that say nothing of a gateway's calls."""
 
 
@@ -405,6 +424,10 @@ def _summarise(name: str, exported: ExportSummary, traits: FormatTraits, roles: 
             typer.echo(f"{title}: {counted(counts)}")
     for note in exported.notes:
         typer.echo(note)
+    for part in exported.mixture:
+        typer.echo(
+            f"weight {part.weight:g} ({part.condition}): {part.answers} answers, learned {part.learned} times"
+        )
     if exported.lengths is not None:
         typer.echo(exported.lengths.summary() + "\n" + "\n".join(exported.lengths.bars()))
     if exported.left_out:

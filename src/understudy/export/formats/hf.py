@@ -95,6 +95,7 @@ dataset = load_dataset("{output}", split="train")"""
         into_run=True,
         splits=False,
         cuts=True,
+        weights=True,
         clients=True,
     )
 )
@@ -123,7 +124,7 @@ def export(
     """
     if corpus.selection.origins == ("sessions",):
         return export_sessions(corpus, output, unit, report)
-    corpus.refuse_lengths("exact tokens of rollouts")
+    corpus.refuse_shaping("exact tokens of rollouts")
     schema(COLUMNS)
     chosen: Mapping[str, Sequence[CallSource]]
     of_clients = bool(corpus.selection.clients)

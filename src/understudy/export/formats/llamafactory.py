@@ -44,7 +44,7 @@ _ABOUT = (
 _LOAD = f"llamafactory-cli train {{quoted}}/{CONFIG}"
 
 
-@exporter(FormatTraits(solved_only=True, cuts=True))
+@exporter(FormatTraits(solved_only=True, cuts=True, weights=True))
 def export(
     corpus: Corpus,
     output: Path,
@@ -80,7 +80,7 @@ def export(
     if cutoff is not None and cutoff < 1:
         raise ConfigError(f"--cutoff: expected at least 1 token, got {cutoff}")
     if stage == "dpo":
-        corpus.refuse_lengths("preference pairs")
+        corpus.refuse_shaping("preference pairs")
     check_names(output, {name: f"{name}/", test: f"{name}/"})
     rules = template_rules(template)
     count_tokens = RowLengthCounter(model)

@@ -44,7 +44,7 @@ train = client.files.create(file=open("{output}/train.jsonl", "rb"), purpose="fi
 client.fine_tuning.jobs.create(model=MODEL, training_file=train.id)"""
 
 
-@exporter(FormatTraits(solved_only=True, chooses_thinking=False, cuts=True))
+@exporter(FormatTraits(solved_only=True, chooses_thinking=False, cuts=True, weights=True))
 def export(
     corpus: Corpus,
     output: Path,

@@ -107,7 +107,7 @@ def _load(trainer: str) -> str:
 # --- The formats --------------------------------------------------------------------------------------------
 
 
-@exporter(FormatTraits(solved_only=True, cuts=True))
+@exporter(FormatTraits(solved_only=True, cuts=True, weights=True))
 def export_sft(
     corpus: Corpus,
     output: Path,

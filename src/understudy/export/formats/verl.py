@@ -84,7 +84,7 @@ _LOAD: dict[Form, str] = {
 }
 
 
-@exporter(FormatTraits(solved_only=True, cuts=True))
+@exporter(FormatTraits(solved_only=True, cuts=True, weights=True))
 def export(
     corpus: Corpus,
     output: Path,
@@ -100,7 +100,7 @@ def export(
     Raises ConfigError when there is nothing to write, or it cannot be written.
     """
     if form != "sft":
-        corpus.refuse_lengths(f"rows of --form {form}")
+        corpus.refuse_shaping(f"rows of --form {form}")
         selection = msgspec.structs.replace(corpus.selection, solved_only=False, origins=("rollouts",))
         corpus = corpus.with_selection(selection)
     columns = COLUMNS[form] | (tools_columns(corpus) if form == "sft" else {})

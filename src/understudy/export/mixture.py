@@ -1,0 +1,83 @@
+"""Mixtures: how often what is learned of sessions stands in an export, by what became of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from understudy.errors import ConfigError
+from understudy.export.examples import Example
+from understudy.store.sessions import SessionRepository
+from understudy.store.sqlite import sample_rank
+
+NOT_DRAWN = "rows that were not drawn (--weight)"
+
+_WEIGHT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*:\s*(\S.*)", re.DOTALL)
+_LARGEST = 100.0
+_RANKS = 2.0**63
+
+
+class WeightRule(Struct, frozen=True):
+    """A weight, and the SQL condition of the turns that have it, over the columns that --where takes."""
+
+    weight: float
+    condition: str
+
+
+class MixturePart(Struct, kw_only=True):
+    """What a rule did: the `answers` that it is the first rule of, and how often they are `learned`."""
+
+    weight: float
+    condition: str
+    answers: int = 0
+    learned: int = 0
+
+
+def weight_rule(text: str) -> WeightRule:
+    """The rule that an option says, as `3: tests = 'passed'`. Raises ConfigError."""
+    match = _WEIGHT.fullmatch(text)
+    if match is None or float(match[1]) > _LARGEST:
+        raise ConfigError(
+            f"--weight: expected a number from 0 to {_LARGEST:g}, a colon and a condition on turns, as "
+            f"\"3: tests = 'passed'\", got {text!r}"
+        )
+    return WeightRule(float(match[1]), match[2].strip())
+
+
+class Mixture:
+    """Draws examples by their weights. Raises ConfigError as `SessionRepository.select`, for a rule's condition.
+
+    An answer has the weight of the first rule whose condition is true of its turn, else 1. An example that teaches
+    several answers has the mean of their weights. Of a weight of 2.3 there are two copies, and of three in ten
+    examples a third one: which ones depends on their ids and the seed alone.
+    """
+
+    def __init__(self, sessions: SessionRepository, rules: Sequence[WeightRule], seed: int) -> None:
+        self._seed = seed
+        self._rules: dict[str, int] = {}
+        self._names: dict[str, str] = {}
+        self.parts = [MixturePart(weight=rule.weight, condition=rule.condition) for rule in rules]
+        for number, rule in enumerate(rules):
+            for (state_id,) in sessions.table(("state_id",), rule.condition):
+                self._rules.setdefault(state_id, number)
+        self.parts.append(MixturePart(weight=1.0, condition="all others"))
+
+    def rename(self, exported: Sequence[str], stored: Sequence[str]) -> None:
+        """Note the ids of states that have others in the store: a secret in an id is replaced."""
+        self._names = {one: other for one, other in zip(exported, stored, strict=True) if one != other}
+
+    def copies(self, example: Example) -> int:
+        """How often an example is to be written; counts it."""
+        parts = [self._part(answer) for answer in example.answer_ids]
+        weight = sum(part.weight for part in parts) / len(parts)
+        chance = sample_rank(example.example_id, self._seed) / _RANKS
+        number = int(weight) + (chance < weight % 1)
+        for part in parts:
+            part.answers += 1
+            part.learned += number
+        return number
+
+    def _part(self, answer: str) -> MixturePart:
+        return self.parts[self._rules.get(self._names.get(answer, answer), -1)]
