@@ -293,3 +293,37 @@ def test_what_follows_an_early_prompt_has_that_prompt() -> None:
     ]
     assert states[SECOND].notes == ("prompt_between_results",)
     assert states[THIRD].fidelity == "exact"
+
+
+def test_an_agent_has_the_prompt_of_the_call_that_started_it_where_its_log_lacks_it() -> None:
+    """2.0.55 logs a subagent from its first response on."""
+    log = Log(version="2.0.55")
+    log.user("go")
+    log.assistant(FIRST, ("t1", "Task", {"prompt": "look around"}))
+    log.result("t1", "seen", toolUseResult={"agentId": "a1"})
+    agents = {name: Log(version="2.0.55", isSidechain=True, agentId=name) for name in ("a1", "a2")}
+    agents["a1"].assistant(SECOND, "Seen.", parent=None)
+    agents["a2"].assistant(THIRD, "Ready.", parent=None)
+    files = {f"agent-{name}.jsonl": agent.data() for name, agent in agents.items()}
+    states = by_message(*read(log, **files))
+    assert outline(states[SECOND]) == ["user: look around"]
+    assert states[SECOND].fidelity == "exact"
+    assert (states[THIRD].fidelity, states[THIRD].notes) == ("repaired", ("prompt_not_logged",))
+
+
+def test_snapshots_that_are_repeated_amid_a_turn_show_one_resume() -> None:
+    """They are written while the turn runs; the parallel calls after the resume are all sent."""
+    log = Log(version="2.1.75")
+    for name in ("s1-1", "s1-9"):
+        log.aside("file-history-snapshot", messageId=name, isSnapshotUpdate=False)
+    log.user("go")
+    log.assistant(FIRST, "Done.")
+    log.aside("file-history-snapshot", messageId="s1-1", isSnapshotUpdate=False)
+    log.user("again")
+    first = log.assistant(SECOND, ("t1", "Bash"))
+    second = log.assistant(SECOND, ("t2", "Bash"))
+    log.aside("file-history-snapshot", messageId="s1-9", isSnapshotUpdate=False)
+    log.result("t1", "one", parent=first)
+    log.result("t2", "two", parent=second)
+    log.assistant(THIRD, "Here.")
+    assert outline(by_message(*read(log))[THIRD])[3:] == ["assistant: +t1 +t2", "t1: one", "t2: two"]

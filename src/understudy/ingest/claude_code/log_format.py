@@ -20,6 +20,7 @@ from understudy.ingest.claude_code.records import (
     DECODE_ERRORS,
     ClaudeBlock,
     ClaudeLog,
+    ClaudeMessage,
     ClaudeRecord,
     decode_envelope,
     read_log,
@@ -27,7 +28,7 @@ from understudy.ingest.claude_code.records import (
     read_record_lines,
 )
 from understudy.ingest.claude_code.render import ClaudeCodeRenderer, text, value_of
-from understudy.ingest.claude_code.tree import ClaudeResponse
+from understudy.ingest.claude_code.tree import ClaudeResponse, result_ids
 from understudy.ingest.claude_code.versions import behaviour_of
 from understudy.ingest.claude_code.walk import ClaudeConversation, build_conversation
 from understudy.ingest.formats.base import LogFormat
@@ -67,7 +68,9 @@ class SessionPart(Struct):
         """The conversation, which is built at the first call."""
         if self.conversation is None:
             records = self.log.records
-            resumed = {records[end].uuid for end in self.log.ends if 0 < end < len(records)}
+            begins = [records[end] for end in self.log.ends if 0 < end < len(records)]
+            # A session does not go on with a response or a result: what ended it was written late then.
+            resumed = {one.uuid for one in begins if one.type != "assistant" and not result_ids(one)}
             self.conversation = build_conversation(
                 self.records,
                 behaviour_of(self.log.envelope.version),
@@ -116,6 +119,7 @@ class ClaudeSession:
         self._by_agent: dict[str, str] = {}
         self._by_prompt: dict[str, list[str]] = {}
         self._within: dict[str, SessionPart] = {}
+        self._prompt_of: dict[str, str] = {}  # by the id of the call that started an agent
 
     def traces(self, owned: dict[str, SessionPart], copied: Counter[int]) -> Iterator[Trace]:
         """A trace for each part, with the turns that `owned` (by message id) assigns to it.
@@ -125,6 +129,8 @@ class ClaudeSession:
         if len(self.parts) > 1:
             for part in self.parts:
                 self._index_agent_calls(part)
+            for part in self.parts:
+                self._add_prompt(part)
         counted: set[int] = set()
         for part in self.parts:
             trace = self._trace(part, owned)
@@ -198,10 +204,26 @@ class ClaudeSession:
                     self._within.setdefault(block.id, part)
                     if prompt := string(value_at(value_of(block.input), "prompt")):
                         self._by_prompt.setdefault(prompt.strip(), []).append(block.id)
+                        self._prompt_of[block.id] = prompt
                 elif block.tool_use_id is not None and block.tool_use_id in starts:
                     agent_id = string(value_at(value_of(record.toolUseResult), "agentId"))
                     if agent_id is not None:
                         self._by_agent.setdefault(agent_id, block.tool_use_id)
+
+    def _add_prompt(self, part: SessionPart) -> None:
+        """Put the prompt before an agent's records where its log lacks it: the call that started it has it."""
+        if part.agent_id is None or not part.records or part.records[0].type != "assistant":
+            return
+        call = part.meta.toolUseId or self._by_agent.get(part.agent_id)
+        prompt = self._prompt_of.get(call or "")
+        first = part.records[0]
+        if prompt is None or first.parentUuid is not None:
+            return
+        message = ClaudeMessage(content=prompt)
+        first.parentUuid = f"prompt-of-{part.agent_id}"
+        added = ClaudeRecord(type="user", uuid=first.parentUuid, isSidechain=True, message=message)
+        part.records = [added, *part.records]
+        part.conversation = None
 
     def _parent(self, part: SessionPart) -> TraceParent:
         tool_use_id = part.meta.toolUseId or self._by_agent.get(part.agent_id or "")
@@ -230,6 +252,8 @@ def _trace_id(session_id: str, agent_id: str | None) -> str:
 
 def _turn(response: ClaudeResponse, conversation: ClaudeConversation) -> TraceTurn:
     notes = conversation.notes.get(response.node, ())
+    if response.records[0].isSidechain and conversation.nodes[0].body is conversation.responses[0]:
+        notes = (*notes, "prompt_not_logged")
     body = response.records[-1].message
     return TraceTurn(
         message_id=response.key,

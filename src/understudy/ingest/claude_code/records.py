@@ -181,7 +181,7 @@ class ClaudeLog(Struct):
     `ledger` are the lines of the request ledger as they are. `ends` are counts of records after which the program
     ended, so that the next record is of a resumed session. `losses` counts by kind what could not be read or is
     unknown. `sidechains`: some records are of subagents. `queue` has the prompts that were not sent yet,
-    `snapshots` the prompts (by uuid) that files were saved for.
+    `snapshots` how often files were saved, by the uuid of the prompt.
     """
 
     path: str
@@ -192,7 +192,7 @@ class ClaudeLog(Struct):
     losses: Counter[str]
     sidechains: bool = False
     queue: PromptQueue = msgspec.field(default_factory=PromptQueue)
-    snapshots: set[str] = set()
+    snapshots: Counter[str] = msgspec.field(default_factory=Counter[str])
 
 
 _decode = msgspec.json.Decoder(ClaudeRecord).decode
@@ -305,9 +305,11 @@ def _file_records(lines: ClaudeLog, some: bytes, new_records: list[ClaudeRecord]
 def _file_snapshot(lines: ClaudeLog, record: ClaudeRecord) -> None:
     """Note the snapshot of files for a prompt. A resumed session writes all of its snapshots once more."""
     if record.messageId is not None and not record.isSnapshotUpdate:
-        if record.messageId in lines.snapshots and lines.records:
+        before = max(lines.snapshots.values(), default=1)
+        lines.snapshots[record.messageId] += 1
+        # They may be written one by one amid the first turn: only the first of them shows where it begins.
+        if lines.snapshots[record.messageId] > max(before, 1) and lines.records:
             lines.ends.append(len(lines.records))
-        lines.snapshots.add(record.messageId)
 
 
 def _file_without_uuid(lines: ClaudeLog, record: ClaudeRecord) -> None:

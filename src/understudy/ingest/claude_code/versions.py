@@ -148,10 +148,10 @@ def behaviour_of(version: str | None) -> VersionBehaviour:
         notification=_notification(number),
         wraps_notifications=number >= (2, 1, 200),
         invoked_skills=(
-            _SKILLS if number < (2, 1, 120) else _SKILLS_EARLIER if number < (2, 1, 250) else _SKILLS_NOT_NEW
+            _SKILLS if number < (2, 1, 120) else _SKILLS_EARLIER if number < (2, 1, 230) else _SKILLS_NOT_NEW
         ),
-        has_system_messages=number >= (2, 1, 130),
-        extends_lists=number >= (2, 1, 200),
+        has_system_messages=number >= (2, 1, 135),
+        extends_lists=number >= (2, 1, 260),
         logs_requests=number >= (2, 1, 290),
     )
 
