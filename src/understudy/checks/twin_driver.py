@@ -20,7 +20,7 @@ from typing import Any, cast
 
 _MOST_NODES = 20_000
 _MOST_TEXT = 400_000
-_MOST_REPORTS = 1_000  # of one site in one test
+MOST_REPORTS = 1_000  # of one site in one test
 
 _OPERATORS: "dict[str, Callable[[Any, Any], Any]]" = {
     "==": operator.eq,
@@ -319,7 +319,7 @@ _counts: "dict[Any, int]" = {}
 
 def _report(site: int, *saw: Any) -> None:
     count = _counts[_node, site] = _counts.get((_node, site), 0) + 1
-    if count <= _MOST_REPORTS:
+    if count <= MOST_REPORTS:
         _write(node=_node, site=site, saw=list(saw))
 
 

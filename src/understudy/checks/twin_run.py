@@ -177,12 +177,13 @@ def _readable(tests: DecidingTests, options: GradingOptions, data: Mapping[str, 
 
 
 def _in_use(site: TwinSite, seen: Sequence[Observation], readable: ReadableValues, *, fixed: bool) -> TwinSite:
-    """A site as it protects: not where tested code can read what it expects, or that it was changed."""
+    """A site as it protects: not where tested code can read what it expects or that it was changed, and not where
+    it observes more than is sent."""
     repeats = site.changeable and readable.repeats(parse_literal(site.expected))
     return replace(
         site,
         changeable=site.changeable and not fixed and not repeats,
-        withheld=site.withheld and not is_read(site, seen, readable),
+        withheld=site.withheld and len(seen) < twin_driver.MOST_REPORTS and not is_read(site, seen, readable),
     )
 
 
@@ -364,5 +365,5 @@ def protection_of(task: Task, options: GradingOptions) -> tuple[Protection, str]
         return "partial", guess if times > 1 else "the tested code can read or guess all that the tests expect"
     if partial := [id for id in deciding if nodes[id] in options.partial_twins]:
         some = f"{len(partial)} of {len(deciding)} deciding tests"
-        return "partial", f"{some} have expectations that the tested code can read, as {partial[0]}"
+        return "partial", f"{some} have expectations that the tested code can read or force, as {partial[0]}"
     return "twins", ""

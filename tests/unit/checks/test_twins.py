@@ -439,7 +439,8 @@ def test_protection_says_what_is_missing():
     partly = GradingOptions(twins=both, twin_bits=20, partial_twins=("test_calc.py::test_same",))
     assert protection_of(task, partly) == (
         "partial",
-        "1 of 2 deciding tests have expectations that the tested code can read, as test_calc.py::test_same",
+        "1 of 2 deciding tests have expectations that the tested code can read or force, "
+        "as test_calc.py::test_same",
     )
     assert protection_of(task, GradingOptions(twins=both, twin_bits=3)) == (
         "partial",
