@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -77,6 +78,45 @@ async def test_an_error_event_of_a_provider_is_told_and_kept_without_our_key() -
     assert isinstance(refused, ProviderRefusal)
     assert KEY not in str(refused)
     assert KEY not in str(refused.error)
+
+
+FORMS = (KEY, f"Bearer {KEY}", KEY.encode().hex(), b64encode(f"x{KEY}".encode()).decode())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_answer_that_says_our_key_is_kept_without_it(form: str, streamed: bool) -> None:
+    usage = {"input_tokens": 1, "output_tokens": 1}
+    content = [{"type": "text", "text": form}]
+    message = MESSAGE | {"id": "m", "role": "assistant", "content": content, "usage": usage}
+    start = {"type": "message_start", "message": message | {"content": []}}
+    block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": form}}
+    delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": form}}
+    end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage}
+    events = (start, block, delta, {"type": "content_block_stop", "index": 0}, end, {"type": "message_stop"})
+    body = "".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events)
+    answer = web.Response(text=body, content_type="text/event-stream") if streamed else web.json_response(message)
+    async with serving(lambda: answer) as url:
+        relay = AnthropicRelay(url, "m", KEY)
+        request = json.dumps({"model": "claude", "stream": streamed}).encode()
+        relayed = await relay.relay(NativeRequest(path="/v1/messages", headers={}, body=request, stream=streamed))
+        await relay.close()
+    said = repr(relayed)
+    assert "***" in said
+    assert form.removeprefix("Bearer ")[4:-4] not in said
+
+
+async def test_chunks_that_say_our_key_are_kept_without_it_and_short_keys_are_words() -> None:
+    for key, kept in ((KEY, False), ("EMPTY", True)):
+        first = {"choices": [{"index": 0, "delta": {"content": f"is {key}."}}]}
+        last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+        body = f"data: {json.dumps(first)}\n\ndata: {json.dumps(last)}\n\ndata: [DONE]\n\n"
+        answer = web.Response(text=body, content_type="text/event-stream")
+        async with serving(lambda answer=answer: answer) as url:
+            backend = VLLMBackend(f"{url}/v1", "m", key)
+            generation = await backend.generate(CHAT, lambda _: None)
+            await backend.close()
+        assert (key in repr(generation)) == kept
 
 
 async def test_a_status_that_is_none_is_told_as_a_failure() -> None:

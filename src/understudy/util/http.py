@@ -24,6 +24,7 @@ _KEY_HEADERS = {"bearer": ("authorization", "Bearer {}"), "x-api-key": ("x-api-k
 
 
 _LEAST_ENCODED = 8
+_LEAST_IN_ANSWERS = 16
 """A shorter secret is looked for as it is: its base64 would be found in ordinary text."""
 
 
@@ -54,6 +55,20 @@ def _in_base64(data: bytes, before: int) -> str:
     first = -(-before * 8 // 6)
     last = (before + len(data)) * 8 // 6
     return "".join({"+": "[+-]", "/": "[/_]"}.get(char, char) for char in encoded[first:last])
+
+
+def _usual_forms(secrets: Sequence[str]) -> tuple[bytes, ...]:
+    """Secrets as they are, in hex and in base64: what can be looked for in all that a server answers.
+
+    Only those of real keys: a short one, as "EMPTY", is a word like any other.
+    """
+    forms: list[bytes] = []
+    for data in (secret.encode() for secret in secrets if len(secret) >= _LEAST_IN_ANSWERS):
+        forms += (data, data.hex().encode())
+        for before in range(3):
+            first, last = -(-before * 8 // 6), (before + len(data)) * 8 // 6
+            forms.append(b64encode(bytes(before) + data).rstrip(b"=")[first:last])
+    return tuple(forms)
 
 
 class ResponseTooLarge(Exception):
@@ -99,6 +114,7 @@ class HttpConnection:
             self.headers["authorization"] = f"Basic {basic}"
             self._secrets = [basic, user[0]]
         self._secret_forms = _any_form(self._secrets) if self._secrets else None
+        self._usual_forms = _usual_forms(self._secrets)
         self._keep_alive = keep_alive
         self._session: aiohttp.ClientSession | None = None
 
@@ -145,6 +161,13 @@ class HttpConnection:
     def redact_bytes(self, data: bytes) -> bytes:
         """See `redact`."""
         return self._secret_forms.sub(b"***", data) if self._secret_forms else data
+
+    def redact_answer(self, data: bytes) -> bytes:
+        """A part of a successful response without our credentials, as they are, in hex or in base64."""
+        for form in self._usual_forms:
+            if form in data:
+                data = data.replace(form, b"***")
+        return data
 
     async def close(self) -> None:
         """Drop the connections. May be called twice."""

@@ -244,7 +244,7 @@ class HttpClient:
                 async for piece in read_pieces(response, ANSWER_LIMIT):
                     count(len(piece))
                     pieces.append(piece)
-                return b"".join(pieces)
+                return self._connection.redact_answer(b"".join(pieces))
 
     async def stream(
         self, method: str, url: str, data: bytes | None, headers: Mapping[str, str] | None = None
@@ -261,11 +261,11 @@ class HttpClient:
         ):
             with _RESPONSES.response() as count:
                 async for piece in pieces:
-                    if events := splitter.feed(piece):
+                    if events := [self._without_key(event) for event in splitter.feed(piece)]:
                         count(sum(_kept_size(event) for event in events))
                         yield events
             if rest := splitter.rest():
-                yield [rest]
+                yield [self._without_key(rest)]
 
     def decode(self, request: str, response: bytes, expected: type[_T]) -> _T:
         """A response body as the expected type; `request` names what was asked. Raises BackendError."""
@@ -325,6 +325,11 @@ class HttpClient:
                 raise BackendError(f"{request}: {error}") from error
             except (aiohttp.ClientError, OSError) as error:
                 raise BackendError(f"{request}: the response broke off: {self._detail(error)}") from error
+
+    def _without_key(self, event: ServerSentEvent) -> ServerSentEvent:
+        """An event in which a server does not send our key back."""
+        raw = self._connection.redact_answer(event.raw)
+        return event if raw is event.raw else _event(raw)
 
     def _may_resend(self, error: Exception) -> bool:
         if isinstance(error, TimeoutError | aiohttp.InvalidURL):
