@@ -139,7 +139,7 @@ def _how_made(selection: ExportSelection, name: str) -> str:
         near = "left out" if selection.drop_near_duplicates else "left out where splits differ"
         chosen["near-duplicate sessions"] = near
         chosen["excluded tasks"] = selection.exclude_tasks.name if selection.exclude_tasks else "none"
-    return f"Made by `understudy export {name}` (Understudy {__version__}).\n\n" + _table(
+    return f"Made by `understudy export {name}` (Understudy {__version__}, schema {SCHEMA}).\n\n" + _table(
         "choice", "value", chosen
     )
 
@@ -184,6 +184,12 @@ def _cell(value: object) -> str:
 
 MANIFEST = "understudy.json"
 """What an export says of itself: how it was made and which files are its own."""
+
+SCHEMA = 1
+"""The version of what exports promise to readers: it grows when a column or key goes, or changes its meaning.
+
+An export without one, as earlier releases wrote them, is of version 1.
+"""
 
 REDACTION_REPORT = "redaction.json"
 """What was replaced where. It stays on this machine."""
@@ -409,6 +415,7 @@ def _manifest(
     chosen = {key: value for key, value in msgspec.structs.asdict(selection).items() if later.get(key, True)}
     return {
         "format": name,
+        "schema": SCHEMA,
         "made_with": f"understudy {__version__}",
         **{key: getattr(exported, key) for key in keys},
         **({"tools_sources": exported.tools_sources} if exported.tools_sources else {}),
@@ -431,14 +438,24 @@ def _own_files(manifest: Mapping[str, Any]) -> set[str]:
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:
-    """The manifest of the export in a directory, None where there is none. Raises ConfigError: a damaged one."""
+    """The manifest of the export in a directory, None where there is none.
+
+    Raises ConfigError where it is damaged, or of a later schema than this release knows.
+    """
     path = directory / MANIFEST
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        manifest = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (msgspec.MsgspecError, OSError) as error:
         raise ConfigError(f"{path}: invalid manifest of an export: {error}; export again") from error
+    schema = manifest.get("schema", SCHEMA)
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise ConfigError(
+            f"{path}: expected a schema up to {SCHEMA}, got {schema!r}: a newer release wrote it; "
+            "update understudy"
+        )
+    return manifest
 
 
 def sha256_of(path: Path) -> str:

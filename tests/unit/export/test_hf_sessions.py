@@ -12,6 +12,7 @@ from understudy.cli.app import app
 from understudy.errors import ConfigError
 from understudy.export.base import ExportSummary
 from understudy.export.corpus import Corpus, ExportSelection, Origin, Unit
+from understudy.export.files import MANIFEST, SCHEMA, read_manifest
 from understudy.export.formats import hf
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
@@ -62,3 +63,17 @@ def test_a_store_with_both_has_to_be_told_which(tmp_path: Path):
     assert isinstance(done.exception, ConfigError) and "--from sessions or --from rollouts" in str(done.exception)
     assert export(tmp_path / "store", tmp_path / "out").origins == {"session": 2}
     assert export(tmp_path / "store", tmp_path / "both", origins=("rollouts",)).instances == 1
+
+
+def test_an_export_has_the_version_of_its_schema_and_a_later_one_is_refused(tmp_path: Path):
+    put_sessions(tmp_path / "store", [session("one")])
+    export(tmp_path / "store", tmp_path / "out")
+    path = tmp_path / "out" / MANIFEST
+    manifest = json.loads(path.read_text())
+    assert manifest["schema"] == SCHEMA
+    assert f"schema {SCHEMA})" in (tmp_path / "out" / "README.md").read_text()
+    path.write_text(json.dumps({key: value for key, value in manifest.items() if key != "schema"}))
+    assert read_manifest(tmp_path / "out") is not None, "what earlier releases wrote is read"
+    path.write_text(json.dumps({**manifest, "schema": SCHEMA + 1}))
+    with pytest.raises(ConfigError, match="a newer release wrote it; update understudy"):
+        read_manifest(tmp_path / "out")
