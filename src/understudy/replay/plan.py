@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -26,6 +27,8 @@ from understudy.types import WORK_ROLES
 from understudy.util.settings import option
 
 _LIKELY_LEAST = 100
+_BATCH = 64
+"""States whose asks are looked up at once: a query for each of them took most of a second in a thousand."""
 _TOKEN_CHARS = 3.5
 
 
@@ -248,25 +251,31 @@ def estimate(
     `existing_asks` returns those of some ids whose asks are done.
     """
     shares: dict[str, TeacherShare] = {}
-    for stated in chosen:
+    remaining = iter(chosen)
+    while batch := list(islice(remaining, _BATCH)):
         ids = {
-            ask_id(options, stated.state.state_id, teacher, number): teacher
+            (stated.state.state_id, teacher.name): [
+                ask_id(options, stated.state.state_id, teacher, number) for number in range(options.samples)
+            ]
+            for stated in batch
             for teacher in stated.teachers
-            for number in range(options.samples)
         }
-        done = existing_asks(ids)
-        for id_, teacher in ids.items():
-            share = shares.setdefault(teacher.name, TeacherShare())
-            share.asks += 1
-            if id_ in done:
-                share.done += 1
-                continue
-            _add(share, stated, teacher)
+        done = existing_asks([id_ for some in ids.values() for id_ in some])
+        for stated in batch:
+            for teacher in stated.teachers:
+                share = shares.setdefault(teacher.name, TeacherShare())
+                of_teacher = ids[stated.state.state_id, teacher.name]
+                finished = sum(id_ in done for id_ in of_teacher)
+                share.asks += len(of_teacher)
+                share.done += finished
+                if finished < len(of_teacher):
+                    asked = request_for(stated, teacher)
+                    for _ in range(len(of_teacher) - finished):
+                        _add(share, stated, teacher, asked)
     return shares
 
 
-def _add(share: TeacherShare, stated: TeachableState, teacher: Teacher) -> None:
-    asked = request_for(stated, teacher)
+def _add(share: TeacherShare, stated: TeachableState, teacher: Teacher, asked: TeacherRequest) -> None:
     answer_tokens = length_of([message_of(stated.state.student_action)]) / _TOKEN_CHARS
     completion = min(max(int(answer_tokens), _LIKELY_LEAST), teacher.config.max_tokens)
     share.prompt_tokens += asked.likely_tokens
