@@ -39,7 +39,7 @@ from understudy.preference.rollouts import rollout_pairs
 from understudy.redact.redactor import Redactor, json_strings
 from understudy.store import Store
 from understudy.store.keys import CLIENT
-from understudy.store.outcomes import GradedRollout
+from understudy.store.outcomes import VOTED_OUT, GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples
 from understudy.trajectory.tree import Trajectory, build
@@ -523,9 +523,12 @@ class Corpus:
                 "that ran alone belong to no task: export them by their key with --key"
             )
         decisions = {graded.rollout.id: graded for graded in self.store.outcomes.decisions(run)}
+        excluded = self.store.votes.excluded_rollouts()
         for rollout in self.store.runs.rollouts(run):
             graded = decisions.get(rollout.id)
-            if graded is None:
+            if rollout.id in excluded:
+                tally.left_out[VOTED_OUT] += 1
+            elif graded is None:
                 tally.left_out[f"rollout without a verdict, {rollout.status}"] += 1
             elif graded.verdict.integrity.status != "clean" and not self.selection.include_suspicious:
                 tally.left_out["suspicious patch"] += 1

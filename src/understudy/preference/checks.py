@@ -59,6 +59,7 @@ TEMPLATE = "messages that no chat template takes"
 NOT_RENDERED = "not as the tokenizer's chat template wants it"
 DUPLICATE = "duplicates"
 NEAR_DUPLICATE = "near-duplicates"
+VOTED_DOWN = "doubted by votes"
 
 _SUFFIX = 2
 """How many messages at the end of a prompt make pairs with the same actions near-duplicates."""
@@ -105,14 +106,21 @@ class PairCounts(Struct, kw_only=True):
 
 
 class Checks:
-    """The checks of a pair. It remembers the pairs that passed, so that a duplicate of one fails."""
+    """The checks of a pair. It remembers the pairs that passed, so that a duplicate of one fails.
+
+    `doubted` are the ids of pairs that people voted down, which fail unless `honours_votes` is false.
+    """
 
     def __init__(
         self,
         limits: Limits | None = None,
         template: Template | None = None,
         thinking: Thinking = "only-when-both",
+        *,
+        honours_votes: bool = True,
     ) -> None:
+        self.honours_votes = honours_votes
+        self.doubted = frozenset[str]()
         self.limits = limits or Limits()
         self.template = template
         self.thinking: Thinking = thinking
@@ -126,6 +134,8 @@ class Checks:
         if not keeps:
             chosen, rejected = (replace(action, thinking=None) for action in (pair.chosen, pair.rejected))
             pair = replace(pair, chosen=chosen, rejected=rejected)
+        if self.honours_votes and pair.pair_id in self.doubted:
+            return VOTED_DOWN
         return self._flaw(pair, location) or pair
 
     def _flaw(self, pair: Pair, location: Place) -> str | None:

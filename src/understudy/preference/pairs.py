@@ -75,6 +75,7 @@ def replay_pairs(
         raise ConfigError(f"--minimum: {minimum} teachers cannot agree; give at least 1")
     tally = tally if tally is not None else PairCounts()
     checked = checked or Checks()
+    checked.doubted = store.votes.doubted_pairs()
     if where is not None:
         store.sessions.select(where, limit=1)  # says what is wrong with it, before ours is added
     answered = store.asks.answered_states()

@@ -88,6 +88,7 @@ def rollout_pairs(
     """
     tally = tally if tally is not None else PairCounts()
     checked = checked or Checks()
+    checked.doubted = store.votes.doubted_pairs()
     run_ids = [run.id for run in store.runs.all()]
     if run_id is not None and run_id not in run_ids:
         raise ConfigError(f"the store has no run {run_id!r}; it has: {', '.join(run_ids) or 'none'}")

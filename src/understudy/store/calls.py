@@ -103,6 +103,18 @@ class CallRepository(Repository):
         if ids is not None and key is not None:
             context.recent.put(key, ids)
 
+    def contents(self, attempt_id: str) -> Iterator[bytes]:
+        """The messages and responses of an attempt's calls as JSON, each different one once, oldest first."""
+        chosen = calls.c.attempt_id == attempt_id
+        query = select(calls.c.node_id, calls.c.response_id).where(chosen).order_by(calls.c.sequence)
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+            tree = read_nodes(connection, select(calls.c.node_id).where(chosen))
+            ids = dict.fromkeys(tree[node][1] for node in sorted(tree))
+            ids.update(dict.fromkeys(row.response_id for row in rows))
+            blobs = read_blobs(connection, ids)
+        return (blobs[key] for key in ids)
+
     def of_attempt(self, attempt_id: str) -> Iterator[Call]:
         """The calls of an attempt in the order of their sequence, exactly as they were appended."""
         with self._reading() as connection:

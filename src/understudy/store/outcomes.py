@@ -8,25 +8,32 @@ in a number of queries that does not depend on how many rollouts there are.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct
 from sqlalchemy import (
     LABEL_STYLE_TABLENAME_PLUS_COL,
     ColumnElement,
+    RowMapping,
+    Select,
     Subquery,
+    Text,
     and_,
     case,
     func,
     select,
     true,
+    union,
 )
 
 from understudy.errors import ConfigError
 from understudy.store.calls import USAGE, AttemptUsage
 from understudy.store.database import Repository, read_error, row_reader
-from understudy.store.runs import read_attempt, read_rollout, read_verdicts
+from understudy.store.runs import read_attempt, read_rollout, read_timings, read_verdicts
 from understudy.store.schema import attempts, calls, rewards, rollouts, runs
-from understudy.store.sqlite import json_array_length
+from understudy.store.sqlite import json_array_length, json_values
+from understudy.store.votes import VoteRepository
 from understudy.types import (
     SOLVED_REWARD,
     AgentIdentity,
@@ -63,6 +70,28 @@ class RolloutOutcome(Struct, frozen=True, kw_only=True):
     cost_usd: float = 0.0
     seconds: float | None = None
     error: ErrorInfo | None = None
+
+
+class ListedRollout(RolloutOutcome, frozen=True, kw_only=True):
+    """A rollout as lists show it. `attempt_id` is the attempt that its figures are of, None before the first.
+
+    `reviewed` when a person has said whether that attempt's patch is clean. Times in Unix seconds.
+    """
+
+    id: str
+    run_id: str
+    agent: AgentIdentity
+    created_at: float
+    updated_at: float
+    attempt_id: str | None = None
+    reviewed: bool = False
+
+
+class ChangeMark(Struct, frozen=True):
+    """How far changes of rollouts have been read: the newest change of one, and the newest verdict."""
+
+    updated_at: float = 0.0
+    verdict_id: int = 0
 
 
 class RunCounts(AttemptUsage, frozen=True, kw_only=True):
@@ -103,8 +132,8 @@ class GradedRollout(Struct, frozen=True):
 class GradedSelection(Struct, frozen=True):
     """The rollouts to learn from by instance id, in order.
 
-    `left_out` counts, by status, those that are not decided; `suspicious`, by instance, those left out for
-    their patch.
+    `left_out` counts, by status, those that are not decided, and as `VOTED_OUT` those that people excluded;
+    `suspicious`, by instance, those left out for their patch.
     """
 
     rollouts: dict[str, list[GradedRollout]]
@@ -118,6 +147,10 @@ class GradedSelection(Struct, frozen=True):
             for graded in members:
                 groups.setdefault((task_id, graded.rollout.agent), []).append(graded)
         return groups
+
+
+VOTED_OUT = "excluded by votes"
+"""The reason for which a rollout that people voted out is left out."""
 
 
 class AttemptFault(Struct, frozen=True):
@@ -142,45 +175,48 @@ class VersionUse(Struct, frozen=True, kw_only=True):
     last_at: float
 
 
+_START = ChangeMark()
+_LATE_S = 5.0
+"""A change may be stored so much later than it says: writes wait for each other."""
+
+
 class OutcomeRepository(Repository):
     """`Store.outcomes`: what became of rollouts, tasks and runs. Reads only."""
 
     def of_run(self, run_id: str) -> list[RolloutOutcome]:
         """What became of each rollout of a run, by task and sample index."""
-        attempt = _attempt_that_counts(rollouts.c.run_id == run_id)
-        usage = (
-            select(
-                calls.c.attempt_id,
-                func.sum(case((calls.c.status == "ok", 1), else_=0)).label("turns"),
-                func.sum(calls.c.prompt_tokens).label("prompt_tokens"),
-                func.sum(calls.c.cached_tokens).label("cached_tokens"),
-                func.sum(calls.c.completion_tokens).label("completion_tokens"),
-                func.coalesce(func.sum(calls.c.cost_usd), 0.0).label("cost_usd"),
-            )
-            .where(calls.c.attempt_id.in_(select(attempt.c.attempt_id)))
-            .group_by(calls.c.attempt_id)
-            .subquery()
+        query = _outcomes(rollouts.c.run_id == run_id, rollouts.c.task_id, rollouts.c.sample_index)
+        return self._read_all(query.order_by(rollouts.c.task_id, rollouts.c.sample_index), _outcome)
+
+    def listed(self, rollout_ids: Sequence[str]) -> list[ListedRollout]:
+        """Rollouts by their ids, in no order; those that are not there are left out."""
+        reviewed = select(rewards.c.attempt_id).where(rewards.c.review.is_not(None))
+        chosen = rollouts.c.id.in_(json_values(rollout_ids, Text))
+        columns = (each for each in rollouts.c if each.key not in ("status", "error"))
+        query = _outcomes(chosen, *columns, listed=True)
+        with self._reading() as connection:
+            by_person = set(connection.execute(reviewed).scalars())
+            rows = connection.execute(query).mappings().all()
+        return [_listed_rollout(row, by_person) for row in rows]
+
+    def changed(self, since: ChangeMark = _START) -> tuple[list[str], ChangeMark]:
+        """The ids of rollouts that may have changed since a mark, those on their way among them; the next mark."""
+        newest = select(
+            select(func.max(rollouts.c.updated_at)).scalar_subquery(),
+            select(func.max(rewards.c.verdict_id)).scalar_subquery(),
         )
-        totals = [func.coalesce(column, 0).label(column.key) for column in usage.c if column.key != "attempt_id"]
-        query = (
-            select(
-                rollouts.c.task_id,
-                rollouts.c.sample_index,
-                rollouts.c.status,
-                rollouts.c.error,
-                attempt.c.attempts,
-                attempt.c.reward,
-                attempt.c.reason,
-                attempt.c.integrity,
-                case((attempt.c.decides, attempt.c.status)).label("ended"),
-                (attempt.c.ended_at - attempt.c.started_at).label("seconds"),
-                *totals,
-            )
-            .join(attempt, attempt.c.rollout_id == rollouts.c.id)
-            .join(usage, usage.c.attempt_id == attempt.c.attempt_id, isouter=True)
-            .order_by(rollouts.c.task_id, rollouts.c.sample_index)
+        moved = select(rollouts.c.id).where(
+            (rollouts.c.updated_at >= since.updated_at - _LATE_S) | rollouts.c.status.in_(("preparing", "running"))
         )
-        return self._read_all(query, _outcome)
+        judged = (
+            select(attempts.c.rollout_id)
+            .join(rewards, rewards.c.attempt_id == attempts.c.id)
+            .where((rewards.c.verdict_id > since.verdict_id) | rewards.c.review.is_not(None))
+        )
+        with self._reading() as connection:
+            updated_at, verdict_id = connection.execute(newest).one()
+            ids = list(connection.execute(union(moved, judged)).scalars())
+        return ids, ChangeMark(updated_at or 0.0, verdict_id or 0)
 
     def by_task(self, run_id: str) -> dict[str, TaskCounts]:
         """Counts of the ended rollouts of each task of a run, over all its agents."""
@@ -248,6 +284,8 @@ class OutcomeRepository(Repository):
     def select_graded(self, run_id: str | None = None, *, include_suspicious: bool = False) -> GradedSelection:
         """The rollouts of a run, or all, to learn from: without those whose patch is suspicious, unless included.
 
+        Rollouts that people voted out (`VoteRepository.excluded_rollouts`) are not among them, in no case.
+
         Raises ConfigError when the store has no such run, or only clients of a gateway.
         """
         with self._reading() as connection:
@@ -267,7 +305,11 @@ class OutcomeRepository(Repository):
             )
         selected: dict[str, list[GradedRollout]] = {}
         suspicious: Counter[str] = Counter()
+        excluded = VoteRepository(self._database).excluded_rollouts()
         for graded in self.decisions(run_id):
+            if graded.rollout.id in excluded:
+                by_rollout[graded.rollout.id] = VOTED_OUT
+                continue
             by_rollout.pop(graded.rollout.id, None)
             if graded.verdict.integrity.status != "clean" and not include_suspicious:
                 suspicious[graded.rollout.task_id] += 1
@@ -292,6 +334,16 @@ class OutcomeRepository(Repository):
             for row in rows
             if (error := read_error(row.error)) is not None
         ]
+
+    def timings(self, run_id: str) -> list[dict[str, float]]:
+        """The seconds that each phase of an ended attempt of a run took, by name of the phase."""
+        query = (
+            select(attempts.c.timings)
+            .join(rollouts, and_(rollouts.c.id == attempts.c.rollout_id, rollouts.c.run_id == run_id))
+            .where(attempts.c.ended_at.is_not(None))
+        )
+        with self._reading() as connection:
+            return [read_timings(column) for column in connection.execute(query).scalars()]
 
     def versions(self, run_id: str) -> list[VersionUse]:
         """The versions of the weights that a run's calls were answered by, in order of their first call."""
@@ -333,6 +385,51 @@ class OutcomeRepository(Repository):
             )
             for row in rows
         ]
+
+
+def _outcomes(condition: ColumnElement[bool], *columns: ColumnElement[Any], listed: bool = False) -> Select[Any]:
+    """The fields of a RolloutOutcome of the rollouts that meet a condition, after some columns of `rollouts`.
+
+    With `listed` the `attempt_id` too, whose figures they are.
+    """
+    attempt = _attempt_that_counts(condition)
+    usage = (
+        select(
+            calls.c.attempt_id,
+            func.sum(case((calls.c.status == "ok", 1), else_=0)).label("turns"),
+            func.sum(calls.c.prompt_tokens).label("prompt_tokens"),
+            func.sum(calls.c.cached_tokens).label("cached_tokens"),
+            func.sum(calls.c.completion_tokens).label("completion_tokens"),
+            func.coalesce(func.sum(calls.c.cost_usd), 0.0).label("cost_usd"),
+        )
+        .where(calls.c.attempt_id.in_(select(attempt.c.attempt_id)))
+        .group_by(calls.c.attempt_id)
+        .subquery()
+    )
+    totals = [func.coalesce(column, 0).label(column.key) for column in usage.c if column.key != "attempt_id"]
+    return (
+        select(
+            *columns,
+            rollouts.c.status,
+            rollouts.c.error,
+            attempt.c.attempts,
+            attempt.c.reward,
+            attempt.c.reason,
+            attempt.c.integrity,
+            case((attempt.c.decides, attempt.c.status)).label("ended"),
+            (attempt.c.ended_at - attempt.c.started_at).label("seconds"),
+            *totals,
+            *((attempt.c.attempt_id,) if listed else ()),
+        )
+        .join(attempt, attempt.c.rollout_id == rollouts.c.id)
+        .join(usage, usage.c.attempt_id == attempt.c.attempt_id, isouter=True)
+    )
+
+
+def _listed_rollout(row: RowMapping, reviewed: set[str]) -> ListedRollout:
+    fields: dict[str, Any] = {**row, "error": read_error(row["error"])}
+    fields["agent"] = AgentIdentity(fields["agent"], fields.pop("agent_version"))
+    return ListedRollout(**fields, reviewed=row["attempt_id"] in reviewed)
 
 
 _outcome = row_reader(RolloutOutcome, error=read_error)

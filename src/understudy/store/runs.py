@@ -58,7 +58,7 @@ _TABLES: dict[str, tuple[Table, Mapping[Any, frozenset[Any]]]] = {
 _run = row_reader(Run, config=decode_object)
 _task = msgspec.json.Decoder(Task).decode
 _verdict = msgspec.json.Decoder(Verdict).decode
-_timings = msgspec.json.Decoder(dict[str, float]).decode
+read_timings = msgspec.json.Decoder(dict[str, float]).decode
 
 
 class RunRepository(Repository):
@@ -377,7 +377,7 @@ def read_attempt(row: Row) -> Attempt:
     fields: dict[str, Any] = {
         **row,
         "error": read_error(row["error"]),
-        "timings": _timings(row["timings"]),
+        "timings": read_timings(row["timings"]),
         "findings": read_findings(row["findings"]),
     }
     del fields["patch_id"]

@@ -11,6 +11,8 @@ An attempt without a rollout is a client of a gateway that runs alone. A key is 
 `integrity` is clean, suspicious or forged, as the grader said or, where `review` says why, a person after it;
 the evidence is in the verdict.
 
+`votes` are labels that people gave to rollouts and to preference pairs, by their ids.
+
 `sources` are the log files that were read, `traces` and `turns` what was in them: a turn's context is a node of
 the same prefix tree, each with a list of messages that the trace's renderer made; `answer_id` is the node that the
 turn's action ends in as later turns see it, NULL where they see nothing. `replays` are what was asked of
@@ -38,7 +40,7 @@ from sqlalchemy import (
     text,
 )
 
-HEAD = "0005"
+HEAD = "0006"
 """The newest migration: what this release reads and writes.
 
 Raise it together with `_READ_BY_VIEWS` in `store.sqlite`, and write the views for what is new: else a store of the
@@ -194,6 +196,15 @@ token_values = Table(
     _reference("call_id", "calls.id", primary_key=True),
     *_columns(Text, "version"),
     *_columns(LargeBinary, "logprobs", "ratios", "advantages"),
+)
+
+votes = Table(
+    "votes",
+    metadata,
+    *(Column(name, Text, primary_key=True) for name in ("subject", "subject_id", "voter")),
+    *_columns(Text, "label", "note"),
+    *_columns(Float, "voted_at"),
+    CheckConstraint("subject IN ('rollout', 'pair')", name="votes_subject"),
 )
 
 sources = Table(

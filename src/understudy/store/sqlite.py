@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -141,14 +142,15 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 # for checkpoints that are rare enough not to be felt.
 _PRAGMAS = ("foreign_keys = ON", "synchronous = FULL", "wal_autocheckpoint = 8000", "cache_size = -32768")
 
-_READ_BY_VIEWS = "0004"
-_VIEWS = (
+_VOTES = "CREATE TEMP TABLE votes (subject, subject_id, voter, label, note, voted_at)"
+_AGENTS = (
     "CREATE TEMP VIEW rollouts AS SELECT rollouts.*, COALESCE(json_extract(CAST(runs.config AS TEXT), '$.agent'), "
     "'claude-code') AS agent, NULL AS agent_version FROM main.rollouts JOIN main.runs ON runs.id = run_id",
     "CREATE TEMP TABLE token_values (step, call_id, version, logprobs, ratios, advantages)",
 )
-"""What a store at schema `_READ_BY_VIEWS` lacks: such a store is read through these where it cannot be migrated,
-because it is on a medium that cannot be written."""
+_READ_BY_VIEWS: dict[str | None, tuple[str, ...]] = {"0004": (*_AGENTS, _VOTES), "0005": (_VOTES,)}
+"""What a store at an older schema lacks: such a store is read through these where it cannot be migrated, because
+it is on a medium that cannot be written, or is only to be read."""
 
 # Alembic's operations go through module-level proxies: one migration at a time in a process.
 _migrating = threading.Lock()
@@ -189,15 +191,15 @@ def _make_database(file: Path) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def open_engine(directory: Path, *, create: bool) -> Engine:
+def open_engine(directory: Path, *, create: bool, read_only: bool = False) -> Engine:
     """An engine on the store in `directory`, at the newest schema.
 
     Connections are in autocommit mode; who writes says BEGIN and COMMIT. One that cannot be written here is opened
-    to be read. Raises StoreError.
+    to be read, and with `read_only` any is: it is not brought up to the newest schema then. Raises StoreError.
     """
     file = directory / FILE
     try:
-        if create:
+        if create and not read_only:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             _make_private(directory, file)
         elif not file.is_file():
@@ -212,7 +214,7 @@ def open_engine(directory: Path, *, create: bool) -> Engine:
             )
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"{directory} cannot hold a store: {error}; give one that can be written") from error
-    writable = is_writable(file)
+    writable = is_writable(file) and not read_only
     address = str(file) if writable else reading_uri(file)
     engine = create_engine(
         URL.create("sqlite", database=str(file)),
@@ -225,10 +227,15 @@ def open_engine(directory: Path, *, create: bool) -> Engine:
     try:
         with translate_errors(file), engine.connect() as connection:
             if (version := _version(connection, file)) != HEAD:
-                if not writable and version == _READ_BY_VIEWS:
-                    # Nothing can be migrated here. What the last migration added is shown by views instead.
-                    event.listen(engine, "connect", _add_views)
+                if not writable and version in _READ_BY_VIEWS:
+                    # Nothing can be migrated here. What later migrations added is shown by views instead.
+                    event.listen(engine, "connect", partial(_add_views, _READ_BY_VIEWS[version]))
                     engine.dispose()
+                elif read_only and is_writable(file):
+                    raise StoreError(
+                        f"{file} is at schema {version or 'none'}, this release at {HEAD}; bring it up with: "
+                        f"understudy show --dir {directory}"
+                    )
                 elif not writable:
                     raise StoreError(
                         f"{file} is at schema {version or 'none'}, this release at {HEAD}, and it cannot be "
@@ -266,6 +273,29 @@ def reading_uri(file: Path) -> str:
     return f"{uri}&immutable=1"
 
 
+class ChangeCounter:
+    """Says whether other processes, or other connections, have written a store since it was last asked.
+
+    Raises StoreError when the file cannot be read.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        with translate_errors(file):
+            self._raw = sqlite3.connect(
+                reading_uri(file), uri=True, isolation_level=None, timeout=BUSY_S, check_same_thread=False
+            )
+
+    def read(self) -> int:
+        """A number that differs from the last one where something was committed in between."""
+        with translate_errors(self._file):
+            return self._raw.execute("PRAGMA data_version").fetchone()[0]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._raw.close()
+
+
 def _set_up(raw: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     cursor = raw.cursor()
     for pragma in _PRAGMAS:
@@ -273,9 +303,9 @@ def _set_up(raw: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     cursor.close()
 
 
-def _add_views(raw: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+def _add_views(views: Sequence[str], raw: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     cursor = raw.cursor()
-    for statement in _VIEWS:
+    for statement in views:
         cursor.execute(statement)
     cursor.close()
 

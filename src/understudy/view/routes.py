@@ -153,7 +153,9 @@ class SessionFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     project: Annotated[str, Meta(max_length=1_000)] | None = None
     agent: Annotated[str, Meta(max_length=500)] | None = None
     format: Annotated[str, Meta(max_length=500)] | None = None
-    q: Query | None = None
+    q: Annotated[str, Meta(max_length=500, description="A part of the log's path or the session's id.")] | None = (
+        None
+    )
     cursor: Cursor | None = None
     limit: Limit = 100
 

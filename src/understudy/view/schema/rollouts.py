@@ -53,11 +53,15 @@ class RolloutRow(Struct, frozen=True, kw_only=True):
 
 
 class RolloutPage(Struct, frozen=True, kw_only=True):
-    """A page of the rollouts that meet the filter; `total` is how many do. `matches` is the text around `q`."""
+    """A page of the rollouts that meet the filter; `total` is how many do. `matches` is the text around `q`.
+
+    `unsearched` is how many rollouts the full-text index lacks yet: asked again, there are fewer.
+    """
 
     rollouts: tuple[RolloutRow, ...]
     total: int
     next: str | None
+    unsearched: int = 0
     matches: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -235,7 +239,8 @@ class TurnView(Struct, frozen=True, kw_only=True):
     """A call: what is new in its request (`asked`), and its answer (`answered`). `index` counts from 0.
 
     `superseded`: the same request was made again later. `alternative`: one of several samples asked for at once,
-    and not the one that the conversation went on from.
+    and not the one that the conversation went on from. `left_out` is how many of the first blocks of `asked` are
+    not in the page, as it would be too large.
     """
 
     index: int
@@ -251,6 +256,7 @@ class TurnView(Struct, frozen=True, kw_only=True):
     ended_at: float
     asked: tuple[BlockView, ...]
     answered: tuple[BlockView, ...]
+    left_out: int
     usage: Usage
     has_tokens: bool
     policy_versions: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from understudy.types import (
     RolloutStatus,
 )
-from understudy.util.statistics import ConfidenceInterval, MeanEstimate
+from understudy.util.statistics import ConfidenceInterval
 
 # --- errors ----------------------------------------------------------------------------------------------
 
@@ -132,7 +132,6 @@ class LoopStep(Struct, frozen=True, kw_only=True):
     solved: int
     solve_rate: ConfidenceInterval | None
     reward: float
-    reward_interval: MeanEstimate | None
     groups: int
     used: int
     dropped: int

@@ -1,0 +1,153 @@
+"""Logged conversations and their states as lists show them: rows, sums and counts, a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+from sqlalchemy import ColumnElement, RowMapping, func, select
+
+from understudy.store.database import Repository
+from understudy.store.schema import traces, turns
+from understudy.store.sqlite import filter_connection, select_turns
+
+
+class ListedTrace(Struct, frozen=True, kw_only=True):
+    """A trace as lists show it: sums of its turns' signals, and counts of `tests`, `feedback` and `fidelity`.
+
+    `began` is the first timestamp of a turn; `outcome` and `losses` are JSON.
+    """
+
+    key: int
+    trace_id: str
+    session_id: str
+    format: str
+    source: str
+    role: str
+    project: str | None
+    agent: str | None
+    version: str | None
+    states: int
+    tool_calls: int
+    tool_errors: int
+    denied: int
+    interrupted: int
+    edits: int
+    edits_survived: int | None
+    commits: int
+    tests: dict[str, int]
+    feedback: dict[str, int]
+    fidelity: dict[str, int]
+    losses: bytes
+    outcome: bytes | None
+    began: str | None
+
+
+class ListedState(Struct, frozen=True):
+    """A turn as lists show it; fields as in `TurnRow`."""
+
+    state_id: str
+    trace_id: str
+    position: int
+    branch: str
+    fidelity: str
+    notes: str
+    model: str | None
+    timestamp: str | None
+    tool_calls: int
+    tool_errors: int
+    denied: int
+    interrupted: int
+    tests: str | None
+    edits: int
+    edits_survived: int | None
+    commits: int
+    feedback: str | None
+
+
+_SUMMED = ("tool_calls", "tool_errors", "denied", "interrupted", "edits", "edits_survived", "commits")
+_NO_SIGNALS: Mapping[str, Any] = {}
+_COUNTED = ("tests", "feedback", "fidelity")
+_PLAIN = ("session_id", "format", "source", "role", "project", "agent", "version")
+
+
+class SessionListRepository(Repository):
+    """`Store.session_lists`: pages of traces and turns."""
+
+    def traces(
+        self,
+        after: int,
+        limit: int,
+        *,
+        project: str | None = None,
+        agent: str | None = None,
+        log_format: str | None = None,
+        text: str | None = None,
+    ) -> tuple[list[ListedTrace], int]:
+        """Traces with sums of their turns' signals, in the order of their keys behind `after`; how many there are.
+
+        `text` is a part of the path of the log or of the session's id.
+        """
+        chosen: list[ColumnElement[bool]] = [
+            column == value
+            for column, value in (
+                (traces.c.project, project),
+                (traces.c.agent, agent),
+                (traces.c.format, log_format),
+            )
+            if value is not None
+        ]
+        if text is not None:
+            chosen.append((func.instr(traces.c.source, text) > 0) | (func.instr(traces.c.session_id, text) > 0))
+        page = select(traces).where(*chosen, traces.c.key > after).order_by(traces.c.key).limit(limit)
+        with self._reading() as connection:
+            total: int = connection.execute(select(func.count()).select_from(traces).where(*chosen)).scalar_one()
+            rows = connection.execute(page).mappings().all()
+            keys = [row["key"] for row in rows]
+            of_page = turns.c.trace_key.in_(keys)
+            sums = [func.sum(turns.c[name]).label(name) for name in _SUMMED]
+            own = (func.count().label("states"), func.min(turns.c.timestamp).label("began"))
+            query = select(turns.c.trace_key, *own, *sums).where(of_page).group_by(turns.c.trace_key)
+            summed: dict[int, RowMapping] = {row["trace_key"]: row for row in connection.execute(query).mappings()}
+            counted: dict[str, dict[int, dict[str, int]]] = {}
+            for name in _COUNTED:
+                by_value = select(turns.c.trace_key, turns.c[name], func.count()).where(
+                    of_page, turns.c[name].is_not(None)
+                )
+                counts = counted.setdefault(name, {})
+                for key, value, number in connection.execute(by_value.group_by(turns.c.trace_key, turns.c[name])):
+                    counts.setdefault(key, {})[str(value)] = number
+        return [_listed_trace(row, summed.get(row["key"], _NO_SIGNALS), counted) for row in rows], total
+
+    def states(
+        self, start: int, limit: int, *, trace_id: str | None = None, where: str | None = None
+    ) -> tuple[list[ListedState], int]:
+        """Some turns as rows, from number `start` on, and how many there are; `where` as `select` takes it.
+
+        With `trace_id` those of one trace. Raises ConfigError as `select`.
+        """
+        if trace_id is not None:
+            quoted = trace_id.replace("'", "''")
+            where = f"trace_id = '{quoted}'" + ("" if where is None else f" AND (\n{where}\n)")
+        names = ListedState.__struct_fields__
+        with filter_connection(self._file) as raw:
+            ((total,),) = select_turns(raw, ("count(*)",), where, None)
+            rows = select_turns(raw, names, where, start + limit)[start:]
+        return [ListedState(*map(_text, row)) for row in rows], total
+
+
+def _text(value: Any) -> Any:
+    """A column for people: SQLite may hold bytes where a log's text was no Unicode."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _listed_trace(
+    row: RowMapping, sums: RowMapping | Mapping[str, Any], counted: Mapping[str, Mapping[int, dict[str, int]]]
+) -> ListedTrace:
+    key: int = row["key"]
+    fields: dict[str, Any] = {name: _text(row[name]) for name in _PLAIN}
+    fields |= {name: sums.get(name, 0) for name in (*_SUMMED, "states")}
+    fields |= {name: counted[name].get(key, {}) for name in _COUNTED}
+    fields |= {"losses": row["losses"], "outcome": row["outcome"], "began": _text(sums.get("began"))}
+    return ListedTrace(key=key, trace_id=_text(row["id"]), **fields)

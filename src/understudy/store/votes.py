@@ -1,0 +1,98 @@
+"""Votes: labels that people gave to rollouts and to preference pairs. Exports and pairs honour them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Literal
+
+from msgspec import Struct
+from sqlalchemy import and_, delete, insert, select
+
+from understudy.errors import StoreError
+from understudy.store.database import Repository, WriteContext, queued, row_reader
+from understudy.store.schema import rollouts, votes
+
+VoteSubject = Literal["rollout", "pair"]
+
+EXCLUDE = "exclude"
+"""The label of a rollout that nothing shall be learned from."""
+CHOSEN = "chosen"
+"""The label of a pair whose chosen answer is the better one; a pair with any other is doubted."""
+
+
+class Vote(Struct, frozen=True, kw_only=True):
+    """One person's label on a rollout or a pair, by its id. `voted_at` in Unix seconds."""
+
+    subject: VoteSubject
+    subject_id: str
+    voter: str
+    label: str
+    note: str
+    voted_at: float
+
+
+_vote = row_reader(Vote)
+
+
+class VoteRepository(Repository):
+    """`Store.votes`: what people said of rollouts and pairs, one label of each person on each."""
+
+    @queued
+    def put(
+        self, context: WriteContext, subject: VoteSubject, subject_id: str, voter: str, label: str, note: str = ""
+    ) -> None:
+        """Store a vote, in place of an earlier one by this person. StoreError when there is no such rollout."""
+        if subject == "rollout":
+            query = select(rollouts.c.id).where(rollouts.c.id == subject_id)
+            if context.connection.execute(query).first() is None:
+                raise StoreError(f"there is no rollout {subject_id} in the store to vote on")
+        _remove(context, subject, subject_id, voter)
+        values = {
+            "subject": subject,
+            "subject_id": subject_id,
+            "voter": voter,
+            "label": label,
+            "note": note,
+            "voted_at": time.time(),
+        }
+        context.connection.execute(insert(votes).values(values))
+
+    @queued
+    def remove(self, context: WriteContext, subject: VoteSubject, subject_id: str, voter: str) -> bool:
+        """Take a vote back; False when there was none."""
+        return _remove(context, subject, subject_id, voter)
+
+    def all(self, subject: VoteSubject | None = None) -> list[Vote]:
+        """The votes on one kind of subject, or all, oldest first."""
+        query = select(votes).order_by(votes.c.voted_at, votes.c.subject_id, votes.c.voter)
+        if subject is not None:
+            query = query.where(votes.c.subject == subject)
+        return self._read_all(query, _vote)
+
+    def excluded_rollouts(self) -> frozenset[str]:
+        """The rollouts of which more than half of the votes say that nothing shall be learned from them."""
+        return frozenset(key for key, labels in self._labels("rollout").items() if _most(labels, EXCLUDE))
+
+    def doubted_pairs(self) -> frozenset[str]:
+        """The pairs of which at least half of the votes do not say that the chosen answer is the better one."""
+        return frozenset(
+            key
+            for key, labels in self._labels("pair").items()
+            if 2 * (labels.total() - labels[CHOSEN]) >= labels.total()
+        )
+
+    def _labels(self, subject: VoteSubject) -> dict[str, Counter[str]]:
+        labels: dict[str, Counter[str]] = {}
+        for vote in self.all(subject):
+            labels.setdefault(vote.subject_id, Counter())[vote.label] += 1
+        return labels
+
+
+def _most(labels: Counter[str], label: str) -> bool:
+    return 2 * labels[label] > labels.total()
+
+
+def _remove(context: WriteContext, subject: VoteSubject, subject_id: str, voter: str) -> bool:
+    one = and_(votes.c.subject == subject, votes.c.subject_id == subject_id, votes.c.voter == voter)
+    return context.connection.execute(delete(votes).where(one)).rowcount == 1

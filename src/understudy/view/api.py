@@ -1,0 +1,324 @@
+"""What answers each route of the API. Every method named in `routes` takes the path's parts and the query."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from understudy import __version__
+from understudy.config import cache_dir
+from understudy.errors import UnderstudyError
+from understudy.store import Store
+from understudy.store.votes import VoteSubject
+from understudy.types import Attempt
+from understudy.view import gateways, rollouts, sessions, stores, tokens, transcripts
+from understudy.view.catalog import Catalog, ViewedStore, store_id
+from understudy.view.faults import ViewRefused, missing
+from understudy.view.index import RolloutIndex
+from understudy.view.loops import loop_view
+from understudy.view.routes import (
+    AttemptQuery,
+    BodyQuery,
+    CompareQuery,
+    GroupQuery,
+    LogQuery,
+    NoParameters,
+    PairQuery,
+    RawQuery,
+    RedactionQuery,
+    RolloutFilter,
+    SessionFilter,
+    StateFilter,
+    StateQuery,
+    TaskGridQuery,
+    TextQuery,
+    TokenQuery,
+    TurnQuery,
+    VoteQuery,
+)
+from understudy.view.schema.orders import (
+    GatewayView,
+    IntegrityOrder,
+    PauseOrder,
+    RedactionView,
+    VoteList,
+    VoteOrder,
+    VoteView,
+    Written,
+)
+from understudy.view.schema.rollouts import (
+    CallPage,
+    ComparedRuns,
+    PatchView,
+    RolloutHead,
+    RolloutPage,
+    TaskGridPage,
+    TaskGroup,
+    TextRange,
+    TokenPage,
+    TurnPage,
+)
+from understudy.view.schema.sessions import PairPage, SessionPage, StatePage, StateView
+from understudy.view.schema.stores import LoopView, StoreHealth, StoreList, StoreSummary
+from understudy.view.transcripts import Transcript, TranscriptCache
+
+Parts = Mapping[str, str]
+"""The variable parts of a path, by name."""
+
+
+class RawBody(Struct, frozen=True):
+    """A part of a body, and the size of the whole, in bytes."""
+
+    content: bytes
+    size: int
+
+
+class ViewApi:
+    """Answers about the stores of a catalog. Its methods run in threads, several at once.
+
+    `tokenizer` is a model's directory for the texts of tokens, instead of what a run's configuration names.
+    """
+
+    def __init__(self, catalog: Catalog, *, may_write: bool = True, tokenizer: Path | None = None) -> None:
+        self.catalog = catalog
+        self.may_write = may_write
+        self._summaries = stores.SummaryCache()
+        self._transcripts = TranscriptCache()
+        self._tokenizers = tokens.TokenizerFinder(tokenizer)
+        self._indexes: dict[str, RolloutIndex] = {}
+
+    def close(self) -> None:
+        """Let go of all stores and indexes."""
+        for index in self._indexes.values():
+            index.close()
+        self.catalog.close()
+
+    # --- stores ----------------------------------------------------------------------------------------
+
+    def list_stores(self, parts: Parts, query: NoParameters) -> StoreList:
+        summaries = [self._summaries.of(viewed) for viewed in self.catalog.scan()]
+        return StoreList(
+            stores=tuple(sorted(summaries, key=lambda each: (-(each.changed_at or 0.0), each.name))),
+            directories=tuple(str(root) for root in self.catalog.roots),
+            may_write=self.may_write,
+            version=__version__,
+        )
+
+    def read_store(self, parts: Parts, query: NoParameters) -> StoreSummary:
+        return self._summaries.of(self.catalog.store(parts["store"]))
+
+    def read_health(self, parts: Parts, query: NoParameters) -> StoreHealth:
+        viewed, store = self._open(parts)
+        return stores.health(store, self._index(viewed, store).rows_of())
+
+    def compare_stores(self, parts: Parts, query: CompareQuery) -> ComparedRuns:
+        both = [self._open({"store": each}) for each in (query.before, query.after)]
+        first, second = (self._index(viewed, store).rows_of() for viewed, store in both)
+        return stores.compared(both[0][0], both[1][0], first, second)
+
+    def read_loop(self, parts: Parts, query: NoParameters) -> LoopView:
+        viewed = self.catalog.store(parts["store"])
+        if viewed.kind != "loop":
+            raise missing(f"{viewed.name} is not a loop", "open a store whose kind is `loop`")
+        return loop_view(viewed.id, viewed.directory, self._open_wave)
+
+    def _open_wave(self, directory: Path) -> tuple[str, Store] | None:
+        try:
+            viewed = self.catalog.store(store_id(directory.resolve()))
+            return viewed.id, viewed.reading()
+        except (ViewRefused, UnderstudyError):
+            return None  # a loop removes old waves; its own counts are shown then
+
+    # --- rollouts --------------------------------------------------------------------------------------
+
+    def list_rollouts(self, parts: Parts, query: RolloutFilter) -> RolloutPage:
+        viewed, store = self._open(parts)
+        return self._index(viewed, store).page(store, query, _labels(store))
+
+    def list_tasks(self, parts: Parts, query: TaskGridQuery) -> TaskGridPage:
+        viewed, store = self._open(parts)
+        return self._index(viewed, store).tasks(query)
+
+    def read_group(self, parts: Parts, query: GroupQuery) -> TaskGroup:
+        viewed, store = self._open(parts)
+        rows = self._index(viewed, store).rows_of(query.task, query.run)
+        if not rows:
+            raise missing(f"the store has no rollout of task {query.task[:100]!r}", "take a `task_id` of the list")
+        agent = rows[0].agent
+        members = [
+            (
+                row,
+                None if (attempt := self._attempt(store, row.id)) is None else self._read(viewed, store, attempt),
+            )
+            for row in rows
+            if row.agent == agent
+        ]
+        return rollouts.task_group(query.task, members)
+
+    def read_rollout(self, parts: Parts, query: AttemptQuery) -> RolloutHead:
+        viewed, store = self._open(parts)
+        shown = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
+        row = None if shown.rollout is None else self._index(viewed, store).row(shown.rollout.id, _labels(store))
+        transcript = None if shown.attempt is None else self._read(viewed, store, shown.attempt)
+        votes = [vote for vote in _votes(store, "rollout") if row is not None and vote.subject_id == row.id]
+        return rollouts.head(store, shown, row, transcript, votes)
+
+    def list_turns(self, parts: Parts, query: TurnQuery) -> TurnPage:
+        transcript = self._transcript(parts, query.attempt)
+        return transcripts.turn_page(transcript, query.branch, _start(transcript, query), query.limit)
+
+    def list_calls(self, parts: Parts, query: TurnQuery) -> CallPage:
+        transcript = self._transcript(parts, query.attempt)
+        return transcripts.call_page(transcript, query.branch, _start(transcript, query), query.limit)
+
+    def read_body(self, parts: Parts, query: BodyQuery) -> TextRange:
+        transcript = self._transcript(parts, query.attempt)
+        return transcripts.body_range(transcript, query.ref, query.field, query.offset, query.length)
+
+    def list_tokens(self, parts: Parts, query: TokenQuery) -> TokenPage:
+        viewed, store = self._open(parts)
+        shown = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
+        if shown.attempt is None:
+            raise missing("this rollout has no attempt yet", "wait until it runs")
+        transcript = self._read(viewed, store, shown.attempt)
+        configs = {run.id: run.config for run in store.runs.all()}
+        config = {} if shown.rollout is None else configs.get(shown.rollout.run_id, {})
+        return tokens.token_page(store, transcript, query, self._tokenizers.of_run(config))
+
+    def read_patch(self, parts: Parts, query: TextQuery) -> PatchView:
+        _, store = self._open(parts)
+        shown = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
+        return rollouts.patch_view(store, shown, query.offset, query.length)
+
+    def read_log(self, parts: Parts, query: LogQuery) -> TextRange:
+        _, store = self._open(parts)
+        shown = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
+        return rollouts.log_range(store, shown, query.name, query.offset, query.length)
+
+    def read_raw(self, parts: Parts, query: RawQuery) -> RawBody:
+        _, store = self._open(parts)
+        call = store.calls.get(parts["call"])
+        body = call.request if query.part == "request" else call.response
+        return RawBody(body[query.offset : query.offset + query.length], len(body))
+
+    # --- sessions and pairs ----------------------------------------------------------------------------
+
+    def list_sessions(self, parts: Parts, query: SessionFilter) -> SessionPage:
+        return sessions.session_page(self._open(parts)[1], query)
+
+    def list_states(self, parts: Parts, query: StateFilter) -> StatePage:
+        return sessions.state_page(self._open(parts)[1], query)
+
+    def read_state(self, parts: Parts, query: StateQuery) -> StateView:
+        return sessions.state_view(self._open(parts)[1], parts["state"], query)
+
+    def list_pairs(self, parts: Parts, query: PairQuery) -> PairPage:
+        _, store = self._open(parts)
+        return sessions.pair_page(store, query, _votes(store, "pair"))
+
+    def preview_redaction(self, parts: Parts, query: RedactionQuery) -> RedactionView:
+        _, store = self._open(parts)
+        transcript = None if query.rollout is None else self._transcript({**parts, "rollout": query.rollout}, None)
+        return sessions.redaction_view(store, transcript, query.samples)
+
+    # --- gateways, votes and integrity -----------------------------------------------------------------
+
+    def read_gateway(self, parts: Parts, query: NoParameters) -> GatewayView:
+        viewed, store = self._open(parts)
+        return gateways.gateway_view(store, viewed.directory)
+
+    def pause_gateway(self, parts: Parts, order: PauseOrder) -> Written:
+        gateways.pause(self._open(parts)[0].directory, order)
+        return Written()
+
+    def list_votes(self, parts: Parts, query: VoteQuery) -> VoteList:
+        votes = _votes(self._open(parts)[1], query.subject)
+        share, subjects = sessions.agreement(votes)
+        return VoteList(votes=tuple(votes), agreement=share, subjects=subjects)
+
+    def write_vote(self, parts: Parts, order: VoteOrder) -> Written:
+        with self._writing(parts) as store:
+            if order.label is None:
+                store.votes.remove(order.subject, order.subject_id, order.voter).result()
+            else:
+                store.votes.put(order.subject, order.subject_id, order.voter, order.label, order.note).result()
+        return Written()
+
+    def write_integrity(self, parts: Parts, order: IntegrityOrder) -> Written:
+        with self._writing(parts) as store:
+            decision = store.outcomes.decision(order.rollout_id)
+            if decision is None:
+                raise missing(
+                    f"rollout {order.rollout_id[:100]} has no verdict that could be reviewed",
+                    "wait until it is graded",
+                )
+            store.runs.review(decision.attempt.id, order.status, order.note).result()
+        return Written()
+
+    @contextmanager
+    def _writing(self, parts: Parts) -> Generator[Store]:
+        """A store opened to be written, for one order."""
+        viewed, _ = self._open(parts)
+        with Store.open(viewed.directory, create=False) as store:
+            yield store
+
+    # --- what all of them need -------------------------------------------------------------------------
+
+    def _open(self, parts: Parts) -> tuple[ViewedStore, Store]:
+        viewed = self.catalog.store(parts["store"])
+        if viewed.kind == "loop":
+            raise ViewRefused(
+                400,
+                "loop",
+                f"{viewed.name} is a loop, whose waves are stores of their own",
+                "open one of its waves",
+            )
+        return viewed, viewed.reading()
+
+    def _index(self, viewed: ViewedStore, store: Store) -> RolloutIndex:
+        index = self._indexes.get(viewed.id)
+        if index is None:
+            index = self._indexes.setdefault(viewed.id, RolloutIndex(cache_dir() / "view" / f"{viewed.id}.db"))
+        stamp = viewed.stamp()
+        index.refresh(store, stamp, f"{viewed.directory} {stamp[0] if stamp else 0}")
+        return index
+
+    def _transcript(self, parts: Parts, attempt_id: str | None) -> Transcript:
+        viewed, store = self._open(parts)
+        shown = rollouts.shown_attempt(store, parts["rollout"], attempt_id)
+        if shown.attempt is None:
+            return Transcript(turns=(), segments=(), reasons={})
+        return self._read(viewed, store, shown.attempt)
+
+    def _read(self, viewed: ViewedStore, store: Store, attempt: Attempt) -> Transcript:
+        return self._transcripts.read(store, viewed.id, attempt.id)
+
+    def _attempt(self, store: Store, rollout_id: str) -> Attempt | None:
+        return rollouts.shown_attempt(store, rollout_id, None).attempt
+
+
+def _votes(store: Store, subject: VoteSubject | None) -> list[VoteView]:
+    return [VoteView(**msgspec.structs.asdict(vote)) for vote in store.votes.all(subject)]
+
+
+def _labels(store: Store) -> dict[str, dict[str, int]]:
+    """How many votes each label has, by rollout."""
+    labels: dict[str, dict[str, int]] = {}
+    for vote in store.votes.all("rollout"):
+        counts = labels.setdefault(vote.subject_id, {})
+        counts[vote.label] = counts.get(vote.label, 0) + 1
+    return labels
+
+
+def _start(transcript: Transcript, query: TurnQuery) -> int:
+    """The index to begin at: that of the call that is named, within the branch."""
+    if query.call is None:
+        return query.start
+    for position, turn in enumerate(transcript.of_branch(query.branch)):
+        if turn.call_id == query.call:
+            return position
+    raise missing(f"call: {query.call[:100]!r} is not among these turns", "leave `branch` out, or name its own")

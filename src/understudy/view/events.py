@@ -1,0 +1,87 @@
+"""Server-sent events: a line for every change of a store, found by polling the store's own change counter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from understudy.errors import UnderstudyError
+from understudy.view.catalog import ViewedStore
+from understudy.view.faults import ViewRefused, encode
+from understudy.view.schema.orders import StoreChange
+from understudy.view.schema.stores import StoreState
+
+POLL_S: Final = 0.25
+PING_S: Final = 15.0
+"""So often a comment is sent, so that a connection that is gone is noticed."""
+MOST_FOLLOWED: Final = 200
+"""So many stores are followed at once; of more, those that were written last."""
+
+Follow = Callable[[], Sequence[ViewedStore]]
+
+
+class ChangeWatch:
+    """The states and counters of some stores, as one client last saw them."""
+
+    def __init__(self, follow: Follow) -> None:
+        self._follow = follow
+        self._seen: dict[str, tuple[StoreState, object]] = {}
+        self._counters: dict[str, int] = {}
+        self._stores: dict[str, ViewedStore] = {}
+
+    def poll(self, *, rescan: bool) -> list[StoreChange]:
+        """What changed since the last time; with `rescan` new stores are looked for too. First nothing."""
+        first = not self._stores
+        if rescan or first:
+            stores = sorted(self._follow(), key=lambda each: each.stamp()[2::3], reverse=True)[:MOST_FOLLOWED]
+            self._stores |= {each.id: each for each in stores}
+        changes: list[StoreChange] = []
+        for key, viewed in self._stores.items():
+            now = _look(viewed)
+            if self._seen.get(key) != now:
+                known_before = key in self._seen
+                self._seen[key] = now
+                if known_before or not first:
+                    self._counters[key] = self._counters.get(key, 0) + 1
+                    changes.append(StoreChange(store_id=key, counter=self._counters[key], state=now[0]))
+        return changes
+
+
+def _look(viewed: ViewedStore) -> tuple[StoreState, object]:
+    """The state of a store, and what differs after a change of it."""
+    stamp = viewed.stamp()
+    if not stamp:
+        return "missing", None
+    if viewed.kind == "loop":
+        return "ok", stamp
+    try:
+        return "ok", (stamp[0], viewed.changes())
+    except ViewRefused:
+        return "missing", None
+    except UnderstudyError:
+        return "unreadable", stamp
+
+
+async def send_events(
+    watch: ChangeWatch, write: Callable[[bytes], Awaitable[None]], stopping: asyncio.Event
+) -> None:
+    """Send the changes that a watch sees until the server stops; its caller ends it with the connection."""
+    await write(b"retry: 1000\n: connected\n\n")
+    loop = asyncio.get_running_loop()
+    await asyncio.to_thread(watch.poll, rescan=True)
+    pinged = scanned = loop.time()
+    while not stopping.is_set():
+        now = loop.time()
+        rescan = now - scanned > 2.0
+        scanned = now if rescan else scanned
+        changes = await asyncio.to_thread(watch.poll, rescan=rescan)
+        for change in changes:
+            await write(b"event: change\ndata: " + encode(change) + b"\n\n")
+        if now - pinged > PING_S:
+            pinged = now
+            await write(b": ping\n\n")
+        try:
+            await asyncio.wait_for(stopping.wait(), POLL_S)
+        except TimeoutError:
+            continue

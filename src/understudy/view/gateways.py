@@ -1,0 +1,77 @@
+"""A gateway as its operator sees it: what it is doing, its clients, and orders to it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from understudy.errors import ConfigError, GatewayError
+from understudy.gateway.control import GatewayState
+from understudy.gateway.serve.admin import ADDRESS, GatewayAddress, send_admin_request
+from understudy.store import Store
+from understudy.store.keys import CLIENT
+from understudy.view.faults import ViewRefused
+from understudy.view.schema.orders import GatewayClient, GatewayView, PauseOrder
+
+_WAIT_S = 10.0
+
+
+def gateway_view(store: Store, directory: Path) -> GatewayView:
+    """A gateway's state, where it runs and its admin key can be read, and its clients from the store."""
+    keys = {key.attempt_id: key for key in store.keys.all()}
+    clients: list[GatewayClient] = []
+    for client in store.keys.clients():
+        key, usage = keys.get(client.id), store.calls.usage(client.id)
+        clients.append(
+            GatewayClient(
+                name=client.id.removeprefix(CLIENT),
+                attempt_id=client.id,
+                created_at=client.started_at,
+                expires_at=None if key is None else key.expires_at,
+                revoked=key is None or key.revoked_at is not None,
+                budget={} if key is None else key.budget,
+                calls=usage.calls,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cost_usd=usage.cost_usd,
+            )
+        )
+    note, url, state = "", None, None
+    try:
+        state = msgspec.json.decode(_order(directory, "GET", "/state", None), type=GatewayState)
+        url = msgspec.json.decode((directory / ADDRESS).read_bytes(), type=GatewayAddress).url
+    except (ConfigError, GatewayError, OSError, msgspec.MsgspecError, TimeoutError) as error:
+        note = str(error) or "the gateway does not answer"
+    return GatewayView(
+        reachable=state is not None,
+        note=note,
+        url=url,
+        paused=state is not None and state.paused,
+        version=None if state is None else state.version,
+        in_flight=0 if state is None else state.in_flight,
+        waiting=0 if state is None else state.waiting,
+        clients=tuple(clients),
+    )
+
+
+def pause(directory: Path, order: PauseOrder) -> None:
+    """Pause a gateway or let it go on. Raises ViewRefused where it does not run, or rejects the order."""
+    try:
+        if order.paused:
+            _order(directory, "POST", "/pause", {"drain_s": order.drain_s})
+        else:
+            _order(directory, "POST", "/resume", {})
+    except (ConfigError, GatewayError, TimeoutError) as error:
+        message = str(error) or "the gateway does not answer"
+        raise ViewRefused(502, "gateway", message, "check that the gateway runs, then try again") from error
+
+
+def _order(directory: Path, method: str, path: str, body: dict[str, object] | None) -> str:
+    async def send() -> str:
+        drain = body.get("drain_s", 0.0) if body else 0.0
+        async with asyncio.timeout(_WAIT_S + float(drain if isinstance(drain, int | float) else 0.0)):
+            return await send_admin_request(directory, method, path, body)
+
+    return asyncio.run(send())

@@ -1,0 +1,382 @@
+"""The disposable index of a store's rollouts: a file in the cache, by which lists are filtered, sorted, searched.
+
+The store is never written. What of it changed is read again before a list is answered (`RolloutIndex.refresh`);
+an index that is lost, damaged or of another form is made anew.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from understudy.errors import StoreError
+from understudy.redact.redactor import json_strings
+from understudy.store import Store
+from understudy.store.outcomes import ChangeMark, ListedRollout
+from understudy.types import SOLVED_REWARD, ErrorInfo
+from understudy.view.faults import ViewRefused
+from understudy.view.routes import RolloutFilter, TaskGridQuery
+from understudy.view.schema import PAGE_BYTES
+from understudy.view.schema.rollouts import RolloutPage, RolloutRow, TaskGridPage, TaskGridRow, TaskSample
+
+_FORM: Final = 1
+"""Raise it with any change of the tables: indexes of another form are made anew."""
+_AT_ONCE: Final = 2_000
+_SEARCH_S: Final = 1.5
+"""How long a search reads transcripts that are not in the index yet."""
+_TEXT_LIMIT: Final = 2_000_000
+_LOWEST: Final = "-1e308"
+
+_COLUMNS: Final = (
+    "id", "run_id", "task_id", "sample_index", "agent", "status", "attempts", "created_at", "updated_at",
+    "reward", "reason", "integrity", "reviewed", "turns", "prompt_tokens", "completion_tokens", "cost_usd",
+    "seconds", "error", "attempt_id",
+)  # fmt: skip
+_SORT: Final = {
+    "created": "created_at",
+    "updated": "updated_at",
+    "task": "task_id || char(9) || printf('%09d', sample_index)",
+    "status": "status",
+    "reward": f"COALESCE(reward, {_LOWEST})",
+    "turns": "turns",
+    "prompt_tokens": "prompt_tokens",
+    "completion_tokens": "completion_tokens",
+    "cost": "cost_usd",
+    "seconds": f"COALESCE(seconds, {_LOWEST})",
+    "attempts": "attempts",
+}
+_TABLES: Final = (
+    "CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB)",
+    f"CREATE TABLE rollouts (key INTEGER PRIMARY KEY, {', '.join(_COLUMNS)}, searched TEXT, UNIQUE (id))",
+    *(f"CREATE INDEX by_{name} ON rollouts ({expression}, id)" for name, expression in _SORT.items()),
+    "CREATE VIRTUAL TABLE transcripts USING fts5(body)",
+)
+_PUT: Final = (
+    f"INSERT INTO rollouts ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' for _ in _COLUMNS)}) "
+    f"ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _COLUMNS[1:])}"
+)
+_QUOTED: Final = re.compile(r'"([^"]*)"|(\S+)')
+
+
+class RolloutIndex:
+    """The index of one store, in `file`; in memory where that cannot be written. Safe to use from many threads."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._raw: sqlite3.Connection | None = None
+        self._stamp: object = None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            if self._raw is not None:
+                self._raw.close()
+                self._raw = None
+
+    # --- keeping it up to date -------------------------------------------------------------------------
+
+    def refresh(self, store: Store, stamp: object, identity: str) -> None:
+        """Read what changed in the store. `stamp` differs after every change, `identity` is that of its file."""
+        with self._lock:
+            if self._raw is not None and stamp == self._stamp:
+                return
+            try:
+                self._refresh(store, identity)
+            except sqlite3.DatabaseError:
+                # The cache was damaged or removed meanwhile; nothing in it is worth more than its making.
+                self._remove()
+                self._refresh(store, identity)
+            self._stamp = stamp
+
+    def _refresh(self, store: Store, identity: str) -> None:
+        raw = self._open(identity)
+        fact = raw.execute("SELECT value FROM facts WHERE name = 'mark'").fetchone()
+        before = ChangeMark() if fact is None else msgspec.json.decode(fact[0], type=ChangeMark)
+        ids, mark = store.outcomes.changed(before)
+        for start in range(0, len(ids), _AT_ONCE):
+            listed = store.outcomes.listed(ids[start : start + _AT_ONCE])
+            raw.execute("BEGIN IMMEDIATE")
+            raw.executemany(_PUT, [_values(each) for each in listed])
+            raw.execute("COMMIT")
+        raw.execute("INSERT OR REPLACE INTO facts VALUES ('mark', ?)", (msgspec.json.encode(mark),))
+
+    def _open(self, identity: str) -> sqlite3.Connection:
+        if self._raw is None:
+            self._raw = self._connect()
+        raw = self._raw
+        expected = f"{_FORM} {identity}".encode()
+        try:
+            existing = raw.execute("SELECT value FROM facts WHERE name = 'identity'").fetchone()
+        except sqlite3.OperationalError:
+            existing = None
+        if existing is None or existing[0] != expected:
+            raw.close()
+            self._remove()
+            self._raw = raw = self._connect()
+            raw.execute("BEGIN IMMEDIATE")
+            for statement in _TABLES:
+                raw.execute(statement)
+            raw.execute("INSERT INTO facts VALUES ('identity', ?)", (expected,))
+            raw.execute("COMMIT")
+        return raw
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            raw = sqlite3.connect(self._file, isolation_level=None, check_same_thread=False, timeout=30)
+            self._file.chmod(0o600)
+        except (OSError, sqlite3.Error):
+            raw = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        # What a power cut destroys is made anew.
+        for pragma in ("journal_mode = WAL", "synchronous = OFF", "cache_size = -16384", "temp_store = MEMORY"):
+            raw.execute(f"PRAGMA {pragma}")
+        return raw
+
+    def _remove(self) -> None:
+        if self._raw is not None:
+            self._raw.close()
+            self._raw = None
+        for suffix in ("", "-wal", "-shm"):
+            self._file.with_name(self._file.name + suffix).unlink(missing_ok=True)
+
+    # --- reading ---------------------------------------------------------------------------------------
+
+    def page(self, store: Store, query: RolloutFilter, labels: dict[str, dict[str, int]]) -> RolloutPage:
+        """A page of the rollouts that meet a filter. `labels` are the votes on rollouts by id and label.
+
+        Raises ViewRefused for a cursor that is none.
+        """
+        with self._lock:
+            raw = self._connection()
+            unsearched = 0 if query.q is None else self._search_more(raw, store)
+            where, values = _conditions(query, labels)
+            ((total,),) = raw.execute(f"SELECT count(*) FROM rollouts WHERE {where}", values).fetchall()
+            expression = _SORT[query.sort]
+            sign, order = ("<", "DESC") if query.descending else (">", "ASC")
+            if query.cursor is not None:
+                where += f" AND ({expression}, id) {sign} (?, ?)"
+                values = [*values, *_cursor(query.cursor)]
+            rows = raw.execute(
+                f"SELECT {expression}, {', '.join(_COLUMNS)} FROM rollouts WHERE {where} "
+                f"ORDER BY {expression} {order}, id {order} LIMIT ?",
+                (*values, query.limit + 1),
+            ).fetchall()
+            shown = [_row(row[1:], labels) for row in rows[: query.limit]]
+            count = fitting(shown)
+            matches = {} if query.q is None else _matches(raw, query.q, [each.id for each in shown[:count]])
+        more = len(rows) > count
+        after = _encode_cursor(rows[count - 1][0], rows[count - 1][1]) if more and count else None
+        return RolloutPage(
+            rollouts=tuple(shown[:count]), total=total, next=after, unsearched=unsearched, matches=matches
+        )
+
+    def tasks(self, query: TaskGridQuery) -> TaskGridPage:
+        """A page of the grid of tasks and samples."""
+        where, values = "1", list[Any]()
+        if query.run is not None:
+            where, values = "run_id = ?", [query.run]
+        if query.task is not None:
+            where, values = f"{where} AND instr(task_id, ?)", [*values, query.task]
+        with self._lock:
+            raw = self._connection()
+            ((total,),) = raw.execute(
+                f"SELECT count(DISTINCT task_id) FROM rollouts WHERE {where}", values
+            ).fetchall()
+            after = "" if query.cursor is None else str(_cursor(query.cursor)[0])
+            names = raw.execute(
+                f"SELECT DISTINCT task_id FROM rollouts WHERE {where} AND task_id > ? ORDER BY task_id LIMIT ?",
+                (*values, after, query.limit + 1),
+            ).fetchall()
+            rows = [_task_row(raw, name, where, values) for (name,) in names[: query.limit]]
+        count = fitting(rows)
+        more = len(names) > count
+        return TaskGridPage(
+            tasks=tuple(rows[:count]),
+            total=total,
+            next=_encode_cursor(rows[count - 1].task_id, "") if more and count else None,
+        )
+
+    def rows_of(self, task_id: str | None = None, run_id: str | None = None) -> list[RolloutRow]:
+        """The rollouts of a task, or of a run, or all."""
+        conditions = {"task_id = ?": task_id, "run_id = ?": run_id}
+        chosen = {condition: value for condition, value in conditions.items() if value is not None}
+        with self._lock:
+            rows = self._connection().execute(
+                f"SELECT {', '.join(_COLUMNS)} FROM rollouts WHERE {' AND '.join(chosen) or '1'} "
+                "ORDER BY run_id, task_id, agent, sample_index",
+                list(chosen.values()),
+            )
+            return [_row(row, {}) for row in rows.fetchall()]
+
+    def row(self, rollout_id: str, labels: dict[str, dict[str, int]]) -> RolloutRow | None:
+        """A rollout by its id."""
+        with self._lock:
+            query = f"SELECT {', '.join(_COLUMNS)} FROM rollouts WHERE id = ?"
+            row = self._connection().execute(query, (rollout_id,)).fetchone()
+        return None if row is None else _row(row, labels)
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._raw is None:
+            raise StoreError(f"{self._file}: the index was closed; reload the page")
+        return self._raw
+
+    # --- full text -------------------------------------------------------------------------------------
+
+    def _search_more(self, raw: sqlite3.Connection, store: Store) -> int:
+        """Put transcripts into the index for a while; returns how many rollouts are not in it yet."""
+        until = time.monotonic() + _SEARCH_S
+        behind = "attempt_id IS NOT NULL AND searched IS NOT attempt_id || ' ' || turns"
+        waiting = raw.execute(
+            f"SELECT key, attempt_id, attempt_id || ' ' || turns FROM rollouts WHERE {behind} "
+            "ORDER BY updated_at DESC"
+        ).fetchall()
+        done = 0
+        for key, attempt_id, state in waiting:
+            if done and time.monotonic() > until:
+                break
+            text = _text(store.calls.contents(attempt_id))
+            raw.execute("BEGIN IMMEDIATE")
+            raw.execute("DELETE FROM transcripts WHERE rowid = ?", (key,))
+            raw.execute("INSERT INTO transcripts (rowid, body) VALUES (?, ?)", (key, text))
+            raw.execute("UPDATE rollouts SET searched = ? WHERE key = ?", (state, key))
+            raw.execute("COMMIT")
+            done += 1
+        return len(waiting) - done
+
+
+def _values(each: ListedRollout) -> tuple[Any, ...]:
+    error = None if each.error is None else msgspec.json.encode(each.error).decode()
+    plain = {"agent": str(each.agent), "error": error, "reviewed": int(each.reviewed)}
+    return tuple(plain[name] if name in plain else getattr(each, name) for name in _COLUMNS)
+
+
+def _row(values: Sequence[Any], labels: dict[str, dict[str, int]]) -> RolloutRow:
+    fields = dict(zip(_COLUMNS, values, strict=True))
+    error = fields.pop("error")
+    del fields["attempt_id"], fields["created_at"]
+    fields["reviewed"] = bool(fields["reviewed"])
+    return RolloutRow(
+        **fields,
+        error=None if error is None else msgspec.json.decode(error, type=ErrorInfo),
+        labels=labels.get(fields["id"], {}),
+    )
+
+
+def _task_row(raw: sqlite3.Connection, task_id: str, where: str, values: Sequence[Any]) -> TaskGridRow:
+    rows = raw.execute(
+        f"SELECT id, sample_index, agent, status, reward, integrity FROM rollouts WHERE {where} AND task_id = ? "
+        "ORDER BY agent, run_id, sample_index",
+        (*values, task_id),
+    ).fetchall()
+    samples = tuple(
+        TaskSample(
+            rollout_id=row[0], sample_index=row[1], agent=row[2], status=row[3], reward=row[4], integrity=row[5]
+        )
+        for row in rows
+    )
+    graded = [sample.reward for sample in samples if sample.reward is not None]
+    solved = sum(reward >= SOLVED_REWARD for reward in graded)
+    return TaskGridRow(task_id=task_id, solved=solved, graded=len(graded), samples=samples)
+
+
+def _conditions(query: RolloutFilter, labels: dict[str, dict[str, int]]) -> tuple[str, list[Any]]:
+    """The SQL of a filter, and its parameters."""
+    parts: list[tuple[str, tuple[Any, ...]]] = []
+    for name, value in (("run_id", query.run), ("status", query.status), ("integrity", query.integrity)):
+        if value is not None:
+            parts.append((f"{name} = ?", (value,)))
+    if query.agent is not None:
+        parts.append(("agent = ?", (query.agent,)))
+    if query.task is not None:
+        parts.append(("instr(task_id, ?)", (query.task,)))
+    if query.reason is not None:
+        parts.append(("instr(coalesce(reason, '') || ' ' || coalesce(error, ''), ?)", (query.reason,)))
+    if query.outcome == "ungraded":
+        parts.append(("reward IS NULL", ()))
+    elif query.outcome is not None:
+        sign = ">=" if query.outcome == "solved" else "<"
+        parts.append((f"reward {sign} {SOLVED_REWARD}", ()))
+    if query.label is not None:
+        ids = [key for key, counts in labels.items() if query.label in counts]
+        parts.append(("id IN (SELECT value FROM json_each(?))", (msgspec.json.encode(ids).decode(),)))
+    if query.q is not None:
+        expression = _expression(query.q)
+        parts.append(("key IN (SELECT rowid FROM transcripts WHERE transcripts MATCH ?)", (expression,)))
+    where = " AND ".join(part for part, _ in parts) or "1"
+    return where, [value for _, values in parts for value in values]
+
+
+def _expression(text: str) -> str:
+    """What a person typed as an FTS5 expression: every word, and every phrase in quotes, must be there."""
+    terms = [quoted or word for quoted, word in _QUOTED.findall(text)]
+    terms = [term.replace('"', "") for term in terms]
+    phrases = [f'"{term}"' for term in terms if any(sign.isalnum() for sign in term)]
+    if not phrases:
+        raise ViewRefused(400, "query", f"q: nothing to search for in {text[:100]!r}", "give at least one word")
+    return " AND ".join(phrases)
+
+
+def _matches(raw: sqlite3.Connection, text: str, ids: Sequence[str]) -> dict[str, str]:
+    """The text around the first match in each of some rollouts."""
+    rows = raw.execute(
+        "SELECT rollouts.id, snippet(transcripts, 0, '', '', '…', 24) FROM transcripts "
+        "JOIN rollouts ON rollouts.key = transcripts.rowid WHERE transcripts MATCH ? "
+        "AND rollouts.id IN (SELECT value FROM json_each(?))",
+        (_expression(text), msgspec.json.encode(list(ids)).decode()),
+    )
+    return {key: snippet[:500] for key, snippet in rows.fetchall()}
+
+
+def _text(contents: Iterable[bytes]) -> str:
+    """All strings of some JSON values, up to a limit; of what is no JSON, its text."""
+    parts: list[str] = []
+    size = 0
+    for content in contents:
+        try:
+            strings = [text for text, _ in json_strings(msgspec.json.decode(content))]
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            strings = [content.decode(errors="replace")]
+        for text in strings:
+            parts.append(text.encode(errors="replace").decode())
+            size += len(text)
+        if size > _TEXT_LIMIT:
+            break
+    return "\n".join(parts)[:_TEXT_LIMIT]
+
+
+def fitting(rows: Sequence[Any], limit: int = PAGE_BYTES - 2_000) -> int:
+    """How many of the first rows a page has room for; at least one, where there is one."""
+    size = 0
+    for number, row in enumerate(rows):
+        try:
+            size += len(msgspec.json.encode(row)) + 1
+        except UnicodeEncodeError:
+            size += 6 * len(str(row))
+        if size > limit and number:
+            return number
+    return len(rows)
+
+
+def _encode_cursor(value: Any, key: str) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode([value, key])).decode().rstrip("=")
+
+
+def _cursor(text: str) -> tuple[Any, str]:
+    try:
+        data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        value, key = msgspec.json.decode(data, type=tuple[str | float | int, str])
+    except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
+        raise ViewRefused(
+            400, "cursor", f"cursor: {text[:50]!r} is none of ours", "take `next` of the page before"
+        ) from error
+    return value, key

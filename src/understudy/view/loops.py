@@ -1,0 +1,134 @@
+"""A loop's curves, and why of what a step collected nothing or little was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from understudy.errors import StoreError
+from understudy.report.read import read_steps
+from understudy.store import Store
+from understudy.train.loop.state import LoopConfig, LoopDirectory, LoopState, StepState
+from understudy.train.loop.state import read as read_state
+from understudy.train.metrics import FILE as METRICS
+from understudy.util.statistics import wilson
+from understudy.view.schema.stores import FunnelStage, LoopEvaluation, LoopStep, LoopView
+
+OpenWave = Callable[[Path], tuple[str, Store] | None]
+"""The id and the store of a wave in a directory; None where it is not there or cannot be read."""
+
+
+def loop_view(store_id: str, root: Path, open_wave: OpenWave) -> LoopView:
+    """A loop as it stands. Raises StoreError for a state that cannot be read."""
+    directory = LoopDirectory(root)
+    config = read_state(root / "loop.json", LoopConfig)
+    state = directory.load() or LoopState(version="", weights="")
+    training, _ = read_steps(root / METRICS)
+    values = {step.step: step.values for step in training}
+    evaluations: list[LoopEvaluation] = []
+    for each in state.evaluations:
+        wave = open_wave(directory.absolute(each.run))
+        evaluations.append(
+            LoopEvaluation(
+                step=each.step,
+                version=each.version,
+                store_id=None if wave is None else wave[0],
+                solved=each.solved,
+                total=each.total,
+                failed=each.failed,
+                rate=each.rate,
+            )
+        )
+    return LoopView(
+        store_id=store_id,
+        version=state.version,
+        planned_steps=0 if config is None else config.steps,
+        asynchronous=config is not None and config.asynchronous,
+        steps=tuple(
+            _step(each, values.get(each.step, {}), open_wave(directory.absolute(each.run))) for each in state.steps
+        ),
+        evaluations=tuple(evaluations),
+        refused=state.refused,
+    )
+
+
+def _step(step: StepState, values: dict[str, float], wave: tuple[str, Store] | None) -> LoopStep:
+    numbers = {name: float(value) for name, value in _numbers(step.report).items()} | values
+    return LoopStep(
+        step=step.step,
+        phase=step.phase,
+        version=step.version,
+        sampled_by=step.sampled_by,
+        store_id=None if wave is None else wave[0],
+        collected=step.collected,
+        solved=step.solved,
+        solve_rate=wilson(step.solved, step.collected) if step.collected else None,
+        reward=step.reward,
+        groups=step.groups,
+        used=len(step.used),
+        dropped=len(step.dropped),
+        held=len(step.held),
+        staleness=step.staleness,
+        trained=step.weights is not None,
+        skipped=step.skipped,
+        values=numbers,
+        seconds=step.seconds,
+        funnel=_funnel(step, numbers, None if wave is None else wave[1]),
+    )
+
+
+def _numbers(report: dict[str, Any]) -> dict[str, int | float]:
+    return {
+        name: value
+        for name, value in report.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _funnel(step: StepState, numbers: dict[str, float], wave: Store | None) -> tuple[FunnelStage, ...]:
+    """How many rollouts, groups and tokens were left at each stage, and why the others were not."""
+    stages: list[FunnelStage] = []
+    if wave is not None:
+        try:
+            stages += _collected(wave)
+        except StoreError:
+            stages = []  # the store is being removed or is damaged: the loop's own counts are shown
+    lost = {"too old, or nothing to learn from": len(step.dropped), "wait for the next step": len(step.held)}
+    used = FunnelStage(
+        stage="groups used",
+        count=len(step.used),
+        lost={reason: count for reason, count in lost.items() if count} | step.skipped,
+    )
+    tokens = next((int(numbers[name]) for name in ("tokens", "sampled_tokens") if name in numbers), 0)
+    return (*stages, used, FunnelStage(stage="tokens", count=tokens if step.weights is not None else 0))
+
+
+def _collected(wave: Store) -> list[FunnelStage]:
+    total = graded = groups = differing = 0
+    ungraded: dict[str, int] = {}
+    alike: dict[str, int] = {}
+    for run in wave.runs.all():
+        counts = wave.outcomes.counts(run.id)
+        total += sum(counts.rollouts.values())
+        graded += counts.solved + counts.unsolved
+        for outcome in wave.outcomes.of_run(run.id):
+            if outcome.reward is None:
+                reason = outcome.status if outcome.error is None else f"{outcome.error.boundary} fault"
+                ungraded[reason] = ungraded.get(reason, 0) + 1
+        for task in wave.outcomes.by_task(run.id).values():
+            if task.graded == 0:
+                continue
+            groups += 1
+            differing += task.differ
+            if not task.differ:
+                reason = (
+                    "all solved" if task.solved == task.graded else "none solved" if not task.solved else "alike"
+                )
+                alike[reason] = alike.get(reason, 0) + 1
+    return [
+        FunnelStage(stage="rollouts", count=total),
+        FunnelStage(stage="graded", count=graded, lost=ungraded),
+        FunnelStage(stage="groups", count=groups),
+        FunnelStage(stage="groups with signal", count=differing, lost=alike),
+    ]

@@ -1,0 +1,66 @@
+"""The built page that comes with the package, and how its files are served."""
+
+from __future__ import annotations
+
+import gzip
+import mimetypes
+import re
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+ASSETS: Final = Path(__file__).with_name("assets")
+NOT_BUILT: Final = (
+    "The viewer's page is not built: this is a source checkout without src/understudy/view/assets.\n"
+    "Build it in ui/ with npm, or install a released wheel. The API is served under /api/stores all the same.\n"
+)
+_HASHED: Final = re.compile(r"[-.][A-Za-z0-9_-]{8,}\.\w+$")
+_TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+_TEXT: Final = ("text/", "application/json", "image/svg")
+
+
+class PageFile(Struct, frozen=True):
+    """A file of the page: its bytes, plain and compressed (None where that is no gain), and its headers."""
+
+    content: bytes
+    packed: bytes | None
+    headers: tuple[tuple[bytes, bytes], ...]
+
+
+class Page:
+    """All files of a built page, read once. A path that is none of them is never looked for on disk."""
+
+    def __init__(self, directory: Path = ASSETS) -> None:
+        self.files: dict[str, PageFile] = {}
+        if (directory / "index.html").is_file():
+            for path in sorted(directory.rglob("*")):
+                if path.is_file() and path.suffix != ".py":
+                    self.files["/" + path.relative_to(directory).as_posix()] = _page_file(path)
+
+    @property
+    def is_built(self) -> bool:
+        """Whether there is a page."""
+        return "/index.html" in self.files
+
+    def at(self, path: str) -> PageFile | None:
+        """The file at a path; the page itself for the paths that its own router knows, None for other files."""
+        if path in self.files:
+            return self.files[path]
+        return None if path.startswith("/assets/") else self.files.get("/index.html")
+
+
+def _page_file(path: Path) -> PageFile:
+    content = path.read_bytes()
+    kind = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    is_text = kind.startswith(_TEXT)
+    packed = gzip.compress(content, 9, mtime=0) if is_text and len(content) > 1_000 else None
+    # Vite puts a digest of the content into the names of all files but the page's own.
+    immutable = path.suffix != ".html" and _HASHED.search(path.name) is not None
+    caching = b"public, max-age=31536000, immutable" if immutable else b"no-cache"
+    headers = (
+        (b"content-type", f"{kind}; charset=utf-8".encode() if is_text else kind.encode()),
+        (b"cache-control", caching),
+        (b"vary", b"accept-encoding"),
+    )
+    return PageFile(content, packed if packed is not None and len(packed) < len(content) else None, headers)

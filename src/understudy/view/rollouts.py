@@ -1,0 +1,235 @@
+"""A rollout's head, patch and logs, and all rollouts of a task side by side."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from statistics import fmean
+
+from msgspec import Struct
+
+from understudy.store import Store
+from understudy.store.keys import CLIENT
+from understudy.types import Attempt, PytestChecks, Rollout, SuiteChecks, Task, Verdict, is_solved
+from understudy.view.faults import missing
+from understudy.view.schema.orders import VoteView
+from understudy.view.schema.rollouts import (
+    AttemptView,
+    GradedTest,
+    GroupMember,
+    GroupTurn,
+    IntegrityView,
+    PatchView,
+    RolloutHead,
+    RolloutRow,
+    TaskGroup,
+    TaskView,
+    TextRange,
+    VerdictView,
+)
+from understudy.view.transcripts import Transcript, TranscriptTurn, branch_views, segment_views, text_range
+
+_HEAD_TEXT = 20_000
+_MOST_TESTS = 5_000
+_MOST_TURNS = 200
+_MOST_MEMBERS = 64
+_ACTION = 160
+
+
+class ShownAttempt(Struct, frozen=True):
+    """A rollout, or a gateway's client without one, with its attempts and the one that is shown."""
+
+    rollout: Rollout | None
+    attempts: list[Attempt]
+    attempt: Attempt | None
+
+
+def shown_attempt(store: Store, name: str, attempt_id: str | None) -> ShownAttempt:
+    """A rollout or a client by its id, with an attempt: the named one, else the one that decided, else the last.
+
+    Raises ViewRefused for an attempt that is not the rollout's, StoreError where there is no such rollout.
+    """
+    if name.startswith(CLIENT):
+        client = store.runs.attempt(name)
+        return ShownAttempt(None, [client], client)
+    rollout = store.runs.rollout(name)
+    attempts = store.runs.attempts(rollout.id)
+    if attempt_id is not None:
+        for attempt in attempts:
+            if attempt.id == attempt_id:
+                return ShownAttempt(rollout, attempts, attempt)
+        raise missing(f"rollout {name} has no attempt {attempt_id[:100]!r}", "take an id of its `attempts`")
+    decision = store.outcomes.decision(rollout.id)
+    if decision is not None:
+        return ShownAttempt(rollout, attempts, decision.attempt)
+    return ShownAttempt(rollout, attempts, attempts[-1] if attempts else None)
+
+
+def head(
+    store: Store,
+    shown: ShownAttempt,
+    row: RolloutRow | None,
+    transcript: Transcript | None,
+    votes: Sequence[VoteView],
+) -> RolloutHead:
+    """All of a rollout but its turns, tokens, patch and raw bodies."""
+    attempt, rollout = shown.attempt, shown.rollout
+    task = None if rollout is None else store.runs.task(rollout.run_id, rollout.task_id)
+    verdicts = {each.id: store.runs.verdict(each.id) for each in shown.attempts}
+    verdict = None if attempt is None else verdicts[attempt.id]
+    logs = {} if attempt is None else store.runs.logs(attempt.id)
+    return RolloutHead(
+        id=attempt.id if rollout is None and attempt is not None else rollout.id if rollout else "",
+        row=row,
+        attempt_id=None if attempt is None else attempt.id,
+        attempts=tuple(_attempt_view(each, verdicts[each.id] is not None) for each in shown.attempts),
+        task=None if task is None else _task_view(task),
+        verdict=None if verdict is None else _verdict_view(verdict, task, row),
+        has_patch=attempt is not None and store.runs.patch(attempt.id) is not None,
+        logs={name: len(content.decode(errors="replace")) for name, content in logs.items()},
+        turns=0 if transcript is None else len(transcript.turns),
+        branches=() if transcript is None else branch_views(transcript),
+        segments=() if transcript is None else segment_views(transcript),
+        segment_reasons={} if transcript is None else transcript.reasons,
+        votes=tuple(votes),
+    )
+
+
+def _attempt_view(attempt: Attempt, graded: bool) -> AttemptView:
+    return AttemptView(
+        id=attempt.id,
+        number=attempt.number,
+        status=attempt.status,
+        started_at=attempt.started_at,
+        ended_at=attempt.ended_at,
+        timings=attempt.timings,
+        graded=graded,
+        findings=attempt.findings,
+        error=attempt.error,
+    )
+
+
+def _task_view(task: Task) -> TaskView:
+    return TaskView(
+        task_id=task.instance_id,
+        repo=task.repo,
+        instruction=task.instruction[:_HEAD_TEXT],
+        gold_patch=task.gold_patch[:_HEAD_TEXT],
+    )
+
+
+def _verdict_view(verdict: Verdict, task: Task | None, row: RolloutRow | None) -> VerdictView:
+    before = verdict.earlier[-1].tests if verdict.earlier else {}
+    checks = None if task is None else task.checks
+    mended, preserved = (
+        (set(checks.fail_to_pass), set(checks.pass_to_pass))
+        if isinstance(checks, PytestChecks | SuiteChecks)
+        else (set[str](), set[str]())
+    )
+    tests = tuple(
+        GradedTest(
+            id=test[:500],
+            outcome=outcome,
+            before=before.get(test),
+            expected="fail_to_pass" if test in mended else "pass_to_pass" if test in preserved else None,
+        )
+        for test, outcome in list(verdict.tests.items())[:_MOST_TESTS]
+    )
+    integrity = verdict.integrity
+    return VerdictView(
+        reward=verdict.reward,
+        reason=verdict.reason,
+        applied=verdict.applied,
+        checks_s=verdict.checks_s,
+        protection=verdict.protection,
+        unprotected=verdict.unprotected,
+        grader=verdict.grader,
+        tests=tests,
+        integrity=IntegrityView(
+            status=integrity.status,
+            reason=integrity.reason,
+            evidence=integrity.evidence,
+            reviewed=row is not None and row.reviewed,
+        ),
+        log=verdict.log[-_HEAD_TEXT:],
+        commands=verdict.commands,
+    )
+
+
+def patch_view(store: Store, shown: ShownAttempt, offset: int, length: int) -> PatchView:
+    """A part of the shown attempt's patch."""
+    content = None if shown.attempt is None else store.runs.patch(shown.attempt.id)
+    part = None if content is None else text_range(content.decode(errors="replace"), offset, length)
+    return PatchView(attempt_id=None if shown.attempt is None else shown.attempt.id, patch=part)
+
+
+def log_range(store: Store, shown: ShownAttempt, name: str, offset: int, length: int) -> TextRange:
+    """A part of a log file of the shown attempt. Raises ViewRefused where it has none of that name."""
+    logs = {} if shown.attempt is None else store.runs.logs(shown.attempt.id)
+    if name not in logs:
+        raise missing(f"the attempt has no log {name[:100]!r}", f"it has: {', '.join(sorted(logs)) or 'none'}")
+    return text_range(logs[name].decode(errors="replace"), offset, length)
+
+
+# --- groups --------------------------------------------------------------------------------------------
+
+
+def task_group(task_id: str, members: Sequence[tuple[RolloutRow, Transcript | None]]) -> TaskGroup:
+    """The rollouts of a task side by side: what each did, and the first turn where solved and unsolved part."""
+    rewards = [row.reward for row, _ in members if row.reward is not None]
+    mean = fmean(rewards) if rewards else 0.0
+    shown: list[GroupMember] = []
+    cut = len(members) > _MOST_MEMBERS
+    for row, transcript in members[:_MOST_MEMBERS]:
+        turns = [] if transcript is None else [turn for turn in transcript.turns if _is_main(turn)]
+        cut = cut or len(turns) > _MOST_TURNS
+        shown.append(
+            GroupMember(
+                row=row,
+                advantage=None if row.reward is None else row.reward - mean,
+                turns=tuple(_group_turn(turn) for turn in turns[:_MOST_TURNS]),
+            )
+        )
+    return TaskGroup(task_id=task_id, members=tuple(shown), parting=_parting(shown), cut=cut)
+
+
+def _is_main(turn: TranscriptTurn) -> bool:
+    return turn.role == "main" and not turn.superseded and not turn.alternative
+
+
+def _group_turn(turn: TranscriptTurn) -> GroupTurn:
+    parts: list[str] = []
+    digest = hashlib.sha256()
+    for block in turn.answered:
+        if block.kind == "tool_use":
+            parts.append(f"{block.name} {block.arguments}")
+            digest.update(f"\0{block.name}\0{block.arguments}".encode(errors="replace"))
+        elif block.kind == "text":
+            parts.append(block.text)
+            digest.update(f"\1{block.text.strip()}".encode(errors="replace"))
+    action = " ".join(" | ".join(parts).split())
+    return GroupTurn(
+        call_id=turn.call_id, index=turn.index, action=action[:_ACTION], digest=digest.hexdigest()[:12]
+    )
+
+
+def _parting(members: Sequence[GroupMember]) -> int | None:
+    """The first turn that no solved and unsolved rollout have in common any more; None where nothing differs."""
+    solved = [each for each in members if each.row.reward is not None and is_solved(each.row.reward)]
+    unsolved = [each for each in members if each.row.reward is not None and not is_solved(each.row.reward)]
+    together = [
+        _common([turn.digest for turn in one.turns], [turn.digest for turn in other.turns])
+        for one in solved
+        for other in unsolved
+    ]
+    return max(together) if together else None
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many of the first turns of two rollouts are the same."""
+    count = 0
+    for first, second in zip(one, other, strict=False):
+        if first != second:
+            break
+        count += 1
+    return count

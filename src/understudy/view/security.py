@@ -1,0 +1,113 @@
+"""Who may ask the viewer: exact checks of host and origin, a token for any address but loopback, and the headers.
+
+A page of any site can send requests to a server on this machine, and by DNS rebinding read what it answers. So a
+request must name this server in `host`, must not come from another origin, and where others than this machine can
+reach the server, must have the token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Mapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+
+from understudy.view.faults import ViewRefused
+
+COOKIE: Final = "understudy-view"
+
+POLICY: Final = (
+    "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+HEADERS: Final[tuple[tuple[bytes, bytes], ...]] = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
+)
+"""Sent with every answer."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address that is listened on can be reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class AccessRules:
+    """What a request must have. `token` is None where only this machine can reach the server."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.token = None if is_loopback(host) else secrets.token_urlsafe(24)
+        names = {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host}
+        self._hosts = {f"{name}:{port}".lower().encode() for name in names}
+        self._port = port
+        self._any_address = host in ("0.0.0.0", "::")
+
+    def check(self, method: str, headers: Mapping[bytes, bytes], token: str | None) -> None:
+        """Raise ViewRefused unless a request may be answered; `token` is the one in its query, if there is one."""
+        host = headers.get(b"host", b"").lower()
+        if host not in self._hosts and not (self._any_address and self._is_address(host)):
+            raise ViewRefused(
+                421,
+                "host",
+                f"host: expected one of {', '.join(sorted(each.decode() for each in self._hosts))}, got "
+                f"{host[:100].decode('latin-1')!r}",
+                "open the address that `understudy view` printed",
+            )
+        origin = headers.get(b"origin")
+        if origin is not None and origin.lower() != b"http://" + host:
+            raise ViewRefused(
+                403,
+                "origin",
+                f"origin: {origin[:100].decode('latin-1')!r} is another site",
+                "open the viewer's own address in the browser",
+            )
+        from_elsewhere = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+        # A link on another site may open the page, but nothing there may load what is behind it.
+        if from_elsewhere and not (method == "GET" and headers.get(b"sec-fetch-mode") == b"navigate"):
+            raise ViewRefused(
+                403, "origin", "the request comes from another site", "open the viewer's own address"
+            )
+        if self.token is not None and not self._has_token(headers, token):
+            raise ViewRefused(
+                401,
+                "token",
+                "this address needs the token that `understudy view` printed",
+                "open the whole address with `?token=…`, or send it as `authorization: Bearer TOKEN`",
+            )
+
+    def _is_address(self, host: bytes) -> bool:
+        """Whether a `host` is an address with the port: a name could be one that an attacker rebinds."""
+        name, _, port = host.decode("latin-1").rpartition(":")
+        try:
+            ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return False
+        return port == str(self._port)
+
+    def _has_token(self, headers: Mapping[bytes, bytes], token: str | None) -> bool:
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        sent = [token or "", bearer.strip().decode("latin-1") if scheme.lower() == b"bearer" else ""]
+        try:
+            cookies = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1"))
+        except CookieError:
+            cookies = SimpleCookie()
+        if COOKIE in cookies:
+            sent.append(cookies[COOKIE].value)
+        expected = (self.token or "").encode()
+        return any(hmac.compare_digest(each.encode("latin-1", "replace"), expected) for each in sent)
+
+    def cookie(self) -> bytes:
+        """The header's value by which a browser that had the token in the address keeps it."""
+        return f"{COOKIE}={self.token}; Path=/; HttpOnly; SameSite=Strict".encode()

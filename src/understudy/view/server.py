@@ -1,0 +1,234 @@
+"""The viewer's server: an ASGI application over the API, the page and the events, on uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+from msgspec import Struct
+
+from understudy.errors import UnderstudyError
+from understudy.gateway.server.http import ClientGone, HttpRequest, Receive, Scope, Send
+from understudy.gateway.server.listen import Listener, tcp_socket
+from understudy.view.api import RawBody, ViewApi
+from understudy.view.events import ChangeWatch, send_events
+from understudy.view.faults import ViewRefused, encode, fault_of
+from understudy.view.page import NOT_BUILT, Page
+from understudy.view.routes import ROUTES, EventQuery, Route
+from understudy.view.security import HEADERS, AccessRules
+
+_log = logging.getLogger(__name__)
+
+BODY_LIMIT: Final = 20_000
+WORKERS: Final = 4
+"""How many answers are made at the same time; more wait."""
+_NO_STORE: Final = ((b"cache-control", b"no-store"), *HEADERS)
+_EVENTS: Final = [(b"content-type", b"text/event-stream; charset=utf-8"), *_NO_STORE]
+
+
+class ViewServer:
+    """The ASGI application. `stopping` ends the streams of events."""
+
+    def __init__(self, api: ViewApi, rules: AccessRules, page: Page) -> None:
+        self._api = api
+        self._rules = rules
+        self._page = page
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="view")
+        self._routes = [(route, _pattern(route.path)) for route in ROUTES if route.body is None or api.may_write]
+        self.stopping = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = HttpRequest(scope, receive, send)
+        try:
+            await self._answer(request, scope)
+        except ClientGone:
+            return
+        except ViewRefused as refused:
+            await self._refuse(request, refused)
+        except UnderstudyError as error:
+            await self._refuse(request, fault_of(error))
+        except Exception:  # noqa: BLE001 - a fault of ours in one answer must not end the others
+            _log.exception("%s %s failed", request.method, request.path)
+            message = "the viewer failed to make this answer; its terminal has the details"
+            await self._refuse(
+                request, ViewRefused(500, "internal", message, "reload; report it if it comes again")
+            )
+
+    async def _refuse(self, request: HttpRequest, refused: ViewRefused) -> None:
+        if not request.started:
+            await request.send_response(refused.status, refused.body(), _NO_STORE)
+
+    async def _answer(self, request: HttpRequest, scope: Scope) -> None:
+        if len(request.query) > 10_000:
+            raise ViewRefused(414, "query", "the query is too long: expected at most 10,000 bytes", "shorten it")
+        pairs = parse_qsl(
+            request.query.decode("latin-1"), keep_blank_values=True, encoding="utf-8", errors="replace"
+        )
+        query = dict(pairs)
+        token = query.pop("token", None)
+        self._rules.check(request.method, request.headers, token)
+        request.authenticate()
+        raw: bytes = scope.get("raw_path") or request.path.encode()
+        segments = [unquote_to_bytes(part).decode("utf-8", "replace") for part in raw.split(b"/")[1:]]
+        if segments[0] != "api":
+            return await self._send_page(request, token)
+        route, parts = self._route(request.method, segments)
+        values = _decoded(query, route.query, "the query")
+        if route.media == "events":
+            return await self._send_events(request, values)
+        body = None if route.body is None else await self._body(request, route.body)
+        method: Callable[..., Any] = getattr(self._api, route.name)
+        work = partial(method, parts, values) if body is None else partial(method, parts, body)
+        loop = asyncio.get_running_loop()
+        answer = await loop.run_in_executor(self._workers, work)
+        if isinstance(answer, RawBody):
+            size = (b"x-size", str(answer.size).encode())
+            attachment = (b"content-disposition", b"attachment")
+            await request.send_response(
+                200, answer.content, (size, attachment, *_NO_STORE), content_type=b"application/octet-stream"
+            )
+        else:
+            content = await loop.run_in_executor(self._workers, encode, answer)
+            await request.send_response(200, content, _NO_STORE)
+
+    def _route(self, method: str, segments: Sequence[str]) -> tuple[Route, dict[str, str]]:
+        """The route of a request, and the parts of its path. Raises ViewRefused."""
+        other: list[str] = []
+        for route, pattern in self._routes:
+            if (parts := _match(pattern, segments)) is not None:
+                if route.method == method:
+                    return route, parts
+                other.append(route.method)
+        path = "/" + "/".join(segments)
+        if other:
+            raise ViewRefused(
+                405, "method", f"{path[:200]}: expected {' or '.join(other)}, got {method[:20]}", "use it"
+            )
+        if method == "POST" and not self._api.may_write:
+            raise ViewRefused(
+                403, "read_only", "the viewer was started with --read-only: it writes nothing", "start it without"
+            )
+        raise ViewRefused(
+            404, "not_found", f"{path[:200]}: no such path", "`understudy view --openapi` lists them"
+        )
+
+    async def _body(self, request: HttpRequest, kind: type[Struct]) -> Struct:
+        """The body of a request that writes. Raises ViewRefused for one that is too large or not as expected."""
+        declared = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if declared != b"application/json":
+            # Another site's form can send other types without asking; JSON it cannot.
+            raise ViewRefused(415, "content_type", "expected content-type: application/json", "send JSON")
+        body = bytearray()
+        async for chunk in request.body_chunks():
+            body += chunk
+            if len(body) > BODY_LIMIT:
+                raise ViewRefused(413, "body", f"expected at most {BODY_LIMIT} bytes", "send less")
+        return _decoded(bytes(body), kind, "the body")
+
+    async def _send_events(self, request: HttpRequest, query: Struct) -> None:
+        assert isinstance(query, EventQuery)
+        if query.store is None:
+            watch = ChangeWatch(self._api.catalog.scan)
+        else:
+            only = self._api.catalog.store(query.store)
+            watch = ChangeWatch(lambda: [only])
+        await request.start(200, _EVENTS)
+        gone = asyncio.ensure_future(request.wait_for_disconnect())
+        sending = asyncio.ensure_future(send_events(watch, request.write, self.stopping))
+        try:
+            await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            sending.cancel()
+            results = await asyncio.gather(gone, sending, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, OSError):
+                _log.error("a stream of events ended: %s", result)
+        await request.write(b"", last=True)
+
+    async def _send_page(self, request: HttpRequest, token: str | None) -> None:
+        if request.method not in ("GET", "HEAD"):
+            raise ViewRefused(405, "method", f"expected GET, got {request.method[:20]}", "use GET")
+        headers = [*HEADERS]
+        if token is not None and self._rules.token is not None:
+            headers.append((b"set-cookie", self._rules.cookie()))
+        if not self._page.is_built:
+            await request.send_response(
+                503, NOT_BUILT.encode(), headers, content_type=b"text/plain; charset=utf-8"
+            )
+            return
+        file = self._page.at(request.path)
+        if file is None:
+            raise ViewRefused(404, "not_found", f"{request.path[:200]}: no such file", "reload the page")
+        content = file.content
+        if file.packed is not None and b"gzip" in request.headers.get(b"accept-encoding", b""):
+            content = file.packed
+            headers.append((b"content-encoding", b"gzip"))
+        own = dict(file.headers)
+        kind = own.pop(b"content-type")
+        await request.send_response(200, content, [*own.items(), *headers], content_type=kind)
+
+    def close(self) -> None:
+        """Let go of threads and stores, once no request is being answered."""
+        self._workers.shutdown(cancel_futures=True)
+        self._api.close()
+
+
+def _pattern(path: str) -> list[str]:
+    return path.split("/")[1:]
+
+
+def _match(pattern: Sequence[str], segments: Sequence[str]) -> dict[str, str] | None:
+    """The variable parts of a path by name; None where it is another one."""
+    if len(pattern) != len(segments):
+        return None
+    parts: dict[str, str] = {}
+    for expected, segment in zip(pattern, segments, strict=True):
+        if expected.startswith("{"):
+            parts[expected[1:-1]] = segment
+        elif expected != segment:
+            return None
+    return parts
+
+
+def _decoded(data: bytes | Mapping[str, str], kind: type[Struct], what: str) -> Struct:
+    """A query or a body as its struct. Raises ViewRefused that names the field."""
+    try:
+        if isinstance(data, bytes):
+            return msgspec.json.decode(data, type=kind)
+        return msgspec.convert(data, type=kind, strict=False)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        fields = ", ".join(field.encode_name for field in msgspec.structs.fields(kind)) or "nothing"
+        raise ViewRefused(400, "parameter", f"{what}: {error}", f"it may have: {fields}") from error
+
+
+async def serve_view(
+    api: ViewApi, host: str, port: int, started: Callable[[str, str | None], None], page: Page | None = None
+) -> None:
+    """Serve until SIGINT or SIGTERM; `started` gets the address and, where one is needed, the token.
+
+    Raises ConfigError where the address cannot be listened on.
+    """
+    loop = asyncio.get_running_loop()
+    signalled = asyncio.Event()
+    socket, url = tcp_socket(host, port)
+    rules = AccessRules(host, socket.getsockname()[1])
+    server = ViewServer(api, rules, page or Page())
+    listener = Listener(server, socket)
+    await listener.start()
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, signalled.set)
+        started(url, rules.token)
+        await signalled.wait()
+    finally:
+        server.stopping.set()
+        await listener.stop()
+        server.close()

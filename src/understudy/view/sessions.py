@@ -1,0 +1,261 @@
+"""Logged conversations, their states, preference pairs, and what redaction would replace."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from understudy.export.corpus import Corpus, ExportSelection
+from understudy.ingest import trace_store
+from understudy.ingest.redaction_preview import Conversation, preview_redaction, trace_conversations
+from understudy.ingest.trace import Message, TraceState, TurnAction, expand, text_of
+from understudy.preference.checks import Checks, PairCounts
+from understudy.preference.pairs import replay_pairs
+from understudy.preference.rollouts import rollout_pairs
+from understudy.redact.redactor import Redactor
+from understudy.store import Store
+from understudy.store.session_lists import ListedState, ListedTrace
+from understudy.view.faults import ViewRefused, missing
+from understudy.view.index import fitting
+from understudy.view.routes import PairQuery, SessionFilter, StateFilter, StateQuery
+from understudy.view.schema import TEXT_CHARACTERS
+from understudy.view.schema.orders import RedactionLine, RedactionView, VoteView
+from understudy.view.schema.rollouts import BlockView
+from understudy.view.schema.sessions import (
+    PairPage,
+    PairView,
+    SessionPage,
+    SessionRow,
+    StatePage,
+    StateRow,
+    StateView,
+)
+from understudy.view.transcripts import Transcript
+
+_PROMPT_TAIL = 6
+_PREVIEWED = 50
+"""So many conversations are looked through for a preview of a whole store."""
+
+
+def session_page(store: Store, query: SessionFilter) -> SessionPage:
+    """A page of conversations, in the order in which they were stored."""
+    after = _number(query.cursor)
+    listed, total = store.session_lists.traces(
+        after, query.limit + 1, project=query.project, agent=query.agent, log_format=query.format, text=query.q
+    )
+    rows = [_session_row(each) for each in listed[: query.limit]]
+    count = fitting(rows)
+    more = len(listed) > count
+    return SessionPage(
+        sessions=tuple(rows[:count]), total=total, next=str(listed[count - 1].key) if more and count else None
+    )
+
+
+def _session_row(each: ListedTrace) -> SessionRow:
+    plain = {name: getattr(each, name) for name in _SAME}
+    return SessionRow(
+        **plain,
+        losses=_counts(each.losses),
+        outcome=None if each.outcome is None else msgspec.json.decode(each.outcome),
+    )
+
+
+_SAME = (
+    "trace_id", "session_id", "format", "source", "role", "project", "agent", "version", "states", "tool_calls",
+    "tool_errors", "denied", "interrupted", "edits", "edits_survived", "commits", "tests", "feedback", "fidelity",
+    "began",
+)  # fmt: skip
+
+
+def _counts(losses: bytes) -> dict[str, int]:
+    value: Any = msgspec.json.decode(losses)
+    return {str(name): int(count) for name, count in value.items()} if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def state_page(store: Store, query: StateFilter) -> StatePage:
+    """A page of states, in the order of their conversations. Raises ConfigError for a condition that is none."""
+    start = _number(query.cursor)
+    listed, total = store.session_lists.states(start, query.limit, trace_id=query.trace, where=query.where)
+    rows = [_state_row(each) for each in listed]
+    count = fitting(rows)
+    after = start + count
+    return StatePage(states=tuple(rows[:count]), total=total, next=str(after) if count and after < total else None)
+
+
+def _state_row(each: ListedState) -> StateRow:
+    return StateRow(**msgspec.structs.asdict(each))
+
+
+def _number(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if not cursor.isdecimal() or len(cursor) > 15:
+        raise ViewRefused(
+            400, "cursor", f"cursor: {cursor[:50]!r} is none of ours", "take `next` of the page before"
+        )
+    return int(cursor)
+
+
+def state_view(store: Store, state_id: str, query: StateQuery) -> StateView:
+    """A state with some of its messages. Raises ViewRefused where there is none."""
+    quoted = state_id.replace("'", "''")
+    listed, _ = store.session_lists.states(0, 1, where=f"state_id = '{quoted}'")
+    state = next(_states(store, f"state_id = '{quoted}'"), None) if listed else None
+    if state is None:
+        raise missing(f"the store has no state {state_id[:100]!r}", "take a `state_id` of the list")
+    total = len(state.messages)
+    first = max(0, total + query.start) if query.start < 0 else min(query.start, total)
+    blocks = [_blocks(message, f"{first + n}") for n, message in enumerate(state.messages[first:][: query.limit])]
+    count = fitting(blocks)
+    return StateView(
+        state_id=state_id,
+        row=_state_row(listed[0]),
+        messages=tuple(block for message in blocks[:count] for block in message),
+        action=_action(state.student_action),
+        first=first,
+        total=total,
+    )
+
+
+def _states(store: Store, where: str) -> Iterator[TraceState]:
+    for trace in trace_store.traces(store.sessions, where=where):
+        yield from expand(trace)
+
+
+# --- messages as blocks --------------------------------------------------------------------------------
+
+
+def _block(ref: str, role: str, kind: Any, text: str, **more: Any) -> BlockView:
+    return BlockView(ref=ref, role=role, kind=kind, text=text[:TEXT_CHARACTERS], text_size=len(text), **more)
+
+
+def _call(ref: str, call: dict[str, Any]) -> BlockView:
+    function: dict[str, Any] = call.get("function") or {}
+    arguments = function.get("arguments", "")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return BlockView(
+        ref=ref,
+        role="assistant",
+        kind="tool_use",
+        id=str(call.get("id") or "")[:500],
+        name=str(function.get("name") or "")[:500],
+        arguments=text[:TEXT_CHARACTERS],
+        arguments_size=len(text),
+    )
+
+
+def _blocks(message: Message, ref: str) -> list[BlockView]:
+    """A chat message as blocks."""
+    role = str(message.get("role", ""))
+    blocks: list[BlockView] = []
+    if thinking := message.get("reasoning_content"):
+        blocks.append(_block(f"{ref}/thinking", role, "thinking", str(thinking)))
+    text = text_of(message.get("content"))
+    if role == "tool":
+        blocks.append(
+            _block(f"{ref}/result", role, "tool_result", text, id=str(message.get("tool_call_id") or ""))
+        )
+    elif text:
+        blocks.append(_block(f"{ref}/text", role, "text", text))
+    calls: Iterable[dict[str, Any]] = message.get("tool_calls") or ()
+    return [*blocks, *(_call(f"{ref}/call/{number}", call) for number, call in enumerate(calls))]
+
+
+def _action(action: TurnAction) -> tuple[BlockView, ...]:
+    blocks: list[BlockView] = []
+    if action.thinking:
+        blocks.append(_block("action/thinking", "assistant", "thinking", action.thinking))
+    if action.content:
+        blocks.append(_block("action/text", "assistant", "text", action.content))
+    return (*blocks, *(_call(f"action/call/{number}", call) for number, call in enumerate(action.tool_calls)))
+
+
+# --- pairs ---------------------------------------------------------------------------------------------
+
+
+def pair_page(store: Store, query: PairQuery, votes: Sequence[VoteView]) -> PairPage:
+    """Some of a store's preference pairs, as `understudy pairs --unredacted` makes them."""
+    tally, checks = PairCounts(), Checks(honours_votes=False)
+    if query.origin == "replay":
+        made = replay_pairs(store, checked=checks, tally=tally)
+    else:
+        made = rollout_pairs(store, checked=checks, tally=tally)
+    by_pair: dict[str, list[VoteView]] = {}
+    for vote in votes:
+        by_pair.setdefault(vote.subject_id, []).append(vote)
+    pairs: list[PairView] = []
+    chosen = list(islice(made, query.start, query.start + query.limit + 1))
+    for pair in chosen[: query.limit]:
+        tail = pair.messages[-_PROMPT_TAIL:]
+        first = len(pair.messages) - len(tail)
+        prompt = [block for n, message in enumerate(tail) for block in _blocks(message, f"{first + n}")]
+        pairs.append(
+            PairView(
+                id=pair.pair_id,
+                origin=pair.origin,
+                prompt=tuple(prompt),
+                prompt_messages=len(pair.messages),
+                chosen=_action(pair.chosen),
+                rejected=_action(pair.rejected),
+                evidence=pair.evidence,
+                votes=tuple(by_pair.get(pair.pair_id, ())),
+            )
+        )
+    count = fitting(pairs)
+    return PairPage(
+        pairs=tuple(pairs[:count]),
+        start=query.start,
+        next=query.start + count if count and len(chosen) > count else None,
+        compared=tally.compared,
+        left_out=dict(tally.left_out),
+    )
+
+
+# --- redaction -----------------------------------------------------------------------------------------
+
+
+def redaction_view(store: Store, transcript: Transcript | None, samples: int) -> RedactionView:
+    """What redaction would replace in a rollout's transcript, or in the first conversations of a store."""
+    conversations = islice(_conversations(store, transcript), _PREVIEWED)
+    preview = preview_redaction(conversations, Redactor.from_user_key(), samples=samples)
+    return RedactionView(
+        conversations=preview.conversations,
+        characters=preview.characters,
+        replaced=preview.replaced,
+        values=preview.values,
+        samples=tuple(
+            RedactionLine(rule=each.rule, conversation=each.where, context=each.context)
+            for each in preview.samples
+        ),
+    )
+
+
+def _conversations(store: Store, transcript: Transcript | None) -> Iterator[Conversation]:
+    if transcript is not None:
+        texts: list[Any] = []
+        for turn in transcript.turns:
+            for block in (*turn.asked, *turn.answered):
+                texts += [text for text in (block.text, block.arguments) if text]
+        yield "this rollout", texts
+        return
+    yield from trace_conversations(trace_store.traces(store.sessions, limit=_PREVIEWED * 20))
+    if store.runs.all():
+        rollouts = Corpus(store, ExportSelection(origins=("rollouts",)), unredacted=True)
+        yield from ((one.example_id, [one.messages]) for one in rollouts.examples())
+
+
+def agreement(votes: Sequence[VoteView]) -> tuple[float | None, int]:
+    """The share of pairs of votes on one subject that agree (None without such pairs); how many subjects."""
+    labels: dict[tuple[str, str], list[str]] = {}
+    for vote in votes:
+        labels.setdefault((vote.subject, vote.subject_id), []).append(vote.label)
+    same = together = 0
+    for each in labels.values():
+        together += len(each) * (len(each) - 1) // 2
+        same += sum(count * (count - 1) // 2 for count in Counter(each).values())
+    return (same / together if together else None), len(labels)

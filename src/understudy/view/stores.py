@@ -1,0 +1,243 @@
+"""Stores as a whole: what each holds, how its run goes, and two runs by task."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from understudy.errors import UnderstudyError
+from understudy.grade.reports import current_reason
+from understudy.report.figures import SolveCounts, compare
+from understudy.store import Store
+from understudy.store.outcomes import AttemptFault
+from understudy.train.loop.state import LoopConfig, LoopDirectory
+from understudy.train.loop.state import read as read_state
+from understudy.types import RolloutStatus, Run, is_solved
+from understudy.util.statistics import wilson
+from understudy.view.catalog import ViewedStore
+from understudy.view.faults import ViewRefused, fault_of
+from understudy.view.schema.rollouts import ComparedRuns, ComparedTask, RolloutRow
+from understudy.view.schema.stores import BoundaryFaults, PhaseTimes, StoreHealth, StoreKind, StoreSummary
+
+_PENDING: tuple[RolloutStatus, ...] = ("queuing", "preparing", "running", "requeuing")
+_REASONS = 20
+
+
+def summary(viewed: ViewedStore) -> StoreSummary:
+    """What a store holds. One that cannot be read, or is gone, is a summary that says so."""
+    try:
+        return _loop_summary(viewed) if viewed.kind == "loop" else _store_summary(viewed, viewed.reading())
+    except ViewRefused as refused:
+        return _unreadable(viewed, refused, "missing")
+    except UnderstudyError as error:
+        return _unreadable(viewed, fault_of(error), "unreadable")
+
+
+def _unreadable(viewed: ViewedStore, refused: ViewRefused, state: str) -> StoreSummary:
+    return StoreSummary(
+        id=viewed.id,
+        name=viewed.name,
+        path=str(viewed.directory),
+        kind="loop" if viewed.kind == "loop" else "empty",
+        state="missing" if state == "missing" else "unreadable",
+        parent_id=viewed.parent_id,
+        error=refused.error,
+    )
+
+
+def _store_summary(viewed: ViewedStore, store: Store) -> StoreSummary:
+    runs = store.runs.all()
+    counts = [store.outcomes.counts(run.id) for run in runs]
+    clients = store.keys.clients()
+    states, conversations = store.sessions.count()
+    rollouts = Counter[RolloutStatus]()
+    for each in counts:
+        rollouts.update(each.rollouts)
+    usage = [*counts, *(store.calls.usage(client.id) for client in clients)]
+    solved, graded = sum(each.solved for each in counts), sum(each.solved + each.unsolved for each in counts)
+    kind: StoreKind = "run" if runs else "sessions" if states else "gateway" if clients else "empty"
+    return StoreSummary(
+        id=viewed.id,
+        name=viewed.name,
+        path=str(viewed.directory),
+        kind=kind,
+        state="ok",
+        parent_id=viewed.parent_id,
+        run_ids=tuple(run.id for run in runs),
+        about=_about(runs[-1]) if runs else {},
+        tasks=sum(len(run.config.get("tasks") or ()) for run in runs),
+        rollouts=dict(rollouts),
+        solved=solved,
+        graded=graded,
+        suspicious=sum(each.suspicious for each in counts),
+        solve_rate=wilson(solved, graded) if graded else None,
+        calls=sum(each.calls for each in usage),
+        prompt_tokens=sum(each.prompt_tokens for each in usage),
+        completion_tokens=sum(each.completion_tokens for each in usage),
+        cost_usd=sum(each.cost_usd for each in usage),
+        clients=len(clients),
+        conversations=conversations,
+        states=states,
+        created_at=runs[0].created_at if runs else None,
+        changed_at=_changed_at(viewed),
+        live=any(rollouts[status] for status in _PENDING),
+    )
+
+
+def _loop_summary(viewed: ViewedStore) -> StoreSummary:
+    directory = LoopDirectory(viewed.directory)
+    state = directory.load()
+    config = read_state(viewed.directory / "loop.json", LoopConfig)
+    steps = () if state is None else state.steps
+    solved, graded = sum(step.solved for step in steps), sum(step.collected for step in steps)
+    last = state.evaluations[-1] if state is not None and state.evaluations else None
+    about = (
+        {} if config is None else {"model": config.model, "backend": config.backend, "steps": str(config.steps)}
+    )
+    if last is not None:
+        about["evaluation"] = f"{last.solved} of {last.total} held-out rollouts solved after step {last.step}"
+    return StoreSummary(
+        id=viewed.id,
+        name=viewed.name,
+        path=str(viewed.directory),
+        kind="loop",
+        state="ok",
+        about=about,
+        tasks=0 if config is None else len(config.tasks),
+        solved=solved,
+        graded=graded,
+        solve_rate=wilson(solved, graded) if graded else None,
+        steps=len(steps),
+        changed_at=_changed_at(viewed),
+        live=any(step.phase != "published" for step in steps[-1:]),
+    )
+
+
+def _changed_at(viewed: ViewedStore) -> float | None:
+    times = viewed.stamp()[2::3]
+    return max(times) / 1e9 if times else None
+
+
+def _about(run: Run) -> dict[str, str]:
+    """Of a run's configuration what a reader asks for first."""
+    config = run.config
+    values = {
+        "purpose": config.get("purpose"),
+        "agent": config.get("agent"),
+        "model": config.get("weights") or config.get("policy"),
+        "samples": config.get("samples"),
+        "sandbox": config.get("sandbox"),
+    }
+    return {name: str(value) for name, value in values.items() if value not in (None, "")}
+
+
+def health(store: Store, rows: Sequence[RolloutRow]) -> StoreHealth:
+    """How the runs of a store go: seconds by phase, faults by boundary, why graded rollouts were not solved."""
+    phases: dict[str, list[float]] = {}
+    faults: list[AttemptFault] = []
+    versions = Counter[str]()
+    for run in store.runs.all():
+        for timings in store.outcomes.timings(run.id):
+            for phase, seconds in timings.items():
+                phases.setdefault(phase, []).append(seconds)
+        faults += store.outcomes.faults(run.id)
+        for use in store.outcomes.versions(run.id):
+            versions[use.version or "unknown"] += use.calls
+    unsolved = Counter(
+        current_reason(row.reason or "no reason given")
+        for row in rows
+        if row.reward is not None and not is_solved(row.reward)
+    )
+    return StoreHealth(
+        phases=tuple(
+            PhaseTimes(phase=phase, attempts=len(times), p50=_percentile(times, 0.5), p99=_percentile(times, 0.99))
+            for phase, times in phases.items()
+        ),
+        faults=_by_boundary(faults),
+        unsolved=dict(unsolved.most_common(_REASONS)),
+        versions=dict(versions),
+    )
+
+
+def _percentile(values: list[float], share: float) -> float:
+    """The least value that at least this share of the values does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _by_boundary(faults: Sequence[AttemptFault]) -> tuple[BoundaryFaults, ...]:
+    by_boundary: dict[str, list[AttemptFault]] = {}
+    for fault in faults:
+        by_boundary.setdefault(fault.error.boundary, []).append(fault)
+    return tuple(
+        BoundaryFaults(
+            boundary=boundary,
+            attempts=len(members),
+            given_up=sum(fault.given_up for fault in members),
+            example=Counter(fault.error.message for fault in members).most_common(1)[0][0][:2_000],
+        )
+        for boundary, members in sorted(by_boundary.items(), key=lambda item: -len(item[1]))
+    )
+
+
+def compared(
+    before: ViewedStore, after: ViewedStore, first: Sequence[RolloutRow], second: Sequence[RolloutRow]
+) -> ComparedRuns:
+    """Two stores by task, those with the greatest change first."""
+    one, other = _by_task(first), _by_task(second)
+    difference = compare(one, other)
+    zero = SolveCounts(0, 0)
+    tasks = [
+        ComparedTask(
+            task_id=task,
+            before_solved=one.get(task, zero).solved,
+            before_graded=one.get(task, zero).graded,
+            after_solved=other.get(task, zero).solved,
+            after_graded=other.get(task, zero).graded,
+        )
+        for task in sorted(one.keys() | other.keys())
+    ]
+    gain = {row.task_id: _share(other.get(row.task_id)) - _share(one.get(row.task_id)) for row in tasks}
+    return ComparedRuns(
+        before=before.id,
+        after=after.id,
+        tasks=tuple(sorted(tasks, key=lambda row: -abs(gain[row.task_id]))),
+        difference=None if difference is None else difference.value,
+        low=None if difference is None else difference.low,
+        high=None if difference is None else difference.high,
+        p_value=None if difference is None else difference.p_by_task,
+        paired_tasks=0 if difference is None else difference.common_tasks,
+    )
+
+
+def _by_task(rows: Sequence[RolloutRow]) -> dict[str, SolveCounts]:
+    counts: dict[str, SolveCounts] = {}
+    for row in rows:
+        if row.reward is not None:
+            other = counts.get(row.task_id, SolveCounts(0, 0))
+            counts[row.task_id] = SolveCounts(other.solved + is_solved(row.reward), other.graded + 1)
+    return counts
+
+
+def _share(counts: SolveCounts | None) -> float:
+    return counts.solved / counts.graded if counts is not None and counts.graded else 0.0
+
+
+class SummaryCache:
+    """Summaries of stores that did not change, and of large ones that change all the time, for a while."""
+
+    def __init__(self) -> None:
+        self._summaries: dict[str, tuple[tuple[int, ...], float, StoreSummary]] = {}
+
+    def of(self, viewed: ViewedStore) -> StoreSummary:
+        """The summary of a store: at most as old as ten times what making it took."""
+        stamp, now = viewed.stamp(), time.monotonic()
+        cached = self._summaries.get(viewed.id)
+        if cached is not None and (cached[0] == stamp or now < cached[1]):
+            return cached[2]
+        made = summary(viewed)
+        ended = time.monotonic()
+        self._summaries[viewed.id] = (stamp, ended + 10 * (ended - now) if made.state == "ok" else ended, made)
+        return made

@@ -1,0 +1,185 @@
+"""The tokens of a call: ids, texts, logprobs, mask and versions, with what trainers computed for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import tokenizers
+
+from understudy.errors import ConfigError
+from understudy.model.directory import directory_of
+from understudy.store import Store
+from understudy.store.training import StepTokenValues
+from understudy.trajectory.samples import Segment
+from understudy.view.routes import TokenQuery
+from understudy.view.schema.rollouts import TokenPage, TrainerTokens
+from understudy.view.transcripts import Transcript, TranscriptTurn, segment_view
+
+
+class TokenTexts:
+    """The texts of token ids by a model's own tokenizer. Raises ConfigError where the directory has none."""
+
+    def __init__(self, directory: Path) -> None:
+        self.name = str(directory)
+        file = directory / "tokenizer.json"
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # what `tokenizers` raises has no narrower class
+            raise ConfigError(
+                f"{file} cannot be read: {error}; give a model's directory with --tokenizer, or leave it out"
+            ) from error
+        self._texts: dict[int, str] = {}
+
+    def of(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """The text of each id; a part of a character is shown as the replacement character."""
+        return tuple(self._text(each) for each in ids)
+
+    def _text(self, token_id: int) -> str:
+        text = self._texts.get(token_id)
+        if text is None:
+            try:
+                text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+            except OverflowError:
+                text = ""
+            self._texts[token_id] = text
+        return text
+
+
+class TokenizerFinder:
+    """The tokenizers of runs: the one that was chosen, else the one that a run's configuration names."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._chosen = None if directory is None else TokenTexts(directory_of(directory))
+        self._lock = threading.Lock()
+        self._by_directory: dict[Path, TokenTexts | None] = {}
+
+    def of_run(self, config: Mapping[str, Any]) -> TokenTexts | None:
+        """The tokenizer of a run; None where none is on this machine. Nothing is fetched."""
+        if self._chosen is not None:
+            return self._chosen
+        high = _at(config, "gateway", "models", "high")
+        for name in (high.get("tokenizer"), config.get("weights")):
+            if not isinstance(name, str) or not name:
+                continue
+            directory = directory_of(name)
+            if (directory / "tokenizer.json").is_file() and (texts := self._load(directory)) is not None:
+                return texts
+        return None
+
+    def _load(self, directory: Path) -> TokenTexts | None:
+        with self._lock:
+            if directory not in self._by_directory:
+                try:
+                    self._by_directory[directory] = TokenTexts(directory)
+                except ConfigError:
+                    # The ids are shown without texts: the run's model may have changed since.
+                    self._by_directory[directory] = None
+            return self._by_directory[directory]
+
+
+def _at(value: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    current: Any = value
+    for key in keys:
+        current = cast("Mapping[str, Any]", current).get(key) if isinstance(current, dict) else None
+    return cast("Mapping[str, Any]", current) if isinstance(current, dict) else {}
+
+
+def token_page(store: Store, transcript: Transcript, query: TokenQuery, texts: TokenTexts | None) -> TokenPage:
+    """The tokens of a call, or of its whole segment. Raises ViewRefused where there is no such call."""
+    turn = transcript.turn(query.call)
+    index = next((n for n, each in enumerate(transcript.segments) if query.call in each.call_ids), None)
+    if index is None:
+        return TokenPage(
+            call_id=query.call,
+            segment=None,
+            start=0,
+            total=0,
+            next=None,
+            call_start=0,
+            call_end=0,
+            ids=(),
+            texts=(),
+            logprobs=(),
+            mask=(),
+            versions=(),
+            policy_versions=turn.policy_versions,
+            tokenizer=None,
+        )
+    segment = transcript.segments[index]
+    number = segment.call_ids.index(query.call)
+    first = segment.completions[number - 1][1] if number and query.scope == "call" else 0
+    call_start, call_end = segment.completions[number]
+    end = call_end if query.scope == "call" else len(segment.token_ids)
+    start = first if query.start is None else query.start
+    stop = min(end, start + query.limit)
+    versions, policy_versions = _versions(transcript, segment)
+    ids = segment.token_ids[start:stop]
+    return TokenPage(
+        call_id=query.call,
+        segment=segment_view(index, segment),
+        start=start,
+        total=len(segment.token_ids),
+        next=stop if start < stop < end else None,
+        call_start=call_start,
+        call_end=call_end,
+        ids=ids,
+        texts=() if texts is None else texts.of(ids),
+        logprobs=tuple(
+            value if mask else None
+            for value, mask in zip(segment.logprobs[start:stop], segment.loss_mask[start:stop], strict=True)
+        ),
+        mask=segment.loss_mask[start:stop],
+        versions=tuple(versions[start:stop]),
+        policy_versions=policy_versions,
+        tokenizer=None if texts is None else texts.name,
+        trainer=_trainer(store, segment, start, max(start, stop)),
+    )
+
+
+def _versions(transcript: Transcript, segment: Segment) -> tuple[list[int], tuple[str, ...]]:
+    """For each token of a segment the index of the version that sampled it, -1 where it is not known."""
+    by_call: dict[str, TranscriptTurn] = {turn.call_id: turn for turn in transcript.turns}
+    names: dict[str, int] = {}
+    versions = [-1] * len(segment.token_ids)
+    for call_id, (start, end) in zip(segment.call_ids, segment.completions, strict=True):
+        turn = by_call[call_id]
+        if turn.spans:
+            for span in turn.spans:
+                number = names.setdefault(span.version, len(names))
+                if span.start is None or span.end is None:
+                    # Two versions of which nobody knows where the one gave way to the other.
+                    if len(turn.spans) == 1:
+                        versions[start:end] = [number] * (end - start)
+                    continue
+                low, high = start + max(span.start, 0), min(start + span.end, end)
+                versions[low:high] = [number] * max(0, high - low)
+        elif turn.policy_version is not None:
+            number = names.setdefault(turn.policy_version, len(names))
+            versions[start:end] = [number] * (end - start)
+    return versions, tuple(names)
+
+
+def _trainer(store: Store, segment: Segment, start: int, stop: int) -> tuple[TrainerTokens, ...]:
+    """What updates computed for the tokens from `start` to `stop` of a segment, by step."""
+    by_step: dict[int, dict[str, StepTokenValues]] = {}
+    for call_id, (low, high) in zip(segment.call_ids, segment.completions, strict=True):
+        if low < stop and high > start:
+            for values in store.training.of_call(call_id):
+                by_step.setdefault(values.step, {})[call_id] = values
+    pages: list[TrainerTokens] = []
+    for step, by_call in sorted(by_step.items()):
+        columns: dict[str, tuple[float | None, ...]] = {}
+        for name in ("logprobs", "ratios", "advantages"):
+            column: list[float | None] = [None] * (stop - start)
+            for call_id, (low, high) in zip(segment.call_ids, segment.completions, strict=True):
+                numbers = getattr(by_call[call_id], name) if call_id in by_call else ()
+                for position, number in enumerate(numbers[: high - low], low):
+                    if start <= position < stop:
+                        column[position - start] = number
+            columns[name] = tuple(column)
+        version = next(iter(by_call.values())).version
+        pages.append(TrainerTokens(step=step, version=version, **columns))
+    return tuple(pages)
