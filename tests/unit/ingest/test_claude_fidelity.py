@@ -305,9 +305,12 @@ def test_an_agent_has_the_prompt_of_the_call_that_started_it_where_its_log_lacks
     agents["a1"].assistant(SECOND, "Seen.", parent=None)
     agents["a2"].assistant(THIRD, "Ready.", parent=None)
     files = {f"agent-{name}.jsonl": agent.data() for name, agent in agents.items()}
-    states = by_message(*read(log, **files))
+    traces = read(log, **files)
+    states = by_message(*traces)
     assert outline(states[SECOND]) == ["user: look around"]
     assert states[SECOND].fidelity == "exact"
+    assert [trace.role for trace in traces] == ["main", "subagent", "warmup"]
+    assert outline(states[THIRD]) == ["user: Warmup"]
     assert (states[THIRD].fidelity, states[THIRD].notes) == ("repaired", ("prompt_not_logged",))
 
 
@@ -327,3 +330,21 @@ def test_snapshots_that_are_repeated_amid_a_turn_show_one_resume() -> None:
     log.result("t2", "two", parent=second)
     log.assistant(THIRD, "Here.")
     assert outline(by_message(*read(log))[THIRD])[3:] == ["assistant: +t1 +t2", "t1: one", "t2: two"]
+
+
+def test_a_turn_belongs_to_the_session_that_a_later_fork_copied_it_from() -> None:
+    """A fork behind a compaction begins with another response, and 2.1.75 copies not all results of a turn."""
+    original, fork = Log("s2", version="2.1.75"), Log("s1", version="2.1.75")
+    original.user("go")
+    original.assistant(FIRST, "Ready.")
+    original.user("both")
+    first = original.assistant(SECOND, ("t1", "Bash"))
+    second = original.assistant(SECOND, ("t2", "Bash"))
+    original.result("t1", "one", parent=first)
+    original.result("t2", "two", parent=second)
+    original.assistant(THIRD, "Here.")
+    fork.lines = [line | {"sessionId": "s1"} for at, line in enumerate(original.lines) if at not in (0, 1, 3, 5)]
+    fork.lines[0]["parentUuid"] = None
+    fork.lines[1]["parentUuid"] = fork.lines[0]["uuid"]
+    state = by_message(*read(fork, original))[THIRD]
+    assert outline(state)[3:] == ["assistant: +t1 +t2", "t1: one", "t2: two"]

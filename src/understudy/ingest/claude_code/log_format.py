@@ -44,6 +44,9 @@ SYNTHETIC_MODEL = "<synthetic>"
 _RENDERER = ClaudeCodeRenderer()
 _OWN = re.compile(r"a([a-z][a-z_]+)-[0-9a-f]+")  # agents that the CLI starts for itself: `acompact-1a2b`
 _STARTERS = ("Task", "Agent")
+_WARMUP = "Warmup"
+"""The prompt of agents that older versions start for themselves, so that the provider caches the system prompt."""
+_ADDED = "prompt-of-"
 
 
 class AgentMeta(Struct, frozen=True):
@@ -162,7 +165,7 @@ class ClaudeSession:
         if agent_id is not None:
             trace.parent = self._parent(part)
             own = _OWN.fullmatch(agent_id)
-            trace.role = own[1] if own else "warmup" if _prompt(part) == "Warmup" else "subagent"
+            trace.role = own[1] if own else "warmup" if _prompt(part) == _WARMUP else "subagent"
         ledger = self._ledger
         requests = LedgerRequests(ledger, conversation.nodes) if ledger is not None else None
         for response in conversation.responses:
@@ -215,12 +218,14 @@ class ClaudeSession:
         if part.agent_id is None or not part.records or part.records[0].type != "assistant":
             return
         call = part.meta.toolUseId or self._by_agent.get(part.agent_id)
-        prompt = self._prompt_of.get(call or "")
         first = part.records[0]
+        # An agent that no call started, and that called no tools, was started by the program.
+        started_itself = call is None and all(one.type == "assistant" for one in part.records)
+        prompt = _WARMUP if started_itself else self._prompt_of.get(call or "")
         if prompt is None or first.parentUuid is not None:
             return
         message = ClaudeMessage(content=prompt)
-        first.parentUuid = f"prompt-of-{part.agent_id}"
+        first.parentUuid = f"{_ADDED}{part.agent_id}"
         added = ClaudeRecord(type="user", uuid=first.parentUuid, isSidechain=True, message=message)
         part.records = [added, *part.records]
         part.conversation = None
@@ -252,7 +257,8 @@ def _trace_id(session_id: str, agent_id: str | None) -> str:
 
 def _turn(response: ClaudeResponse, conversation: ClaudeConversation) -> TraceTurn:
     notes = conversation.notes.get(response.node, ())
-    if response.records[0].isSidechain and conversation.nodes[0].body is conversation.responses[0]:
+    root = conversation.nodes[0].body
+    if response.records[0].isSidechain and (root is conversation.responses[0] or _is_assumed(root)):
         notes = (*notes, "prompt_not_logged")
     body = response.records[-1].message
     return TraceTurn(
@@ -265,6 +271,13 @@ def _turn(response: ClaudeResponse, conversation: ClaudeConversation) -> TraceTu
         fidelity="repaired" if notes else "exact",
         notes=notes,
     )
+
+
+def _is_assumed(body: object) -> bool:
+    """Whether a body is a prompt that no record holds."""
+    if not isinstance(body, ClaudeRecord) or body.message is None or not (body.uuid or "").startswith(_ADDED):
+        return False
+    return body.message.content == _WARMUP
 
 
 def _prompt(part: SessionPart) -> str:
@@ -292,6 +305,7 @@ _LINE = re.compile(
     rb'"type": ?"(?:queue-operation|file-history-snapshot|api-request(?:-[a-z]+)?|permission-mode|last-prompt)"'
 )
 _FIRST = re.compile(rb'"message": ?\{(?:"(?:model|type|role)": ?"[^"]*", ?)*"id": ?"([^"]+)"')
+_TIME = re.compile(rb'"timestamp": ?"([^"\\]+)"')
 _SESSION = re.compile(rb'"sessionId": ?"([^"\\]+)"')
 
 _WITHIN = re.compile(r"([^/]+)/subagents(?:/|$)")
@@ -302,13 +316,15 @@ _meta = msgspec.json.Decoder(AgentMeta).decode
 class _SessionFiles(Struct):
     """The files of one session: each with its directory and the agent's id, None for the session's own.
 
-    `first` is the message id of the first response: sessions that were forked from one another share it.
+    `first` is the message id of the first response: forks share it with their session, unless they begin with a
+    compaction. `begin` is the time of the first record that has one.
     `file_names` are the names of files (or of agents' directories) that are not the session's id.
     """
 
     session_id: str
     files: list[tuple[LogFile, str, str | None]] = []
     first: bytes | None = None
+    begin: bytes = b""
     file_names: set[str] = set()
 
     def size(self) -> int:
@@ -362,7 +378,8 @@ class ClaudeCodeFormat(LogFormat):
         for file in sorted(files, key=lambda file: file.path):
             self._file(file, metas, sessions)
         assigned_before: set[str] = set()
-        for cluster in _clusters(sessions.values()):
+        # A session that began earlier comes first: what a fork copied from it is its own.
+        for cluster in _clusters(sorted(sessions.values(), key=lambda session: session.begin)):
             with garbage_collection_paused():
                 traces = _read_cluster(cluster, metas, assigned_before)
             yield from traces
@@ -391,6 +408,8 @@ class ClaudeCodeFormat(LogFormat):
             session_files.file_names.add(name)
         if agent is None and session_files.first is None and (first := _FIRST.search(head)) is not None:
             session_files.first = first[1]
+        if agent is None and (time := _TIME.search(head)) is not None:
+            session_files.begin = min(session_files.begin or time[1], time[1])
 
 
 def _session_of(file: LogFile, name: str, head: bytes) -> str:
