@@ -51,6 +51,9 @@ FUNCTIONS: Mapping[str, str] = {
 }
 """Functions of nose and numpy, where the file does not define its own."""
 
+ASSERTING = ("assert", "check", "ensure", "expect", "verify")
+"""How the names of functions from elsewhere begin that assert something of their own."""
+
 RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp"})
 WARNS = frozenset({"warns", "assertWarns", "assertWarnsRegex"})
 CALLED = {
@@ -135,3 +138,21 @@ def difference(operator: str, left: ast.expr, right: ast.expr) -> tuple[ast.expr
             return one, other, repr({"abs": ast.literal_eval(right)})
         case _:
             return None
+
+
+def fails(statement: ast.stmt) -> bool:
+    """Whether a statement does nothing but fail the test."""
+    match statement:
+        case ast.Raise(exc=ast.Name(id="AssertionError") | ast.Call(func=ast.Name(id="AssertionError"))):
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="pytest" | "self"), attr="fail"))):
+            return True
+        case ast.Assert(test=ast.Constant(value=False | 0)):
+            return True
+        case _:
+            return False
+
+
+def is_fixture(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function is decorated as a fixture."""
+    return any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list)

@@ -27,6 +27,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from understudy.checks.twin_assertions import (
+    ASSERTING,
     CALLED,
     COMPARISONS,
     FUNCTIONS,
@@ -37,8 +38,10 @@ from understudy.checks.twin_assertions import (
     class_names,
     difference,
     expects_exception,
+    fails,
     has_wildcard,
     is_evaluable,
+    is_fixture,
     tolerances_of,
 )
 from understudy.checks.twin_cut import cut_unused
@@ -192,7 +195,7 @@ class _Rewriter(ast.NodeTransformer):
             self._scope = None
         self._independent = around
         self._raises = raises
-        if outer and node.name.startswith("test") and self._next == first and not _is_fixture(node):
+        if outer and node.name.startswith("test") and self._next == first and not is_fixture(node):
             # A test without assertions expects to come to its end.
             number = self._number(TwinSite("end", withheld=False))
             node.body.append(ast.Expr(_call("_send_", number, ast.Constant(0))))
@@ -204,7 +207,7 @@ class _Rewriter(ast.NodeTransformer):
         return self._condition(node.test, want=True)
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
-        if not self._raises and not node.orelse and len(node.body) == 1 and _fails(node.body[0]):
+        if not self._raises and not node.orelse and len(node.body) == 1 and fails(node.body[0]):
             return self._condition(node.test, want=False)
         self.generic_visit(node)
         return node
@@ -251,7 +254,12 @@ class _Rewriter(ast.NodeTransformer):
             number = self._number(TwinSite("calls", operator=CALLED[name]))
             return [ast.Expr(_call("_calls_", number, call.func.value))]
         what = self._method(call, name)
-        return self._assertion(*what, call) if what else node
+        if what:
+            return self._assertion(*what, call)
+        if name.lower().startswith(ASSERTING) and name not in self._defined:
+            number = self._number(TwinSite("truth", withheld=False))  # it compares in the process
+            return [node, ast.Expr(_call("_holds_", number, ast.Constant(1)))]
+        return node
 
     def _method(self, call: ast.Call, name: str) -> tuple[str, list[ast.expr]] | None:
         """What a call asserts, and of which arguments; None when it is none of the assertions that we know."""
@@ -540,26 +548,6 @@ class _Rewriter(ast.NodeTransformer):
         names = {node.id for value in expected for node in ast.walk(value) if isinstance(node, ast.Name)}
         self.names_of[number] = (frozenset(names), self._scope)
         return number
-
-
-# --- reading
-
-
-def _fails(statement: ast.stmt) -> bool:
-    """Whether a statement does nothing but fail the test."""
-    match statement:
-        case ast.Raise(exc=ast.Name(id="AssertionError") | ast.Call(func=ast.Name(id="AssertionError"))):
-            return True
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="pytest" | "self"), attr="fail"))):
-            return True
-        case ast.Assert(test=ast.Constant(value=False | 0)):
-            return True
-        case _:
-            return False
-
-
-def _is_fixture(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
 # --- writing

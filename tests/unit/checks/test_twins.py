@@ -242,6 +242,8 @@ def test_what_is_expected_is_not_in_the_process(text: str, secrets: list[str]):
         "def test_it():\n    assert not any(f(x) != y for x, y in [(1, 417)])\n",
         "def test_it():\n    assert len([x for x in (1, 2) if f(x) == 417]) == 2\n",
         "def test_it():\n    assert f(1) - 417 == 0\n",
+        "from helpers import assert_rows\ndef test_it():\n    assert_rows(f(1), 417)\n    assert f(2) == 418\n",
+        "def test_it(self):\n    self.assertRows(f(1), 417)\n    self.assertEqual(f(2), 418)\n",
     ],
 )
 def test_what_can_still_be_read_or_forced_does_not_count_as_withheld(text: str):
