@@ -196,6 +196,10 @@ def of_corpus(directory: Path, show: bool) -> dict[str, Any]:
             personal, alarms = personal + mine, alarms + redactor.report.total - mine
             if show and redactor.report.total > mine:
                 print(f"replaced\t{language.name}\t{row['path']}\t{dict(redactor.report.counts)}")
+        if not size:
+            raise SystemExit(
+                f"{language}: expected *.jsonl files with texts in it, found none; add some or remove it"
+            )
         languages[language.name] = {
             "mb": size,
             "alarms": alarms,
