@@ -6,11 +6,15 @@ import pytest
 from msgspec.structs import replace
 
 from understudy.checks.base import GradingOptions
+from understudy.checks.run import run_task_version
 from understudy.checks.runtime_events import REASONS
+from understudy.checks.twin_ids import deciding_tests
+from understudy.checks.twin_run import WrittenVersion
+from understudy.grade.apply import apply_patch
 from understudy.grade.verdict import grade
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.prepare import PreparedTask, prepare
+from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
 from understudy.types import Files, PytestChecks, Task, Verdict
 
 from support.grading import diff
@@ -149,6 +153,23 @@ async def test_hiding_it_does_not_help(
     seen = {(each.rule, each.path) for each in verdict.integrity.evidence}
     assert {("tests-read", "core.py"), ("objects-searched", "<string>")} <= seen
     assert {("objects-searched", "/tmp/other.py"), ("objects-searched", "core.py")} <= seen
+
+
+@pytest.mark.parametrize(("sealed", "outcome"), [(True, "failed"), (False, "passed")])
+async def test_files_of_a_version_are_sealed_as_the_originals_are(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, sealed: bool, outcome: str
+) -> None:
+    files = {"test_core.py": "def test_shift():\n    open(__file__, 'a').close()\n"}
+    task = replace(prepared.task, checks=PytestChecks(files, ("test_core.py::test_shift",), timeout_s=60))
+    tests = deciding_tests(task, prepared.options)
+    sandbox = await sandboxes.open(sandbox_spec(prepared, environment))
+    try:
+        assert not await apply_patch(sandbox, task, b"", host_programs=sandboxes.host_programs)
+        version = WrittenVersion(files, {})
+        run = await run_task_version(sandbox, task, b"", version, tests, lambda _: False, sealed=sealed)
+    finally:
+        await sandbox.close()
+    assert run.outcomes == {"test_core.py::test_shift": outcome}, run.log
 
 
 async def test_what_packages_do_is_no_evidence(

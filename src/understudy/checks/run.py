@@ -77,13 +77,18 @@ async def run_task_version(
     version: WrittenVersion,
     tests: DecidingTests,
     is_intruder: Callable[[str], bool],
+    *,
+    sealed: bool,
 ) -> VersionRun:
     """Run a version of a task's hidden files in a sandbox where the gated `patch` was applied.
 
-    No code of the patch may have run there. Raises GraderError, SandboxError.
+    No code of the patch may have run there. `sealed`: files of pytest are read-only while they run, as the
+    originals are. Raises GraderError, SandboxError.
     """
     match task.checks:
         case PytestChecks() as checks:
+            if sealed:
+                await sandbox.seal(sorted(map(posixpath.normpath, checks.files)))
             return await run_version(sandbox, checks, version.sites, timeout_s=checks.timeout_s)
         case SuiteChecks() as checks:
             return await run_suite_version(sandbox, task, checks, patch, version, tests, is_intruder)

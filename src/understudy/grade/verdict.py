@@ -160,7 +160,8 @@ async def _run_version(
         with with_untrusted_code():
             if await apply_patch(sandbox, task, gated.patch, host_programs=sandboxes.host_programs):
                 return None
-            return await run_task_version(sandbox, task, gated.patch, version, tests, is_intruder)
+            sealed = prepared.options.sealed
+            return await run_task_version(sandbox, task, gated.patch, version, tests, is_intruder, sealed=sealed)
     finally:
         await sandbox.close()
 
