@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 UNDERSTUDY = Path(sys.executable).with_name("understudy")
 IMAGES = Path(__file__).parents[1] / "docs/images"
@@ -62,9 +62,8 @@ def main() -> None:
                 page = browser.new_page(viewport=SIZE, color_scheme=theme)
                 page.goto(url + path)
                 # The stream of events never ends, so the page is whole when nothing of it says that it is loading.
-                page.wait_for_function(
-                    "document.querySelector('h1') && !document.body.textContent.includes('Loading…')"
-                )
+                expect(page.locator("h1")).to_be_visible(timeout=60_000)
+                expect(page.get_by_text("Loading…")).to_have_count(0, timeout=60_000)
                 page.wait_for_timeout(500)
                 page.screenshot(path=IMAGES / f"{name}.png")
                 page.close()

@@ -4,40 +4,6 @@
  */
 
 export interface paths {
-    "/api/compare": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Two runs by task. */
-        get: operations["compare_stores"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/events": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Server-sent events named `change`, one for every change of a store. */
-        get: operations["follow_events"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/api/stores": {
         parameters: {
             query?: never;
@@ -72,74 +38,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/stores/{store}/calls/{call}/raw": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Bytes of a request or a response, as sent. */
-        get: operations["read_raw"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/stores/{store}/gateway": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** A gateway and its clients. */
-        get: operations["read_gateway"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/stores/{store}/gateway/pause": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** Pause a gateway, or let it go on. */
-        post: operations["pause_gateway"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/stores/{store}/group": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** All rollouts of a task, aligned. */
-        get: operations["read_group"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/api/stores/{store}/health": {
         parameters: {
             query?: never;
@@ -149,74 +47,6 @@ export interface paths {
         };
         /** Phases, faults and reasons of a run. */
         get: operations["read_health"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/stores/{store}/integrity": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** Say whether a patch is clean. */
-        post: operations["write_integrity"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/stores/{store}/loop": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** A loop's curves and funnels. */
-        get: operations["read_loop"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/stores/{store}/pairs": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Preference pairs. */
-        get: operations["list_pairs"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/stores/{store}/redaction": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** What redaction would replace. */
-        get: operations["preview_redaction"];
         put?: never;
         post?: never;
         delete?: never;
@@ -242,6 +72,40 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/stores/{store}/tasks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The grid of tasks and samples. */
+        get: operations["list_tasks"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/stores/{store}/group": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** All rollouts of a task, aligned. */
+        get: operations["read_group"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/stores/{store}/rollouts/{rollout}": {
         parameters: {
             query?: never;
@@ -259,15 +123,15 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/stores/{store}/rollouts/{rollout}/body": {
+    "/api/stores/{store}/rollouts/{rollout}/turns": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** The rest of a long block. */
-        get: operations["read_body"];
+        /** Turns with their blocks. */
+        get: operations["list_turns"];
         put?: never;
         post?: never;
         delete?: never;
@@ -293,32 +157,15 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/stores/{store}/rollouts/{rollout}/log": {
+    "/api/stores/{store}/rollouts/{rollout}/body": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** A log file of the attempt. */
-        get: operations["read_log"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/stores/{store}/rollouts/{rollout}/patch": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** The patch. */
-        get: operations["read_patch"];
+        /** The rest of a long block. */
+        get: operations["read_body"];
         put?: never;
         post?: never;
         delete?: never;
@@ -344,15 +191,83 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/stores/{store}/rollouts/{rollout}/turns": {
+    "/api/stores/{store}/rollouts/{rollout}/patch": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** Turns with their blocks. */
-        get: operations["list_turns"];
+        /** The patch. */
+        get: operations["read_patch"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/stores/{store}/rollouts/{rollout}/log": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** A log file of the attempt. */
+        get: operations["read_log"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/stores/{store}/calls/{call}/raw": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Bytes of a request or a response, as sent. */
+        get: operations["read_raw"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/compare": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Two runs by task. */
+        get: operations["compare_stores"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/stores/{store}/loop": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** A loop's curves and funnels. */
+        get: operations["read_loop"];
         put?: never;
         post?: never;
         delete?: never;
@@ -412,15 +327,32 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/stores/{store}/tasks": {
+    "/api/stores/{store}/pairs": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** The grid of tasks and samples. */
-        get: operations["list_tasks"];
+        /** Preference pairs. */
+        get: operations["list_pairs"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/stores/{store}/gateway": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** A gateway and its clients. */
+        get: operations["read_gateway"];
         put?: never;
         post?: never;
         delete?: never;
@@ -447,161 +379,78 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/stores/{store}/redaction": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What redaction would replace. */
+        get: operations["preview_redaction"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/stores/{store}/integrity": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Say whether a patch is clean. */
+        post: operations["write_integrity"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/stores/{store}/gateway/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Pause a gateway, or let it go on. */
+        post: operations["pause_gateway"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Server-sent events named `change`, one for every change of a store. */
+        get: operations["follow_events"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
-        /**
-         * AttemptView
-         * @description An attempt. `timings` are seconds by phase.
-         */
-        AttemptView: {
-            ended_at: number | null;
-            /** @default null */
-            error: components["schemas"]["ErrorInfo"] | null;
-            /** @default [] */
-            findings: components["schemas"]["Finding"][];
-            graded: boolean;
-            id: string;
-            number: number;
-            started_at: number;
-            /** @enum {unknown} */
-            status: "failed" | "preparing" | "running" | "succeeded" | "timeout" | "unresponsive";
-            timings: {
-                [key: string]: number;
-            };
-        };
-        /**
-         * BlockView
-         * @description One block of a conversation. `text` and `arguments` are cut; their sizes are those of the whole.
-         *
-         *         `ref` names the block for the route that reads the rest. `arguments` of a tool call are the JSON text that the
-         *         model wrote. `images` are data URLs or addresses, which are left out above a size.
-         */
-        BlockView: {
-            /** @default  */
-            arguments: string;
-            /** @default 0 */
-            arguments_size: number;
-            /** @default  */
-            id: string;
-            /** @default 0 */
-            images: number;
-            /** @default false */
-            is_error: boolean;
-            /** @enum {unknown} */
-            kind: "other" | "text" | "thinking" | "tool_result" | "tool_use";
-            /** @default false */
-            malformed: boolean;
-            /** @default  */
-            name: string;
-            ref: string;
-            role: string;
-            /** @default  */
-            text: string;
-            /** @default 0 */
-            text_size: number;
-        };
-        /**
-         * BoundaryFaults
-         * @description Faults that crossed one boundary: attempts that met one, rollouts given up for it, a message.
-         */
-        BoundaryFaults: {
-            attempts: number;
-            boundary: string;
-            example: string;
-            given_up: number;
-        };
-        /**
-         * BranchView
-         * @description A branch of the calls: the session itself, a subagent, a compaction, a retry.
-         *
-         *         `above` is the branch that it hangs under; `spawned_by` and `continues` are ids of the calls that started it.
-         */
-        BranchView: {
-            above: string | null;
-            calls: number;
-            completion_tokens: number;
-            /** @default null */
-            continues: string | null;
-            cost_usd: number | null;
-            depth: number;
-            ended_at: number;
-            first_turn: number;
-            name: string;
-            origin: string;
-            prompt_tokens: number;
-            role: string;
-            /** @default null */
-            spawned_by: string | null;
-            started_at: number;
-            superseded: boolean;
-        };
-        /**
-         * CallLine
-         * @description A call on one line: for the waterfall, the swimlanes and for jumping from turn to turn.
-         */
-        CallLine: {
-            branch: string;
-            call_id: string;
-            completion_tokens: number;
-            ended_at: number;
-            index: number;
-            prompt_tokens: number;
-            role: string;
-            started_at: number;
-            /** @enum {unknown} */
-            status: "abandoned" | "error" | "ok";
-            /** @default false */
-            superseded: boolean;
-            tools: string[];
-        };
-        /**
-         * CallPage
-         * @description Calls from `start` on, of `total`.
-         */
-        CallPage: {
-            calls: components["schemas"]["CallLine"][];
-            next: number | null;
-            start: number;
-            total: number;
-        };
-        /**
-         * ComparedRuns
-         * @description Two runs by task, those with the greatest change first. `difference` has a 95 % interval.
-         *
-         *         `p_value` is two-sided, of exchanging the two results of every task. None where no task is graded in both.
-         */
-        ComparedRuns: {
-            after: string;
-            before: string;
-            difference: number | null;
-            high: number | null;
-            low: number | null;
-            p_value: number | null;
-            paired_tasks: number;
-            tasks: components["schemas"]["ComparedTask"][];
-        };
-        /**
-         * ComparedTask
-         * @description A task in two runs.
-         */
-        ComparedTask: {
-            after_graded: number;
-            after_solved: number;
-            before_graded: number;
-            before_solved: number;
-            task_id: string;
-        };
-        /**
-         * ConfidenceInterval
-         * @description An estimate with the bounds of its 95 % interval.
-         */
-        ConfidenceInterval: {
-            estimate: number;
-            high: number;
-            low: number;
-        };
         /**
          * ErrorAnswer
          * @description The body of every answer whose status is 400 or more.
@@ -610,507 +459,22 @@ export interface components {
             error: components["schemas"]["ViewError"];
         };
         /**
-         * ErrorInfo
-         * @description A fault as it is stored: the boundary it crossed, its type and its message.
+         * ViewError
+         * @description What went wrong: a `type` for programs, a `message` for people, and what to do about it (`remedy`).
          */
-        ErrorInfo: {
-            boundary: string;
-            message: string;
+        ViewError: {
             type: string;
-        };
-        /**
-         * Evidence
-         * @description One place that made a patch suspicious: the rule it met, and where. `line` counts from 1 in the new file.
-         */
-        Evidence: {
-            /** @default 0 */
-            line: number;
-            /** @default  */
-            path: string;
-            rule: string;
-            /** @default  */
-            text: string;
-        };
-        /**
-         * Finding
-         * @description Something of note about an attempt that did not end it. `kind` is a short name, `message` says it.
-         *
-         *         Kinds: `budget` (the attempt used up what it was allowed), `context` (it filled the model's context),
-         *         `session-log` (the agent's own log differs from the calls). `call_id` names the call it is about, where it is
-         *         about one.
-         */
-        Finding: {
-            /** @default null */
-            call_id: string | null;
-            kind: string;
             message: string;
-        };
-        /**
-         * FunnelStage
-         * @description How many are left at one stage of a step, and why the others are not.
-         */
-        FunnelStage: {
-            count: number;
-            lost: {
-                [key: string]: number;
-            };
-            /** @enum {unknown} */
-            stage: "graded" | "groups" | "groups used" | "groups with signal" | "rollouts" | "tokens";
-        };
-        /**
-         * GatewayClient
-         * @description A client of a gateway that runs alone: what it used of what it may use. Keys are stored as hashes only.
-         */
-        GatewayClient: {
-            attempt_id: string;
-            budget: Record<string, never>;
-            calls: number;
-            completion_tokens: number;
-            cost_usd: number;
-            created_at: number;
-            expires_at: number | null;
-            name: string;
-            prompt_tokens: number;
-            revoked: boolean;
-        };
-        /**
-         * GatewayView
-         * @description A gateway. `reachable` is false where none runs or its admin key is not readable; `note` says why.
-         *
-         *         `in_flight` generations run, `waiting` requests are held by a pause.
-         */
-        GatewayView: {
-            clients: components["schemas"]["GatewayClient"][];
-            in_flight: number;
-            note: string;
-            paused: boolean;
-            reachable: boolean;
-            url: string | null;
-            version: string | null;
-            waiting: number;
-        };
-        /**
-         * GradedTest
-         * @description A test that decides: its outcome now and in the verdict before this one, None where there is none.
-         *
-         *         `expected` says what it is for: it must be mended, or must not break; None where the task does not say.
-         */
-        GradedTest: {
-            /** @default null */
-            before: ("error" | "failed" | "missing" | "passed" | "skipped" | "xfailed" | "xpassed") | null;
-            /** @default null */
-            expected: ("fail_to_pass" | "pass_to_pass") | null;
-            id: string;
-            /** @enum {unknown} */
-            outcome: "error" | "failed" | "missing" | "passed" | "skipped" | "xfailed" | "xpassed";
-        };
-        /**
-         * GroupMember
-         * @description A rollout of a task beside the others. `advantage` is its reward less the group's mean.
-         */
-        GroupMember: {
-            advantage: number | null;
-            row: components["schemas"]["RolloutRow"];
-            turns: components["schemas"]["GroupTurn"][];
-        };
-        /**
-         * GroupTurn
-         * @description What a rollout did in one turn, on one line, and a digest of it by which rollouts are aligned.
-         */
-        GroupTurn: {
-            action: string;
-            call_id: string;
-            digest: string;
-            index: number;
-        };
-        /**
-         * IntegrityOrder
-         * @description A person's decision on whether a rollout's patch is clean, and why.
-         */
-        IntegrityOrder: {
-            note: string;
-            rollout_id: string;
-            /** @enum {unknown} */
-            status: "clean" | "suspicious";
-        };
-        /**
-         * IntegrityView
-         * @description What the grader says of a patch's integrity, or a person after it (`review`).
-         */
-        IntegrityView: {
-            evidence: components["schemas"]["Evidence"][];
-            reason: string;
-            reviewed: boolean;
-            /** @enum {unknown} */
-            status: "clean" | "forged" | "suspicious";
-        };
-        /**
-         * LoopEvaluation
-         * @description What a version solved of the held-out tasks.
-         */
-        LoopEvaluation: {
-            failed: number;
-            rate: components["schemas"]["ConfidenceInterval"];
-            solved: number;
-            step: number;
-            store_id: string | null;
-            total: number;
-            version: string;
-        };
-        /**
-         * LoopStep
-         * @description A step of a loop. `store_id` is the store of its wave, None where it is gone.
-         *
-         *         `values` are the trainer's numbers by name (loss, mismatch, entropy, clip fraction, …).
-         */
-        LoopStep: {
-            collected: number;
-            dropped: number;
-            funnel: components["schemas"]["FunnelStage"][];
-            groups: number;
-            held: number;
-            phase: string;
-            reward: number;
-            reward_interval: components["schemas"]["MeanEstimate"] | null;
-            sampled_by: string;
-            seconds: {
-                [key: string]: number;
-            };
-            skipped: {
-                [key: string]: number;
-            };
-            solve_rate: components["schemas"]["ConfidenceInterval"] | null;
-            solved: number;
-            staleness: number;
-            step: number;
-            store_id: string | null;
-            trained: boolean;
-            used: number;
-            values: {
-                [key: string]: number;
-            };
-            version: string;
-        };
-        /**
-         * LoopView
-         * @description A loop: its curves and, for each step, why what was collected did or did not reach the update.
-         */
-        LoopView: {
-            asynchronous: boolean;
-            evaluations: components["schemas"]["LoopEvaluation"][];
-            planned_steps: number;
-            refused: {
-                [key: string]: string;
-            };
-            steps: components["schemas"]["LoopStep"][];
-            store_id: string;
-            version: string;
-        };
-        /**
-         * MeanEstimate
-         * @description A mean with the bounds of its 95 % interval; None where it is of one value, whose spread nobody knows.
-         */
-        MeanEstimate: {
-            estimate: number;
-            high: number | null;
-            low: number | null;
-        };
-        /**
-         * PairPage
-         * @description Pairs from `start` on. `compared` and `left_out` count what was looked at and why it gave no pair.
-         */
-        PairPage: {
-            compared: number;
-            left_out: {
-                [key: string]: number;
-            };
-            next: number | null;
-            pairs: components["schemas"]["PairView"][];
-            start: number;
-        };
-        /**
-         * PairView
-         * @description A preference pair: what was asked, the chosen and the rejected answer, and the evidence.
-         */
-        PairView: {
-            chosen: components["schemas"]["BlockView"][];
-            evidence: Record<string, never>;
-            id: string;
-            /** @enum {unknown} */
-            origin: "replay" | "rollouts";
-            prompt: components["schemas"]["BlockView"][];
-            prompt_messages: number;
-            rejected: components["schemas"]["BlockView"][];
-            /** @default [] */
-            votes: components["schemas"]["VoteView"][];
-        };
-        /**
-         * PatchView
-         * @description The patch of the shown attempt, as a range; None where no attempt came so far.
-         */
-        PatchView: {
-            attempt_id: string | null;
-            patch: components["schemas"]["TextRange"] | null;
-        };
-        /**
-         * PauseOrder
-         * @description Pause a gateway, or let it go on.
-         */
-        PauseOrder: {
-            /** @default 0 */
-            drain_s: number;
-            paused: boolean;
-        };
-        /**
-         * PhaseTimes
-         * @description How long a phase of attempts took, in seconds: the median and the 99th percentile of `attempts`.
-         */
-        PhaseTimes: {
-            attempts: number;
-            p50: number;
-            p99: number;
-            phase: string;
-        };
-        /**
-         * RedactionLine
-         * @description A replacement that redaction would make, with the redacted text around it.
-         */
-        RedactionLine: {
-            context: string;
-            conversation: string;
-            rule: string;
-        };
-        /**
-         * RedactionView
-         * @description What redaction would replace: replacements and different secrets, by rule.
-         */
-        RedactionView: {
-            characters: number;
-            conversations: number;
-            replaced: {
-                [key: string]: number;
-            };
-            samples: components["schemas"]["RedactionLine"][];
-            values: {
-                [key: string]: number;
-            };
-        };
-        /**
-         * RolloutHead
-         * @description All of a rollout but its turns, tokens, patch and raw bodies. `attempt_id` is the attempt that is shown.
-         *
-         *         A client of a gateway that runs alone has neither row nor task nor verdict. `segments` are empty where the
-         *         backend gave no token ids; `segment_reasons` counts why segments begin.
-         */
-        RolloutHead: {
-            attempt_id: string | null;
-            attempts: components["schemas"]["AttemptView"][];
-            branches: components["schemas"]["BranchView"][];
-            has_patch: boolean;
-            id: string;
-            logs: {
-                [key: string]: number;
-            };
-            row: components["schemas"]["RolloutRow"] | null;
-            segment_reasons: {
-                [key: string]: number;
-            };
-            segments: components["schemas"]["SegmentView"][];
-            task: components["schemas"]["TaskView"] | null;
-            turns: number;
-            verdict: components["schemas"]["VerdictView"] | null;
-            /** @default [] */
-            votes: components["schemas"]["VoteView"][];
-        };
-        /**
-         * RolloutPage
-         * @description A page of the rollouts that meet the filter; `total` is how many do. `matches` is the text around `q`.
-         */
-        RolloutPage: {
-            matches: {
-                [key: string]: string;
-            };
-            next: string | null;
-            rollouts: components["schemas"]["RolloutRow"][];
-            total: number;
-        };
-        /**
-         * RolloutRow
-         * @description A rollout in a list. Reward, reason and integrity are of the attempt that decided, None where none did.
-         *
-         *         Turns, tokens, cost and seconds are of that attempt, else of the last one. `reviewed` when a person has said
-         *         whether its patch is clean.
-         */
-        RolloutRow: {
-            agent: string;
-            attempts: number;
-            /** @default 0 */
-            completion_tokens: number;
-            /** @default 0 */
-            cost_usd: number;
-            /** @default null */
-            error: components["schemas"]["ErrorInfo"] | null;
-            id: string;
-            /** @default null */
-            integrity: ("clean" | "forged" | "suspicious") | null;
-            labels: {
-                [key: string]: number;
-            };
-            /** @default 0 */
-            prompt_tokens: number;
-            /** @default null */
-            reason: string | null;
-            /** @default false */
-            reviewed: boolean;
-            /** @default null */
-            reward: number | null;
-            run_id: string;
-            sample_index: number;
-            /** @default null */
-            seconds: number | null;
-            /** @enum {unknown} */
-            status: "cancelled" | "failed" | "preparing" | "queuing" | "requeuing" | "running" | "succeeded";
-            task_id: string;
-            /** @default 0 */
-            turns: number;
-            updated_at: number;
-        };
-        /**
-         * SegmentView
-         * @description A token sequence of one or more calls, and why it begins where it does.
-         */
-        SegmentView: {
-            branch: string;
-            call_ids: string[];
-            index: number;
-            reason: string;
-            role: string;
-            sampled: number;
-            superseded: boolean;
-            tokens: number;
-        };
-        /**
-         * SessionPage
-         * @description Conversations, by project and order of reading.
-         */
-        SessionPage: {
-            next: string | null;
-            sessions: components["schemas"]["SessionRow"][];
-            total: number;
-        };
-        /**
-         * SessionRow
-         * @description A logged conversation. Signals are sums over its turns; `losses` count what its log does not hold.
-         */
-        SessionRow: {
-            agent: string | null;
-            /** @default null */
-            began: string | null;
-            commits: number;
-            denied: number;
-            edits: number;
-            edits_survived: number | null;
-            feedback: {
-                [key: string]: number;
-            };
-            fidelity: {
-                [key: string]: number;
-            };
-            format: string;
-            interrupted: number;
-            losses: {
-                [key: string]: number;
-            };
-            outcome: Record<string, never> | null;
-            project: string | null;
-            role: string;
-            session_id: string;
-            source: string;
-            states: number;
-            tests: {
-                [key: string]: number;
-            };
-            tool_calls: number;
-            tool_errors: number;
-            trace_id: string;
-            version: string | null;
-        };
-        /**
-         * StatePage
-         * @description States in the order of their conversations.
-         */
-        StatePage: {
-            next: string | null;
-            states: components["schemas"]["StateRow"][];
-            total: number;
-        };
-        /**
-         * StateRow
-         * @description A state: one turn of a logged conversation, with what became of it.
-         */
-        StateRow: {
-            branch: string;
-            commits: number;
-            denied: number;
-            edits: number;
-            edits_survived: number | null;
-            feedback: string | null;
-            fidelity: string;
-            interrupted: number;
-            model: string | null;
-            notes: string;
-            position: number;
-            state_id: string;
-            tests: string | null;
-            timestamp: string | null;
-            tool_calls: number;
-            tool_errors: number;
-            trace_id: string;
-        };
-        /**
-         * StateView
-         * @description A state with its messages, `first` of `total` on; `action` is what the model did.
-         */
-        StateView: {
-            action: components["schemas"]["BlockView"][];
-            first: number;
-            messages: components["schemas"]["BlockView"][];
-            row: components["schemas"]["StateRow"];
-            state_id: string;
-            total: number;
-        };
-        /**
-         * StoreChange
-         * @description The data of an event `change`: a store was written, vanished, or is back. `counter` grows with each.
-         */
-        StoreChange: {
-            counter: number;
-            /** @enum {unknown} */
-            state: "missing" | "ok" | "unreadable";
-            store_id: string;
-        };
-        /**
-         * StoreHealth
-         * @description How a run goes: phases, faults by boundary, and why graded rollouts were not solved.
-         */
-        StoreHealth: {
-            faults: components["schemas"]["BoundaryFaults"][];
-            phases: components["schemas"]["PhaseTimes"][];
-            unsolved: {
-                [key: string]: number;
-            };
-            versions: {
-                [key: string]: number;
-            };
+            remedy: string;
         };
         /**
          * StoreList
          * @description The stores below the given directories, newest first. `may_write` is false with --read-only.
          */
         StoreList: {
+            stores: components["schemas"]["StoreSummary"][];
             directories: string[];
             may_write: boolean;
-            stores: components["schemas"]["StoreSummary"][];
             version: string;
         };
         /**
@@ -1122,76 +486,198 @@ export interface components {
          *         rollouts are on their way. `error` says why a store whose `state` is not ok cannot be read.
          */
         StoreSummary: {
+            id: string;
+            name: string;
+            path: string;
+            /** @enum {unknown} */
+            kind: "empty" | "gateway" | "loop" | "run" | "sessions";
+            /** @enum {unknown} */
+            state: "missing" | "ok" | "unreadable";
+            /** @default null */
+            parent_id: string | null;
+            /** @default null */
+            error: components["schemas"]["ViewError"] | null;
+            /** @default [] */
+            run_ids: string[];
             about: {
                 [key: string]: string;
             };
             /** @default 0 */
-            calls: number;
-            /** @default null */
-            changed_at: number | null;
-            /** @default 0 */
-            clients: number;
-            /** @default 0 */
-            completion_tokens: number;
-            /** @default 0 */
-            conversations: number;
-            /** @default 0 */
-            cost_usd: number;
-            /** @default null */
-            created_at: number | null;
-            /** @default null */
-            error: components["schemas"]["ViewError"] | null;
-            /** @default 0 */
-            graded: number;
-            id: string;
-            /** @enum {unknown} */
-            kind: "empty" | "gateway" | "loop" | "run" | "sessions";
-            /** @default false */
-            live: boolean;
-            name: string;
-            /** @default null */
-            parent_id: string | null;
-            path: string;
-            /** @default 0 */
-            prompt_tokens: number;
+            tasks: number;
             rollouts: {
                 [key: string]: number;
             };
-            /** @default [] */
-            run_ids: string[];
+            /** @default 0 */
+            solved: number;
+            /** @default 0 */
+            graded: number;
+            /** @default 0 */
+            suspicious: number;
             /** @default null */
             solve_rate: components["schemas"]["ConfidenceInterval"] | null;
             /** @default 0 */
-            solved: number;
-            /** @enum {unknown} */
-            state: "missing" | "ok" | "unreadable";
+            calls: number;
+            /** @default 0 */
+            prompt_tokens: number;
+            /** @default 0 */
+            completion_tokens: number;
+            /** @default 0 */
+            cost_usd: number;
+            /** @default 0 */
+            clients: number;
+            /** @default 0 */
+            conversations: number;
             /** @default 0 */
             states: number;
             /** @default 0 */
             steps: number;
+            /** @default null */
+            created_at: number | null;
+            /** @default null */
+            changed_at: number | null;
+            /** @default false */
+            live: boolean;
+        };
+        /**
+         * ConfidenceInterval
+         * @description An estimate with the bounds of its 95 % interval.
+         */
+        ConfidenceInterval: {
+            estimate: number;
+            low: number;
+            high: number;
+        };
+        /**
+         * StoreHealth
+         * @description How a run goes: phases, faults by boundary, and why graded rollouts were not solved.
+         */
+        StoreHealth: {
+            phases: components["schemas"]["PhaseTimes"][];
+            faults: components["schemas"]["BoundaryFaults"][];
+            unsolved: {
+                [key: string]: number;
+            };
+            versions: {
+                [key: string]: number;
+            };
+        };
+        /**
+         * PhaseTimes
+         * @description How long a phase of attempts took, in seconds: the median and the 99th percentile of `attempts`.
+         */
+        PhaseTimes: {
+            phase: string;
+            attempts: number;
+            p50: number;
+            p99: number;
+        };
+        /**
+         * BoundaryFaults
+         * @description Faults that crossed one boundary: attempts that met one, rollouts given up for it, a message.
+         */
+        BoundaryFaults: {
+            boundary: string;
+            attempts: number;
+            given_up: number;
+            example: string;
+        };
+        /**
+         * RolloutPage
+         * @description A page of the rollouts that meet the filter; `total` is how many do. `matches` is the text around `q`.
+         *
+         *         `unsearched` is how many rollouts the full-text index lacks yet: asked again, there are fewer.
+         */
+        RolloutPage: {
+            rollouts: components["schemas"]["RolloutRow"][];
+            total: number;
+            next: string | null;
             /** @default 0 */
-            suspicious: number;
+            unsearched: number;
+            matches: {
+                [key: string]: string;
+            };
+        };
+        /**
+         * RolloutRow
+         * @description A rollout in a list. Reward, reason and integrity are of the attempt that decided, None where none did.
+         *
+         *         Turns, tokens, cost and seconds are of that attempt, else of the last one. `reviewed` when a person has said
+         *         whether its patch is clean.
+         */
+        RolloutRow: {
+            id: string;
+            run_id: string;
+            task_id: string;
+            sample_index: number;
+            agent: string;
+            /** @enum {unknown} */
+            status: "cancelled" | "failed" | "preparing" | "queuing" | "requeuing" | "running" | "succeeded";
+            attempts: number;
+            updated_at: number;
+            /** @default null */
+            reward: number | null;
+            /** @default null */
+            reason: string | null;
+            /** @default null */
+            integrity: ("clean" | "forged" | "suspicious") | null;
+            /** @default false */
+            reviewed: boolean;
             /** @default 0 */
-            tasks: number;
+            turns: number;
+            /** @default 0 */
+            prompt_tokens: number;
+            /** @default 0 */
+            completion_tokens: number;
+            /** @default 0 */
+            cost_usd: number;
+            /** @default null */
+            seconds: number | null;
+            /** @default null */
+            error: components["schemas"]["ErrorInfo"] | null;
+            labels: {
+                [key: string]: number;
+            };
+        };
+        /**
+         * ErrorInfo
+         * @description A fault as it is stored: the boundary it crossed, its type and its message.
+         */
+        ErrorInfo: {
+            boundary: string;
+            type: string;
+            message: string;
         };
         /**
          * TaskGridPage
          * @description Tasks in the order of their ids.
          */
         TaskGridPage: {
-            next: string | null;
             tasks: components["schemas"]["TaskGridRow"][];
             total: number;
+            next: string | null;
         };
         /**
          * TaskGridRow
          * @description A task with its rollouts, by agent and sample index.
          */
         TaskGridRow: {
+            task_id: string;
+            solved: number;
             graded: number;
             samples: components["schemas"]["TaskSample"][];
-            solved: number;
-            task_id: string;
+        };
+        /**
+         * TaskSample
+         * @description A rollout as a cell of the grid of tasks and samples.
+         */
+        TaskSample: {
+            rollout_id: string;
+            sample_index: number;
+            agent: string;
+            /** @enum {unknown} */
+            status: "cancelled" | "failed" | "preparing" | "queuing" | "requeuing" | "running" | "succeeded";
+            reward: number | null;
+            integrity: ("clean" | "forged" | "suspicious") | null;
         };
         /**
          * TaskGroup
@@ -1200,43 +686,351 @@ export interface components {
          *         Of long rollouts only the first turns are compared; `cut` says that.
          */
         TaskGroup: {
-            cut: boolean;
+            task_id: string;
             members: components["schemas"]["GroupMember"][];
             parting: number | null;
-            task_id: string;
+            cut: boolean;
         };
         /**
-         * TaskSample
-         * @description A rollout as a cell of the grid of tasks and samples.
+         * GroupMember
+         * @description A rollout of a task beside the others. `advantage` is its reward less the group's mean.
          */
-        TaskSample: {
-            agent: string;
-            integrity: ("clean" | "forged" | "suspicious") | null;
-            reward: number | null;
-            rollout_id: string;
-            sample_index: number;
+        GroupMember: {
+            row: components["schemas"]["RolloutRow"];
+            advantage: number | null;
+            turns: components["schemas"]["GroupTurn"][];
+        };
+        /**
+         * GroupTurn
+         * @description What a rollout did in one turn, on one line, and a digest of it by which rollouts are aligned.
+         */
+        GroupTurn: {
+            call_id: string;
+            index: number;
+            action: string;
+            digest: string;
+        };
+        /**
+         * RolloutHead
+         * @description All of a rollout but its turns, tokens, patch and raw bodies. `attempt_id` is the attempt that is shown.
+         *
+         *         A client of a gateway that runs alone has neither row nor task nor verdict. `segments` are empty where the
+         *         backend gave no token ids; `segment_reasons` counts why segments begin.
+         */
+        RolloutHead: {
+            id: string;
+            row: components["schemas"]["RolloutRow"] | null;
+            attempt_id: string | null;
+            attempts: components["schemas"]["AttemptView"][];
+            task: components["schemas"]["TaskView"] | null;
+            verdict: components["schemas"]["VerdictView"] | null;
+            has_patch: boolean;
+            logs: {
+                [key: string]: number;
+            };
+            turns: number;
+            branches: components["schemas"]["BranchView"][];
+            segments: components["schemas"]["SegmentView"][];
+            segment_reasons: {
+                [key: string]: number;
+            };
+            /** @default [] */
+            votes: components["schemas"]["VoteView"][];
+        };
+        /**
+         * AttemptView
+         * @description An attempt. `timings` are seconds by phase.
+         */
+        AttemptView: {
+            id: string;
+            number: number;
             /** @enum {unknown} */
-            status: "cancelled" | "failed" | "preparing" | "queuing" | "requeuing" | "running" | "succeeded";
+            status: "failed" | "preparing" | "running" | "succeeded" | "timeout" | "unresponsive";
+            started_at: number;
+            ended_at: number | null;
+            timings: {
+                [key: string]: number;
+            };
+            graded: boolean;
+            /** @default [] */
+            findings: components["schemas"]["Finding"][];
+            /** @default null */
+            error: components["schemas"]["ErrorInfo"] | null;
+        };
+        /**
+         * Finding
+         * @description Something of note about an attempt that did not end it. `kind` is a short name, `message` says it.
+         *
+         *         Kinds: `budget` (the attempt used up what it was allowed), `context` (it filled the model's context),
+         *         `session-log` (the agent's own log differs from the calls). `call_id` names the call it is about, where it is
+         *         about one.
+         */
+        Finding: {
+            kind: string;
+            message: string;
+            /** @default null */
+            call_id: string | null;
         };
         /**
          * TaskView
          * @description The task of a rollout. `gold_patch` is what the grader holds as the solution.
          */
         TaskView: {
-            gold_patch: string;
-            instruction: string;
-            repo: string;
             task_id: string;
+            repo: string;
+            instruction: string;
+            gold_patch: string;
+        };
+        /**
+         * VerdictView
+         * @description The grader's verdict on the shown attempt. `log` is the end of the checks' output.
+         */
+        VerdictView: {
+            reward: number;
+            reason: string;
+            applied: boolean;
+            checks_s: number;
+            /** @enum {unknown} */
+            protection: "none" | "partial" | "twins";
+            unprotected: string;
+            grader: string;
+            tests: components["schemas"]["GradedTest"][];
+            integrity: components["schemas"]["IntegrityView"];
+            log: string;
+            commands: string[];
+        };
+        /**
+         * GradedTest
+         * @description A test that decides: its outcome now and in the verdict before this one, None where there is none.
+         *
+         *         `expected` says what it is for: it must be mended, or must not break; None where the task does not say.
+         */
+        GradedTest: {
+            id: string;
+            /** @enum {unknown} */
+            outcome: "error" | "failed" | "missing" | "passed" | "skipped" | "xfailed" | "xpassed";
+            /** @default null */
+            before: ("error" | "failed" | "missing" | "passed" | "skipped" | "xfailed" | "xpassed") | null;
+            /** @default null */
+            expected: ("fail_to_pass" | "pass_to_pass") | null;
+        };
+        /**
+         * IntegrityView
+         * @description What the grader says of a patch's integrity, or a person after it (`review`).
+         */
+        IntegrityView: {
+            /** @enum {unknown} */
+            status: "clean" | "forged" | "suspicious";
+            reason: string;
+            evidence: components["schemas"]["Evidence"][];
+            reviewed: boolean;
+        };
+        /**
+         * Evidence
+         * @description One place that made a patch suspicious: the rule it met, and where. `line` counts from 1 in the new file.
+         */
+        Evidence: {
+            rule: string;
+            /** @default  */
+            path: string;
+            /** @default 0 */
+            line: number;
+            /** @default  */
+            text: string;
+        };
+        /**
+         * BranchView
+         * @description A branch of the calls: the session itself, a subagent, a compaction, a retry.
+         *
+         *         `above` is the branch that it hangs under; `spawned_by` and `continues` are ids of the calls that started it.
+         */
+        BranchView: {
+            name: string;
+            role: string;
+            above: string | null;
+            depth: number;
+            origin: string;
+            calls: number;
+            superseded: boolean;
+            first_turn: number;
+            started_at: number;
+            ended_at: number;
+            prompt_tokens: number;
+            completion_tokens: number;
+            cost_usd: number | null;
+            /** @default null */
+            spawned_by: string | null;
+            /** @default null */
+            continues: string | null;
+        };
+        /**
+         * SegmentView
+         * @description A token sequence of one or more calls, and why it begins where it does.
+         */
+        SegmentView: {
+            index: number;
+            reason: string;
+            branch: string;
+            role: string;
+            call_ids: string[];
+            tokens: number;
+            sampled: number;
+            superseded: boolean;
+        };
+        /**
+         * VoteView
+         * @description A person's label on a rollout or a pair; a later one by the same voter takes its place.
+         */
+        VoteView: {
+            /** @enum {unknown} */
+            subject: "pair" | "rollout";
+            subject_id: string;
+            voter: string;
+            label: string;
+            note: string;
+            voted_at: number;
+        };
+        /**
+         * TurnPage
+         * @description Turns from `start` on, of `total`; `next` is the index to go on with, None at the end.
+         */
+        TurnPage: {
+            turns: components["schemas"]["TurnView"][];
+            start: number;
+            total: number;
+            next: number | null;
+        };
+        /**
+         * TurnView
+         * @description A call: what is new in its request (`asked`), and its answer (`answered`). `index` counts from 0.
+         *
+         *         `superseded`: the same request was made again later. `alternative`: one of several samples asked for at once,
+         *         and not the one that the conversation went on from. `left_out` is how many of the first blocks of `asked` are
+         *         not in the page, as it would be too large.
+         */
+        TurnView: {
+            index: number;
+            call_id: string;
+            sequence: number;
+            branch: string;
+            role: string;
+            /** @enum {unknown} */
+            status: "abandoned" | "error" | "ok";
+            requested_model: string;
+            model: string;
+            backend: string;
+            started_at: number;
+            ended_at: number;
+            asked: components["schemas"]["BlockView"][];
+            answered: components["schemas"]["BlockView"][];
+            left_out: number;
+            usage: components["schemas"]["Usage"];
+            has_tokens: boolean;
+            /** @default [] */
+            policy_versions: string[];
+            /** @default null */
+            finish_reason: string | null;
+            /** @default null */
+            cost_usd: number | null;
+            /** @default false */
+            superseded: boolean;
+            /** @default false */
+            alternative: boolean;
+            /** @default null */
+            parent: string | null;
+            /** @default null */
+            spawned_by: string | null;
+            /** @default null */
+            continues: string | null;
+            /** @default null */
+            error: components["schemas"]["ErrorInfo"] | null;
+        };
+        /**
+         * BlockView
+         * @description One block of a conversation. `text` and `arguments` are cut; their sizes are those of the whole.
+         *
+         *         `ref` names the block for the route that reads the rest. `arguments` of a tool call are the JSON text that the
+         *         model wrote. `images` are data URLs or addresses, which are left out above a size.
+         */
+        BlockView: {
+            ref: string;
+            role: string;
+            /** @enum {unknown} */
+            kind: "other" | "text" | "thinking" | "tool_result" | "tool_use";
+            /** @default  */
+            text: string;
+            /** @default 0 */
+            text_size: number;
+            /** @default  */
+            id: string;
+            /** @default  */
+            name: string;
+            /** @default  */
+            arguments: string;
+            /** @default 0 */
+            arguments_size: number;
+            /** @default false */
+            is_error: boolean;
+            /** @default false */
+            malformed: boolean;
+            /** @default 0 */
+            images: number;
+        };
+        /**
+         * Usage
+         * @description Token counts as the backend reports them.
+         *
+         *         `prompt_tokens` includes those read from a cache (`cached_tokens`) and those written to one
+         *         (`cache_write_tokens`, which only some providers tell and charge for).
+         */
+        Usage: {
+            /** @default 0 */
+            prompt_tokens: number;
+            /** @default 0 */
+            completion_tokens: number;
+            /** @default 0 */
+            cached_tokens: number;
+            /** @default 0 */
+            cache_write_tokens: number;
+        };
+        /**
+         * CallPage
+         * @description Calls from `start` on, of `total`.
+         */
+        CallPage: {
+            calls: components["schemas"]["CallLine"][];
+            start: number;
+            total: number;
+            next: number | null;
+        };
+        /**
+         * CallLine
+         * @description A call on one line: for the waterfall, the swimlanes and for jumping from turn to turn.
+         */
+        CallLine: {
+            index: number;
+            call_id: string;
+            branch: string;
+            role: string;
+            /** @enum {unknown} */
+            status: "abandoned" | "error" | "ok";
+            started_at: number;
+            ended_at: number;
+            prompt_tokens: number;
+            completion_tokens: number;
+            tools: string[];
+            /** @default false */
+            superseded: boolean;
         };
         /**
          * TextRange
          * @description A part of a long text: `text` begins at `offset`; `size` is the whole, `next` where to go on.
          */
         TextRange: {
-            next: number | null;
+            text: string;
             offset: number;
             size: number;
-            text: string;
+            next: number | null;
         };
         /**
          * TokenPage
@@ -1248,167 +1042,325 @@ export interface components {
          *         known. `segment` is None for a call without token ids.
          */
         TokenPage: {
-            call_end: number;
             call_id: string;
-            call_start: number;
-            ids: number[];
-            logprobs: (number | null)[];
-            mask: number[];
-            next: number | null;
-            policy_versions: string[];
             segment: components["schemas"]["SegmentView"] | null;
             start: number;
-            texts: string[];
-            tokenizer: string | null;
             total: number;
+            next: number | null;
+            call_start: number;
+            call_end: number;
+            ids: number[];
+            texts: string[];
+            logprobs: (number | null)[];
+            mask: number[];
+            versions: number[];
+            policy_versions: string[];
+            tokenizer: string | null;
             /** @default [] */
             trainer: components["schemas"]["TrainerTokens"][];
-            versions: number[];
         };
         /**
          * TrainerTokens
          * @description What an update computed for the tokens of the page: one value each, None off the mask or where unknown.
          */
         TrainerTokens: {
-            advantages: (number | null)[];
-            logprobs: (number | null)[];
-            ratios: (number | null)[];
             step: number;
             version: string;
+            logprobs: (number | null)[];
+            ratios: (number | null)[];
+            advantages: (number | null)[];
         };
         /**
-         * TurnPage
-         * @description Turns from `start` on, of `total`; `next` is the index to go on with, None at the end.
+         * PatchView
+         * @description The patch of the shown attempt, as a range; None where no attempt came so far.
          */
-        TurnPage: {
-            next: number | null;
-            start: number;
-            total: number;
-            turns: components["schemas"]["TurnView"][];
+        PatchView: {
+            attempt_id: string | null;
+            patch: components["schemas"]["TextRange"] | null;
         };
         /**
-         * TurnView
-         * @description A call: what is new in its request (`asked`), and its answer (`answered`). `index` counts from 0.
+         * ComparedRuns
+         * @description Two runs by task, those with the greatest change first. `difference` has a 95 % interval.
          *
-         *         `superseded`: the same request was made again later. `alternative`: one of several samples asked for at once,
-         *         and not the one that the conversation went on from.
+         *         `p_value` is two-sided, of exchanging the two results of every task. None where no task is graded in both.
          */
-        TurnView: {
-            /** @default false */
-            alternative: boolean;
-            answered: components["schemas"]["BlockView"][];
-            asked: components["schemas"]["BlockView"][];
-            backend: string;
-            branch: string;
-            call_id: string;
-            /** @default null */
-            continues: string | null;
-            /** @default null */
-            cost_usd: number | null;
-            ended_at: number;
-            /** @default null */
-            error: components["schemas"]["ErrorInfo"] | null;
-            /** @default null */
-            finish_reason: string | null;
-            has_tokens: boolean;
-            index: number;
-            model: string;
-            /** @default null */
-            parent: string | null;
-            /** @default [] */
-            policy_versions: string[];
-            requested_model: string;
-            role: string;
-            sequence: number;
-            /** @default null */
-            spawned_by: string | null;
-            started_at: number;
-            /** @enum {unknown} */
-            status: "abandoned" | "error" | "ok";
-            /** @default false */
-            superseded: boolean;
-            usage: components["schemas"]["Usage"];
+        ComparedRuns: {
+            before: string;
+            after: string;
+            tasks: components["schemas"]["ComparedTask"][];
+            difference: number | null;
+            low: number | null;
+            high: number | null;
+            p_value: number | null;
+            paired_tasks: number;
         };
         /**
-         * Usage
-         * @description Token counts as the backend reports them.
+         * ComparedTask
+         * @description A task in two runs.
+         */
+        ComparedTask: {
+            task_id: string;
+            before_solved: number;
+            before_graded: number;
+            after_solved: number;
+            after_graded: number;
+        };
+        /**
+         * LoopView
+         * @description A loop: its curves and, for each step, why what was collected did or did not reach the update.
+         */
+        LoopView: {
+            store_id: string;
+            version: string;
+            planned_steps: number;
+            asynchronous: boolean;
+            steps: components["schemas"]["LoopStep"][];
+            evaluations: components["schemas"]["LoopEvaluation"][];
+            refused: {
+                [key: string]: string;
+            };
+        };
+        /**
+         * LoopStep
+         * @description A step of a loop. `store_id` is the store of its wave, None where it is gone.
          *
-         *         `prompt_tokens` includes those read from a cache (`cached_tokens`) and those written to one
-         *         (`cache_write_tokens`, which only some providers tell and charge for).
+         *         `values` are the trainer's numbers by name (loss, mismatch, entropy, clip fraction, …).
          */
-        Usage: {
-            /** @default 0 */
-            cache_write_tokens: number;
-            /** @default 0 */
-            cached_tokens: number;
-            /** @default 0 */
-            completion_tokens: number;
-            /** @default 0 */
-            prompt_tokens: number;
-        };
-        /**
-         * VerdictView
-         * @description The grader's verdict on the shown attempt. `log` is the end of the checks' output.
-         */
-        VerdictView: {
-            applied: boolean;
-            checks_s: number;
-            commands: string[];
-            grader: string;
-            integrity: components["schemas"]["IntegrityView"];
-            log: string;
-            /** @enum {unknown} */
-            protection: "none" | "partial" | "twins";
-            reason: string;
+        LoopStep: {
+            step: number;
+            phase: string;
+            version: string;
+            sampled_by: string;
+            store_id: string | null;
+            collected: number;
+            solved: number;
+            solve_rate: components["schemas"]["ConfidenceInterval"] | null;
             reward: number;
-            tests: components["schemas"]["GradedTest"][];
-            unprotected: string;
+            groups: number;
+            used: number;
+            dropped: number;
+            held: number;
+            staleness: number;
+            trained: boolean;
+            skipped: {
+                [key: string]: number;
+            };
+            values: {
+                [key: string]: number;
+            };
+            seconds: {
+                [key: string]: number;
+            };
+            funnel: components["schemas"]["FunnelStage"][];
         };
         /**
-         * ViewError
-         * @description What went wrong: a `type` for programs, a `message` for people, and what to do about it (`remedy`).
+         * FunnelStage
+         * @description How many are left at one stage of a step, and why the others are not.
          */
-        ViewError: {
-            message: string;
-            remedy: string;
-            type: string;
+        FunnelStage: {
+            /** @enum {unknown} */
+            stage: "graded" | "groups" | "groups used" | "groups with signal" | "rollouts" | "tokens";
+            count: number;
+            lost: {
+                [key: string]: number;
+            };
+        };
+        /**
+         * LoopEvaluation
+         * @description What a version solved of the held-out tasks.
+         */
+        LoopEvaluation: {
+            step: number;
+            version: string;
+            store_id: string | null;
+            solved: number;
+            total: number;
+            failed: number;
+            rate: components["schemas"]["ConfidenceInterval"];
+        };
+        /**
+         * SessionPage
+         * @description Conversations, by project and order of reading.
+         */
+        SessionPage: {
+            sessions: components["schemas"]["SessionRow"][];
+            total: number;
+            next: string | null;
+        };
+        /**
+         * SessionRow
+         * @description A logged conversation. Signals are sums over its turns; `losses` count what its log does not hold.
+         */
+        SessionRow: {
+            trace_id: string;
+            session_id: string;
+            format: string;
+            source: string;
+            role: string;
+            project: string | null;
+            agent: string | null;
+            version: string | null;
+            states: number;
+            tool_calls: number;
+            tool_errors: number;
+            denied: number;
+            interrupted: number;
+            edits: number;
+            edits_survived: number | null;
+            commits: number;
+            tests: {
+                [key: string]: number;
+            };
+            feedback: {
+                [key: string]: number;
+            };
+            fidelity: {
+                [key: string]: number;
+            };
+            losses: {
+                [key: string]: number;
+            };
+            outcome: Record<string, never> | null;
+            /** @default null */
+            began: string | null;
+        };
+        /**
+         * StatePage
+         * @description States in the order of their conversations.
+         */
+        StatePage: {
+            states: components["schemas"]["StateRow"][];
+            total: number;
+            next: string | null;
+        };
+        /**
+         * StateRow
+         * @description A state: one turn of a logged conversation, with what became of it.
+         */
+        StateRow: {
+            state_id: string;
+            trace_id: string;
+            position: number;
+            branch: string;
+            fidelity: string;
+            notes: string;
+            model: string | null;
+            timestamp: string | null;
+            tool_calls: number;
+            tool_errors: number;
+            denied: number;
+            interrupted: number;
+            tests: string | null;
+            edits: number;
+            edits_survived: number | null;
+            commits: number;
+            feedback: string | null;
+        };
+        /**
+         * StateView
+         * @description A state with its messages, `first` of `total` on; `action` is what the model did.
+         */
+        StateView: {
+            state_id: string;
+            row: components["schemas"]["StateRow"];
+            messages: components["schemas"]["BlockView"][];
+            action: components["schemas"]["BlockView"][];
+            first: number;
+            total: number;
+        };
+        /**
+         * PairPage
+         * @description Pairs from `start` on. `compared` and `left_out` count what was looked at and why it gave no pair.
+         */
+        PairPage: {
+            pairs: components["schemas"]["PairView"][];
+            start: number;
+            next: number | null;
+            compared: number;
+            left_out: {
+                [key: string]: number;
+            };
+        };
+        /**
+         * PairView
+         * @description A preference pair: what was asked, the chosen and the rejected answer, and the evidence.
+         */
+        PairView: {
+            id: string;
+            /** @enum {unknown} */
+            origin: "replay" | "rollouts";
+            prompt: components["schemas"]["BlockView"][];
+            prompt_messages: number;
+            chosen: components["schemas"]["BlockView"][];
+            rejected: components["schemas"]["BlockView"][];
+            evidence: Record<string, never>;
+            /** @default [] */
+            votes: components["schemas"]["VoteView"][];
+        };
+        /**
+         * GatewayView
+         * @description A gateway. `reachable` is false where none runs or its admin key is not readable; `note` says why.
+         *
+         *         `in_flight` generations run, `waiting` requests are held by a pause.
+         */
+        GatewayView: {
+            reachable: boolean;
+            note: string;
+            url: string | null;
+            paused: boolean;
+            version: string | null;
+            in_flight: number;
+            waiting: number;
+            clients: components["schemas"]["GatewayClient"][];
+        };
+        /**
+         * GatewayClient
+         * @description A client of a gateway that runs alone: what it used of what it may use. Keys are stored as hashes only.
+         */
+        GatewayClient: {
+            name: string;
+            attempt_id: string;
+            created_at: number;
+            expires_at: number | null;
+            revoked: boolean;
+            budget: Record<string, never>;
+            calls: number;
+            prompt_tokens: number;
+            completion_tokens: number;
+            cost_usd: number;
         };
         /**
          * VoteList
          * @description Votes, and how far voters agree: the share of pairs of votes on one subject with one label.
          */
         VoteList: {
+            votes: components["schemas"]["VoteView"][];
             agreement: number | null;
             subjects: number;
-            votes: components["schemas"]["VoteView"][];
         };
         /**
-         * VoteOrder
-         * @description A label to store: `chosen`, `rejected` or `skip` of a pair; `include`, `exclude` or another of a rollout.
-         *
-         *         Without a label the voter's vote is taken back.
+         * RedactionView
+         * @description What redaction would replace: replacements and different secrets, by rule.
          */
-        VoteOrder: {
-            label: string | null;
-            /** @default  */
-            note: string;
-            /** @enum {unknown} */
-            subject: "pair" | "rollout";
-            subject_id: string;
-            voter: string;
+        RedactionView: {
+            conversations: number;
+            characters: number;
+            replaced: {
+                [key: string]: number;
+            };
+            values: {
+                [key: string]: number;
+            };
+            samples: components["schemas"]["RedactionLine"][];
         };
         /**
-         * VoteView
-         * @description A person's label on a rollout or a pair; a later one by the same voter takes its place.
+         * RedactionLine
+         * @description A replacement that redaction would make, with the redacted text around it.
          */
-        VoteView: {
-            label: string;
-            note: string;
-            /** @enum {unknown} */
-            subject: "pair" | "rollout";
-            subject_id: string;
-            voted_at: number;
-            voter: string;
+        RedactionLine: {
+            rule: string;
+            conversation: string;
+            context: string;
         };
         /**
          * Written
@@ -1417,6 +1369,50 @@ export interface components {
         Written: {
             /** @default true */
             stored: boolean;
+        };
+        /**
+         * StoreChange
+         * @description The data of an event `change`: a store was written, vanished, or is back. `counter` grows with each.
+         */
+        StoreChange: {
+            store_id: string;
+            counter: number;
+            /** @enum {unknown} */
+            state: "missing" | "ok" | "unreadable";
+        };
+        /**
+         * VoteOrder
+         * @description A label to store: `chosen`, `rejected` or `skip` of a pair; `include`, `exclude` or another of a rollout.
+         *
+         *         Without a label the voter's vote is taken back.
+         */
+        VoteOrder: {
+            /** @enum {unknown} */
+            subject: "pair" | "rollout";
+            subject_id: string;
+            voter: string;
+            label: string | null;
+            /** @default  */
+            note: string;
+        };
+        /**
+         * IntegrityOrder
+         * @description A person's decision on whether a rollout's patch is clean, and why.
+         */
+        IntegrityOrder: {
+            rollout_id: string;
+            /** @enum {unknown} */
+            status: "clean" | "suspicious";
+            note: string;
+        };
+        /**
+         * PauseOrder
+         * @description Pause a gateway, or let it go on.
+         */
+        PauseOrder: {
+            paused: boolean;
+            /** @default 0 */
+            drain_s: number;
         };
     };
     responses: never;
@@ -1427,69 +1423,6 @@ export interface components {
 }
 export type $defs = Record<string, never>;
 export interface operations {
-    compare_stores: {
-        parameters: {
-            query: {
-                before: string;
-                after: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The answer. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ComparedRuns"];
-                };
-            };
-            /** @description What went wrong. */
-            default: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
-        };
-    };
-    follow_events: {
-        parameters: {
-            query?: {
-                store?: string | null;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The answer. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "text/event-stream": components["schemas"]["StoreChange"];
-                };
-            };
-            /** @description What went wrong. */
-            default: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
-        };
-    };
     list_stores: {
         parameters: {
             query?: never;
@@ -1550,142 +1483,6 @@ export interface operations {
             };
         };
     };
-    read_raw: {
-        parameters: {
-            query?: {
-                part?: "request" | "response";
-                offset?: number;
-                length?: number;
-            };
-            header?: never;
-            path: {
-                store: string;
-                call: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The answer. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/octet-stream": string;
-                };
-            };
-            /** @description What went wrong. */
-            default: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
-        };
-    };
-    read_gateway: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                store: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The answer. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["GatewayView"];
-                };
-            };
-            /** @description What went wrong. */
-            default: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
-        };
-    };
-    pause_gateway: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                store: string;
-            };
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["PauseOrder"];
-            };
-        };
-        responses: {
-            /** @description The answer. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Written"];
-                };
-            };
-            /** @description What went wrong. */
-            default: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
-        };
-    };
-    read_group: {
-        parameters: {
-            query: {
-                task: string;
-                run?: string | null;
-            };
-            header?: never;
-            path: {
-                store: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The answer. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["TaskGroup"];
-                };
-            };
-            /** @description What went wrong. */
-            default: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
-        };
-    };
     read_health: {
         parameters: {
             query?: never;
@@ -1704,141 +1501,6 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["StoreHealth"];
-                };
-            };
-            /** @description What went wrong. */
-            default: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
-        };
-    };
-    write_integrity: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                store: string;
-            };
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["IntegrityOrder"];
-            };
-        };
-        responses: {
-            /** @description The answer. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Written"];
-                };
-            };
-            /** @description What went wrong. */
-            default: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
-        };
-    };
-    read_loop: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                store: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The answer. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["LoopView"];
-                };
-            };
-            /** @description What went wrong. */
-            default: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
-        };
-    };
-    list_pairs: {
-        parameters: {
-            query?: {
-                origin?: "replay" | "rollouts";
-                start?: number;
-                limit?: number;
-            };
-            header?: never;
-            path: {
-                store: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The answer. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["PairPage"];
-                };
-            };
-            /** @description What went wrong. */
-            default: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
-        };
-    };
-    preview_redaction: {
-        parameters: {
-            query?: {
-                rollout?: string | null;
-                samples?: number;
-            };
-            header?: never;
-            path: {
-                store: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The answer. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["RedactionView"];
                 };
             };
             /** @description What went wrong. */
@@ -1897,6 +1559,76 @@ export interface operations {
             };
         };
     };
+    list_tasks: {
+        parameters: {
+            query?: {
+                run?: string | null;
+                task?: string | null;
+                cursor?: string | null;
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                store: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskGridPage"];
+                };
+            };
+            /** @description What went wrong. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    read_group: {
+        parameters: {
+            query: {
+                task: string;
+                run?: string | null;
+            };
+            header?: never;
+            path: {
+                store: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskGroup"];
+                };
+            };
+            /** @description What went wrong. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
     read_rollout: {
         parameters: {
             query?: {
@@ -1931,14 +1663,14 @@ export interface operations {
             };
         };
     };
-    read_body: {
+    list_turns: {
         parameters: {
-            query: {
-                ref: string;
-                field?: "arguments" | "text";
+            query?: {
                 attempt?: string | null;
-                offset?: number;
-                length?: number;
+                branch?: string | null;
+                call?: string | null;
+                start?: number;
+                limit?: number;
             };
             header?: never;
             path: {
@@ -1955,7 +1687,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["TextRange"];
+                    "application/json": components["schemas"]["TurnPage"];
                 };
             };
             /** @description What went wrong. */
@@ -2007,13 +1739,14 @@ export interface operations {
             };
         };
     };
-    read_log: {
+    read_body: {
         parameters: {
             query: {
+                ref: string;
+                field?: "arguments" | "text";
                 attempt?: string | null;
                 offset?: number;
                 length?: number;
-                name: string;
             };
             header?: never;
             path: {
@@ -2031,42 +1764,6 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["TextRange"];
-                };
-            };
-            /** @description What went wrong. */
-            default: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorAnswer"];
-                };
-            };
-        };
-    };
-    read_patch: {
-        parameters: {
-            query?: {
-                attempt?: string | null;
-                offset?: number;
-                length?: number;
-            };
-            header?: never;
-            path: {
-                store: string;
-                rollout: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The answer. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["PatchView"];
                 };
             };
             /** @description What went wrong. */
@@ -2118,14 +1815,12 @@ export interface operations {
             };
         };
     };
-    list_turns: {
+    read_patch: {
         parameters: {
             query?: {
                 attempt?: string | null;
-                branch?: string | null;
-                call?: string | null;
-                start?: number;
-                limit?: number;
+                offset?: number;
+                length?: number;
             };
             header?: never;
             path: {
@@ -2142,7 +1837,143 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["TurnPage"];
+                    "application/json": components["schemas"]["PatchView"];
+                };
+            };
+            /** @description What went wrong. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    read_log: {
+        parameters: {
+            query: {
+                attempt?: string | null;
+                offset?: number;
+                length?: number;
+                name: string;
+            };
+            header?: never;
+            path: {
+                store: string;
+                rollout: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TextRange"];
+                };
+            };
+            /** @description What went wrong. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    read_raw: {
+        parameters: {
+            query?: {
+                part?: "request" | "response";
+                offset?: number;
+                length?: number;
+            };
+            header?: never;
+            path: {
+                store: string;
+                call: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/octet-stream": string;
+                };
+            };
+            /** @description What went wrong. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    compare_stores: {
+        parameters: {
+            query: {
+                before: string;
+                after: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ComparedRuns"];
+                };
+            };
+            /** @description What went wrong. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    read_loop: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                store: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LoopView"];
                 };
             };
             /** @description What went wrong. */
@@ -2265,12 +2096,11 @@ export interface operations {
             };
         };
     };
-    list_tasks: {
+    list_pairs: {
         parameters: {
             query?: {
-                run?: string | null;
-                task?: string | null;
-                cursor?: string | null;
+                origin?: "replay" | "rollouts";
+                start?: number;
                 limit?: number;
             };
             header?: never;
@@ -2287,7 +2117,38 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["TaskGridPage"];
+                    "application/json": components["schemas"]["PairPage"];
+                };
+            };
+            /** @description What went wrong. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    read_gateway: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                store: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GatewayView"];
                 };
             };
             /** @description What went wrong. */
@@ -2356,6 +2217,141 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Written"];
+                };
+            };
+            /** @description What went wrong. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    preview_redaction: {
+        parameters: {
+            query?: {
+                rollout?: string | null;
+                samples?: number;
+            };
+            header?: never;
+            path: {
+                store: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RedactionView"];
+                };
+            };
+            /** @description What went wrong. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    write_integrity: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                store: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["IntegrityOrder"];
+            };
+        };
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Written"];
+                };
+            };
+            /** @description What went wrong. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    pause_gateway: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                store: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["PauseOrder"];
+            };
+        };
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Written"];
+                };
+            };
+            /** @description What went wrong. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    follow_events: {
+        parameters: {
+            query?: {
+                store?: string | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/event-stream": components["schemas"]["StoreChange"];
                 };
             };
             /** @description What went wrong. */

@@ -147,8 +147,6 @@ export function LoopView() {
       {
         label: "reward",
         values: at((step) => step.reward),
-        low: at((step) => step.reward_interval?.low),
-        high: at((step) => step.reward_interval?.high),
       },
     ];
     const groups: Series[] = [
@@ -157,7 +155,7 @@ export function LoopView() {
     ];
     return [
       { label: "Solve rate, 95 %", series: solved, range: [0, 1] as [number, number], format: (value: number) => percent(value) },
-      { label: "Mean reward, 95 %", series: rewards, range: [0, 1] as [number, number], format: (value: number) => value.toFixed(2) },
+      { label: "Mean reward", series: rewards, range: [0, 1] as [number, number], format: (value: number) => value.toFixed(2) },
       { label: "Groups", series: groups, range: [0, 1] as [number, number], format: (value: number) => (Number.isInteger(value) ? String(value) : "") },
     ];
   }, [loop, x]);

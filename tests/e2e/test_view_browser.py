@@ -1,0 +1,286 @@
+"""The viewer in a real browser: every page on real stores, keys, links, votes, live changes, hostile text."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from understudy.store import Store
+
+from support import calc_task
+from support.export import put_rollouts, wait
+from support.hostile import MARK, PAYLOADS, put_hostile_run, put_long_line
+from support.viewer import axe_source, browser_path, read, serving, store_ids
+
+pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
+
+ARCHIVES = Path(__file__).parents[1] / "data/v0_1"
+TIMEOUT_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("stores")
+    for name in ("run", "loop", "sessions", "gateway"):
+        with tarfile.open(ARCHIVES / f"{name}.tar.xz") as archive:
+            archive.extractall(root, filter="data")
+    put_rollouts(root / "graded", tasks=3, samples=3)
+    put_hostile_run(root / "hostile")
+    put_long_line(root / "long")
+    return root
+
+
+@pytest.fixture(scope="module")
+def url(stores: Path) -> Iterator[str]:
+    with serving(stores) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def ids(url: str) -> dict[str, str]:
+    return store_ids(url)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = browser_path()
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+class Watched:
+    """A page of the viewer, and what it did that it must not: errors, dialogs, requests to other hosts."""
+
+    def __init__(self, browser: Browser, url: str, width: int = 1280) -> None:
+        self.url = url
+        self.faults: list[str] = []
+        self.page: Page = browser.new_page(viewport={"width": width, "height": 800})
+        self.page.set_default_timeout(TIMEOUT_MS)
+        self.page.on("pageerror", lambda error: self.faults.append(f"error {error}"))
+        self.page.on("console", self._log)
+        self.page.on("dialog", self._dismiss)
+        self.page.on("request", self._request)
+
+    def _log(self, message) -> None:
+        if message.type == "error":
+            self.faults.append(f"console {message.text}")
+
+    def _dismiss(self, dialog) -> None:
+        self.faults.append(f"dialog {dialog.message}")
+        dialog.dismiss()
+
+    def _request(self, request) -> None:
+        parts = urlsplit(request.url)
+        if parts.scheme in ("http", "https", "ws") and parts.netloc != urlsplit(self.url).netloc:
+            self.faults.append(f"request {request.url}")
+
+    def open(self, path: str) -> Page:
+        self.page.goto(self.url + path)
+        expect(self.page.locator("h1")).to_be_visible(timeout=TIMEOUT_MS)
+        expect(self.page.get_by_text("Loading…")).to_have_count(0, timeout=TIMEOUT_MS)
+        return self.page
+
+    def overflow(self) -> int:
+        """By how many pixels the page is wider than its window."""
+        return self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+
+
+@pytest.fixture
+def watched(browser: Browser, url: str) -> Iterator[Watched]:
+    seen = Watched(browser, url)
+    yield seen
+    seen.page.close()
+    assert not seen.faults
+
+
+@pytest.fixture
+def phone(browser: Browser, url: str) -> Iterator[Watched]:
+    seen = Watched(browser, url, width=390)
+    yield seen
+    seen.page.close()
+    assert not seen.faults
+
+
+def rollout_of(url: str, store: str, index: int = 0) -> str:
+    return read(url, f"/api/stores/{store}/rollouts")["rollouts"][index]["id"]
+
+
+PAGES = {
+    "runs": ("/", "4 clients"),
+    "rollouts": ("/s/{run}", "calc-1"),
+    "tasks": ("/s/{run}/grid", "calc-2"),
+    "cost": ("/s/{run}/scatter", "6 graded rollouts"),
+    "health": ("/s/{run}/health", "Phases of attempts"),
+    "compare": ("/s/{run}/compare?with={graded}", "Difference of solve rates"),
+    "task": ("/s/{run}/task/calc-0", "Solved and unsolved rollouts part in turn 2."),
+    "transcript": ("/s/{run}/r/{rollout}", "I change these lines."),
+    "tokens": ("/s/{run}/r/{rollout}?view=tokens", "Segment 1"),
+    "patch": ("/s/{run}/r/{rollout}?view=patch", "test_calc.py::test_shift"),
+    "timing": ("/s/{run}/r/{rollout}?view=timing", "Time in calls"),
+    "calls": ("/s/{run}/r/{rollout}?view=calls", '"messages"'),
+    "integrity": ("/s/{run}/r/{rollout}?view=integrity", "The grader has no evidence against the patch."),
+    "loop": ("/s/{loop}", "Step 2"),
+    "conversations": ("/s/{sessions}", "18 conversations"),
+    "states": ("/s/{sessions}/states", "63 states"),
+    "pairs": ("/s/{graded}/pairs", "Chosen"),
+    "gateway": ("/s/{gateway}", "Clients"),
+}
+
+
+def path_of(name: str, url: str, ids: dict[str, str]) -> str:
+    return PAGES[name][0].format(rollout=rollout_of(url, ids["run"]), **ids)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_its_content_and_is_accessible(name: str, watched: Watched, ids: dict[str, str]):
+    page = watched.open(path_of(name, watched.url, ids))
+    expect(page.get_by_text(PAGES[name][1]).first).to_be_visible(timeout=TIMEOUT_MS)
+    assert watched.overflow() <= 0
+    page.evaluate(axe_source())
+    for theme in ("light", "dark"):
+        page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
+        found = page.evaluate("axe.run({resultTypes: ['violations']}).then((result) => result.violations)")
+        serious = [each for each in found if each["impact"] in ("serious", "critical")]
+        assert not serious, [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in serious]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_fits_a_phone(name: str, phone: Watched, ids: dict[str, str]):
+    page = phone.open(path_of(name, phone.url, ids))
+    expect(page.get_by_text(PAGES[name][1]).first).to_be_attached(timeout=TIMEOUT_MS)
+    assert phone.overflow() <= 0
+
+
+def test_a_link_shows_the_same_turn_filter_and_token(watched: Watched, ids: dict[str, str]):
+    rollout = rollout_of(watched.url, ids["run"])
+    page = watched.open(f"/s/{ids['run']}/r/{rollout}?turn=4&without=system")
+    expect(page.get_by_role("article", name="Turn 4")).to_be_in_viewport(timeout=TIMEOUT_MS)
+    expect(page.get_by_role("button", name="System")).to_have_attribute("aria-pressed", "false")
+    page = watched.open(f"/s/{ids['run']}?outcome=solved&sort=-turns")
+    expect(page.get_by_text("2 rollouts")).to_be_visible()
+    expect(page.get_by_role("columnheader", name="Turns")).to_have_attribute("aria-sort", "descending")
+    page = watched.open(f"/s/{ids['graded']}/r/{rollout_of(watched.url, ids['graded'])}?view=tokens&token=21")
+    expect(page.get_by_label("The chosen token").get_by_text("0.7788", exact=False).or_(
+        page.get_by_label("The chosen token").get_by_text("-0.2500")
+    ).first).to_be_visible()  # fmt: skip
+
+
+def test_keys_lead_from_the_runs_to_a_token(watched: Watched, ids: dict[str, str]):
+    page = watched.open(f"/s/{ids['run']}")
+    expect(page.get_by_role("row", name="calc-1").first).to_be_visible()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    expect(page.locator("tr[aria-selected=true]")).to_have_count(1)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("article", name="Turn 1")).to_be_visible()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.wait_for_url("**/*turn=2*")
+    page.keyboard.press("o")
+    expect(page.get_by_role("article", name="Turn 2").get_by_role("button").first).to_have_attribute(
+        "aria-expanded", "false"
+    )
+    page.keyboard.press("2")
+    expect(page.get_by_label("Segments")).to_be_visible()
+    page.keyboard.press("u")
+    expect(page.get_by_role("link", name="Rollouts")).to_be_visible()
+    page.keyboard.press("/")
+    expect(page.get_by_role("searchbox")).to_be_focused()
+    page.keyboard.type("?j")
+    expect(page.get_by_role("searchbox")).to_have_value("?j")
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    before = page.evaluate("document.documentElement.dataset.theme")
+    page.keyboard.press("t")
+    assert page.evaluate("document.documentElement.dataset.theme") != before
+
+
+def test_the_search_shows_what_it_matched(watched: Watched, ids: dict[str, str]):
+    page = watched.open(f"/s/{ids['graded']}")
+    page.get_by_role("searchbox").fill('"give up 2"')
+    expect(page.get_by_text("3 rollouts", exact=True)).to_be_visible(timeout=TIMEOUT_MS)
+    page.wait_for_url("**/*q=*")
+
+
+def test_a_vote_and_a_decision_are_stored_by_key_and_by_form(watched: Watched, ids: dict[str, str]):
+    page = watched.open(f"/s/{ids['graded']}/pairs")
+    expect(page.get_by_role("button", name="left is better")).to_be_enabled()
+    page.keyboard.press("ArrowLeft")
+    expect(page.get_by_text("1 votes")).to_be_visible(timeout=TIMEOUT_MS)
+    votes = read(watched.url, f"/api/stores/{ids['graded']}/votes?subject=pair")["votes"]
+    assert [(vote["label"], vote["voter"]) for vote in votes] == [("chosen", "me")]
+
+    rollout = rollout_of(watched.url, ids["graded"])
+    page = watched.open(f"/s/{ids['graded']}/r/{rollout}?view=integrity")
+    expect(page.get_by_role("button", name="It is suspicious")).to_be_disabled()
+    page.get_by_label("Why").fill("it writes the expected output")
+    page.get_by_role("button", name="It is suspicious").click()
+    expect(page.get_by_text("Stored.")).to_be_visible()
+    row = read(watched.url, f"/api/stores/{ids['graded']}/rollouts/{rollout}")["row"]
+    assert (row["integrity"], row["reviewed"]) == ("suspicious", True)
+
+
+def test_nothing_can_be_written_with_read_only(browser: Browser, stores: Path):
+    with serving(stores / "graded", "--read-only") as address:
+        seen = Watched(browser, address)
+        store = read(address, "/api/stores")["stores"][0]["id"]
+        page = seen.open(f"/s/{store}/pairs")
+        expect(page.get_by_role("heading", name="Chosen")).to_be_visible()
+        expect(page.get_by_role("button", name="left is better")).to_have_count(0)
+        seen.page.close()
+        assert not seen.faults
+
+
+def test_a_run_grows_on_the_screen_without_a_reload(watched: Watched, ids: dict[str, str], stores: Path):
+    page = watched.open(f"/s/{ids['graded']}")
+    expect(page.get_by_text("9 rollouts", exact=True)).to_be_visible()
+    with Store.open(stores / "graded") as store:
+        wait(store.runs.add_tasks("run1", [calc_task(7)]))
+        wait(store.runs.create_rollouts("run1", [("calc-7-0", "calc-7", 0)]))
+        expect(page.get_by_text("10 rollouts", exact=True)).to_be_visible(timeout=TIMEOUT_MS)
+        expect(page.get_by_text("calc-7")).to_be_visible()
+
+
+HOSTILE_VIEWS = ("transcript", "patch", "integrity", "calls", "timing", "tokens")
+
+
+def test_hostile_text_is_text_in_every_view(watched: Watched, ids: dict[str, str]):
+    assert len(PAYLOADS) >= 60
+    store = ids["hostile"]
+    for path in ("", "/grid", "/health", "/pairs", "/scatter"):
+        page = watched.open(f"/s/{store}{path}")
+        assert watched.overflow() <= 0, path
+    rows = read(watched.url, f"/api/stores/{store}/rollouts?limit=1000")["rollouts"]
+    assert len(rows) == len(PAYLOADS)
+    for row in rows:
+        # Each payload is in all fields of its rollout; each rollout is opened in one of the views, by turns.
+        number = int(row["id"].rpartition("-")[2])
+        for view in {"transcript", HOSTILE_VIEWS[number % len(HOSTILE_VIEWS)]}:
+            page = watched.open(f"/s/{store}/r/{quote(row['id'])}?view={view}")
+            assert watched.overflow() <= 0, (number, view)
+            assert MARK not in page.title() or MARK in row["task_id"]
+            assert (
+                page.locator(
+                    "main script, main iframe, main object, main embed, main style, main form[action]"
+                ).count()
+                == 0
+            )
+            assert not watched.faults, (number, view)
+
+
+def test_a_line_of_ten_megabytes_is_cut_on_the_screen_with_its_size(watched: Watched, ids: dict[str, str]):
+    page = watched.open(f"/s/{ids['long']}/r/long")
+    expect(page.get_by_text("10 MB").first).to_be_visible()
+    assert page.evaluate("document.querySelector('main').textContent.length") < 100_000
+    assert page.evaluate("document.querySelectorAll('*').length") < 3_000
+    assert watched.overflow() <= 0
