@@ -245,11 +245,8 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(call.func, ast.Attribute) and name in CALLED and node.value is call:
             if has_wildcard(call):
                 number = self._number(TwinSite("truth", withheld=False))
-                asserted = ast.Call(
-                    ast.Name("_called_", ast.Load()),
-                    [ast.Constant(number), call.func, *call.args],
-                    call.keywords,
-                )
+                asserted = _call("_called_", number, call.func, *call.args)
+                asserted.keywords = call.keywords
                 return [ast.Expr(asserted)]
             number = self._number(TwinSite("calls", operator=CALLED[name]))
             return [ast.Expr(_call("_calls_", number, call.func.value))]
