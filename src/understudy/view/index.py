@@ -28,7 +28,7 @@ from understudy.view.routes import RolloutFilter, TaskGridQuery
 from understudy.view.schema import PAGE_BYTES
 from understudy.view.schema.rollouts import RolloutPage, RolloutRow, TaskGridPage, TaskGridRow, TaskSample
 
-_FORM: Final = 1
+_FORM: Final = 2
 """Raise it with any change of the tables: indexes of another form are made anew."""
 _AT_ONCE: Final = 2_000
 _SEARCH_S: Final = 1.5
@@ -58,6 +58,7 @@ _TABLES: Final = (
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB)",
     f"CREATE TABLE rollouts (key INTEGER PRIMARY KEY, {', '.join(_COLUMNS)}, searched TEXT, UNIQUE (id))",
     *(f"CREATE INDEX by_{name} ON rollouts ({expression}, id)" for name, expression in _SORT.items()),
+    "CREATE INDEX of_task ON rollouts (task_id, agent, run_id, sample_index)",
     "CREATE VIRTUAL TABLE transcripts USING fts5(body)",
 )
 _PUT: Final = (
