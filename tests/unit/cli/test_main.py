@@ -172,5 +172,5 @@ def test_nobody_reading_on_is_no_fault(unbuffered: str):
 def test_help_names_each_command_in_a_whole_sentence():
     done = understudy("--help", env={"COLUMNS": "80"})
     _, _, commands = done.stdout.partition("Commands:\n")
-    assert len(commands.splitlines()) == 18
+    assert len(commands.splitlines()) == 19
     assert all(line.endswith(".") and not line.endswith("...") for line in commands.splitlines())

@@ -29,7 +29,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("command", "output"),
     [
         ("states", "states.parquet"),
-        ("export hf", ""),
+        ("export hf --from rollouts", ""),
         ("export trl-sft", "sft"),
         ("export atif", "atif"),
     ],
