@@ -178,10 +178,16 @@ where their logs have none, and say now where their tools are from.
 
 
 def same_as_archived(name: str, tmp_path: Path) -> None:
-    """The export in `out` has the files that are archived under this name, with the same content."""
+    """The export in `out` has the files that are archived under this name, and rows with the same bytes.
+
+    The card and the manifest tell more than those of 0.1 did, as lengths: `expected/` has them.
+    """
     opened("exports", tmp_path)
     now, archived = digests(tmp_path / "out"), digests(tmp_path / "exports" / name)
     assert now.keys() == archived.keys()
+    for told_anew in ("README.md", "understudy.json"):
+        now.pop(told_anew, None)
+        archived.pop(told_anew, None)
     if name not in CORRECTED:
         assert now == archived
 
