@@ -14,6 +14,8 @@ export default defineConfig({
     cssCodeSplit: false,
     modulePreload: false,
     reportCompressedSize: false,
+    // The licences of the packages whose code is in the bundle ask to go along with it.
+    license: { fileName: "assets/licenses.md" },
     assetsInlineLimit: 0,
     rolldownOptions: {
       output: {
