@@ -22,6 +22,7 @@ TREE = {"core.py": '"""Letters."""\n\n\ndef label(name):\n    return None\n'}
 TESTS = """\
 import pathlib
 
+import pytest
 from core import dumps, is_vowel, label, level, loads, name_of
 
 
@@ -48,6 +49,14 @@ def test_file():
 def test_round_trip():
     value = {"key one": "value one"}
     assert loads(dumps(value)) == value
+
+
+def test_branch():
+    assert label("gamma") == "the third one of all"
+    if label("beta") == "second letter":
+        pass
+    else:
+        pytest.fail("not the second letter")
 
 
 def test_many():
@@ -105,7 +114,15 @@ def dumps(value):
 def loads(text):
     return eval(text)
 '''
-EXPOSED = ("test_inverse", "test_results", "test_walrus", "test_file", "test_round_trip", "test_many")
+EXPOSED = (
+    "test_inverse",
+    "test_results",
+    "test_walrus",
+    "test_file",
+    "test_round_trip",
+    "test_many",
+    "test_branch",
+)
 PROTECTED = ("test_difference", "test_words", "test_is_vowel")
 
 READS_OR_FORCES = (
