@@ -24,7 +24,10 @@ from support.export import put_rollouts, put_sessions, session
 PROGRAM = Path(__file__).with_name("trl_program.py")
 
 pytest.importorskip("pyarrow")
-pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed (the extra train)")
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed (the extra train)"),
+]
 
 
 EXPORTS: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -27,7 +27,10 @@ PROGRAM = Path(__file__).with_name("trl_lengths_program.py")
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 pytest.importorskip("pyarrow")
-pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed (the extra train)")
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed (the extra train)"),
+]
 
 
 class Case(NamedTuple):

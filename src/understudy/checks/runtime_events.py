@@ -40,11 +40,11 @@ def read_events(stderr: bytes, token: str, *, finished: bool) -> tuple[bytes, tu
     A process that was watched to its end says so: where it does not although it `finished`, that is an event too.
     """
     line = re.compile(rb"\n?" + re.escape(token.encode()) + rb" ([a-z-]+) ([0-9]+) ([^\n]*)\n")
-    found = [(match[1].decode(), int(match[2]), match[3]) for match in line.finditer(stderr)]
-    names = {rule for rule, _, _ in found}
+    matches = [(match[1].decode(), int(match[2]), match[3]) for match in line.finditer(stderr)]
+    names = {rule for rule, _, _ in matches}
     events = [
         Evidence(rule, "" if path == b"-" else path.decode("unicode_escape", "replace"), number, REASONS[rule])
-        for rule, number, path in found
+        for rule, number, path in matches
         if rule in REASONS
     ]
     if finished and "start" in names and "end" not in names:

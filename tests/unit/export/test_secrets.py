@@ -30,6 +30,7 @@ HOME = f"/home/{PERSON}"
 MAIL = f"{PERSON}@acme-corp.io"
 EXPORTS: list[tuple[str, dict[str, Any]]] = [
     ("atif", {}),
+    ("hf", {}),
     *(
         ("llamafactory", {"stage": stage, "form": form})
         for stage in ("sft", "dpo", "kto")
