@@ -12,8 +12,8 @@ demo: setup-train
 demo-quick: setup
 	@.venv/bin/python scripts/demo_quick.py
 
-# Everything that needs no service: no container engine, no environment of another package. Under ten minutes on two
-# cores; tests wait much, so five run at a time.
+# Everything that needs no service: no container engine, no environment of another package. Tests wait much, so five
+# run at a time, also on two cores.
 test: setup-train
 	@.venv/bin/python -m pytest -n 5 --dist worksteal -m "not services"
 

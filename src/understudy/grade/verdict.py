@@ -76,6 +76,8 @@ async def grade(
         shown = await _ask_versions(prepared, gated, sandboxes, environment)
         verdict = (await _evaluate(prepared, gated, sandboxes, environment)).verdict
         if is_solved(verdict.reward):
+            if isinstance(shown, Integrity) and _fails_all(prepared, shown):
+                shown = await _ask_again(prepared, gated, shown, sandboxes, environment)
             verdict = _confirmed(verdict, shown)
     if verdict.integrity.status != "forged":
         integrity = await asyncio.to_thread(audit, patch, prepared.task, gated, verdict, prepared.tree)
@@ -97,35 +99,62 @@ async def _ask_versions(
 ) -> Integrity | PatchFault:
     """What versions of the deciding tests show of a patch: `clean` also for tasks without twins.
 
-    What contradicts the tests counts when it is seen again: they may not be the same each time. All versions of an
-    attempt run, whatever the values in the first ones show: a patch that could see how many ran would learn which
-    of the expectations that it met had been changed. Only what a patch's own code decides, that a test does not
-    come to its end, ends an attempt.
+    What contradicts the tests counts when it is seen again: they may not be the same each time. A patch that fails
+    all that it has to mend is not asked again before the tests, which most such patches fail.
     """
-    integrity = Integrity()
-    if not prepared.options.twins:
-        return integrity
-    tests = deciding_tests(prepared.task, prepared.options)
-    timeout_s = prepared.task.checks.timeout_s
-    for _ in range(ATTEMPTS):
-        runs: list[VersionRun] = []
-        for version in await asyncio.to_thread(draw_versions, tests, prepared.options):
-            run = await attribute_faults(
-                partial(_run_version, prepared, gated, version, sandboxes, environment),
-                partial(_run_version, prepared, GatedPatch(b""), version, sandboxes, environment),
-            )
-            if run is None:
-                return integrity  # the patch does not apply, which the tests' own verdict says
-            if isinstance(run, PatchFault):
-                return run
-            runs.append(run)
-            names = [twin.name for twin in prepared.options.twins.values()]
-            if run.timed_out or any(run.outcomes.get(name) != "passed" for name in names):
-                break
-        integrity = await asyncio.to_thread(judge_twins, prepared.options, runs, timeout_s)
-        if integrity.status == "clean":
+    shown: Integrity | PatchFault = Integrity()
+    for _ in range(ATTEMPTS if prepared.options.twins else 0):
+        shown = await _attempt(prepared, gated, sandboxes, environment)
+        if isinstance(shown, PatchFault) or shown.status == "clean" or _fails_all(prepared, shown):
             break
-    return integrity
+    return shown
+
+
+async def _ask_again(
+    prepared: PreparedTask, gated: GatedPatch, shown: Integrity, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> Integrity | PatchFault:
+    """What is shown by one more attempt, of a patch that passes the tests although it failed its versions.
+
+    The tests ran by now, so that the attempt can make it `forged` and never clean.
+    """
+    again = await _attempt(prepared, gated, sandboxes, environment)
+    if isinstance(again, PatchFault) or again.status == shown.status:
+        return again
+    return replace(shown, status="suspicious", reason=f"{shown.reason}; a second attempt did not show it")
+
+
+def _fails_all(prepared: PreparedTask, shown: Integrity) -> bool:
+    """Whether a patch fails the versions of all tests that it has to mend."""
+    tests = deciding_tests(prepared.task, prepared.options)
+    mended = {node for node in tests.fail_to_pass if node in prepared.options.twins}
+    return bool(mended) and mended <= {evidence.path for evidence in shown.evidence}
+
+
+async def _attempt(
+    prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> Integrity | PatchFault:
+    """What one attempt shows; `clean` where the patch does not apply, which the tests' own verdict says.
+
+    All versions run, whatever the values in the first ones show: a patch that could see how many ran would learn
+    which of the expectations that it met had been changed. Only what a patch's own code decides, that a test does
+    not come to its end, ends an attempt.
+    """
+    tests = deciding_tests(prepared.task, prepared.options)
+    names = [twin.name for twin in prepared.options.twins.values()]
+    runs: list[VersionRun] = []
+    for version in await asyncio.to_thread(draw_versions, tests, prepared.options):
+        run = await attribute_faults(
+            partial(_run_version, prepared, gated, version, sandboxes, environment),
+            partial(_run_version, prepared, GatedPatch(b""), version, sandboxes, environment),
+        )
+        if run is None:
+            return Integrity()
+        if isinstance(run, PatchFault):
+            return run
+        runs.append(run)
+        if run.timed_out or any(run.outcomes.get(name) != "passed" for name in names):
+            break
+    return await asyncio.to_thread(judge_twins, prepared.options, runs, prepared.task.checks.timeout_s)
 
 
 def _confirmed(verdict: Verdict, shown: Integrity | PatchFault) -> Verdict:

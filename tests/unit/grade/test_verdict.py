@@ -23,7 +23,7 @@ from understudy.sandbox.local.sandboxes import LocalSandbox, LocalSandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.patch import NO_PATCH
 from understudy.tasks.prepare import PreparedTask, prepare
-from understudy.types import Files, PytestChecks, ScriptChecks, Task, TestOutcome
+from understudy.types import Files, PytestChecks, ScriptChecks, Task, TestOutcome, Verdict
 from understudy.util.diffs import parse_diff
 
 from support import grading as support_grading
@@ -202,6 +202,63 @@ async def test_a_flood_of_output_scores_what_the_tests_say(
     )
     assert verdict.reward == 1.0, verdict.reason
     assert len(verdict.log) < 100_000
+
+
+class Counted:
+    """Sandboxes of another kind, counted as they are opened."""
+
+    name: ClassVar[str] = "counted"
+
+    def __init__(self, kind: Sandboxes) -> None:
+        self._kind = kind
+        self.host_programs = kind.host_programs
+        self.problems = kind.problems
+        self.prepare_tree = kind.prepare_tree
+        self.opened = 0
+
+    async def open(self, spec: SandboxSpec) -> Sandbox:
+        self.opened += 1
+        return await self._kind.open(spec)
+
+
+EQUALS_ALL = """
+
+class _Same(int):
+    def __eq__(self, other):
+        return True
+
+    __hash__ = int.__hash__
+
+
+def shift(x):
+    return _Same(x)
+"""
+
+
+async def test_a_patch_that_fails_all_versions_is_asked_again_only_if_it_passes_the_tests(
+    prepared: PreparedTask, local: Sandboxes, environment: TaskEnvironment, tmp_path: Path
+) -> None:
+    validated = await validate(prepared, sandboxes=local, environment=environment, cache=tmp_path)
+    assert validated.options.twins
+    opened: dict[str, int] = {}
+    verdicts: dict[str, Verdict] = {}
+    patches = {
+        "gold": TASK.gold_patch,
+        "wrong": diff({"calc.py": TREE["calc.py"].replace("x - 1", "x - 2")}),
+        "breaks another": diff({"calc.py": MENDED["calc.py"].replace("return x\n", "return -x\n")}),
+        "forged": diff({"calc.py": TREE["calc.py"] + EQUALS_ALL}),
+    }
+    for name, patch in patches.items():
+        counted = Counted(local)
+        verdicts[name] = await grade(validated, patch.encode(), sandboxes=counted, environment=environment)
+        opened[name] = counted.opened
+    rewards = {name: verdict.reward for name, verdict in verdicts.items()}
+    assert rewards == {"gold": 1.0, "wrong": 0.0, "breaks another": 0.0, "forged": 0.0}
+    assert verdicts["forged"].integrity.status == "forged", verdicts["forged"].reason
+    attempt = opened["gold"] - 1  # one sandbox is that of the tests
+    assert attempt >= 1
+    assert opened["wrong"] <= attempt + 1
+    assert opened["forged"] > attempt + 1
 
 
 class Small:
