@@ -1,16 +1,22 @@
 # Two commands do everything: `make demo` and `make test`. Both set up what they need first.
-.PHONY: demo demo-quick test test-services soak setup setup-train lint lock bench view view-dev screenshots clean
+.PHONY: demo demo-quick test test-services soak setup setup-train lint lock bench docs view view-dev screenshots clean
 
 # The tests start hundreds of Python processes, which must not each compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The whole loop: collect, train, and collect again with the model that learned from it.
+# The whole loop: collect, train, and collect again with the model that learned from it. With AGENT=codex, say, scripted
+# models do the tasks through that agent.
+ifdef AGENT
+demo: setup
+	@.venv/bin/understudy demo --quick --agent $(AGENT) $(if $(SEED),--seed $(SEED))
+else
 demo: setup-train
-	@.venv/bin/python scripts/demo.py
+	@.venv/bin/understudy demo $(if $(SEED),--seed $(SEED))
+endif
 
 # Scripted models, so nothing to train and no torch.
 demo-quick: setup
-	@.venv/bin/python scripts/demo_quick.py
+	@.venv/bin/understudy demo --quick
 
 # Everything that needs no service: no container engine, no environment of another package. Tests wait much, so five
 # run at a time, also on two cores.
@@ -25,6 +31,7 @@ test-services: setup-train
 # Kills at random moments while patches are graded, a hundred of them.
 soak: setup-train
 	@UNDERSTUDY_TEST_KILLS=100 .venv/bin/python -m pytest tests/attacks/test_kills.py
+	@UNDERSTUDY_TEST_FAULTS=500 .venv/bin/python -m pytest -s -m services tests/attacks/test_worker_faults.py
 
 setup:
 	@sh scripts/setup.sh
@@ -42,6 +49,10 @@ lint: setup-train
 # Brings requirements/*.txt, the pinned and hashed packages that `make` installs, up to pyproject.toml.
 lock: setup-train
 	@sh scripts/lock.sh
+
+# The documentation as a site, in build/site. A link that leads nowhere fails it.
+docs: setup
+	@sh scripts/docs.sh
 
 # The viewer's page, from ui/ into the package. What it writes is committed, so that nobody else needs Node.js.
 view: setup
@@ -61,4 +72,4 @@ bench: setup-train
 	@for file in bench/*.py; do .venv/bin/python $$file || exit 1; done
 
 clean:
-	rm -rf .venv runs/demo runs/demo-quick tasks/demo tasks/demo-quick bench/results
+	rm -rf .venv runs/demo runs/demo-* bench/results

@@ -4,10 +4,14 @@
 
 DIR, or UNDERSTUDY_FIDELITY, holds a directory for each version (`VERSION-MODE/projects/**.jsonl`) with an
 `expected.jsonl`: for each turn its `message_id` and the `context`, what the CLI sent for it, normalised as in
-`normal` below. Beside our reader stand two simple ones: all messages in the order of the file, and a walk along
-`parentUuid`. Both join the lines of an answer and keep what ours keeps, so that only the order of things counts.
+`normal` below, or the `messages` of its request, as `scripts/record_claude_sessions.py` records them. Those are
+compared with all their reminders, but for the context in front of each conversation. `logged` counts the turns
+that are as sent but for reminders of which the log does not hold the text. Beside our reader stand two
+simple ones: all messages in the order of the file, and a walk along `parentUuid`. Both join the lines of an answer
+and keep what ours keeps, so that only the order of things counts.
 """
 
+# pyright: basic
 from __future__ import annotations
 
 import argparse
@@ -15,7 +19,7 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +31,26 @@ TARGET = 0.97
 _ELEMENTS = re.compile(
     r"<(system-reminder|available-deferred-tools|new-diagnostics|task-notification)>.*?</\1>", re.DOTALL
 )
+_CONTEXT = re.compile(
+    r"<system-reminder>\s*As you answer the user's questions, you can use the following context:.*?"
+    r"</system-reminder>",
+    re.DOTALL,
+)
+_BEGIN, _END = "<system-reminder>", "</system-reminder>"
+_MARK = re.compile(f"{_BEGIN}|{_END}")
+_QUOTED = re.compile(f"{_BEGIN}.*?{_END}", re.DOTALL)
 Normal = list[dict[str, Any]]
-Reader = Callable[[list[Path]], dict[str, tuple[Normal, str]]]
+Reader = Callable[[list[Path], re.Pattern[str]], dict[str, tuple[Normal, str]]]
 
 
 # --- one form for all -------------------------------------------------------------------------------------
 
 
-def words(text: str) -> str:
-    return " ".join(_ELEMENTS.sub("", text).split())
+def words(text: str, left_out: re.Pattern[str]) -> str:
+    return " ".join(left_out.sub("", text).split())
 
 
-def pieces(content: Any) -> list[str]:
+def pieces(content: Any, left_out: re.Pattern[str]) -> list[str]:
     """The parts of a tool result: its texts, and `[image]` for each image."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
     found = []
@@ -46,18 +58,21 @@ def pieces(content: Any) -> list[str]:
         if isinstance(part, str):
             part = {"type": "text", "text": part}
         kind = part.get("type")
-        found.append(part.get("text") or "" if kind == "text" else "[image]" if "image" in kind else f"[{kind}]")
-    return [text for text in (_ELEMENTS.sub("", piece).strip() for piece in found) if text]
+        found.append(
+            part.get("text") or "" if kind == "text" else "[image]" if "image" in str(kind) else f"[{kind}]"
+        )
+    return [text for text in (left_out.sub("", piece).strip() for piece in found) if text]
 
 
 class Merged:
     """Collects messages; those of one role that follow each other are one."""
 
-    def __init__(self) -> None:
+    def __init__(self, left_out: re.Pattern[str] = _ELEMENTS) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.left_out = left_out
 
     def add(self, role: str, texts: list[str], uses: list[Any], results: list[Any]) -> None:
-        text = " ".join(filter(None, (words(text) for text in texts)))
+        text = " ".join(filter(None, (words(text, self.left_out) for text in texts)))
         if not (text or uses or results):
             return
         if not self.messages or self.messages[-1]["role"] != role:
@@ -73,15 +88,17 @@ class Merged:
         return self.messages
 
 
-def normal(messages: list[dict[str, Any]]) -> Normal:
+def normal(messages: list[dict[str, Any]], left_out: re.Pattern[str] = _ELEMENTS) -> Normal:
     """Messages in OpenAI form, without the first one where that is the system prompt."""
-    merged = Merged()
+    merged = Merged(left_out)
     for at, message in enumerate(messages):
         role, content = message["role"], message.get("content")
         if role == "system" and at == 0:
             continue
         if role == "tool":
-            merged.add("user", [], [], [{"tool_use_id": message["tool_call_id"], "content": pieces(content)}])
+            merged.add(
+                "user", [], [], [{"tool_use_id": message["tool_call_id"], "content": pieces(content, left_out)}]
+            )
             continue
         uses = [
             {
@@ -100,17 +117,45 @@ def expected(context: Normal) -> Normal:
     merged = Merged()
     for message in context:
         results = [
-            {"tool_use_id": result["tool_use_id"], "content": pieces(result["content"])}
+            {"tool_use_id": result["tool_use_id"], "content": pieces(result["content"], _ELEMENTS)}
             for result in message.get("tool_results") or ()
         ]
         merged.add(message["role"], [message["text"]], message.get("tool_uses") or [], results)
     return merged.done()
 
 
+def sent(messages: list[dict[str, Any]]) -> Normal:
+    """The messages of a request, with its reminders."""
+    merged = Merged(_CONTEXT)
+    for message in messages:
+        merged.add(
+            "assistant" if message["role"] == "assistant" else "user", *parts_of(message["content"], _CONTEXT)
+        )
+    return merged.done()
+
+
+def parts_of(content: Any, left_out: re.Pattern[str]) -> tuple[list[str], list[Any], list[Any]]:
+    """The texts, tool uses and tool results of a message in Anthropic's form."""
+    blocks = [content] if isinstance(content, str) else content or []
+    blocks = [{"type": "text", "text": block} if isinstance(block, str) else block for block in blocks]
+    texts = [block.get("text") or "" for block in blocks if block.get("type") == "text"]
+    uses = [
+        {"id": block["id"], "name": block["name"], "input": block["input"]}
+        for block in blocks
+        if block.get("type") == "tool_use"
+    ]
+    results = [
+        {"tool_use_id": block["tool_use_id"], "content": pieces(block.get("content"), left_out)}
+        for block in blocks
+        if block.get("type") == "tool_result"
+    ]
+    return texts, uses, results
+
+
 # --- readers ----------------------------------------------------------------------------------------------
 
 
-def ours(files: list[Path]) -> dict[str, tuple[Normal, str]]:
+def ours(files: list[Path], left_out: re.Pattern[str] = _ELEMENTS) -> dict[str, tuple[Normal, str]]:
     """Every state that `understudy.ingest` makes: the context, and its fidelity with the notes on it."""
     reader, groups, found = ClaudeCodeFormat(), defaultdict(list), {}
     for file in files:
@@ -118,7 +163,7 @@ def ours(files: list[Path]) -> dict[str, tuple[Normal, str]]:
     for group in groups.values():
         for trace in reader.read(group):
             for state in expand(trace):
-                found[state.message_id] = (normal(state.messages), described(state))
+                found[state.message_id] = (normal(state.messages, left_out), described(state))
     return found
 
 
@@ -152,34 +197,17 @@ def message_of(record: dict[str, Any]) -> tuple[str, Any] | None:
     return None
 
 
-def simple(way: list[dict[str, Any]], before: str | None) -> Normal:
-    merged = Merged()
+def simple(way: list[dict[str, Any]], before: str | None, left_out: re.Pattern[str]) -> Normal:
+    merged = Merged(left_out)
     for record in way:
         if (record.get("message") or {}).get("id") == before and before:
             continue
-        if (message := message_of(record)) is None:
-            continue
-        role, content = message
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-        blocks = [{"type": "text", "text": block} if isinstance(block, str) else block for block in blocks]
-        merged.add(
-            role,
-            [block.get("text") or "" for block in blocks if block.get("type") == "text"],
-            [
-                {"id": block["id"], "name": block["name"], "input": block["input"]}
-                for block in blocks
-                if block.get("type") == "tool_use"
-            ],
-            [
-                {"tool_use_id": block["tool_use_id"], "content": pieces(block.get("content"))}
-                for block in blocks
-                if block.get("type") == "tool_result"
-            ],
-        )
+        if (message := message_of(record)) is not None:
+            merged.add(message[0], *parts_of(message[1], left_out))
     return merged.done()
 
 
-def by_file_order(files: list[Path]) -> dict[str, tuple[Normal, str]]:
+def by_file_order(files: list[Path], left_out: re.Pattern[str]) -> dict[str, tuple[Normal, str]]:
     found: dict[str, tuple[Normal, str]] = {}
     for file in sorted(file for file in files if file.suffix == ".jsonl"):
         way: list[dict[str, Any]] = []
@@ -187,12 +215,12 @@ def by_file_order(files: list[Path]) -> dict[str, tuple[Normal, str]]:
             if record.get("type") == "assistant":
                 key = record["message"].get("id")
                 if key not in found:
-                    found[key] = (simple(way, key), "")
+                    found[key] = (simple(way, key, left_out), "")
             way.append(record)
     return found
 
 
-def by_parent(files: list[Path]) -> dict[str, tuple[Normal, str]]:
+def by_parent(files: list[Path], left_out: re.Pattern[str]) -> dict[str, tuple[Normal, str]]:
     found: dict[str, tuple[Normal, str]] = {}
     for file in sorted(file for file in files if file.suffix == ".jsonl"):
         known = {record["uuid"]: record for record in records(file) if record.get("uuid")}
@@ -208,7 +236,7 @@ def by_parent(files: list[Path]) -> dict[str, tuple[Normal, str]]:
                 seen.add(step)
                 way.append(known[step])
                 step = known[step].get("parentUuid")
-            found[key] = (simple(way[::-1], key), "")
+            found[key] = (simple(way[::-1], key, left_out), "")
     return found
 
 
@@ -217,6 +245,74 @@ READERS: dict[str, Reader] = {
     "plain file order": by_file_order,
     "plain parent walk": by_parent,
 }
+
+
+# --- reminders whose text is not in the log ------------------------------------------------------------------
+
+
+class LoggedText:
+    """All strings of a session's logs."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.logged = folded(record for file in files for record in records(file))
+
+    def reduced(self, messages: list[dict[str, Any]], state: Normal) -> list[dict[str, Any]]:
+        """The messages of a request without the reminders that are neither in the logs nor in our state."""
+        known = folded(state)
+        return [{**message, "content": self._reduced(message["content"], known)} for message in messages]
+
+    def _reduced(self, content: Any, known: str) -> Any:
+        if isinstance(content, str):
+            return self._without_others(content, known)
+        if not isinstance(content, list):
+            return content
+        changed: list[Any] = []
+        for block in content:
+            key = (
+                "text" if block.get("type") == "text" else "content" if block.get("type") == "tool_result" else ""
+            )
+            changed.append({**block, key: self._reduced(block.get(key), known)} if key else block)
+        return changed
+
+    def _without_others(self, text: str, known: str) -> str:
+        kept, at = "", 0
+        while (begin := text.find(_BEGIN, at)) >= 0:
+            end, depth = begin + len(_BEGIN), 1
+            for mark in _MARK.finditer(text, end):  # a reminder may quote another one
+                depth += 1 if mark[0] == _BEGIN else -1
+                end = mark.end()
+                if not depth:
+                    break
+            element = text[begin:end]
+            own = _QUOTED.sub("", text[begin + len(_BEGIN) : end - len(_END)])
+            longest = max((fold(line) for line in own.split("\n")), key=len)
+            kept += text[at:begin]
+            if longest in self.logged or fold(element) in known:
+                kept += element
+            elif kept.endswith("\n\n") and text.startswith("\n\n", end):
+                end += 2  # the blank lines around what is left out are one
+            at = end
+        return kept + text[at:]
+
+
+def fold(text: str) -> str:
+    return " ".join(text.split())
+
+
+def folded(value: Any) -> str:
+    """All strings in a JSON value, or in several, with white space folded."""
+    return " ".join({fold(text) for text in strings(value)})
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All strings in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from strings(value.values())
+    elif isinstance(value, Iterable):
+        for item in value:
+            yield from strings(item)
 
 
 # --- the misses -------------------------------------------------------------------------------------------
@@ -260,20 +356,38 @@ def measured(directory: Path, shown: int) -> dict[str, Any]:
     """The figures of each version: turns, and for each reader how many are exact; ours with its misses."""
     versions: dict[str, Any] = {}
     for version in sorted(path.parent for path in directory.glob("*/expected.jsonl")):
-        lines = (version / "expected.jsonl").read_text().splitlines()
-        wanted = {row["message_id"]: expected(row["context"]) for row in map(json.loads, lines)}
+        rows = [json.loads(line) for line in (version / "expected.jsonl").read_text().splitlines()]
         files = sorted(path for path in (version / "projects").rglob("*") if path.is_file())
+        left_out = _CONTEXT if "messages" in rows[0] else _ELEMENTS
+        if "messages" in rows[0]:
+            ids = {(record.get("message") or {}).get("id") for file in files for record in records(file)}
+            rows = [row for row in rows if row["message_id"] in ids]
+        wanted = {
+            row["message_id"]: sent(row["messages"]) if "messages" in row else expected(row["context"])
+            for row in rows
+        }
+        logged = LoggedText(files) if left_out is _CONTEXT else None
         figures: dict[str, Any] = {"turns": len(wanted), "exact": {}, "misses": {}, "fidelity": {}}
         for name, reader in READERS.items():
-            found = reader(files)
+            found = reader(files, left_out)
             hits = [key for key, want in wanted.items() if key in found and found[key][0] == want]
             figures["exact"][name] = len(hits)
             if reader is not ours:
                 continue
             tags = {True: Counter(), False: Counter()}
             misses: Counter[str] = Counter()
+            reduced = {
+                row["message_id"]: sent(logged.reduced(row["messages"], found[row["message_id"]][0]))
+                for row in rows
+                if logged and row["message_id"] in found
+            }
+            figures["logged"] = sum(
+                found.get(key, (None,))[0] in (wanted[key], reduced.get(key)) for key in wanted
+            )
             for key, want in wanted.items():
                 got, tag = found.get(key, (None, "none"))
+                if got == reduced.get(key):
+                    want = reduced[key]
                 tags[got == want][tag] += 1
                 if got != want:
                     kind = kind_of_miss(got, want)
@@ -312,11 +426,11 @@ def main() -> None:
         print(f"bench: skipped, {options.directory} has no VERSION/expected.jsonl")
         return
     total = sum(figures["turns"] for figures in versions.values())
-    print(f"{'version':<24}{'turns':>7}" + "".join(f"{name:>20}" for name in READERS) + "   misses")
+    print(f"{'version':<24}{'turns':>7}" + "".join(f"{name:>20}" for name in READERS) + "  logged   misses")
     for version, figures in versions.items():
         rates = "".join(f"{figures['exact'][name] / figures['turns']:>20.1%}" for name in READERS)
         misses = ", ".join(f"{count} × {kind}" for kind, count in sorted(figures["misses"].items()))
-        print(f"{version:<24}{figures['turns']:>7}{rates}   {misses}")
+        print(f"{version:<24}{figures['turns']:>7}{rates}{figures['logged']:>8}   {misses}")
     rate = {name: sum(figures["exact"][name] for figures in versions.values()) / total for name in READERS}
     print(f"{'all':<24}{total:>7}" + "".join(f"{rate[name]:>20.1%}" for name in READERS))
     met = rate["understudy"] >= TARGET

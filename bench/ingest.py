@@ -43,6 +43,25 @@ for path in sorted(Path(sys.argv[1]).rglob("*.jsonl")):
     load_transcript(path, silent=True)
 """
 
+_DECODE = """
+import sys, time
+from pathlib import Path
+import msgspec
+decode, size, seconds = msgspec.json.Decoder(msgspec.Raw).decode, 0, 0.0
+for path in sorted(Path(sys.argv[1]).rglob("*.jsonl")):
+    lines = path.read_bytes().splitlines()
+    size += sum(map(len, lines))
+    start = time.process_time()
+    for line in lines:
+        try:
+            decode(line)
+        except msgspec.DecodeError:
+            continue
+    seconds += time.process_time() - start
+print(size / 1e6 / seconds)
+"""
+"""The most that a reader built on msgspec can reach: its parser checks each line, and makes nothing of it."""
+
 
 # --- what is read -----------------------------------------------------------------------------------------
 
@@ -193,8 +212,15 @@ def ours(projects: Path, scratch: Path, nothing: Path) -> dict[str, Any]:
     again = measured([*tool, projects, "--dir", store, "--json"])
     size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
     figures = {"start": start, "dry run, one process": one, "dry run, all cores": every}
+    limit = float(measured([sys.executable, "-c", _DECODE, projects])["out"])
     figures |= {"into the store": first, "again, unchanged": again}
-    return {"figures": figures, "states": counts["states"], "losses": counts["losses"], "store_mb": size / 1e6}
+    return {
+        "figures": figures,
+        "limit": limit,
+        "states": counts["states"],
+        "losses": counts["losses"],
+        "store_mb": size / 1e6,
+    }
 
 
 def claude_code_log(cache: Path, projects: Path, scratch: Path) -> dict[str, Any]:
@@ -269,6 +295,7 @@ def shown(found: dict[str, Any], size: int) -> dict[str, Any]:
     peak = max(one["peak_mb"] for one in figures.values())
     results = {
         "mb_per_cpu_s": rate(alone, size),
+        "parser_mb_per_cpu_s": found["limit"],
         "mb_per_cpu_s_without_start": rate(net, size),
         "states": found["states"],
         "states_per_cpu_s": found["states"] / net["cpu_s"],
@@ -286,6 +313,7 @@ def shown(found: dict[str, Any], size: int) -> dict[str, Any]:
     print(f"parse and linearise {results['mb_per_cpu_s_without_start']:.0f} MB per CPU second", end=" ")
     print(f"(with the start {results['mb_per_cpu_s']:.0f}), target {RATE_TARGET:.0f}:", end=" ")
     print("met" if results["mb_per_cpu_s_without_start"] >= RATE_TARGET else "MISSED")
+    print(f"msgspec's parser alone, the limit: {found['limit']:.0f} MB per CPU second")
     print(f"memory {peak:.0f} MB, target {MEMORY_TARGET:.0f}: {'met' if peak < MEMORY_TARGET else 'MISSED'}")
     again = results["again_s"]
     met = "met" if again < AGAIN_TARGET else "MISSED"

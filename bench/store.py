@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.store import Store
+from understudy.store.address import StoreLocation, parse_location
 from understudy.types import Call, Files, PytestChecks, Task, Usage
 
 TURNS, TOKENS = 100, 60_000
@@ -131,9 +132,9 @@ def conversation(name: str, seed: int, *, turns: int, preamble: int, result: int
     return calls
 
 
-def open_store(directory: Path, names: Sequence[str]) -> Store:
+def open_store(location: StoreLocation, names: Sequence[str]) -> Store:
     """A new store with a running attempt for every name."""
-    store = Store.open(directory)
+    store = Store.open(location)
     source, checks = Files({"a.py": ""}), PytestChecks({}, ("test",))
     task = Task(instance_id="t", repo="r", instruction="i", source=source, checks=checks, gold_patch="")
     store.runs.create("bench", {}).result()
@@ -226,7 +227,7 @@ def bench_size(directory: Path) -> dict[str, Any]:
     }
 
 
-def bench_rate(directory: Path) -> dict[str, Any]:
+def bench_rate(directory: Path, location: StoreLocation) -> dict[str, Any]:
     """Calls a second at 16 writers, each waiting for its commit."""
     names = [[f"w{writer}c{n}" for n in range(CONVERSATIONS)] for writer in range(WRITERS)]
     jobs = [
@@ -241,14 +242,15 @@ def bench_rate(directory: Path) -> dict[str, Any]:
     ]
     number = sum(map(len, jobs))
     flat = [name for row in names for name in row]
-    store = open_store(directory / "many", flat)
+    store = open_store(location, flat)
     cpu = time.process_time()
     wall, latencies = in_parallel(lambda call: store.calls.append(call).result(), jobs)
     cpu = time.process_time() - cpu
     store.close()
+    (directory / "many").mkdir(parents=True, exist_ok=True)
     naive = Naive(directory / "many")
     naive_wall, naive_latencies = in_parallel(naive.append, jobs)
-    with Store.open(directory / "many", create=False) as store:
+    with Store.open(location, create=False) as store:
         for call in (call for job in jobs for call in job if call.sequence == 0):
             start = [other for job in jobs for other in job if other.attempt_id == call.attempt_id]
             assert list(store.calls.of_attempt(call.attempt_id)) == start
@@ -285,10 +287,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--directory", type=Path, help="measure on this file system")
+    parser.add_argument("--store", help="measure the rate in this empty PostgreSQL database too: postgresql://…")
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="understudy-bench-", dir=options.directory))
     try:
-        figures = {"machine": machine(), "size": bench_size(directory), "rate": bench_rate(directory)}
+        figures = {
+            "machine": machine(),
+            "size": bench_size(directory),
+            "rate": bench_rate(directory, directory / "many"),
+        }
+        if options.store is not None:
+            figures["store"] = bench_rate(directory / "postgresql", parse_location(options.store))
     finally:
         shutil.rmtree(directory)
     size, rate = figures["size"], figures["rate"]
@@ -309,6 +318,12 @@ def main() -> None:
         f"commit         p50 {rate['p50_ms']} ms, p99 {rate['p99_ms']} ms (naive p99 {rate['naive_p99_ms']} ms); "
         f"CPU {rate['cpu_us_per_call']} µs a call of {rate['request_bytes_median']:,} B (median)"
     )
+    if "store" in figures:
+        other = figures["store"]
+        print(
+            f"postgresql     {other['calls_per_s']:,} calls/s at {WRITERS} writers, p50 {other['p50_ms']} ms, "
+            f"p99 {other['p99_ms']} ms; CPU of the client {other['cpu_us_per_call']} µs a call"
+        )
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 

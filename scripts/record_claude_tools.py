@@ -13,6 +13,7 @@ The table is `{"definitions": [tool...], "versions": {version: {mode: {"main" | 
 tools as they are in Anthropic's requests. In their texts DATE and MONTH stand where the program writes the day.
 """
 
+# pyright: basic
 from __future__ import annotations
 
 import argparse
@@ -50,11 +51,27 @@ DATE, MONTH = "{{DATE}}", "{{MONTH}}"
 _LONGEST_S = 60.0
 
 
-class Recorder(ThreadingHTTPServer):
-    """Answers every request of the Messages API, and keeps the tools of the main agent and of its subagent."""
+class MessagesServer(ThreadingHTTPServer):
+    """Answers the requests of the Messages API with what `answer` returns."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), MessagesHandler)
+        self.usage = {"input_tokens": 10, "output_tokens": 5}
+
+    def message_id(self, body: dict[str, Any]) -> str:
+        """The id of the answer to a request."""
+        return f"msg_{hashlib.sha256(json.dumps(body).encode()).hexdigest()[:20]}"
+
+    def answer(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The content blocks that answer a request."""
+        raise NotImplementedError
+
+
+class Recorder(MessagesServer):
+    """Keeps the tools of the main agent and of its subagent."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.tools: dict[str, list[dict[str, Any]]] = {}
 
     def answer(self, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -73,9 +90,9 @@ class Recorder(ThreadingHTTPServer):
         return [{"type": "text", "text": "Hello."}]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class MessagesHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Recorder
+    server: MessagesServer
 
     def do_HEAD(self) -> None:
         self._send(b"", "application/json")
@@ -94,9 +111,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _message(self, blocks: list[dict[str, Any]], body: dict[str, Any]) -> None:
         stop = "tool_use" if blocks[-1]["type"] == "tool_use" else "end_turn"
-        usage = {"input_tokens": 10, "output_tokens": 5}
+        usage = self.server.usage
         message = {
-            "id": f"msg_{hashlib.sha256(json.dumps(body).encode()).hexdigest()[:20]}",
+            "id": self.server.message_id(body),
             "type": "message",
             "role": "assistant",
             "model": body.get("model"),
@@ -158,6 +175,41 @@ def install(version: str, directory: Path) -> Path:
     return program
 
 
+def environment(home: Path, work: Path, version: str, server: MessagesServer) -> dict[str, str]:
+    """The environment of a program in an empty home, where nothing is asked that a new user is asked."""
+    settings = {
+        "hasCompletedOnboarding": True,
+        "lastOnboardingVersion": version,
+        "theme": "dark",
+        "bypassPermissionsModeAccepted": True,
+        "hasTrustDialogHooksAccepted": True,
+        "projects": {
+            str(work): {
+                "hasTrustDialogAccepted": True,
+                "hasCompletedProjectOnboarding": True,
+                "allowedTools": [],
+            }
+        },
+    }
+    for path in (home / ".claude.json", home / ".claude/.claude.json"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(settings))
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "TERM": "xterm-256color",
+        "LANG": "C.UTF-8",
+        "IS_SANDBOX": "1",
+        "ANTHROPIC_BASE_URL": f"http://127.0.0.1:{server.server_port}",
+        "ANTHROPIC_AUTH_TOKEN": "recording",
+        "CLAUDE_CONFIG_DIR": str(home / ".claude"),
+        "DISABLE_TELEMETRY": "1",
+        "DISABLE_ERROR_REPORTING": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+
+
 def record(program: Path, version: str, model: str, mode: str) -> dict[str, list[dict[str, Any]]]:
     """The tools of the main agent ("main") and of a subagent ("subagent") in a mode."""
     server = Recorder()
@@ -165,38 +217,7 @@ def record(program: Path, version: str, model: str, mode: str) -> dict[str, list
     with tempfile.TemporaryDirectory(prefix="record-tools-", ignore_cleanup_errors=True) as home:
         work = Path(home, "work")
         work.mkdir()
-        settings = {
-            "hasCompletedOnboarding": True,
-            "lastOnboardingVersion": version,
-            "theme": "dark",
-            "bypassPermissionsModeAccepted": True,
-            "hasTrustDialogHooksAccepted": True,
-            "projects": {
-                str(work): {
-                    "hasTrustDialogAccepted": True,
-                    "hasCompletedProjectOnboarding": True,
-                    "allowedTools": [],
-                }
-            },
-        }
-        for path in (Path(home, ".claude.json"), Path(home, ".claude", ".claude.json")):
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps(settings))
-        env = {
-            "PATH": os.environ["PATH"],
-            "HOME": home,
-            "TERM": "xterm-256color",
-            "LANG": "C.UTF-8",
-            "IS_SANDBOX": "1",
-            "ANTHROPIC_BASE_URL": f"http://127.0.0.1:{server.server_port}",
-            "ANTHROPIC_AUTH_TOKEN": "recording",
-            "CLAUDE_CONFIG_DIR": str(Path(home, ".claude")),
-            "DISABLE_TELEMETRY": "1",
-            "DISABLE_ERROR_REPORTING": "1",
-            "DISABLE_AUTOUPDATER": "1",
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            **MODES[mode],
-        }
+        env = environment(Path(home), work, version, server) | MODES[mode]
         command = [str(program), "--model", model]
         if mode == "print":
             command += ["-p", PROMPT, "--output-format", "json"]

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from understudy.store.address import StoreLocation, StoreUrl
 from understudy.tasks.records import dump
 
-from support import calc_task, docker_engine, require
+from support import calc_task, docker_engine, postgresql, require
 
 if TYPE_CHECKING:
     from understudy.sandbox.base import Sandboxes
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
 
     from support.swebench import Harness
 
+# Millions of objects come with the imports of collection, and none of them goes: looking for garbage can wait.
+gc.disable()
+
 # Tests run side by side, and so do the processes that they start: with a thread a core in each of them, torch's
 # would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 # A shell starts jobs in the background (`nohup make test &`, as CI systems do) with SIGINT ignored, and a process
 # hands that on to all that it starts. The tests of Ctrl-C are about processes that heed it.
@@ -41,10 +46,11 @@ settings.load_profile("understudy")
 def claude_code() -> Path:
     """The real CLI's binary; the test is skipped where it has not been fetched."""
     from understudy.agents.claude_code import ClaudeCode
-    from understudy.agents.claude_install import binary_path
+    from understudy.agents.packages import AGENT_PACKAGES
 
     require(ClaudeCode().problems())
-    return binary_path()
+    package = AGENT_PACKAGES["claude-code"]
+    return package.program_path(package.directory())
 
 
 @pytest.fixture
@@ -123,5 +129,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector pass over what was imported from now on: with torch, millions of objects."""
+    """From now on the garbage collector works, and passes over what was imported."""
     gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[postgresql.PostgresqlServer]:
+    """A PostgreSQL server; the test is skipped where none is installed."""
+    require(postgresql.problems())
+    with postgresql.running_server() as server:
+        yield server
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: postgresql.PostgresqlServer) -> StoreUrl:
+    """An empty database of its own."""
+    return postgresql_server.new_database()
+
+
+@pytest.fixture
+def postgresql_store(postgresql_server: postgresql.PostgresqlServer) -> StoreUrl:
+    """A database of its own with an empty store in it."""
+    return postgresql_server.new_store()
+
+
+@pytest.fixture(params=["directory", pytest.param("postgresql", marks=pytest.mark.services)])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> StoreLocation:
+    """Where a new store may be: once a directory, once a database."""
+    if request.param == "directory":
+        return tmp_path / "s"
+    url: StoreUrl = request.getfixturevalue("postgresql_store")
+    return url

@@ -9,6 +9,7 @@
     ├── BackendError    the model server is down, refused, or answered nonsense
     ├── GraderError     grading itself failed: never a reward of 0
     ├── StoreError      the store cannot be read or written
+    │   └── LeaseLost       an attempt wrote that was taken from its worker
     └── ConfigError     an option, a setting or the machine is not as needed
 
 A message says what was found, where, what was expected, and what to do next.
@@ -108,6 +109,13 @@ class StoreError(UnderstudyError):
     """A store that cannot be opened, read or written, or an illegal state transition."""
 
     boundary: ClassVar[str] = "store"
+
+
+class LeaseLost(StoreError):
+    """A write of an attempt that was taken from its worker, because that did not answer in time.
+
+    Another attempt of the rollout has the next number, and what this one did does not count.
+    """
 
 
 class ConfigError(UnderstudyError):

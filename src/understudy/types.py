@@ -12,6 +12,14 @@ from msgspec import Struct, field
 
 from understudy.errors import UnderstudyError
 
+SCHEMA: Final = 1
+"""The version of what is promised to readers: of exports, states and pairs, and of what `--json` prints.
+
+It grows when a column or key goes, or changes its meaning. What lacks it, as earlier releases wrote it, is of
+version 1.
+"""
+
+
 # --- tasks ---------------------------------------------------------------------------------------------
 
 
@@ -107,7 +115,8 @@ class Task(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
 
     The agent gets `source` with `setup_patch` applied, as a single root commit in `workdir`. `gold_patch` is a
     unified diff against that tree which must score 1; the empty patch must score 0. `image` is the container image
-    with the programs that the task needs, for sandboxes that run images; without one it is this machine's Python.
+    with the programs that the task needs, for sandboxes that run images; without one it is this machine's Python,
+    with the `packages` that the task needs: requirements as pip reads them, each pinned with its hashes.
     """
 
     instance_id: str
@@ -120,6 +129,7 @@ class Task(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     workdir: str = "/workspace"
     image: str = ""
     env: dict[str, str] = field(default_factory=dict[str, str])
+    packages: tuple[str, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

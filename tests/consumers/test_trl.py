@@ -19,11 +19,13 @@ from understudy.export.corpus import Corpus, ExportSelection
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 
+from support import optional
 from support.export import put_rollouts, put_sessions, session
+
+optional("pyarrow")
 
 PROGRAM = Path(__file__).with_name("trl_program.py")
 
-pytest.importorskip("pyarrow")
 pytestmark = [
     pytest.mark.services,
     pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed (the extra train)"),

@@ -20,13 +20,15 @@ from understudy.export.formats.trl import export_sft
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 
+from support import optional
 from support.claude_log import Log, read, thinking
 from support.export import put_sessions, session
+
+optional("pyarrow")
 
 PROGRAM = Path(__file__).with_name("trl_lengths_program.py")
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
-pytest.importorskip("pyarrow")
 pytestmark = [
     pytest.mark.services,
     pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed (the extra train)"),

@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import socket
-import time
 import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -269,13 +268,12 @@ async def test_a_head_that_never_ends_is_cut_off(tmp_path: Path) -> None:
     async with running(tmp_path, head_s=0.3) as front:
         host, port = front.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        began = time.monotonic()
         writer.write(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\n")
         for _ in range(3):
             await asyncio.sleep(0.05)
             writer.write(b"a: b\r\n")
-        assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 408 ")
-        assert time.monotonic() - began < 3
+        # Before the thirty seconds that a head has where nothing else is said.
+        assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 408 ")
         writer.close()
         assert (await front.answer("hi"))[0] == 200
 
@@ -397,7 +395,7 @@ async def test_a_body_that_never_ends_is_told_so(tmp_path: Path) -> None:
         writer.write(
             f"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\ncontent-length: 99\r\n\r\n{{".encode()
         )
-        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 5)
+        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 20)
         assert answer.startswith(b"HTTP/1.1 408 ")
         writer.close()
         assert front.calls() == []
@@ -421,22 +419,23 @@ async def test_50_megabytes_are_refused_in_the_callers_dialect_and_without_a_key
 
 
 async def test_all_bodies_on_their_way_share_one_bound(tmp_path: Path) -> None:
-    async with running(tmp_path, unread_bytes=BODY_LIMIT) as front:
+    bound = 1 << 20
+    async with running(tmp_path, unread_bytes=bound) as front:
         host, port = front.url.removeprefix("http://").split(":")
         key = front.keys[front.attempts[0]]
         head = (
-            f"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\ncontent-length: {BODY_LIMIT}\r\n\r\n"
+            f"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\ncontent-length: {bound}\r\n\r\n"
         ).encode()
         streams = [await asyncio.open_connection(host, int(port)) for _ in range(4)]
         for _, writer in streams:
-            writer.write(head + b" " * (BODY_LIMIT // 2))
+            writer.write(head + b" " * (bound // 2))
         answers = [asyncio.create_task(reader.readuntil(b"}}")) for reader, _ in streams]
-        done, _ = await asyncio.wait(answers, timeout=10, return_when=asyncio.FIRST_COMPLETED)
-        assert all(task.result().startswith(b"HTTP/1.1 529 ") for task in done)
+        done, _ = await asyncio.wait(answers, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        assert done and all(task.result().startswith(b"HTTP/1.1 529 ") for task in done)
         for _, writer in streams:
             writer.close()
         await asyncio.gather(*answers, return_exceptions=True)
-        whole = {"model": "m", "messages": [{"role": "user", "content": "x" * (BODY_LIMIT // 2)}]}
+        whole = {"model": "m", "messages": [{"role": "user", "content": "x" * (bound // 2)}]}
 
         async def send() -> int:
             data = io.BytesIO(json.dumps(whole).encode())

@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import aiohttp
-import pytest
-
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
 
 from understudy.train.algorithms.updater import Updater
 from understudy.train.loop.runtime import LoopRuntime, serving
 from understudy.train.loop.state import LoopConfig, LoopDirectory
 from understudy.train.options import GRPOOptions, LoraOptions
 
+from support import optional
 from support.tiny_model import make_model
+
+optional("transformers", "peft")
 
 
 async def test_the_embedded_server_is_given_the_adapter_that_answered_before(tmp_path: Path):

@@ -19,8 +19,10 @@ from understudy.gateway.server.http import RequestLimits
 from understudy.types import Call
 
 from fakes.vllm import FakeVLLM, Refuse, Say, Step
+from support import optional
 
-openai = pytest.importorskip("openai")
+openai: Any = optional("openai")
+
 
 RUN = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 CHAT_TOOLS: Any = [{"type": "function", "function": {"name": "run", "description": "d", "parameters": RUN}}]

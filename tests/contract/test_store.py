@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -19,9 +20,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import Engine, create_engine
 
 from understudy.errors import StoreError
 from understudy.store import Store, sqlite
+from understudy.store.address import StoreLocation, StoreUrl
+from understudy.store.migrate import migrate_connection
 from understudy.store.schema import metadata
 from understudy.store.sqlite import open_engine
 from understudy.types import (
@@ -32,61 +36,25 @@ from understudy.types import (
     AttemptStatus,
     Call,
     ErrorInfo,
-    Files,
     Finding,
     PolicySpan,
-    PytestChecks,
     RolloutStatus,
-    Task,
     Usage,
     Verdict,
 )
 
-
-def make_task(name: str = "t", **changes: Any) -> Task:
-    task = Task(
-        instance_id=name,
-        repo="r",
-        instruction="do it",
-        source=Files({"a.py": "x = 1\n"}),
-        checks=PytestChecks({"test_a.py": ""}, ("test_a.py::test",)),
-        gold_patch="",
-    )
-    return msgspec.structs.replace(task, **changes)
-
-
-def make_call(attempt_id: str, sequence: int = 0, **changes: Any) -> Call:
-    call = Call(
-        id=f"{attempt_id}-{sequence}",
-        attempt_id=attempt_id,
-        sequence=sequence,
-        dialect="anthropic",
-        requested_model="m",
-        backend="embedded",
-        backend_model="m",
-        request=b"{}",
-        response=b"{}",
-        status="ok",
-        started_at=1.25,
-        ended_at=2.5,
-    )
-    return msgspec.structs.replace(call, **changes)
-
-
-def prepare(store: Store, rollouts: int = 1, run: str = "run") -> None:
-    store.runs.create(run, {"model": "m"}).result()
-    store.runs.add_tasks(run, [make_task()]).result()
-    store.runs.create_rollouts(run, [(f"{run}-{n}", "t", n) for n in range(rollouts)]).result()
-
-
-def running(store: Store, rollout_id: str = "run-0") -> Attempt:
-    attempt = store.runs.start_attempt(rollout_id).result()
-    store.runs.mark_running(attempt.id).result()
-    return attempt
+from support.store import make_call, make_task, prepare, running
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(location: StoreLocation) -> Iterator[Store]:
+    with Store.open(location) as opened:
+        prepare(opened)
+        yield opened
+
+
+@pytest.fixture
+def file_store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path / "s") as opened:
         prepare(opened)
         yield opened
@@ -95,7 +63,34 @@ def store(tmp_path: Path) -> Iterator[Store]:
 # --- opening -------------------------------------------------------------------------------------------
 
 
-def test_migrations_from_empty_make_exactly_the_schema(tmp_path: Path) -> None:
+def test_a_new_store_is_what_all_migrations_make(tmp_path: Path) -> None:
+    made = [open_engine(tmp_path / "new", create=True), create_engine(f"sqlite:///{tmp_path / 'migrated.db'}")]
+    with made[1].begin() as connection:
+        migrate_connection(connection)
+    new, migrated = (_schema(engine) for engine in made)
+    assert new == migrated
+    assert len(new) > 10
+
+
+def _schema(engine: Engine) -> dict[str, tuple[str, list[str]]]:
+    """What a database is made of: the head of each table's or index's statement, and its parts in any order."""
+    with engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").all()
+        version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one()
+    engine.dispose()
+    parts: dict[str, tuple[str, list[str]]] = {"": (version, [])}
+    for name, sql in rows:
+        head, _, body = " ".join(sql.replace('"', "").split()).partition("(")
+        body = re.sub(
+            r"\([^()]*\)",
+            lambda inner: inner[0].replace(", ", ",").replace(" ", ""),
+            body.strip().removesuffix(")"),
+        )
+        parts[name] = (head.strip(), sorted(part.strip() for part in body.split(", ")))
+    return parts
+
+
+def test_a_new_store_has_exactly_the_schema(tmp_path: Path) -> None:
     engine = open_engine(tmp_path, create=True)
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
@@ -129,8 +124,8 @@ def test_a_store_of_the_first_release_is_brought_up_with_all_it_holds(tmp_path: 
             {"out": b"log"},
         )
         assert (store.runs.patch(done.id), store.runs.rollout("run-0").status) == (b"diff", "succeeded")
-        assert store.runs.recover("run").result() == 1
         store.calls.append(make_call(open_.id, 1, cost_usd=0.5)).result()
+        assert store.runs.recover("run").result() == 1
         client = store.keys.add_client("x").result()
         store.calls.append(make_call(client.id)).result()
     engine = open_engine(tmp_path, create=False)
@@ -201,12 +196,12 @@ def test_a_closed_store_is_one_file_that_can_be_copied(tmp_path: Path) -> None:
         assert list(copy.calls.of_attempt(attempt.id)) == [make_call(attempt.id)]
 
 
-def test_opening_an_existing_store_does_not_import_alembic(store: Store) -> None:
+def test_opening_an_existing_store_does_not_import_alembic(file_store: Store) -> None:
     code = (
         "import sys; from pathlib import Path; from understudy.store import Store\n"
         "Store.open(Path(sys.argv[1])).close(); assert 'alembic' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code, str(store.directory)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(file_store.directory)], check=True, timeout=60)
 
 
 def test_no_store_where_one_must_be(tmp_path: Path) -> None:
@@ -250,44 +245,44 @@ def test_another_programs_database_is_refused(tmp_path: Path) -> None:
         Store.open(tmp_path)
 
 
-def test_a_newer_schema_is_refused(store: Store) -> None:
-    store.close()
-    with sqlite3.connect(store.directory / "store.db") as raw:
+def test_a_newer_schema_is_refused(file_store: Store) -> None:
+    file_store.close()
+    with sqlite3.connect(file_store.directory / "store.db") as raw:
         raw.execute("UPDATE alembic_version SET version_num = '9999'")
     raw.close()
     with pytest.raises(StoreError, match=r"newer release.*9999.*update understudy"):
-        Store.open(store.directory)
+        Store.open(file_store.directory)
 
 
-def test_damage_is_told_as_damage(store: Store) -> None:
-    attempt = running(store)
+def test_damage_is_told_as_damage(file_store: Store) -> None:
+    attempt = running(file_store)
     body = json.dumps({"messages": ["the quick brown fox" * 200] * 3}).encode()
-    store.calls.append(make_call(attempt.id, request=body)).result()
-    store.close()
-    with sqlite3.connect(store.directory / "store.db") as raw:
+    file_store.calls.append(make_call(attempt.id, request=body)).result()
+    file_store.close()
+    with sqlite3.connect(file_store.directory / "store.db") as raw:
         raw.execute("UPDATE blobs SET data = x'00' WHERE codec = 1")
     raw.close()
-    with Store.open(store.directory) as again, pytest.raises(StoreError, match=r"store\.db: .*damaged"):
+    with Store.open(file_store.directory) as again, pytest.raises(StoreError, match=r"store\.db: .*damaged"):
         list(again.calls.of_attempt(attempt.id))
 
 
-def test_a_torn_file_is_told_as_damage(store: Store) -> None:
-    store.close()
-    file = store.directory / "store.db"
+def test_a_torn_file_is_told_as_damage(file_store: Store) -> None:
+    file_store.close()
+    file = file_store.directory / "store.db"
     data = bytearray(file.read_bytes())
     data[4096:] = b"\xa5" * (len(data) - 4096)
     file.write_bytes(data)
-    with pytest.raises(StoreError, match="damaged"), Store.open(store.directory) as again:
+    with pytest.raises(StoreError, match="damaged"), Store.open(file_store.directory) as again:
         again.runs.rollouts()
 
 
-def test_a_missing_table_is_told_as_damage(store: Store) -> None:
-    store.close()
-    with sqlite3.connect(store.directory / "store.db") as raw:
+def test_a_missing_table_is_told_as_damage(file_store: Store) -> None:
+    file_store.close()
+    with sqlite3.connect(file_store.directory / "store.db") as raw:
         raw.execute("DROP TABLE rewards")
     raw.close()
     named = pytest.raises(StoreError, match=r"store\.db: the store is damaged: .*rewards")
-    with named, Store.open(store.directory, create=False) as again:
+    with named, Store.open(file_store.directory, create=False) as again:
         again.outcomes.decisions()
 
 
@@ -326,7 +321,7 @@ def test_a_call_is_stored_once(store: Store) -> None:
         store.calls.append(call).result()
     with pytest.raises(StoreError, match="duplicate call id"):
         store.calls.append(msgspec.structs.replace(call, sequence=7)).result()
-    with pytest.raises(StoreError, match=r"attempt_id, calls\.sequence"):
+    with pytest.raises(StoreError, match=r"attempt_id, (calls\.)?sequence"):
         store.calls.append(msgspec.structs.replace(call, id="other")).result()
     assert list(store.calls.of_attempt(attempt.id)) == [call]
 
@@ -337,12 +332,10 @@ def test_contents_are_stored_once(store: Store) -> None:
     for n in range(10):
         call = make_call(attempt.id, n, request=json.dumps(body).encode(), response=b"r" * 500)
         store.calls.append(call).result()
-    store.close()
-    with sqlite3.connect(store.directory / "store.db") as raw:
+    with store._database.reading() as connection:
         # The task, then skeleton, system, tools, the message and the response.
-        assert raw.execute("SELECT COUNT(*) FROM blobs").fetchone() == (6,)
-        assert raw.execute("SELECT COUNT(*) FROM nodes").fetchone() == (1,)
-    raw.close()
+        assert connection.exec_driver_sql("SELECT COUNT(*) FROM blobs").scalar() == 6
+        assert connection.exec_driver_sql("SELECT COUNT(*) FROM nodes").scalar() == 1
 
 
 def test_a_sample_of_a_task_is_another_rollout_with_another_agent(store: Store) -> None:
@@ -377,8 +370,8 @@ def path_to(transitions: Any, start: str, end: str) -> list[str]:
     raise AssertionError(f"{end} cannot be reached")
 
 
-def test_every_change_of_a_rollout_is_legal_or_refused(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
+def test_every_change_of_a_rollout_is_legal_or_refused(location: StoreLocation) -> None:
+    with Store.open(location) as store:
         prepare(store, len(ROLLOUT_PAIRS))
         for n, (before, after) in enumerate(ROLLOUT_PAIRS):
             for step in path_to(ROLLOUT_TRANSITIONS, "queuing", before):
@@ -393,8 +386,8 @@ def test_every_change_of_a_rollout_is_legal_or_refused(tmp_path: Path) -> None:
                 assert store.runs.rollout(f"run-{n}").status == before
 
 
-def test_every_change_of_an_attempt_is_legal_or_refused(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
+def test_every_change_of_an_attempt_is_legal_or_refused(location: StoreLocation) -> None:
+    with Store.open(location) as store:
         prepare(store, len(ATTEMPT_PAIRS))
         for n, (before, after) in enumerate(ATTEMPT_PAIRS):
             attempt = store.runs.start_attempt(f"run-{n}").result()
@@ -504,8 +497,8 @@ def test_a_key_is_kept_until_it_is_revoked_and_one_at_a_time(store: Store) -> No
         store.keys.add(b"four", "nobody").result()
 
 
-def test_after_a_kill_open_attempts_go_and_their_rollouts_come_again(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
+def test_after_a_kill_open_attempts_go_and_their_rollouts_come_again(location: StoreLocation) -> None:
+    with Store.open(location) as store:
         prepare(store, 4)
         prepare(store, 1, run="other")
         done, works, other = running(store), running(store, "run-1"), running(store, "other-0")
@@ -528,8 +521,8 @@ def test_after_a_kill_open_attempts_go_and_their_rollouts_come_again(tmp_path: P
         assert store.runs.attempts("other-0")[0].heartbeat_at > other.heartbeat_at
 
 
-def test_a_run_in_figures(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
+def test_a_run_in_figures(location: StoreLocation) -> None:
+    with Store.open(location) as store:
         prepare(store, 4)
         for n, reward in enumerate((1.0, 0.0, None)):
             attempt = running(store, f"run-{n}")
@@ -547,8 +540,8 @@ def test_a_run_in_figures(tmp_path: Path) -> None:
         assert store.outcomes.counts("nothing").calls == 0
 
 
-def test_rollouts_are_found_by_a_unique_prefix(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
+def test_rollouts_are_found_by_a_unique_prefix(location: StoreLocation) -> None:
+    with Store.open(location) as store:
         prepare(store, 11)
         assert store.runs.find_rollout("run-10").id == "run-10"
         assert store.runs.find_rollout("run-1").id == "run-1"
@@ -615,6 +608,28 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
     return calls
 
 
+def come_back_exactly(
+    location: StoreLocation, rollout_id: str, fields: list[dict[str, Any]], forget: bool
+) -> None:
+    """Append calls to a new attempt of a rollout, and read them."""
+    store = Store.open(location)
+    attempt = running(store, rollout_id)
+    expected: list[Call] = []
+    for n, changes in enumerate(fields):
+        parent = changes["parent_id"]
+        parent = parent and parent.replace("run-0.1", attempt.id)
+        expected.append(make_call(attempt.id, n, **changes | {"parent_id": parent}))
+    for call in expected:
+        if forget:  # a writer without any memory of what came before
+            store.close()
+            store = Store.open(location)
+        store.calls.append(call).result()
+    with store:
+        assert list(store.calls.of_attempt(attempt.id)) == expected
+        for call in expected:
+            assert store.calls.get(call.id) == call
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(conversations(), st.booleans())
 def test_calls_come_back_exactly(
@@ -622,27 +637,32 @@ def test_calls_come_back_exactly(
 ) -> None:
     directory = tmp_path_factory.mktemp("store")
     shutil.copytree(template(tmp_path_factory), directory, dirs_exist_ok=True)
-    expected = [make_call("run-0.1", n, **fields) for n, fields in enumerate(given_calls)]
-    store = Store.open(directory)
-    for call in expected:
-        if forget:  # a writer without any memory of what came before
-            store.close()
-            store = Store.open(directory)
-        store.calls.append(call).result()
-    with store:
-        assert list(store.calls.of_attempt("run-0.1")) == expected
-        for call in expected:
-            assert store.calls.get(call.id) == call
+    come_back_exactly(directory, "run-0", given_calls, forget)
 
 
 def template(factory: pytest.TempPathFactory) -> Path:
-    """A store with a running attempt, made once and copied."""
+    """A store with a queued rollout, made once and copied."""
     directory = factory.getbasetemp() / "template"
     if not directory.exists():
         with Store.open(directory) as store:
             prepare(store)
-            running(store)
     return directory
+
+
+@pytest.mark.services
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(conversations(), st.booleans())
+def test_calls_come_back_exactly_from_postgresql(
+    postgresql_store: StoreUrl, given_calls: list[dict[str, Any]], forget: bool
+) -> None:
+    with Store.open(postgresql_store) as store:
+        rollout_id = f"run-{len(store.runs.rollouts())}"
+        prepare(store, int(rollout_id[4:]) + 1)
+    come_back_exactly(postgresql_store, rollout_id, given_calls, forget)
 
 
 def test_a_write_that_fails_does_not_fail_those_beside_it(store: Store) -> None:
@@ -675,8 +695,8 @@ def test_hostile_values_are_refused_and_the_next_write_goes_on(store: Store) -> 
     assert list(store.calls.of_attempt(attempt.id)) == [make_call(attempt.id)]
 
 
-def test_many_threads_and_two_stores_on_one_directory(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as one, Store.open(tmp_path) as two:
+def test_many_threads_and_two_stores_in_one_place(location: StoreLocation) -> None:
+    with Store.open(location) as one, Store.open(location) as two:
         prepare(one, 8)
         attempts = [running(store, f"run-{n}") for n, store in enumerate([one, two] * 4)]
         shared = json.dumps({"messages": ["the same in every attempt" * 20] * 3}).encode()

@@ -209,7 +209,9 @@ def test_two_processes_open_a_new_store_at_once(tmp_path: Path) -> None:
 def test_a_locked_store_is_a_clear_error(tmp_path: Path) -> None:
     with Store.open(tmp_path) as store, store._database.engine.connect() as other:
         # The writer's own connection would wait for half a minute.
-        store._database.writer.submit(lambda session: session.raw.execute("PRAGMA busy_timeout = 50")).result()
+        store._database.writer.submit(
+            lambda context: context.connection.exec_driver_sql("PRAGMA busy_timeout = 50").close()
+        ).result()
         other.exec_driver_sql("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="held the store's lock"):
             store.runs.create("run", {}).result()

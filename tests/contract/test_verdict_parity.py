@@ -257,7 +257,14 @@ TASKS: dict[str, Task] = {
 }
 
 
-@pytest.fixture(scope="module", params=TASKS)
+IN_BOTH_TIERS = ("pytest", "django")
+"""One whose log is pytest's and one whose log is not; each of the others takes seconds more."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in IN_BOTH_TIERS else pytest.mark.services) for name in TASKS],
+)
 def prepared(
     request: pytest.FixtureRequest, sandboxes: Sandboxes, tmp_path_factory: pytest.TempPathFactory
 ) -> PreparedTask:

@@ -87,6 +87,7 @@ async def test_every_reading_route_answers(runs: Path):
             "compare_stores": await client.get(
                 "/api/compare", before=store.split("/")[-1], after=store.split("/")[-1]
             ),
+            "read_report": await client.get("/api/report", stores=store.split("/")[-1]),
             "read_loop": await client.get(f"{await client.store('loop')}/loop"),
             "list_sessions": await client.get(f"{logs}/sessions"),
             "list_states": await client.get(f"{logs}/states"),
@@ -451,3 +452,16 @@ async def test_without_a_page_it_says_so(runs: Path):
     async with viewing(runs) as client, client.session.get(client.url) as reply:
         assert reply.status == 503
         assert "not built" in await reply.text()
+
+
+async def test_reasons_of_a_run_s_health_lead_to_its_rollouts(tmp_path: Path):
+    # The first is as release 0.1 worded it.
+    reasons = ("3 tests to mend still fail", "3 tests to fix still fail", "none of the tests ran")
+    put_run(tmp_path / "run", {f"t{n}": [End(0.0, reason=reason)] for n, reason in enumerate(reasons)})
+    async with viewing(tmp_path) as client:
+        store = await client.store("run")
+        unsolved = (await client.get(f"{store}/health"))["unsolved"]
+        assert sum(unsolved.values()) == 3 and len(unsolved) == 2
+        for reason, count in unsolved.items():
+            page = await client.get(f"{store}/rollouts", reason=reason, outcome="unsolved")
+            assert page["total"] == count, reason

@@ -22,12 +22,11 @@ from understudy.gateway.exact.token_servers import SERVERS
 from understudy.model.process import ServerProcess, start_server
 from understudy.train.publish.choice import make_publisher
 
+from support import optional
 from support.tiny_model import make_model
 
-torch: Any = pytest.importorskip("torch")
-transformers: Any = pytest.importorskip("transformers")
-
-from safetensors.torch import load_file, save_file  # noqa: E402
+torch: Any = optional("torch")
+transformers: Any = optional("transformers")
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -234,6 +233,8 @@ async def test_an_adapter_is_served_under_its_name_and_exchanged_in_place(
     assert_sampled_by(tuned, prompt, await client.generate(prompt, "tuned"))
     partial = tmp_path / "partial"
     shutil.copytree(path, partial)
+    from safetensors.torch import load_file, save_file
+
     tensors = load_file(partial / "adapter_model.safetensors")
     save_file({name: tensors[name] for name in sorted(tensors)[1:]}, partial / "adapter_model.safetensors")
     for bad, words in ((tmp_path / "no", "no adapter_config.json"), (partial, "missing adapter keys")):

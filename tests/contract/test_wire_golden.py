@@ -31,7 +31,9 @@ PATHS = {
     "anthropic": "/v1/messages",
     "openai-chat": "/v1/chat/completions",
     "openai-responses": "/v1/responses",
+    "gemini": "/v1beta/models/gemini-x:generateContent",
 }
+GEMINI_STREAM = "/v1beta/models/gemini-x:streamGenerateContent?alt=sse"
 
 RELAYED_HEADERS = ("anthropic-version", "anthropic-beta", "content-type", "accept", "x-app", "x-api-key", "cookie")
 """Headers that a provider may be sent."""
@@ -64,6 +66,13 @@ def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
         yield wire
 
 
+def as_stream(dialect: str, request: dict[str, Any], streamed: bool) -> tuple[str, dict[str, Any]]:
+    """The path and the body of a request that asks for a stream, or for a whole response."""
+    if dialect == "gemini":
+        return GEMINI_STREAM if streamed else PATHS[dialect], request
+    return PATHS[dialect], request | {"stream": streamed}
+
+
 # --- the cases --------------------------------------------------------------------------------------------------
 
 
@@ -94,7 +103,7 @@ def test_what_the_client_gets(wire: Wire, gateway: str, dialect: str, name: str)
         else {"whole": False, "streamed": True}
     )
     for form, streamed in forms.items():
-        kept[form], _ = wire.ask(gateway, PATHS[dialect], request | {"stream": streamed})
+        kept[form], _ = wire.ask(gateway, *as_stream(dialect, request, streamed))
         if name == "text":
             kept[f"upstream of {form}"] = wire.upstream()
     check(f"wire/got-{gateway}-{dialect}", name, kept)
@@ -131,7 +140,15 @@ def test_other_paths_and_wrong_keys(wire: Wire) -> None:
             "models, for Anthropic's clients": ("GET", "/v1/models", "", {"anthropic_version": "2023-06-01"}),
             "models, for OpenAI's clients": ("GET", "/v1/models", "", {}),
             "count_tokens": ("POST", "/v1/messages/count_tokens", count, {}),
+            "models, for Gemini's clients": ("GET", "/v1beta/models", "", {}),
+            "countTokens": (
+                "POST",
+                "/v1beta/models/gemini-x:countTokens",
+                {"contents": [{"parts": [{"text": "hi"}]}]},
+                {},
+            ),
             "no such path": ("POST", "/v1/nothing", "{}", {}),
+            "no such path for Gemini's clients": ("POST", "/v1beta/models/gemini-x:embedContent", "{}", {}),
             "no such path for Anthropic's clients": ("GET", "/v1/files", "", {"anthropic_version": "2023-06-01"}),
         }
         for dialect, path in PATHS.items():

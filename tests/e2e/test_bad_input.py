@@ -198,8 +198,8 @@ def test_an_unknown_backend_agent_sandbox_or_policy(calc_tasks: Path, tmp_path: 
     base = ("--tasks", calc_tasks, "-o", tmp_path / "out")
     for arguments, expected in (
         (("run", "nonsense"), "embedded, vllm"),
-        (("run", "--agent", "nonsense"), "claude-code, shell"),
-        (("run", "--sandbox", "nonsense"), "local, unsafe-local"),
+        (("run", "--agent", "nonsense"), "qwen-code, shell"),
+        (("run", "--sandbox", "nonsense"), "local, ssh, unsafe-local"),
         (("run", "--agent", "shell"), "--agent-command"),
         (("run", "--policy", "nonsense", "--agent", "shell", "--agent-command", "true"), "oracle"),
         (("run", "--policy-arg", "p"), "KEY=VALUE"),

@@ -10,7 +10,7 @@ from understudy.trajectory.samples import merge
 from understudy.trajectory.tree import Trajectory
 
 from fakes.turns import Tool, Turn, bash, say, tool
-from support.cli import CHAT_WAYS, MODEL, WAYS, Ran, Rig, red_square
+from support.cli import CHAT_WAYS, MODEL, WAYS, Ran, Rig, in_ways, red_square
 from support.conformance import Behaviour, Check, play
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
@@ -239,8 +239,11 @@ BY_CHAT = [
 ]
 
 
-@pytest.mark.parametrize("rig", WAYS, indirect=True, ids=str)
-@pytest.mark.parametrize("behaviour", EVERYWHERE, ids=str)
+@pytest.mark.parametrize(
+    ("behaviour", "rig"),
+    in_ways(EVERYWHERE, WAYS, "parallel tools, one failing", "thinking without a signature", "empty answer"),
+    indirect=["rig"],
+)
 async def test_an_answer(rig: Rig, behaviour: Behaviour) -> None:
     ran = await play(rig, behaviour)
     if rig.way.wire == "messages":
@@ -248,8 +251,9 @@ async def test_an_answer(rig: Rig, behaviour: Behaviour) -> None:
         assert {call.backend for call in ran.calls} == {"anthropic"}
 
 
-@pytest.mark.parametrize("rig", CHAT_WAYS, indirect=True, ids=str)
-@pytest.mark.parametrize("behaviour", BY_CHAT, ids=str)
+@pytest.mark.parametrize(
+    ("behaviour", "rig"), in_ways(BY_CHAT, CHAT_WAYS, "arguments that the CLI rewrites"), indirect=["rig"]
+)
 async def test_an_answer_of_a_chat_server(rig: Rig, behaviour: Behaviour) -> None:
     await play(rig, behaviour)
 

@@ -11,7 +11,7 @@ import pytest
 from understudy.gateway.server.http import RequestLimits
 
 from fakes.turns import Drop, Fail, Stall, Step, Turn, Where, bash, say
-from support.cli import ATOMIC, WAYS, Ran, Rig, Way
+from support.cli import ATOMIC, WAYS, Ran, Rig, Way, in_ways
 from support.conformance import Behaviour, play
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
@@ -81,19 +81,31 @@ OF_ANTHROPIC = [
 ]
 
 
-@pytest.mark.parametrize("behaviour", OF_A_CHAT_SERVER, ids=str)
+@pytest.mark.parametrize(
+    ("behaviour", "rig"),
+    in_ways(OF_A_CHAT_SERVER, [ATOMIC], "400", "401", "500", "429 for a second"),
+    indirect=["rig"],
+)
 async def test_a_refusal_of_a_chat_server(rig: Rig, behaviour: Behaviour) -> None:
     await play(rig, behaviour)
 
 
-@pytest.mark.parametrize("rig", [Way("messages", streaming=True)], indirect=True, ids=str)
-@pytest.mark.parametrize("behaviour", OF_ANTHROPIC, ids=str)
+@pytest.mark.parametrize(
+    ("behaviour", "rig"),
+    in_ways(
+        OF_ANTHROPIC,
+        [Way("messages", streaming=True)],
+        *("400", "404", "500", "429 for a second", "429 for minutes", "500 that is final"),
+    ),
+    indirect=["rig"],
+)
 async def test_a_refusal_of_anthropic(rig: Rig, behaviour: Behaviour) -> None:
     await play(rig, behaviour)
 
 
-@pytest.mark.parametrize("rig", WAYS, indirect=True, ids=str)
-@pytest.mark.parametrize("where", ["text", "tool", "block", "end"])
+@pytest.mark.parametrize(
+    ("where", "rig"), in_ways(["text", "tool", "block", "end"], WAYS, "text", "tool"), indirect=["rig"]
+)
 async def test_an_answer_that_breaks_off_is_asked_for_again(rig: Rig, where: Where) -> None:
     """Before the first byte to the agent by a status; after it the CLI drops what it has without a word."""
     retries = [] if rig.way.streaming else [529]

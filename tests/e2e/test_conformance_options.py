@@ -273,11 +273,19 @@ async def test_an_image_from_the_user(rig: Rig) -> None:
     assert data in json.dumps(ran.seen)
 
 
-HIGH = ["high", "qwen3-coder", "org/Model-7B:latest", "gpt-4o", "claude-sonnet-4-5[1m]", "opus"]
-LOW = ["low", "haiku", "claude-haiku-4-5"]
+MORE = pytest.mark.services
+NAMES = [
+    ("high", "big"),
+    ("org/Model-7B:latest", "big"),
+    ("claude-sonnet-4-5[1m]", "big"),
+    ("low", "small"),
+    ("claude-haiku-4-5", "small"),
+    *(pytest.param(name, "big", marks=MORE) for name in ("qwen3-coder", "gpt-4o", "opus")),
+    pytest.param("haiku", "small", marks=MORE),
+]
 
 
-@pytest.mark.parametrize(("model", "served"), [*((m, "big") for m in HIGH), *((m, "small") for m in LOW)])
+@pytest.mark.parametrize(("model", "served"), NAMES)
 async def test_a_model_of_any_name(rig: Rig, model: str, served: str) -> None:
     ran = await play(rig, Behaviour(name="name", model=model, script=[DONE]))
     assert [body["model"] for body in ran.seen] == [served]

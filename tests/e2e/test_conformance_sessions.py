@@ -8,7 +8,7 @@ import json
 import pytest
 
 from fakes.turns import Fail, Tool, Turn, bash, say, tool
-from support.cli import ATOMIC, CHAT_WAYS, MODEL, SESSION, WAYS, Rig, Way
+from support.cli import ATOMIC, MODEL, SESSION, WAYS, Rig, Way, in_ways
 from support.conformance import Behaviour, play
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
@@ -27,8 +27,10 @@ SUB = [say("Sub looking.", bash("ls")), say("Subagent report: found 1 file.")]
 @pytest.mark.parametrize(
     ("rig", "background"),
     [
-        *((way, None) for way in CHAT_WAYS),
-        *((Way("messages", streaming), None) for streaming in (False, True)),
+        (ATOMIC, None),
+        (Way("messages", streaming=True), None),
+        pytest.param(Way("chat", streaming=True), None, marks=pytest.mark.services),
+        pytest.param(Way("messages"), None, marks=pytest.mark.services),
         (ATOMIC, False),
         (ATOMIC, True),
     ],
@@ -68,7 +70,9 @@ async def test_a_subagent_of_the_small_model_is_answered_by_it(rig: Rig) -> None
     assert [body["model"] for body in ran.seen] == ["big", "small", "small", "big"]
 
 
-@pytest.mark.parametrize("rig", [ATOMIC, Way("messages")], indirect=True, ids=str)
+@pytest.mark.parametrize(
+    "rig", [ATOMIC, pytest.param(Way("messages"), marks=pytest.mark.services)], indirect=True, ids=str
+)
 async def test_resumed_continued_and_forked_sessions_go_on_where_the_last_one_ended(rig: Rig) -> None:
     rig.script(
         Turn(thinking="t1", tools=[bash("echo a")]), say("first"), say("second"), say("third"), say("fourth")
@@ -141,8 +145,11 @@ WINDOWS = [
 ]
 
 
-@pytest.mark.parametrize("rig", [ATOMIC, Way("messages")], indirect=True, ids=str)
-@pytest.mark.parametrize("behaviour", WINDOWS, ids=str)
+@pytest.mark.parametrize(
+    ("behaviour", "rig"),
+    in_ways(WINDOWS, [ATOMIC, Way("messages")], "a part of the window"),
+    indirect=["rig"],
+)
 async def test_compaction_by_the_tokens_that_the_server_counts(rig: Rig, behaviour: Behaviour) -> None:
     ran = await play(rig, behaviour)
     assert [node.branch for node in ran.nodes][-2:] == ["compaction", "main.1"]

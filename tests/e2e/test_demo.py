@@ -12,9 +12,9 @@ import pytest
 
 from understudy.train.loop.state import LoopDirectory
 
-from support import understudy
+from support import optional, understudy
 
-pytest.importorskip("torch")
+optional("torch")
 pytestmark = [
     pytest.mark.services,
     pytest.mark.e2e,
@@ -22,17 +22,16 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-DEMO = Path(__file__).parents[2] / "scripts" / "demo.py"
 SMALL = ("--tasks", "2", "--evaluated", "2", "--steps", "1", "--groups", "1", "--samples", "2", "--no-check")
 
 
 def test_the_demo_goes_through_and_its_rates_are_those_of_graded_rollouts(tmp_path: Path):
-    command = [sys.executable, DEMO, *SMALL, "--directory", tmp_path]
+    place = tmp_path / "demo"
+    command = [sys.executable, "-m", "understudy", "demo", *SMALL, "--output-dir", place]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rates = dict(re.findall(r"\] (untrained|after SFT|before GRPO|after GRPO) +([\d.]+) \(", done.stdout))
     assert list(rates) == ["untrained", "after SFT", "before GRPO", "after GRPO"]
-    place = tmp_path / "seed-1"
     state = LoopDirectory(place / "4-loop").load()
     assert state is not None
     runs = [place / "1-untrained", place / "3-sft", *(place / "4-loop" / each.run for each in state.evaluations)]

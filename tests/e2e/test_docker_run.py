@@ -14,52 +14,19 @@ from msgspec.structs import replace
 
 from understudy.store import Store
 from understudy.tasks.records import dump
-from understudy.types import Files, ImageTree, PytestChecks, SuiteChecks, Task
+from understudy.types import Task
 
 from fakes.openai import OpenAIModel
 from fakes.turns import ChatModel, MessagesModel, bash, say
-from support import UNDERSTUDY, calc_task, statuses, understudy, wait_for
-from support.docker_engine import Engine, instance_image
+from support import UNDERSTUDY, statuses, understudy, wait_for
+from support.docker_engine import Engine
+from support.grading import calc_instance
 
 pytestmark = [
     pytest.mark.services,
     pytest.mark.e2e,
     pytest.mark.usefixtures("claude_code"),
 ]
-
-ACTIVATE = "set -o pipefail\nsource /opt/miniconda3/bin/activate\nconda activate testbed"
-
-
-def instance(engine: Engine, number: int) -> Task:
-    """calc_task as an instance of SWE-bench is: its tree in an image, its hidden test a patch."""
-    task = calc_task(number)
-    assert isinstance(task.source, Files)
-    assert isinstance(task.checks, PytestChecks)
-    name = f"example__calc-{number}"
-    image = instance_image(engine, name, dict(task.source.files))
-    shown, hidden = (files["test_calc.py"].splitlines() for files in (task.source.files, task.checks.files))
-    removed, added = (
-        "".join(f"{sign}{line}\n" for line in lines) for sign, lines in (("-", shown), ("+", hidden))
-    )
-    header = f"--- a/test_calc.py\n+++ b/test_calc.py\n@@ -1,{len(shown)} +1,{len(hidden)} @@\n"
-    return Task(
-        instance_id=name,
-        repo=task.repo,
-        instruction=task.instruction,
-        source=ImageTree(image.base_commit),
-        image=image.name,
-        workdir="/testbed",
-        checks=SuiteChecks(
-            parser="parse_log_pytest",
-            command="pytest -rA test_calc.py",
-            fail_to_pass=task.checks.fail_to_pass,
-            pass_to_pass=task.checks.pass_to_pass,
-            files=("test_calc.py",),
-            test_patch=f"diff --git a/test_calc.py b/test_calc.py\n{header}{removed}{added}",
-            activate=ACTIVATE,
-        ),
-        gold_patch=f"diff --git a/calc.py b/calc.py\n{task.gold_patch}",
-    )
 
 
 def teach(server: ChatModel | MessagesModel, tasks: list[Task], *, solves: int) -> None:
@@ -85,7 +52,7 @@ WAYS: dict[str, tuple[type[ChatModel | MessagesModel], tuple[str, ...], dict[str
 @pytest.mark.parametrize("way", WAYS)
 async def test_solved_in_a_container_without_network(way: str, engine: Engine, tmp_path: Path):
     kind, options, env = WAYS[way]
-    out, tasks = tmp_path / "out", [instance(engine, number) for number in range(2)]
+    out, tasks = tmp_path / "out", [calc_instance(engine, number) for number in range(2)]
     dump(tasks, tmp_path / "tasks.jsonl")
     # The SDK's way is tried once, where it costs least.
     method = ("--run-method", "python") if way == "anthropic" else ()
@@ -126,7 +93,7 @@ def started(arguments: list[str]) -> subprocess.Popen[str]:
 
 async def test_killed_in_the_middle_and_continued(engine: Engine, tmp_path: Path):
     """What ended is not done again; what was cut off is, and its container is gone."""
-    out, tasks = tmp_path / "out", [instance(engine, number) for number in range(2)]
+    out, tasks = tmp_path / "out", [calc_instance(engine, number) for number in range(2)]
     dump(tasks, tmp_path / "tasks.jsonl")
     async with ChatModel() as server:
         teach(server, tasks, solves=2)
@@ -161,7 +128,7 @@ async def test_killed_in_the_middle_and_continued(engine: Engine, tmp_path: Path
 
 
 def test_an_image_that_is_not_there_is_named_and_the_others_run(engine: Engine, tmp_path: Path):
-    good = instance(engine, 0)
+    good = calc_instance(engine, 0)
     absent = replace(good, instance_id="example__gone-1", image="127.0.0.1:9/nobody/has.this:latest")
     dump([absent, good], tmp_path / "tasks.jsonl")
     options = ("--agent", "shell", "--agent-command", "true", "--tasks", tmp_path / "tasks.jsonl", "--json")
@@ -173,7 +140,7 @@ def test_an_image_that_is_not_there_is_named_and_the_others_run(engine: Engine, 
 
 
 def test_an_engine_that_is_down_is_said_at_once(engine: Engine, tmp_path: Path):
-    dump([instance(engine, 0)], tmp_path / "tasks.jsonl")
+    dump([calc_instance(engine, 0)], tmp_path / "tasks.jsonl")
     down = f"unix://{tmp_path}/no.sock"
     options = ("--agent", "shell", "--agent-command", "true", "--tasks", tmp_path / "tasks.jsonl")
     done = understudy("run", *options, "-o", tmp_path / "out", env={"DOCKER_HOST": down})

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -80,12 +81,14 @@ def test_blocks_whose_options_must_exist(page: str, text: str):
     """Those for other machines may have other commands too."""
     elsewhere = blocks("sh", "elsewhere")
     for line in text.replace("\\\n", "").strip().splitlines():
-        words = line.split()
+        words = shlex.split(line, comments=True)
+        if not words:
+            continue
         ours = words[:1] == ["understudy"] or (words[:2] == ["python", "-m"] and "understudy" in words[2])
         if (page, text) in elsewhere and not ours:
             continue
         assert ours, f"{page}: {line}"
-        count = 3 if words[0] == "python" or words[1] in ("export", "gateway", "tasks", "train") else 2
+        count = 3 if words[0] == "python" or "COMMAND [ARGS]" in usage(*words[:2]) else 2
         said = usage(*words[:count])
         for option in (word.partition("=")[0] for word in words[count:] if word.startswith("--")):
             assert re.search(rf"(?<![\w-]){option}(?![\w-])", said), f"{page}: {option}"

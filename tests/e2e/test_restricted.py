@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 PROMPT = "-- You mend “programs”.\nRead, then edit."
 
 
-@pytest.mark.parametrize("method", ["cli", "python"])
+@pytest.mark.parametrize("method", ["cli", pytest.param("python", marks=pytest.mark.services)])
 def test_only_the_tools_and_the_prompt_that_were_asked_for_reach_the_model(method: str, tmp_path: Path):
     dump([calc_task()], tmp_path / "tasks.jsonl")
     done = understudy(
@@ -51,3 +51,48 @@ def test_another_restriction_is_another_run(calc_tasks: Path, tmp_path: Path):
         assert done.returncode == 0, done.stderr
         runs.append(json.loads(done.stdout)["run_id"])
     assert runs[0] != runs[1] == runs[2]
+
+
+SERVER = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    result = {
+        "initialize": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+                       "serverInfo": {"name": "probe", "version": "1"}},
+        "tools/list": {"tools": [{"name": "look", "inputSchema": {"type": "object"}}]},
+    }.get(asked["method"])
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result or {}}), flush=True)
+"""
+
+
+def test_mcp_servers_and_settings_reach_the_agent(calc_tasks: Path, tmp_path: Path) -> None:
+    servers = {"mcpServers": {"probe": {"command": "python3", "args": ["-c", SERVER]}}}
+    (tmp_path / "mcp.json").write_text(json.dumps(servers))
+    (tmp_path / "settings.json").write_text(json.dumps({"permissions": {"deny": ["NotebookEdit"]}}))
+    done = understudy(
+        "run", "embedded", "--policy", "idle", "--tasks", calc_tasks, "--limit", "1", "-o", tmp_path / "out",
+        "--mcp-config", tmp_path / "mcp.json", "--settings", tmp_path / "settings.json", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with Store.open(tmp_path / "out", create=False) as store:
+        (rollout,) = store.runs.rollouts()
+        (attempt,) = store.runs.attempts(rollout.id)
+        offered = {
+            tool["name"]
+            for call in store.calls.of_attempt(attempt.id)
+            for tool in json.loads(call.request)["tools"]
+        }
+    assert "mcp__probe__look" in offered
+    assert "Bash" in offered and "NotebookEdit" not in offered
+
+
+@pytest.mark.parametrize("content", [None, "[]", "{"])
+def test_an_invalid_file_of_settings_is_refused(content: str | None, calc_tasks: Path, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "settings.json").write_text(content)
+    options = ("--settings", tmp_path / "settings.json")
+    done = understudy("run", "--policy", "idle", "--tasks", calc_tasks, "-o", tmp_path / "out", *options)
+    assert done.returncode == 2, done.stderr
+    assert "--settings" in done.stderr and "JSON object" in done.stderr

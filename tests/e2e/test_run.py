@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from understudy.model.process import start_server
 from understudy.model.scripted.tokenizer import scripted_tokenizer
 from understudy.store import Store
+from understudy.tasks.records import dump
 
-from support import understudy
+from support import calc_task, understudy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("claude_code", "isolation")]
 
@@ -23,17 +25,31 @@ def run(tasks: Path, output: Path, *options: str) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
-def test_policies_score_as_they_should_and_nothing_is_repeated(calc_tasks: Path, tmp_path: Path):
-    summary = run(calc_tasks, tmp_path / "out", "--policy", "oracle", "--samples", "2")
-    assert (summary["rollouts"], summary["solved"], summary["unsolved"]) == (8, 8, 0)
+ORACLE = ("--policy", "oracle", "--instance-ids", "calc-0,calc-1", "--samples", "2")
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, object]]:
+    """The tasks, the directory and the summary of a run of the oracle, which tests may read."""
+    directory = tmp_path_factory.mktemp("oracle")
+    tasks = directory / "tasks.jsonl"
+    dump([calc_task(number) for number in range(2)], tasks)
+    return tasks, directory / "out", run(tasks, directory / "out", *ORACLE)
+
+
+def test_policies_score_as_they_should_and_nothing_is_repeated(
+    oracle: tuple[Path, Path, dict[str, object]], tmp_path: Path
+):
+    tasks, out, summary = oracle
+    assert (summary["rollouts"], summary["solved"], summary["unsolved"]) == (4, 4, 0)
     assert summary["infrastructure_failures"] == 0
     for field in ("calls", "prompt_tokens", "completion_tokens"):
         assert int(str(summary[field])) > 0
-    again = run(calc_tasks, tmp_path / "out", "--policy", "oracle", "--samples", "2")
+    again = run(tasks, out, *ORACLE)
     assert {**again, "wall_s": 0} == {**summary, "wall_s": 0}
     for policy in ("wrong", "idle"):
-        summary = run(calc_tasks, tmp_path / policy, "--policy", policy, "--limit", "2")
-        assert (summary["rollouts"], summary["solved"], summary["unsolved"]) == (2, 0, 2)
+        summary = run(tasks, tmp_path / policy, "--policy", policy, "--limit", "1")
+        assert (summary["rollouts"], summary["solved"], summary["unsolved"]) == (1, 0, 1)
 
 
 async def test_the_embedded_model_is_asked_exactly_in_a_server_of_our_own_or_in_the_runs(
@@ -63,24 +79,27 @@ async def test_the_embedded_model_is_asked_exactly_in_a_server_of_our_own_or_in_
             assert call.audit is not None
 
 
+@pytest.mark.services  # four rollouts; tests/unit/model/test_policies.py asks the policy itself
 def test_flaky_is_right_as_often_as_it_is_told_and_the_same_each_time(calc_tasks: Path, tmp_path: Path):
-    options = ("--policy", "flaky", "--policy-arg", "p=0.5", "--samples", "2", "--seed", "3")
+    options = ("--policy", "flaky", "--policy-arg", "p=0.5", "--instance-ids", "calc-0,calc-1", "--seed", "3")
     first = run(calc_tasks, tmp_path / "a", *options)
     second = run(calc_tasks, tmp_path / "b", *options)
     assert first["solved"] == second["solved"]
-    assert 0 < int(str(first["solved"])) < 8
+    assert 0 < int(str(first["solved"])) < 2
 
 
-def test_the_dataset_holds_the_very_tokens_of_each_call(calc_tasks: Path, tmp_path: Path):
+def test_the_dataset_holds_the_very_tokens_of_each_call(
+    oracle: tuple[Path, Path, dict[str, object]], tmp_path: Path
+):
     datasets = pytest.importorskip("datasets")
     out = tmp_path / "out"
-    run(calc_tasks, out, "--policy", "oracle", "--limit", "2")
+    shutil.copytree(oracle[1], out)
     done = understudy("export", "hf", out, "--json")
     assert done.returncode == 0, done.stderr
     tokenizer = scripted_tokenizer()
     for task in ("calc-0", "calc-1"):
         rows = datasets.load_from_disk(str(out / f"dataset-{task}"))
-        assert [row["turn"] for row in rows] == list(range(len(rows)))
+        assert [row["turn"] for row in rows] == 2 * list(range(len(rows) // 2))
         for row in rows:
             assert row["repo"] == "example/calc"
             assert row["reward"] == 1.0
@@ -94,11 +113,9 @@ def test_the_dataset_holds_the_very_tokens_of_each_call(calc_tasks: Path, tmp_pa
         assert "agentlightning.annotation" in names
 
 
-def test_the_store_has_what_the_cli_saw(calc_tasks: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    run(calc_tasks, out, "--policy", "oracle", "--limit", "1")
-    with Store.open(out, create=False) as store:
-        (rollout,) = store.runs.rollouts()
+def test_the_store_has_what_the_cli_saw(oracle: tuple[Path, Path, dict[str, object]]):
+    with Store.open(oracle[1], create=False) as store:
+        rollout, *_ = store.runs.rollouts()
         (attempt,) = store.runs.attempts(rollout.id)
         calls = list(store.calls.of_attempt(attempt.id))
         logs = store.runs.logs(attempt.id)
@@ -113,11 +130,10 @@ def test_the_store_has_what_the_cli_saw(calc_tasks: Path, tmp_path: Path):
     assert not any(key in content for content in logs.values())
 
 
-def test_show_prints_the_story(calc_tasks: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    run(calc_tasks, out, "--policy", "oracle", "--limit", "1")
+def test_show_prints_the_story(oracle: tuple[Path, Path, dict[str, object]]):
+    out = oracle[1]
     listing = json.loads(understudy("show", "--dir", out, "--json").stdout)
-    rollout = listing["rollouts"][0]["id"]
+    rollout = next(each["id"] for each in listing["rollouts"] if each["task_id"] == "calc-0")
     text = understudy("show", rollout, "--dir", out).stdout
     for expected in ("calc-0", "Read", "Edit", "Bash", "return x + 1", "test_shift", "passed"):
         assert expected in text
@@ -125,8 +141,9 @@ def test_show_prints_the_story(calc_tasks: Path, tmp_path: Path):
 
 def test_another_agent_works_through_the_same_seam(calc_tasks: Path, tmp_path: Path):
     command = "cat > /dev/null; sed -i 's/return x - 1/return x + 1/' calc.py"
-    summary = run(calc_tasks, tmp_path / "out", "--agent", "shell", "--agent-command", command)
-    assert (summary["solved"], summary["unsolved"], summary["calls"]) == (1, 3, 0)
+    options = ("--agent", "shell", "--agent-command", command, "--instance-ids", "calc-0,calc-1")
+    summary = run(calc_tasks, tmp_path / "out", *options)
+    assert (summary["solved"], summary["unsolved"], summary["calls"]) == (1, 1, 0)
 
 
 def test_max_turns_ends_a_rollout_with_a_reward(calc_tasks: Path, tmp_path: Path):

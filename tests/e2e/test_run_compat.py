@@ -152,7 +152,17 @@ async def test_driven_by_the_sdk_inside_the_sandbox(tmp_path: Path):
 def test_what_is_missing_is_written_again_and_nothing_is_repeated(calc_tasks: Path, tmp_path: Path):
     out = tmp_path / "out"
     mend = "cat > /dev/null; sed -i 's/return x - 1/return x + 1/' calc.py"
-    arguments = ("run", "--agent", "shell", "--agent-command", mend, "--tasks", calc_tasks, "--limit", "2")
+    arguments = (
+        "run",
+        "--agent",
+        "shell",
+        "--agent-command",
+        mend,
+        "--tasks",
+        calc_tasks,
+        "--instance-ids",
+        "calc-0,calc-1",
+    )
     arguments = (*arguments, "-n", "2", "-o", out, "--json")
     assert understudy(*arguments).returncode == 0
     files = sorted(path for path in out.rglob("*") if path.is_file() and path.suffix != ".db")

@@ -12,11 +12,12 @@ from understudy.store import Store
 from understudy.trajectory.samples import merge
 from understudy.trajectory.tree import build
 
-from support import understudy
+from support import optional, understudy
 from support.tiny_model import make_model
 
-pytest.importorskip("torch")
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("claude_code", "isolation")]
+optional("torch")
+# Weights behind the CLI are in test_tiny_corpus.py as well; this run costs 14 s of CPU.
+pytestmark = [pytest.mark.e2e, pytest.mark.services, pytest.mark.usefixtures("claude_code", "isolation")]
 
 
 def test_a_random_model_fails_the_task_and_every_call_can_be_learned_from(
@@ -25,7 +26,8 @@ def test_a_random_model_fails_the_task_and_every_call_can_be_learned_from(
     weights, out = make_model(tmp_path / "model"), tmp_path / "out"
     done = understudy(
         "run", "embedded", "--weights", weights, "--tasks", calc_tasks, "--limit", "1", "--samples", "2",
-        "--max-turns", "2", "--temperature", "0.9", "--tools", "Read,Edit", "--system-prompt", "You mend code.",
+        "--max-turns", "2", "--answer-tokens", "100",
+        "--temperature", "0.9", "--tools", "Read,Edit", "--system-prompt", "You mend code.",
         "--output-dir", out, "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -21,6 +21,7 @@ from understudy.store import Store
 from fakes.vllm import FakeVLLM, Hang, Say, Step
 from support import until
 from support.serve import Served, gateway
+from support.view import viewing
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -65,6 +66,22 @@ def command_of(pid: int) -> bytes:
 def kept(tmp_path: Path, name: str = "me") -> list[Any]:
     with Store.open(tmp_path / "gateway", create=False) as store:
         return list(store.calls.of_attempt(f"client-{name}"))
+
+
+async def test_the_viewer_pauses_a_gateway_and_lets_it_go_on(tmp_path: Path) -> None:
+    async with serving(tmp_path, default=Say(text="here")) as rig, viewing(rig.served.directory) as client:
+        store = await client.store("gateway")
+        seen = await client.get(f"{store}/gateway")
+        assert (seen["reachable"], seen["paused"]) == (True, False), seen["note"]
+        assert (await client.post(f"{store}/gateway/pause", {"paused": True}))["stored"]
+        held = asyncio.create_task(rig.ask("hi"))
+        async with asyncio.timeout(30):
+            while (seen := await client.get(f"{store}/gateway"))["waiting"] != 1:
+                pass
+        assert seen["paused"] and not held.done()
+        assert (await client.post(f"{store}/gateway/pause", {"paused": False}))["stored"]
+        assert (await held)[0] == 200
+        assert not (await client.get(f"{store}/gateway"))["paused"]
 
 
 async def test_keys_open_their_own_client_until_they_expire_or_are_revoked(tmp_path: Path) -> None:

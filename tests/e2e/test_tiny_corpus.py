@@ -25,10 +25,10 @@ from understudy.wire.dialect import Branch
 from understudy.wire.model import ChatRequest
 
 from fakes.tokens import FakeTokens, Sample
-from support import understudy
+from support import optional, understudy
 from support.tiny import encode, make_model, make_tokenizer
 
-pytest.importorskip("torch")
+optional("torch")
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("claude_code", "isolation")]
 
 SEED = 5
@@ -141,7 +141,7 @@ async def test_the_gateway_asks_for_the_tokens_that_were_trained_on(tmp_path: Pa
 
 def test_weights_are_asked_with_the_same_tokens(tmp_path: Path) -> None:
     reader = make_model(tmp_path / "model", context=512)
-    run(1, tmp_path, "embedded", "--weights", tmp_path / "model")
+    run(1, tmp_path, "embedded", "--weights", tmp_path / "model", "--answer-tokens", "20")
     (task,) = make_functions(1, SEED, "held-out")
     prompt = calls_by_task(tmp_path / "out")[task.instance_id][0].prompt_token_ids or ()
     (conversation,) = conversations("leaves")

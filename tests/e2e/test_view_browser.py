@@ -5,22 +5,22 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, expect
 
 from understudy.store import Store
 
-from support import calc_task
+from support import calc_task, understudy
 from support.export import put_rollouts, wait
 from support.hostile import MARK, PAYLOADS, put_hostile_run, put_long_line
-from support.viewer import axe_source, browser_path, read, serving, store_ids
+from support.report import put_loop, solved
+from support.viewer import TIMEOUT_MS, Watched, axe_source, chromium, read, serving, store_ids
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 
 ARCHIVES = Path(__file__).parents[1] / "data/v0_1"
-TIMEOUT_MS = 60_000
 
 
 @pytest.fixture(scope="module")
@@ -48,53 +48,22 @@ def ids(url: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    path = browser_path()
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with chromium() as started:
         yield started
-        started.close()
-
-
-class Watched:
-    """A page of the viewer, and what it did that it must not: errors, dialogs, requests to other hosts."""
-
-    def __init__(self, browser: Browser, url: str, width: int = 1280) -> None:
-        self.url = url
-        self.faults: list[str] = []
-        self.page: Page = browser.new_page(viewport={"width": width, "height": 800})
-        self.page.set_default_timeout(TIMEOUT_MS)
-        self.page.on("pageerror", lambda error: self.faults.append(f"error {error}"))
-        self.page.on("console", self._log)
-        self.page.on("dialog", self._dismiss)
-        self.page.on("request", self._request)
-
-    def _log(self, message) -> None:
-        if message.type == "error":
-            self.faults.append(f"console {message.text}")
-
-    def _dismiss(self, dialog) -> None:
-        self.faults.append(f"dialog {dialog.message}")
-        dialog.dismiss()
-
-    def _request(self, request) -> None:
-        parts = urlsplit(request.url)
-        if parts.scheme in ("http", "https", "ws") and parts.netloc != urlsplit(self.url).netloc:
-            self.faults.append(f"request {request.url}")
-
-    def open(self, path: str) -> Page:
-        self.page.goto(self.url + path)
-        expect(self.page.locator("h1")).to_be_visible(timeout=TIMEOUT_MS)
-        expect(self.page.get_by_text("Loading…")).to_have_count(0, timeout=TIMEOUT_MS)
-        return self.page
-
-    def overflow(self) -> int:
-        """By how many pixels the page is wider than its window."""
-        return self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
 
 
 @pytest.fixture
 def watched(browser: Browser, url: str) -> Iterator[Watched]:
     seen = Watched(browser, url)
+    yield seen
+    seen.page.close()
+    assert not seen.faults
+
+
+@pytest.fixture
+def saved(browser: Browser) -> Iterator[Watched]:
+    """A page of a file, which may send no request at all."""
+    seen = Watched(browser, "file://")
     yield seen
     seen.page.close()
     assert not seen.faults
@@ -127,6 +96,8 @@ PAGES = {
     "calls": ("/s/{run}/r/{rollout}?view=calls", '"messages"'),
     "integrity": ("/s/{run}/r/{rollout}?view=integrity", "The grader has no evidence against the patch."),
     "loop": ("/s/{loop}", "Step 2"),
+    "report": ("/s/{loop}/report", "What to know of these figures"),
+    "report of two": ("/report?stores={run},{graded}", "What to know of these figures"),
     "conversations": ("/s/{sessions}", "18 conversations"),
     "states": ("/s/{sessions}/states", "63 states"),
     "pairs": ("/s/{graded}/pairs", "Chosen"),
@@ -284,3 +255,68 @@ def test_a_line_of_ten_megabytes_is_cut_on_the_screen_with_its_size(watched: Wat
     assert page.evaluate("document.querySelector('main').textContent.length") < 100_000
     assert page.evaluate("document.querySelectorAll('*').length") < 3_000
     assert watched.overflow() <= 0
+
+
+def exported(file: Path, *arguments: object) -> str:
+    done = understudy("view", "--export", file, *arguments, "--unredacted")
+    assert done.returncode == 0, done.stderr
+    return str(file)
+
+
+def test_an_exported_file_shows_the_same_pages(saved: Watched, stores: Path, tmp_path: Path):
+    page = saved.open(exported(tmp_path / "run.html", stores / "graded"))
+    expect(page.get_by_text("a saved copy")).to_be_visible()
+    expect(page.get_by_role("link", name="Tasks", exact=True)).to_be_visible()
+    expect(page.get_by_role("link", name="Redaction")).to_have_count(0)
+    page.get_by_role("searchbox").fill("x")
+    page.locator("tbody a").first.click()
+    expect(page.get_by_role("article", name="Turn 1")).to_be_visible()
+    page.keyboard.press("2")
+    expect(page.get_by_label("Segments")).to_be_visible()
+    page.keyboard.press("3")
+    expect(page.get_by_text("t.py::test").first).to_be_visible()
+    page.keyboard.press("4")
+    expect(page.get_by_text("Time in calls")).to_be_visible()
+    expect(page.get_by_role("link", name="Raw calls")).to_have_count(0)
+    address = page.url
+    assert "view=timing" in address
+    again = saved.open(address.removeprefix("file://"))
+    expect(again.get_by_text("Time in calls")).to_be_visible()
+
+
+def test_an_exported_loop_opens_at_its_curves(saved: Watched, stores: Path, tmp_path: Path):
+    page = saved.open(exported(tmp_path / "loop.html", stores / "loop"))
+    expect(page.get_by_text("Step 2").first).to_be_visible()
+
+
+def test_a_report_opens_with_its_judgement_and_leads_to_rollouts(saved: Watched, tmp_path: Path):
+    evaluations = [solved({f"task-{n}": (n < right, 1) for n in range(20)}) for right in (2, 17)]
+    metrics = [{"step": n, "loss": 1 / n} for n in (1, 2)]
+    loop = put_loop(tmp_path / "loop", evaluations, [solved({PAYLOADS[0]: (2, 4)})], metrics=metrics)
+    done = understudy("report", loop, "--output", tmp_path / "report.html")
+    assert done.returncode == 0, done.stderr
+    page = saved.open(str(tmp_path / "report.html"))
+    expect(page.get_by_text("Better, beyond chance")).to_be_visible()
+    expect(page.get_by_text("Solve rate", exact=True).first).to_be_visible()
+    assert saved.overflow() <= 0
+    page.evaluate(axe_source())
+    found = page.evaluate("axe.run({resultTypes: ['violations']}).then((result) => result.violations)")
+    assert not [each["id"] for each in found if each["impact"] in ("serious", "critical")]
+    page.get_by_role("link", name="step 0").click()
+    expect(page.get_by_text("20 rollouts", exact=True)).to_be_visible()
+    page.go_back()
+    page.get_by_role("link", name="Loop", exact=True).last.click()
+    expect(page.get_by_role("button", name="1", exact=True)).to_be_visible()
+
+
+def test_hostile_text_is_text_in_an_exported_file(saved: Watched, stores: Path, tmp_path: Path):
+    file = exported(tmp_path / "hostile.html", stores / "hostile")
+    page = saved.open(file)
+    store = page.url.partition("#")[2]
+    for number in range(len(PAYLOADS)):
+        view = HOSTILE_VIEWS[number % len(HOSTILE_VIEWS)]
+        page.goto(f"file://{file}#{store}/r/hostile-{number:02d}?view={'transcript' if view == 'calls' else view}")
+        expect(page.get_by_label("Views of the rollout")).to_be_visible()
+        expect(page.get_by_text("Loading…")).to_have_count(0)
+        assert page.locator("main script, main iframe, main object, main style, main form[action]").count() == 0
+        assert saved.overflow() <= 0 and not saved.faults, (number, view)

@@ -23,6 +23,18 @@ def weights_in(directory: Path) -> str:
     return file.read_bytes().decode()
 
 
+def refusal(status: int, message: str, kind: str) -> web.Response:
+    """An error as vLLM answers it."""
+    return web.json_response(
+        {"error": {"message": message, "type": kind, "param": None, "code": status}}, status=status
+    )
+
+
+def invalid(message: str) -> web.Response:
+    """What vLLM answers to a request without a field, or with one that is none of those allowed."""
+    return refusal(400, f"1 validation error:\n  {{'msg': {message!r}}}", "Bad Request")
+
+
 class Served:
     """A server of the routes of a class; `orders` are the paths that were called, with their bodies or queries."""
 
@@ -116,7 +128,7 @@ class FakeVLLMControl(Served):
     async def _pause(self, request: web.Request, _: Any) -> web.Response:
         self.mode = request.query.get("mode", "abort")
         if self.mode not in ("abort", "wait", "keep"):
-            return web.json_response({"error": f"Invalid pause mode: {self.mode}"}, status=400)
+            return invalid("Input should be 'abort', 'wait' or 'keep'")
         self.paused = True
         if self.mode != "keep":
             self.cached = None
@@ -133,8 +145,9 @@ class FakeVLLMControl(Served):
         self.loading(body["kwargs"]["weights_path"])
         try:
             self.weights = weights_in(Path(body["kwargs"]["weights_path"]))
-        except FileNotFoundError:
-            return web.Response(status=500, text="Internal Server Error")
+        except FileNotFoundError as error:
+            message = f"Call to collective_rpc method failed: Worker failed with error '{error}'"
+            return refusal(500, message, "InternalServerError")
         return web.json_response({"results": [None]})
 
     async def _reset(self, request: web.Request, _: Any) -> web.Response:
@@ -145,6 +158,8 @@ class FakeVLLMControl(Served):
         return web.json_response({"success": done})
 
     async def _name(self, _: web.Request, body: Any) -> web.Response:
+        if "new_version" not in body:
+            return invalid("Field required")
         self.version = body["new_version"]
         return web.json_response({"success": True, "new_version": self.version})
 
@@ -169,14 +184,16 @@ class FakeVLLMControl(Served):
         return web.json_response({"is_sleeping": self.paused or bool(self.asleep)})
 
     async def _lora(self, _: web.Request, body: Any) -> web.Response:
+        if not {"lora_name", "lora_path"} <= set(body):
+            return invalid("Field required")
         name = body["lora_name"]
         if name in self.adapters and not body.get("load_inplace"):
-            said = {"message": f"The lora adapter '{name}' has already been loaded.", "code": 400}
-            return web.json_response({"error": said}, status=400)
+            return refusal(400, f"The lora adapter '{name}' has already been loaded.", "InvalidUserInput")
         try:
             self.adapters[name] = weights_in(Path(body["lora_path"]))
         except FileNotFoundError:
-            return web.json_response({"error": {"message": "No adapter found", "code": 404}}, status=404)
+            message = f"Loading lora {name} failed: No adapter found for {body['lora_path']}"
+            return refusal(404, message, "NotFoundError")
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
     async def _world(self, *_: Any) -> web.Response:

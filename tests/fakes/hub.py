@@ -1,14 +1,16 @@
-"""The Hugging Face Hub on loopback, as far as its library's upload of a dataset needs it."""
+"""The Hugging Face Hub on loopback, as far as its library needs it to upload a dataset and to download a model."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+COMMIT = "c" * 40
 _LARGE = 2_000
 """Files of more bytes go by LFS, as on the hub those of more than 10 MB do."""
 
@@ -16,7 +18,9 @@ _LARGE = 2_000
 class Hub:
     """Holds datasets: their files, whether they are private, and how often each was committed to.
 
-    Who has not `token` is refused. While `broken` is true, what goes by LFS is stored, and the commit after it
+    `models` are repositories that anybody may download: their files. `wrong_sha256` is what is told of a file in
+    the place of its true hash. Who has not `token` is refused a dataset. While `broken` is true, what goes by LFS
+    is stored, and the commit after it
     fails.
     """
 
@@ -29,6 +33,8 @@ class Hub:
         self.stored: dict[str, bytes] = {}
         self.sent: list[str] = []
         self.asked: list[str] = []
+        self.models: dict[str, dict[str, bytes]] = {}
+        self.wrong_sha256: dict[str, str] = {}
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -42,6 +48,9 @@ class Hub:
                         body += self.rfile.read(size)
                         self.rfile.readline()
                     self.rfile.readline()
+                if (file := hub._model_file(self.path)) is not None:
+                    self._send_file(file)
+                    return
                 status, answer = hub._answer(self, body)
                 data = json.dumps(answer).encode()
                 self.send_response(status)
@@ -52,7 +61,17 @@ class Hub:
                 self.end_headers()
                 self.wfile.write(data)
 
-            do_GET = do_POST = do_PUT = _do
+            def _send_file(self, file: bytes) -> None:
+                hub.asked.append(f"{self.command} {self.path}")
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(file)))
+                self.send_header("ETag", f'"{hashlib.sha256(file).hexdigest()}"')
+                self.send_header("X-Repo-Commit", COMMIT)
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(file)
+
+            do_GET = do_HEAD = do_POST = do_PUT = _do
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
@@ -68,6 +87,22 @@ class Hub:
         self._server.shutdown()
         self._server.server_close()
 
+    def _model_file(self, path: str) -> bytes | None:
+        match = re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path.partition("?")[0])
+        return self.models.get(match[1], {}).get(match[2]) if match else None
+
+    def _model(self, name: str) -> tuple[int, Any]:
+        if name not in self.models:
+            return 404, {"error": "Repository not found"}
+        siblings: list[dict[str, Any]] = []
+        for file, data in self.models[name].items():
+            about: dict[str, Any] = {"rfilename": file, "size": len(data), "blobId": "0" * 40}
+            if len(data) > _LARGE:
+                sha256 = self.wrong_sha256.get(file, hashlib.sha256(data).hexdigest())
+                about["lfs"] = {"sha256": sha256, "size": len(data), "pointerSize": 130}
+            siblings.append(about)
+        return 200, {"id": name, "sha": COMMIT, "private": False, "tags": ["license:mit"], "siblings": siblings}
+
     def _answer(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, Any]:
         path = request.path.partition("?")[0]
         self.asked.append(f"{request.command} {path}")
@@ -75,6 +110,8 @@ class Hub:
             self.stored[path.removeprefix("/lfs/")] = body
             self.sent.append(path.removeprefix("/lfs/"))
             return 200, {}
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path):
+            return self._model(match[1])
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             return 401, {"error": "Invalid username or password."}
         if path == "/api/repos/create":

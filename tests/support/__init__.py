@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import importlib
+import importlib.util
 import os
 import resource
 import shutil
@@ -18,6 +20,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,7 +169,7 @@ def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str], secon
         time.sleep(0.05)
 
 
-async def until(happened: Callable[[], object], seconds: float = 30) -> None:
+async def until(happened: Callable[[], object], seconds: float = 60) -> None:
     """Wait for what happens behind a socket, or in another process."""
     async with asyncio.timeout(seconds):
         while not happened():  # noqa: ASYNC110
@@ -187,3 +190,24 @@ def require(problems: list[str]) -> None:
         pytest.fail("; ".join(problems))
     if problems:
         pytest.skip("; ".join(problems))
+
+
+class LazyModule:
+    """A module that is imported when a name of it is first used.
+
+    Every process that runs tests imports all files of tests, and few of them need torch and what stands on it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+def optional(*names: str) -> Any:
+    """The first of these packages, imported when it is used; the file's tests are skipped where one is missing."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"could not import {missing[0]!r}", allow_module_level=True)
+    return LazyModule(names[0])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import torch
-
 from understudy.model.causal.engine import CausalEngine, SamplingRequest, SamplingResult
+
+from support import LazyModule
+
+torch: Any = LazyModule("torch")
 
 
 def ask(prompt: list[int], limit: int = 24, **more: Any) -> SamplingRequest:

@@ -59,6 +59,25 @@ WAYS = [
 ]
 
 
+def in_ways(cases: Sequence[Any], ways: Sequence[Any], *also: str) -> list[Any]:
+    """Each case in each way, as parameters `case` and `rig`: a CLI that starts costs a second.
+
+    `make test` has every case in the first way, unless there is but one, and those whose names are in `also`.
+    """
+    pairs = [
+        (case, getattr(way, "values", (way,))[0], getattr(way, "marks", ())) for case in cases for way in ways
+    ]
+    return [
+        pytest.param(
+            case,
+            way,
+            marks=marks if (len(ways) > 1 and way == ways[0]) or str(case) in also else pytest.mark.services,
+            id=f"{case}-{way}",
+        )
+        for case, way, marks in pairs
+    ]
+
+
 @dataclass(kw_only=True)
 class Ran:
     """What one process of the CLI did, and what the gateway and the model saw of it meanwhile."""
@@ -234,6 +253,7 @@ def environment(home: Path, socket: Path, key: str) -> dict[str, str]:
         "CLAUDE_CONFIG_DIR": str(home / ".claude"),
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "SHELL": "/bin/bash",
+        "BUN_JSC_useConcurrentGC": "0",
         "IS_SANDBOX": "1",
         "ANTHROPIC_UNIX_SOCKET": str(socket),
         "ANTHROPIC_BASE_URL": "http://localhost",

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from understudy.grade.gate import GatedPatch, gate
-from understudy.types import Files, SuiteChecks, Task
+from understudy.types import Files, ImageTree, PytestChecks, SuiteChecks, Task
+
+from support import calc_task
+from support.docker_engine import Engine, instance_image
 
 
 def diff(after: Mapping[str, str | None], before: Mapping[str, str]) -> str:
@@ -109,3 +112,38 @@ def gate_of(patch: bytes, task: Task) -> GatedPatch:
     """The patch after the gate, for a task whose tree is given as files."""
     tree = task.source.files if isinstance(task.source, Files) else {}
     return gate(patch, task, _laid(tuple(tree.items())))
+
+
+_ACTIVATE = "set -o pipefail\nsource /opt/miniconda3/bin/activate\nconda activate testbed"
+
+
+def calc_instance(engine: Engine, number: int) -> Task:
+    """calc_task as an instance of SWE-bench is: its tree in an image, its hidden test a patch."""
+    task = calc_task(number)
+    assert isinstance(task.source, Files)
+    assert isinstance(task.checks, PytestChecks)
+    name = f"example__calc-{number}"
+    image = instance_image(engine, name, dict(task.source.files))
+    shown, hidden = (files["test_calc.py"].splitlines() for files in (task.source.files, task.checks.files))
+    removed, added = (
+        "".join(f"{sign}{line}\n" for line in lines) for sign, lines in (("-", shown), ("+", hidden))
+    )
+    header = f"--- a/test_calc.py\n+++ b/test_calc.py\n@@ -1,{len(shown)} +1,{len(hidden)} @@\n"
+    return Task(
+        instance_id=name,
+        repo=task.repo,
+        instruction=task.instruction,
+        source=ImageTree(image.base_commit),
+        image=image.name,
+        workdir="/testbed",
+        checks=SuiteChecks(
+            parser="parse_log_pytest",
+            command="pytest -rA test_calc.py",
+            fail_to_pass=task.checks.fail_to_pass,
+            pass_to_pass=task.checks.pass_to_pass,
+            files=("test_calc.py",),
+            test_patch=f"diff --git a/test_calc.py b/test_calc.py\n{header}{removed}{added}",
+            activate=_ACTIVATE,
+        ),
+        gold_patch=f"diff --git a/calc.py b/calc.py\n{task.gold_patch}",
+    )

@@ -38,6 +38,8 @@ LOGS = {
     "openhands_v0_output.jsonl": "openhands",
     "openhands_v0_store": "openhands",
     "openhands_v1": "openhands-v1",
+    "pi.jsonl": "pi",
+    "qwen_code.jsonl": "qwen-code",
     "sweagent.traj": "swe-agent",
     "swesmith.jsonl": "swe-smith",
 }

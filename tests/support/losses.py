@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from understudy.train.options import DPOOptions, GRPOOptions
+from understudy.train.options import DistillOptions, DPOOptions, GRPOOptions
 
 Rows = list[list[float]]
 
@@ -23,6 +23,7 @@ class Batch(Struct):
     mask: list[list[int]]
     advantages: list[float]
     owner: list[int]
+    teacher: Rows | None = None
 
 
 def plain_policy_loss(batch: Batch, options: GRPOOptions, frozen: Rows | None = None) -> float:
@@ -35,13 +36,16 @@ def plain_policy_loss(batch: Batch, options: GRPOOptions, frozen: Rows | None = 
     rollouts = sum(1 for length in lengths.values() if length)
     total = 0.0
     for s, owner in enumerate(batch.owner):
-        gain = batch.advantages[owner]
         sampled = [t for t, one in enumerate(batch.mask[s]) if one]
         if not sampled:
             continue
         gaps = [batch.logprobs[s][t] - batch.old[s][t] for t in sampled]
         for t in sampled:
             now, old = batch.logprobs[s][t], batch.old[s][t]
+            gain = batch.advantages[owner]
+            if batch.teacher is not None and isinstance(options, DistillOptions):
+                likelier = batch.teacher[s][t] - old
+                gain = options.reward_coefficient * gain + options.teacher_coefficient * likelier
             if options.loss == "cispo":
                 weight = min(max(math.exp(frozen[s][t] - old), 1 - low), 1 + high)
                 loss = -weight * gain * now

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy.store import Store
+from understudy.store.tokens import TokenIds, pack_ids
 from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, StepState, version_name
 from understudy.types import (
     Call,
@@ -136,8 +137,9 @@ def put_loop(
     *,
     metrics: Iterable[Mapping[str, object]] = (),
     planned: int | None = None,
+    asynchronous: bool = False,
 ) -> Path:
-    """A loop that was evaluated before its first step, and after every one."""
+    """A loop that was evaluated before its first step, and after every one; asynchronous, its steps are stale."""
     directory = LoopDirectory(root)
     of_evaluations: list[Evaluation] = []
     for number, ends in enumerate(evaluations):
@@ -168,6 +170,7 @@ def put_loop(
                 tasks=tuple(ends),
                 collected=len(given),
                 solved=sum(reward >= 1 for reward in given),
+                staleness=int(asynchronous and number > 1),
             )
         )
     last = version_name(max(len(steps), 0))
@@ -181,6 +184,7 @@ def put_loop(
             samples=4,
             manner={"temperature": 0.7},
             trainer={"learning_rate": 1e-4},
+            asynchronous=asynchronous,
         )
     )
     state = LoopState(version=last, weights="w", steps=tuple(of_steps), evaluations=tuple(of_evaluations))
@@ -188,6 +192,54 @@ def put_loop(
     lines = b"".join(msgspec.json.encode(row) + b"\n" for row in metrics)
     (root / "metrics.jsonl").write_bytes(lines)
     return root
+
+
+_COMPACTED = 50
+
+
+def put_long(directory: Path, turns: int, *, characters: int = 20_000, tokens: int = 5_000) -> Path:
+    """A run of one rollout with so many turns: a tool call with a long result in each, compactions between.
+
+    Each turn adds so many characters and tokens to the prompt.
+    """
+    text = "".join(f"line {number} of what a tool has printed\n" for number in range(characters // 36))
+    sampled = pack_ids(tuple(range(1_000, 1_100)))
+    asked = pack_ids(tuple(range(2_000, 2_000 + tokens)))
+    tools = msgspec.json.encode(
+        [{"name": f"tool{n}", "description": text[:2_000], "input_schema": {}} for n in range(20)]
+    )
+    with Store.open(directory) as store:
+        store.runs.create("run1", {}).result()
+        store.runs.add_tasks("run1", [_task("calc-0")]).result()
+        store.runs.create_rollouts("run1", [("long", "calc-0", 0)]).result()
+        attempt = store.runs.start_attempt("long").result()
+        store.runs.mark_running(attempt.id).result()
+        messages: list[bytes] = []
+        ids, count, parent = b"", 0, None
+        for turn in range(turns):
+            if turn % _COMPACTED == 0:
+                summary = f"This session is being continued from a previous conversation, part {turn}."
+                messages = [msgspec.json.encode({"role": "user", "content": summary if turn else "Mend it."})]
+                ids, count, parent = b"", 0, None
+            use = {"type": "tool_use", "id": f"t{turn}", "name": "Bash", "input": {"command": f"cat part{turn}"}}
+            answer = {"role": "assistant", "content": [{"type": "text", "text": f"I look at part {turn}."}, use]}
+            ids, count = ids + asked, count + tokens
+            call = Call(
+                id=f"c{turn}", attempt_id=attempt.id, sequence=turn, dialect="anthropic", requested_model="m",
+                backend="b", backend_model="m", request=b'{"model":"m","system":"S","tools":%b,"messages":[%b]}'
+                % (tools, b",".join(messages)),
+                response=msgspec.json.encode({"id": f"m{turn}", "type": "message", **answer}), status="ok",
+                started_at=float(turn), ended_at=turn + 0.5, parent_id=parent, session_id="s",
+                prompt_token_ids=TokenIds(ids, count), completion_token_ids=TokenIds(sampled, 100),
+                logprobs=(-0.5,) * 100,
+            )  # fmt: skip
+            written = store.calls.append(call)
+            result = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": f"part {turn}\n{text}"}
+            messages += [msgspec.json.encode(answer), msgspec.json.encode({"role": "user", "content": [result]})]
+            ids, count, parent = ids + sampled, count + 100, call.id
+            if turn % _COMPACTED == _COMPACTED - 1:
+                written.result()
+    return directory
 
 
 def _counted(ends: Sequence[End]) -> tuple[int, int]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from understudy.types import Call, CallStatus, ErrorInfo, Usage
 
 RECORDINGS = Path(__file__).parents[2].parent / "shared" / "claude-code-traffic"
@@ -103,6 +105,17 @@ class Session:
         return call
 
 
+def as_chat(call: Call, messages: Sequence[dict[str, Any]], answer: str) -> Call:
+    """A call as a client of chat completions makes it."""
+    choice = {"message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}
+    return msgspec.structs.replace(
+        call,
+        dialect="openai-chat",
+        request=json.dumps({"model": "m", "messages": list(messages)}).encode(),
+        response=json.dumps({"choices": [choice]}).encode(),
+    )
+
+
 def recordings() -> list[str]:
     """The names of the recordings of the real CLI; none where they are not at hand."""
     return sorted(path.stem for path in RECORDINGS.glob("*.jsonl"))
@@ -173,3 +186,22 @@ def _message(response: dict[str, Any]) -> dict[str, Any] | None:
         except ValueError:
             blocks[index]["input"] = {"__unparsedToolInput": source}
     return None if message is None else {**message, "content": [blocks[index] for index in sorted(blocks)]}
+
+
+def branching(attempt_id: str = "ignored") -> Session:
+    """A subagent, a rewritten history, a compaction, a retry in vain, tokens that go on and that do not."""
+    talk = Session(attempt_id)
+    ask = user(text("Mend it."))
+    task = tool_use("t1", name="Task", prompt="Look for the fault.")
+    talk.ask([ask], [text("I ask."), task], prompt=[1, 2], completion=[3, 4], logprobs=[-0.5, -0.25], policy="v1")
+    talk.ask([user(text("Look for the fault."))], [text("Line 3.")], agent="a1", prompt=[9], completion=[8])
+    went = [ask, assistant(text("I ask."), task), user(tool_result("t1", "Line 3."))]
+    talk.ask(went, None, status="error")
+    talk.ask(went, [text("So I change it.")], prompt=[1, 2, 3, 4, 5], completion=[6], logprobs=[-1.0], policy="v2")
+    more = [*went, assistant(text("So I change it.")), user(text("And the tests?"))]
+    talk.ask(more, [text("They pass.")], prompt=[1, 2, 7, 4, 5, 6, 7], completion=[300_000], policy="v2")
+    summing = user(text("Your task is to create a detailed summary of the conversation so far."))
+    talk.ask([*more, assistant(text("They pass.")), summing], [text("<summary>All of it.</summary>")])
+    on = user(text("This session is being continued from a previous conversation. All of it."))
+    talk.ask([on], [text("I go on. " + "x" * 9_000)], prompt=[1], completion=[2])
+    return talk

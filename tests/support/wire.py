@@ -177,7 +177,9 @@ def settled(text: str) -> str:
     numbers: dict[str, str] = {}
     text = re.sub(r"(call_[a-z])_n\d+", r"\1", text)
     text = re.sub(
-        r"(?<=[a-z]_|l-)[0-9a-f]{24}", lambda id_: numbers.setdefault(id_[0], f"<id {len(numbers) + 1}>"), text
+        r"(?<=[a-z]_|l-)[0-9a-f]{24}|(?<=[: \\]\")[0-9a-f]{24}(?=\\?\")",
+        lambda id_: numbers.setdefault(id_[0], f"<id {len(numbers) + 1}>"),
+        text,
     )
     text = re.sub(r'"(created|created_at)":1\d{9}', r'"\1":0', text)
     return re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "understudy"
-MODULES = {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
+PATHS = sorted(SOURCE.rglob("*.py"))
 
 VAGUE = {"found", "said", "told", "known", "kept", "given", "place", "words", "made", "begun", "way"}
 """Names that say how a value came to be here instead of what it is."""
@@ -23,7 +24,12 @@ def dotted(path: Path) -> str:
     return ".".join(("understudy", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
 
 
-NAMES = {dotted(path) for path in MODULES}
+NAMES = {dotted(path) for path in PATHS}
+
+
+@functools.cache
+def parsed() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in PATHS}
 
 
 def statements(tree: ast.AST) -> Iterator[ast.AST]:
@@ -62,7 +68,7 @@ def assigned(tree: ast.Module) -> Iterator[str]:
 
 
 def test_no_imports_in_a_circle():
-    graph = {dotted(path): imports(tree) - {dotted(path)} for path, tree in MODULES.items()}
+    graph = {dotted(path): imports(tree) - {dotted(path)} for path, tree in parsed().items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -71,7 +77,7 @@ def test_no_imports_in_a_circle():
 
 def test_a_class_name_stands_for_one_thing():
     modules: defaultdict[str, list[str]] = defaultdict(list)
-    for path, tree in MODULES.items():
+    for path, tree in parsed().items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 modules[node.name.lstrip("_")].append(dotted(path))
@@ -81,7 +87,7 @@ def test_a_class_name_stands_for_one_thing():
 def test_names_say_what_they_stand_for():
     names = Counter[str]()
     vague = Counter[str]()
-    for path, tree in MODULES.items():
+    for path, tree in parsed().items():
         for name in assigned(tree):
             names[name] += 1
             if name.strip("_") in VAGUE:
@@ -92,7 +98,7 @@ def test_names_say_what_they_stand_for():
 def test_functions_have_at_most_twelve_parameters():
     wide = [
         f"{dotted(path)}:{node.lineno} {node.name}"
-        for path, tree in MODULES.items()
+        for path, tree in parsed().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs) > 12
@@ -101,11 +107,11 @@ def test_functions_have_at_most_twelve_parameters():
 
 
 def test_modules_have_at_most_six_hundred_lines():
-    assert {dotted(path) for path in MODULES if path.read_text().count("\n") > 600} == set()
+    assert {dotted(path) for path in PATHS if path.read_text().count("\n") > 600} == set()
 
 
 def test_every_module_says_what_it_is_for():
-    assert {dotted(path) for path, tree in MODULES.items() if not ast.get_docstring(tree)} == set()
+    assert {dotted(path) for path, tree in parsed().items() if not ast.get_docstring(tree)} == set()
 
 
 def named_in_the_map() -> Iterator[tuple[str, str]]:
@@ -130,7 +136,7 @@ def test_the_map_names_what_exists():
 
 def test_lock_files_name_no_package_index():
     locks = sorted((ROOT / "requirements").glob("*.txt"))
-    assert [path.name for path in locks] == ["base.txt", "node.txt", "train.txt"]
+    assert [path.name for path in locks] == ["base.txt", "docs.txt", "node.txt", "train.txt"]
     for path in locks:
         text = path.read_text()
         assert "://" not in text and "--index-url" not in text and "--find-links" not in text

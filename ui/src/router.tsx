@@ -10,6 +10,7 @@ import { source } from "./api/source";
 import { Empty } from "./components/marks";
 import { Shell } from "./components/Shell";
 import { PairsView } from "./pages/pairs/PairsView";
+import { ReportPage, StoreReport } from "./pages/report/ReportView";
 import { RolloutPage } from "./pages/rollout/RolloutPage";
 import { RunsPage } from "./pages/runs/RunsPage";
 import { RedactionView } from "./pages/sessions/RedactionView";
@@ -38,23 +39,31 @@ const store = createRoute({ getParentRoute: () => root, path: "/s/$store", compo
 const storeIndex = createRoute({ getParentRoute: () => store, path: "/", component: StoreIndex });
 const grid = createRoute({ getParentRoute: () => store, path: "/grid", component: GridView });
 const health = createRoute({ getParentRoute: () => store, path: "/health", component: HealthView });
+const storeReport = createRoute({ getParentRoute: () => store, path: "/report", component: StoreReport });
 const scatter = createRoute({ getParentRoute: () => store, path: "/scatter", component: ScatterView });
 const compare = createRoute({ getParentRoute: () => store, path: "/compare", component: CompareView });
 const pairs = createRoute({ getParentRoute: () => store, path: "/pairs", component: PairsView });
 const states = createRoute({ getParentRoute: () => store, path: "/states", component: StatesView });
 const redaction = createRoute({ getParentRoute: () => store, path: "/redaction", component: RedactionView });
+const report = createRoute({ getParentRoute: () => root, path: "/report", component: ReportPage });
 const group = createRoute({ getParentRoute: () => root, path: "/s/$store/task/$task", component: GroupPage });
 const rollout = createRoute({ getParentRoute: () => root, path: "/s/$store/r/$rollout", component: RolloutPage });
+
+/** A file has no paths of its own: the page's path is in the fragment there. */
+function createFileHistory() {
+  if (window.location.hash === "") window.history.replaceState(null, "", `#${source.start}`);
+  return createHashHistory();
+}
 
 export const router = createRouter({
   routeTree: root.addChildren([
     runs,
-    store.addChildren([storeIndex, grid, scatter, health, compare, pairs, states, redaction]),
+    report,
+    store.addChildren([storeIndex, grid, storeReport, scatter, health, compare, pairs, states, redaction]),
     group,
     rollout,
   ]),
-  // A file has no paths of its own: the page's path is in the fragment there.
-  history: source.isServer ? createBrowserHistory() : createHashHistory(),
+  history: source.isServer ? createBrowserHistory() : createFileHistory(),
   parseSearch,
   stringifySearch,
 });

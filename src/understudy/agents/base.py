@@ -51,6 +51,10 @@ class Agent(Protocol):
     name: ClassVar[str]
     version: ClassVar[str | None]
     """The version of the program that is run; None where it is not known."""
+    limits_turns: ClassVar[bool]
+    """Whether it heeds the job's `max_turns`; else the gateway ends it after so many calls."""
+    needs_model: ClassVar[bool]
+    """Whether it cannot have worked when it never asked the model: then that is a fault, and nothing is graded."""
 
     def problems(self) -> list[str]:
         """Why this agent cannot run here, each with what to do about it; empty when it can."""
@@ -78,6 +82,8 @@ class ShellAgent:
 
     name: ClassVar[str] = "shell"
     version: ClassVar[str | None] = None
+    limits_turns: ClassVar[bool] = True
+    needs_model: ClassVar[bool] = False
 
     def __init__(self, command: str = "") -> None:
         self._command = command

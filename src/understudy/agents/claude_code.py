@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import re
-import tarfile
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -12,7 +10,10 @@ import msgspec
 import orjson
 
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentOutcome, AgentResult
-from understudy.agents.claude_install import binary_path, is_installed, sdk_command, sdk_problems, sdk_runtime
+from understudy.agents.claude_install import sdk_command, sdk_directories
+from understudy.agents.packaged import tar_members
+from understudy.agents.packages import AGENT_PACKAGES, AgentPackage
+from understudy.agents.runtimes import runtime_problems
 from understudy.agents.session_log import compare_session_log
 from understudy.config import CLAUDE_CODE_VERSION, cache_dir
 from understudy.errors import ConfigError, SandboxError
@@ -21,13 +22,16 @@ from understudy.trajectory.tree import build
 from understudy.types import Call, Finding
 
 _BINARY = "/opt/understudy/claude"
-_RUNTIME = "/opt/understudy/claude-sdk"
+_PYTHON = "/opt/understudy/python"
+_SDK = "/opt/understudy/claude-sdk"
 
 RUN_METHODS = ("cli", "python")
 """How Claude Code is driven: as a command of its own, or by its Python SDK."""
 
 _ENVIRONMENT = {
     "ANTHROPIC_BASE_URL": "http://localhost",
+    # Its runtime collects garbage beside the program otherwise, which costs a sixth of the CPU time of a start.
+    "BUN_JSC_useConcurrentGC": "0",
     # A changing billing block at the head of the system prompt would break every prefix cache.
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -60,10 +64,15 @@ class _StreamEvent(msgspec.Struct):
 
 
 class ToolRestriction(msgspec.Struct, frozen=True):
-    """What is left of Claude Code: only these tools, where any are named, and another system prompt."""
+    """What is left of Claude Code: only these tools, where any are named, and another system prompt.
+
+    `mcp_config` and `settings` are JSON that it is started with; "" for none.
+    """
 
     tools: tuple[str, ...] = ()
     system_prompt: str = ""
+    mcp_config: str = ""
+    settings: str = ""
 
 
 class ClaudeCode:
@@ -71,12 +80,15 @@ class ClaudeCode:
 
     `run_method` is one of `RUN_METHODS`. `open_file_limit` bounds the files that each of its processes may have
     open. `tools` are the only built-in tools it has, separated by commas, and `system_prompt` stands in the place
-    of its own: a small model reads less. With `debug` its own debug log is among the logs. Raises ConfigError for
+    of its own: a small model reads less. `mcp_config` and `settings` are JSON objects: MCP servers, and settings
+    that are laid over those of the run. With `debug` its own debug log is among the logs. Raises ConfigError for
     other values.
     """
 
     name: ClassVar[str] = "claude-code"
     version: ClassVar[str | None] = CLAUDE_CODE_VERSION
+    limits_turns: ClassVar[bool] = True
+    needs_model: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -85,6 +97,8 @@ class ClaudeCode:
         tools: str = "",
         system_prompt: str = "",
         debug: str = "",
+        mcp_config: str = "",
+        settings: str = "",
     ) -> None:
         if run_method not in RUN_METHODS:
             raise ConfigError(f"unknown run method {run_method!r}; expected one of: {', '.join(RUN_METHODS)}")
@@ -94,30 +108,34 @@ class ClaudeCode:
         names = tuple(name.strip() for name in tools.split(",")) if tools else ()
         if any(re.fullmatch(r"\w+", name) is None for name in names):
             raise ConfigError(f"tools: expected names separated by commas, as in Read,Edit, got {tools!r}")
-        self._restriction = ToolRestriction(names, system_prompt)
+        if self._by_sdk and (mcp_config or settings):
+            raise ConfigError(
+                "--mcp-config, --settings: unsupported with --run-method python; use --run-method cli"
+            )
+        self._restriction = ToolRestriction(names, system_prompt, mcp_config, settings)
         self._open_file_limit = open_file_limit
         self._debug = bool(debug)
+        self.package: AgentPackage = AGENT_PACKAGES[self.name]
 
     def problems(self) -> list[str]:
         """Why Claude Code cannot run here; empty when it can."""
-        try:
-            binary = binary_path()
-        except ConfigError as error:
-            return [str(error)]
-        problems = (
-            [] if is_installed(binary) else [f"Claude Code is not fetched yet ({binary}); run: understudy setup"]
-        )
-        return problems + (sdk_problems() if self._by_sdk else [])
+        problems = self.package.problems()
+        if self._by_sdk:
+            problems += [f"--run-method python: {problem}; use --run-method cli" for problem in runtime_problems()]
+        return problems
 
     def mounts(self) -> tuple[Mount, ...]:
         """The CLI's binary, and what drives it. Raises ConfigError when it has not been fetched.
 
-        The Python that drives it is made at the first call, which takes its time.
+        What drives it is made at the first call, which takes its time.
         """
         if problems := self.problems():
             raise ConfigError(problems[0])
-        binary = Mount(binary_path(), _BINARY)
-        return (binary, Mount(sdk_runtime(cache_dir()), _RUNTIME)) if self._by_sdk else (binary,)
+        binary = Mount(self.package.program_path(self.package.directory()), _BINARY)
+        if not self._by_sdk:
+            return (binary,)
+        python, sdk = sdk_directories(cache_dir())
+        return binary, Mount(python, _PYTHON), Mount(sdk, _SDK)
 
     async def run(self, sandbox: Sandbox, job: AgentJob) -> AgentResult:
         """Run Claude Code on the instruction to its end or the job's wall-clock limit."""
@@ -162,6 +180,8 @@ def _cli_command(
     argv += ["--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"]
     argv += ["--tools", ",".join(restriction.tools)] if restriction.tools else []
     argv += ["--system-prompt", restriction.system_prompt] if restriction.system_prompt else []
+    argv += ["--mcp-config", restriction.mcp_config, "--strict-mcp-config"] if restriction.mcp_config else []
+    argv += ["--settings", restriction.settings] if restriction.settings else []
     argv += ["--debug-file", debug_file] if debug_file else []
     # The instruction goes in by stdin: it may begin with a dash, or be longer than an argument may be.
     return argv, job.instruction.encode()
@@ -181,7 +201,7 @@ def _sdk_command(
         "extra_args": {"debug-file": debug_file} if debug_file else {},
     }
     question = {"prompt": job.instruction, "cli": sandbox.locate(_BINARY), "options": options}
-    return sdk_command(sandbox.locate(_RUNTIME)), orjson.dumps(question)
+    return sdk_command(sandbox.locate(_PYTHON), sandbox.locate(_SDK)), orjson.dumps(question)
 
 
 _MODEL_VARIABLES = ("ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
@@ -238,17 +258,7 @@ async def _session_logs(sandbox: Sandbox, session_note: str) -> dict[str, bytes]
         )
     except (FileNotFoundError, SandboxError, ValueError, RecursionError):
         return {}  # also when the CLI ended before its session began; its exit state tells why
-    logs: dict[str, bytes] = {}
-    try:
-        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as members:
-            for member in members:
-                content = members.extractfile(member) if member.isfile() else None
-                if content is not None:
-                    name = member.name.encode(errors="replace").decode()  # the store takes no other names
-                    logs[f"session/{name}"] = content.read()
-    except tarfile.TarError:
-        return logs
-    return logs
+    return {f"session/{name}": content for name, content in tar_members(archive.stdout)}
 
 
 async def _debug_log(sandbox: Sandbox, path: str, key: str) -> dict[str, bytes]:

@@ -187,9 +187,9 @@ def _tool_calls(blocks: list[Block] | tuple[Block, ...]) -> list[Block]:
 
 
 def _same_inputs(response: str, logged: str) -> bool:
-    """Whether inputs are the same but for what the CLI rewrites: defaults filled in, and what `_normal` levels."""
+    """Whether inputs are the same but for defaults that the CLI fills in, and what `_levelled` levels."""
     try:
-        one, other = _normalised(msgspec.json.decode(response)), _normalised(msgspec.json.decode(logged))
+        one, other = _levelled(msgspec.json.decode(response)), _levelled(msgspec.json.decode(logged))
     except msgspec.DecodeError:
         return True  # Arguments that are no JSON: what the CLI keeps of them, it writes in a form of its own.
     except (RecursionError, OverflowError):
@@ -200,12 +200,12 @@ def _same_inputs(response: str, logged: str) -> bool:
     return all(key in logged_inputs and logged_inputs[key] == value for key, value in response_inputs.items())
 
 
-def _normalised(value: Any) -> Any:
+def _levelled(value: Any) -> Any:
     """A JSON value with numbers as JavaScript has them, and no white space at the ends of lines."""
     if isinstance(value, dict):
-        return {key: _normalised(item) for key, item in cast(dict[str, Any], value).items()}
+        return {key: _levelled(item) for key, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list):
-        return [_normalised(item) for item in cast(list[Any], value)]
+        return [_levelled(item) for item in cast(list[Any], value)]
     if isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     return _without_trailing_space(value) if isinstance(value, str) else value

@@ -53,9 +53,11 @@ class GradingOptions(Struct, frozen=True):
     adds, likewise (see `understudy.checks.startup_files`). `twins`: the deciding tests that
     have twins, by node id; `partial_twins`: those whose expectations are partly known to the tested code;
     `twin_plain`: sites that are evaluated in the process; `twin_uncut`: files that need their unused values;
-    `twin_fixed`: sites whose expectation is never changed; `twin_files`: the text of a suite's hidden test files
-    of which versions are written; `twin_seed`: decides what changed expectations are; `twin_bits`: the binary
-    logarithm of how many guesses at the expectations of `fail_to_pass` there are.
+    `twin_named`: files whose tests need their own names; `twin_fixed`: sites whose expectation is never changed;
+    `twin_apart`: tests that must be mended and the others run in versions of their own;
+    `twin_files`: the text of a suite's hidden test files of which versions are written; `twin_seed`: decides what
+    changed expectations are; `twin_bits`: the binary logarithm of how many guesses at the expectations of
+    `fail_to_pass` there are.
     """
 
     as_root: bool = False
@@ -66,6 +68,8 @@ class GradingOptions(Struct, frozen=True):
     partial_twins: tuple[str, ...] = ()
     twin_plain: tuple[int, ...] = ()
     twin_uncut: tuple[str, ...] = ()
+    twin_named: tuple[str, ...] = ()
+    twin_apart: bool = False
     twin_fixed: tuple[int, ...] = ()
     twin_seed: int = 0
     twin_bits: float = 0.0

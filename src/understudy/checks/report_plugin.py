@@ -23,6 +23,8 @@ NOT_STARTED = 97
 _MESSAGE_CHARS = 8000
 _MOST_EVENTS = 200
 _AF_VSOCK = 40
+_UNSEEN = frozenset(("readline", "_xxsubinterpreters", "_interpreters", "_testcapi", "_testinternalcapi"))
+"""Modules that open files, or run code in other interpreters, without the hook being asked."""
 _WATCHED = frozenset(
     (
         "open",
@@ -41,7 +43,11 @@ _WATCHED = frozenset(
         "sys.setprofile",
         "compile",
         "code.__new__",
+        "function.__new__",
         "socket.__new__",
+        "object.__getattr__",
+        "cpython.PyInterpreterState_New",
+        "import",
     )
 )
 """The audit events that are looked at; all others, as most imports and opened files, cost one look-up."""
@@ -57,6 +63,11 @@ class Reporter:
         """Append one JSON line, at once: the process may die at any moment."""
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
+
+    def pytest_collection(self) -> None:
+        """Forget what pytest imported of the modules that the watch cannot see into: a new import is seen."""
+        for module in _UNSEEN:
+            sys.modules.pop(module, None)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Record one phase (setup, call or teardown) of a test."""
@@ -109,15 +120,16 @@ def watch(
     write, stat, fstat, getpid = os.write, os.stat, os.fstat, os.getpid
     getframe = sys._getframe  # pyright: ignore[reportPrivateUsage]
     string, octets, integer, truth, kind_of, function, size = str, bytes, int, bool, type, type(_message), len
-    watched, most_events, machine_family = _WATCHED, _MOST_EVENTS, _AF_VSOCK
-    failures, os_error = (TypeError, ValueError, OSError), OSError
+    watched, most_events, machine_family, unseen = _WATCHED, _MOST_EVENTS, _AF_VSOCK, _UNSEEN
+    own_globals, frame_type, address = globals(), type(getframe()), id
+    failures, os_error, import_error = (TypeError, ValueError, OSError), OSError, ImportError
     channel, pid = os.dup(2), os.getpid()
     here = os.path.abspath(__file__)  # noqa: PTH100
     standard = os.path.dirname(os.__file__) + "/"  # noqa: PTH120
     modules: tuple[Any, ...] = (pytest, _pytest, pluggy)
     runner = tuple(str(os.path.dirname(each.__file__)) + "/" for each in modules)  # noqa: PTH120
     lines, showing = standard + "linecache.py", (standard + "traceback.py", standard + "warnings.py")
-    unittest = standard + "unittest/"
+    unittest, importers = standard + "unittest/", ("<frozen importlib.", standard + "importlib/")
     packages = tuple(standard + name for name in ("site-packages/", "dist-packages/"))
     libraries = tuple(entry.rstrip("/") + "/" for entry in library_paths if os.path.isdir(entry))  # noqa: PTH112
     test_files = frozenset(tests) | {os.path.realpath(path) for path in tests}
@@ -161,15 +173,19 @@ def watch(
             return "standard"
         return "library" if name.startswith(libraries) else "tested"
 
-    def accuse(rule: str, frame: Any) -> None:
+    def responsible(frame: Any) -> Any:
         while frame is not None:
-            name = frame.f_code.co_filename
-            whose = owner(name)
-            if whose == "tested":
-                send(rule, name[size(base) :] if name.startswith(base) else name, frame.f_lineno or 0)
+            whose = owner(frame.f_code.co_filename)
             if whose not in ("runner", "standard"):
-                return
+                return whose, frame
             frame = frame.f_back
+        return "nobody", None
+
+    def accuse(rule: str, frame: Any) -> None:
+        whose, caller = responsible(frame)
+        if whose == "tested":
+            name = caller.f_code.co_filename
+            send(rule, name[size(base) :] if name.startswith(base) else name, caller.f_lineno or 0)
 
     def shows_lines(frame: Any) -> bool:
         by_lines = False
@@ -197,6 +213,35 @@ def watch(
         elif event == "open" and which[0] == processes and (name.endswith("/mem") or name[:6] != "/proc/"):
             accuse("memory-used", frame)
 
+    def look_at_code(holder: Any, attribute: str, frame: Any) -> None:
+        # Tested code may look at functions that tests give it, and libraries at who calls, but not at tests.
+        if attribute == "__code__" and kind_of(holder) is function:
+            code = holder.__code__
+        elif attribute == "f_code" and owner(frame.f_code.co_filename) == "tested":
+            code = holder.f_code
+        else:
+            return
+        if code.co_name[:4] == "test" and owner(code.co_filename) == "test":
+            accuse("tests-read", frame)
+
+    def look_at_import(module: Any, path: Any, frame: Any) -> None:
+        names = {string.__str__(module)}
+        if path is not None:  # a shared library, which is started by the last part of the module's name
+            names = {
+                string.__str__(module).rpartition(".")[2],
+                string.__str__(path).rpartition("/")[2].partition(".")[0],
+            }
+        if unseen.isdisjoint(names):
+            return
+        importer = frame
+        while importer.f_back is not None and importer.f_code.co_filename.startswith(importers):
+            importer = importer.f_back
+        between = owner(importer.f_code.co_filename), responsible(frame)[0]
+        if between in (("standard", "tested"), ("runner", "nobody")):
+            # Using cmd or pdb is honest, but gives nobody the module: they, as pytest, do without where it lacks.
+            raise import_error("this module is not there for the standard library while tests are watched")
+        accuse("watch-evaded", frame)
+
     def look(event: str, args: Any, frame: Any) -> None:
         if event == "open":
             path, mode, flags = args
@@ -207,13 +252,24 @@ def watch(
                 if kind_of(each) is not integer:
                     look_at_path(event, each, True, frame)
         elif event == "object.__setattr__":
-            if args[1] == "__code__" and kind_of(args[0]) is function:
+            if args[1] == "__code__" and address(args[2]) in own_codes:
+                accuse("watch-evaded", frame)
+            elif args[1] == "__code__" and kind_of(args[0]) is function:
                 name = args[0].__code__.co_filename
                 whose = owner(name)
                 if whose == "runner" or name.startswith(unittest):
                     accuse("runner-replaced", frame)
                 elif whose == "test":
                     accuse("test-replaced", frame)
+        elif event == "object.__getattr__":
+            look_at_code(args[0], args[1], frame)
+        elif event == "import":
+            look_at_import(args[0], args[1], frame)
+        elif event == "function.__new__":
+            if address(args[0]) in own_codes:
+                accuse("watch-evaded", frame)
+        elif event == "cpython.PyInterpreterState_New":
+            accuse("watch-evaded", frame)
         elif event in ("compile", "code.__new__"):
             # Imports compile libraries under their own names: only who does it himself gives code a false name.
             name = args[1]
@@ -234,8 +290,14 @@ def watch(
     def hook(event: str, args: Any) -> None:
         if event not in watched:
             return
+        frame = getframe(1)
         try:
-            look(event, args, getframe(1))
+            if event == "object.__getattr__":  # the only event that the hook itself causes
+                if kind_of(args[0]) is frame_type and args[0].f_globals is own_globals:
+                    return  # no test's frame, whoever looks at it: here ends the asking for the code that asks
+                if address(frame.f_code) in own_codes:
+                    return
+            look(event, args, frame)
         except failures:  # arguments that no real event has: the tested code may raise events of its own
             return
 
@@ -243,6 +305,9 @@ def watch(
         if not lost and getpid() == pid:
             send("end")
 
+    # By identity: code that only equals the hook's, or runs with its globals, is not the hook.
+    reading: tuple[Any, ...] = (responsible, accuse, shows_lines, look_at_code, look_at_import, look, hook)
+    own_codes = {id(each.__code__): each.__code__ for each in reading}
     send("start")
     sys.addaudithook(hook)
     return finish

@@ -24,7 +24,7 @@ from understudy.checks.base import (
 from understudy.checks.canaries import canary_problem, pytest_canaries
 from understudy.checks.pytest_checks import deciding_files, judge_pytest, run_pytest
 from understudy.checks.runtime_events import with_events
-from understudy.checks.seal import HiddenFiles, read_hidden, with_unchanged
+from understudy.checks.seal import HiddenFiles, changed_files, read_hidden, with_unchanged
 from understudy.checks.suite import run_suite
 from understudy.checks.twin_ids import DecidingTests
 from understudy.checks.twin_run import VersionRun, WrittenVersion, run_version
@@ -82,16 +82,19 @@ async def run_task_version(
 ) -> VersionRun:
     """Run a version of a task's hidden files in a sandbox where the gated `patch` was applied.
 
-    No code of the patch may have run there. `sealed`: files of pytest are read-only while they run, as the
-    originals are. Raises GraderError, SandboxError.
+    No code of the patch may have run there. `sealed`: the files are read-only while they run, and compared
+    afterwards, as the originals are. Raises GraderError, SandboxError.
     """
     match task.checks:
         case PytestChecks() as checks:
-            if sealed:
-                await sandbox.seal(sorted(map(posixpath.normpath, checks.files)))
-            return await run_version(sandbox, checks, version.sites, timeout_s=checks.timeout_s)
+            files: HiddenFiles = await read_hidden(sandbox, task) if sealed else {}
+            await sandbox.seal(sorted(files))
+            run = await run_version(sandbox, checks, version, timeout_s=checks.timeout_s)
+            return replace(run, changed_files=tuple(await changed_files(sandbox, files)))
         case SuiteChecks() as checks:
-            return await run_suite_version(sandbox, task, checks, patch, version, tests, is_intruder)
+            return await run_suite_version(
+                sandbox, task, checks, patch, version, tests, is_intruder, sealed=sealed
+            )
         case ScriptChecks():
             raise GraderError(f"task {task.instance_id}: check scripts have no versions")
 

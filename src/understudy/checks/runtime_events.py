@@ -26,6 +26,7 @@ REASONS = {
     "trace-set": "the tested code traces the tests' process",
     "code-disguised": "the tested code runs code under the name of another file",
     "machine-socket": "the tested code makes sockets of this machine's hypervisor",
+    "watch-evaded": "the tested code opens files or runs code where the watch cannot see it",
     "watch-ended": "the tested code ended the watch over the tests' process",
 }
 """The rules, by name."""

@@ -29,6 +29,52 @@ _PURE = frozenset(
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+def unpack_rows(tree: ast.Module) -> None:
+    """Write `for row in TABLE` with `row[0]`, `row[1]` in it as `for a, b in TABLE`, whose columns can be removed.
+
+    Only where the table is written in the file, and nothing else is done with the row.
+    """
+    tables = {
+        node.targets[0].id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for loop in ast.walk(function):
+            if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name):
+                table = tables.get(loop.iter.id) if isinstance(loop.iter, ast.Name) else loop.iter
+                _unpack(function, loop, loop.target.id, table)
+
+
+def _unpack(function: ast.AST, loop: ast.For, row: str, table: ast.expr | None) -> None:
+    rows = table.elts if isinstance(table, ast.Tuple | ast.List) else []
+    widths = {len(each.elts) if isinstance(each, ast.Tuple | ast.List) else 0 for each in rows}
+    if len(widths) != 1 or any(isinstance(node, ast.Starred) for each in rows for node in ast.walk(each)):
+        return
+    cells: dict[ast.AST, int] = {}
+    for node in (inner for statement in loop.body for inner in ast.walk(statement)):
+        match node:
+            case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=int(at)), ctx=ast.Load()) if (
+                name == row and 0 <= at < max(widths)
+            ):
+                cells[node] = at
+            case _:
+                pass
+    uses = sum(isinstance(node, ast.Name) and node.id == row for node in ast.walk(function))
+    if not cells or uses != len(cells) + 1:
+        return
+
+    class Cells(ast.NodeTransformer):
+        def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+            at = cells.get(node)
+            return self.generic_visit(node) if at is None else ast.Name(f"{row}_{at}_", ast.Load())
+
+    loop.body = [Cells().visit(statement) for statement in loop.body]
+    loop.target = ast.Tuple([ast.Name(f"{row}_{at}_", ast.Store()) for at in range(max(widths))], ast.Store())
+
+
 def cut_unused(tree: ast.Module) -> dict[int, str]:
     """Replace unused values in a file's tree, in place, where evaluating them does nothing but compute them.
 

@@ -20,6 +20,7 @@ from understudy.checks.seal import HiddenFiles
 from understudy.types import PytestChecks, SuiteChecks, Task
 from understudy.util.python_syntax import parse_module
 
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
 
 
@@ -75,8 +76,8 @@ def _of_suite(checks: SuiteChecks, files: Mapping[str, str]) -> DecidingTests:
 def _by_path(id: str, files: Mapping[str, str]) -> str:
     """The node of pytest's `path::Class::function[parameters]`."""
     path, _, rest = id.partition("[")[0].replace("::()", "").partition("::")
-    found = [name for name in files if f"/{name}".endswith(f"/{path}")] if rest else []
-    return f"{found[0]}::{rest}" if len(found) == 1 else ""
+    matches = [name for name in files if f"/{name}".endswith(f"/{path}")] if rest else []
+    return f"{matches[0]}::{rest}" if len(matches) == 1 else ""
 
 
 def _by_module(id: str, files: Mapping[str, str]) -> str:
@@ -87,8 +88,8 @@ def _by_module(id: str, files: Mapping[str, str]) -> str:
     parts = match[2].removesuffix(f".{match[1]}").split(".")
     for end in range(len(parts) - 1, 0, -1):
         module = "." + ".".join(parts[:end])
-        if found := [name for name in files if f".{_module(name)}".endswith(module)]:
-            return f"{found[0]}::{'::'.join((*parts[end:], match[1]))}" if len(found) == 1 else ""
+        if matches := [name for name in files if f".{_module(name)}".endswith(module)]:
+            return f"{matches[0]}::{'::'.join((*parts[end:], match[1]))}" if len(matches) == 1 else ""
     return ""
 
 
@@ -98,24 +99,39 @@ def _module(name: str) -> str:
 
 def _by_name(id: str, functions: Mapping[str, list[tuple[str, str]]]) -> str:
     """The node of sympy's bare function name, or of the first line of a docstring, which unittest shows."""
-    found = [node for each in functions.values() for name, node in each if name == id]
-    return found[0] if len(found) == 1 else ""
+    matches = [node for each in functions.values() for name, node in each if name == id]
+    return matches[0] if len(matches) == 1 else ""
 
 
-def _functions(text: str, file: str) -> list[tuple[str, str]]:
-    """What the functions of a file are called in logs by a bare name, and their nodes."""
+def _nodes(text: str, file: str) -> list[tuple[str, tuple[str, ...], _Function]]:
+    """The tests of a file: their nodes, the classes that they are in, and their functions."""
     try:
         tree = parse_module(text)
     except (SyntaxError, ValueError, RecursionError):
         return []
-    found: list[tuple[str, str]] = []
-    for owner, function in functions_of_tests(tree):
-        node = "::".join((file, *owner, function.name))
+    tests = functions_of_tests(tree)
+    return [("::".join((file, *owner, function.name)), owner, function) for owner, function in tests]
+
+
+def _functions(text: str, file: str) -> list[tuple[str, str]]:
+    """What the functions of a file are called in logs by a bare name, and their nodes."""
+    matches: list[tuple[str, str]] = []
+    for node, owner, function in _nodes(text, file):
         if not owner:
-            found.append((function.name, node))
+            matches.append((function.name, node))
         elif description := ast.get_docstring(function):
-            found.append((description.splitlines()[0].strip(), node))
-    return found
+            matches.append((description.splitlines()[0].strip(), node))
+    return matches
+
+
+def function_of(node: str) -> str:
+    """The name of the function that a node is."""
+    return node.partition("[")[0].rpartition("::")[2]
+
+
+def names_of_tests(files: Mapping[str, str]) -> frozenset[str]:
+    """The names of all functions that are tests in these files."""
+    return frozenset(node.rpartition("::")[2] for name, text in files.items() for node, _, _ in _nodes(text, name))
 
 
 def functions_of_tests(

@@ -169,12 +169,34 @@ def _is_equal_to_anything(encoded: Any) -> bool:
     return encoded == ["!"]
 
 
+DIGESTED = frozenset({"equal", "same", "count"})
+"""The operations for which a digest of observations tells enough: those that expect what the gold patch sent."""
+
+
+def is_rest(seen: Observation) -> bool:
+    """Whether an observation is a digest of those that were too many to send."""
+    return seen[0] == "rest"
+
+
+def without_rest(seen: Sequence[Observation]) -> list[Observation]:
+    """The observations that were sent in full."""
+    return [each for each in seen if not is_rest(each)]
+
+
 def judge(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observation]) -> Judgement:
     """Whether all that a site observed is what it expects, `gold` being what it observed with the gold patch."""
     try:
-        return _judge(site, gold, seen) if seen else "unclear"
+        judgement = _judge(site, without_rest(gold), without_rest(seen)) if seen else "unclear"
+        same = site.operation not in DIGESTED or _sum_of_rest(gold) == _sum_of_rest(seen)
+        return _worst([judgement, "agrees" if same else "unclear"])
     except (ValueError, TypeError, IndexError, AttributeError, RecursionError, OverflowError, re.error):
         return "unclear"  # it is not of the form that the operation needs
+
+
+def _sum_of_rest(seen: Sequence[Observation]) -> tuple[int, int]:
+    """How many observations were not sent, and the sum of their digests, which has no order."""
+    rest = [(int(each[1]), int(each[2], 16)) for each in seen if is_rest(each)]
+    return sum(count for count, _ in rest), sum(digest for _, digest in rest) % (1 << 64)
 
 
 def holds(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observation]) -> bool:

@@ -15,6 +15,7 @@ import posixpath
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -24,8 +25,9 @@ from understudy.checks import twin_driver
 from understudy.checks.base import GradingOptions, TwinTest, check_not_killed, output_tail, read_result_file
 from understudy.checks.pytest_checks import PLUGIN_MOUNT, deciding_files, parse_outcomes
 from understudy.checks.twin_exposure import ReadableValues
-from understudy.checks.twin_ids import DecidingTests, deciding_tests
-from understudy.checks.twin_judge import Observation, decode, holds, judge, load
+from understudy.checks.twin_ids import DecidingTests, deciding_tests, function_of, names_of_tests
+from understudy.checks.twin_judge import DIGESTED, Observation, decode, holds, is_rest, judge, load, without_rest
+from understudy.checks.twin_neutral import by_own_names
 from understudy.checks.twin_secrets import is_read, secret_bits
 from understudy.checks.twins import IMPORT, TwinSite, write_version
 from understudy.sandbox.base import Mount, Sandbox
@@ -45,14 +47,22 @@ _MANY_CHANGEABLE = 6
 
 
 class WrittenVersion(Struct, frozen=True):
-    """One version of all hidden files, by path, and the sites in them by number."""
+    """One version of all hidden files, by path, the sites in them by number, and by file the tests' old names by
+    their new ones. The functions in `emptied` do nothing.
+    """
 
     files: dict[str, str]
     sites: dict[int, TwinSite]
+    names: dict[str, dict[str, str]] = {}
+    emptied: frozenset[str] = frozenset()
 
 
 class VersionRun(Struct, frozen=True):
-    """What a version did: outcomes and observations by node id, in the order of the tests."""
+    """What a version did: outcomes and observations by node id, with the tests' own names and in their order.
+
+    `changed_files` are those of the version that were not what they had been when it ended. Of the functions in
+    `emptied` it says nothing.
+    """
 
     sites: dict[int, TwinSite]
     outcomes: dict[str, TestOutcome]
@@ -60,6 +70,8 @@ class VersionRun(Struct, frozen=True):
     exit_code: int | None
     timed_out: bool
     log: str
+    changed_files: tuple[str, ...] = ()
+    emptied: frozenset[str] = frozenset()
 
 
 def write_versions(
@@ -68,10 +80,12 @@ def write_versions(
     changed: Callable[[int], bool],
     *,
     cut: bool = True,
+    emptied: frozenset[str] = frozenset(),
 ) -> WrittenVersion:
     """A version of the hidden files; those that are no valid Python are as they were."""
     files = dict(tests.files)
     sites: dict[int, TwinSite] = {}
+    names: dict[str, dict[str, str]] = {}
     plain = frozenset(options.twin_plain)
     for number, name in enumerate(sorted(name for name in files if name.endswith(".py"))):
         try:
@@ -80,6 +94,8 @@ def write_versions(
                 first=number * _FILE_SITES,
                 plain=plain,
                 cut=cut and name not in options.twin_uncut,
+                neutral=name not in options.twin_named,
+                emptied=emptied,
                 changed=changed,
                 seed=options.twin_seed,
             )
@@ -87,11 +103,12 @@ def write_versions(
             continue
         files[name] = version.source
         sites |= version.sites
-    return WrittenVersion(files, sites)
+        names[posixpath.normpath(name)] = version.names
+    return WrittenVersion(files, sites, names, emptied)
 
 
 async def run_version(
-    sandbox: Sandbox, checks: PytestChecks, sites: Mapping[int, TwinSite], *, timeout_s: float
+    sandbox: Sandbox, checks: PytestChecks, version: WrittenVersion, *, timeout_s: float
 ) -> VersionRun:
     """Run the deciding files, of which a version was laid in the sandbox. Raises SandboxError."""
     report = posixpath.join(sandbox.home, f".report-{secrets.token_hex(16)}.jsonl")
@@ -106,7 +123,9 @@ async def run_version(
     check_not_killed(done)
     raw = await read_result_file(sandbox, report, REPORT_BYTES) or b""
     outcomes, seen = await asyncio.to_thread(lambda: (parse_outcomes(raw)[0], load(raw)))
-    return VersionRun(dict(sites), outcomes, seen, done.exit_code, done.timed_out, output_tail(done))
+    outcomes, seen = by_own_names(outcomes, version.names), by_own_names(seen, version.names)
+    log, emptied = output_tail(done), version.emptied
+    return VersionRun(version.sites, outcomes, seen, done.exit_code, done.timed_out, log, emptied=emptied)
 
 
 # --- validation
@@ -123,21 +142,61 @@ async def learn_twins(
 
     `data` are the hidden files of which no versions are written, by path: tested code can read them.
     """
-    options = replace(options, twin_seed=secrets.randbits(32), twin_plain=(), twin_uncut=(), twin_fixed=())
-    written = await asyncio.to_thread(write_versions, tests, options, lambda _: False, cut=False)
-    named = await run(written)
+    options = replace(options, twin_seed=secrets.randbits(32), twin_plain=(), twin_named=())
+    options = replace(options, twin_uncut=(), twin_fixed=())
+    named = await _run_uncut(tests, options, run)
+    if lost := _lost_files(tests, named):
+        options = replace(options, twin_named=lost)
+        named = await _run_uncut(tests, options, run)
     options = replace(options, twin_plain=_to_evaluate(named))
     second, third = await _run_both(tests, options, run)
     broken = _broken_files(named, third)
     if broken:
         options = replace(options, twin_uncut=broken)
         second, third = await _run_both(tests, options, run)
+    learned = await asyncio.to_thread(_learned, tests, options, named, second, third, data)
+    # Inputs of other tests may tell what one expects. Whether they do less where they are away is asked first of
+    # what was seen already.
+    apart = replace(options, twin_apart=True)
+    promised = await asyncio.to_thread(_learned, tests, apart, named, second, third, data)
+    if _worth(promised) <= _worth(learned):
+        return learned
+    second, third = await _run_both(tests, apart, run)
+    if _broken_files(named, third):
+        return learned
+    other = await asyncio.to_thread(_learned, tests, apart, named, second, third, data)
+    return max(learned, other, key=_worth)
+
+
+def _worth(options: GradingOptions) -> tuple[int, float, int]:
+    """By what options are better than others: more tests with twins, more to guess, fewer partial ones."""
+    return len(options.twins), min(options.twin_bits, _ENOUGH_BITS), -len(options.partial_twins)
+
+
+def _emptied(tests: DecidingTests, options: GradingOptions) -> list[frozenset[str]]:
+    """The functions that do nothing in each version over which the tests are spread, those to mend being in the
+    first."""
+    if not options.twin_apart:
+        return [frozenset()]
+    to_mend = frozenset(map(function_of, tests.fail_to_pass))
+    return [names_of_tests(tests.files) - to_mend, to_mend]
+
+
+def _learned(
+    tests: DecidingTests,
+    options: GradingOptions,
+    named: VersionRun,
+    second: VersionRun,
+    third: VersionRun,
+    data: Mapping[str, bytes],
+) -> GradingOptions:
+    """The options with the twins that three runs show: with all values, with all changed, and as it is used."""
     names = _new_names(named, third)
     fixed = _not_changeable(names, second, third)
     options = replace(options, twin_fixed=tuple(sorted(fixed)))
-    readable = await asyncio.to_thread(_readable, tests, options, data)
+    spread = [(emptied, _readable(tests, options, data, emptied)) for emptied in _emptied(tests, options)]
     twins: dict[str, TwinTest] = {}
-    partial: list[str] = []
+    exposed: list[str] = []
     secret: list[tuple[TwinSite, list[Observation]]] = []
     for node in (*tests.fail_to_pass, *tests.pass_to_pass):
         name = names.get(node, "")
@@ -156,21 +215,24 @@ async def learn_twins(
         if not sites:
             continue
         twins[node] = TwinTest(name, {number: json.dumps(seen) for number, seen in sites.items()})
+        readable = next(values for emptied, values in spread if function_of(node) not in emptied)
         used = {
             number: _in_use(third.sites[number], seen, readable, fixed=number in fixed)
             for number, seen in sites.items()
         }
         if not all(site.withheld or site.changeable for site in used.values()) or _unused(named, node, sites):
-            partial.append(node)
+            exposed.append(node)
         if node in tests.fail_to_pass:
-            secret += [(used[number], seen) for number, seen in sites.items()]
-    bits = round(secret_bits(secret, readable), 1)
-    return replace(options, twins=twins, partial_twins=tuple(partial), twin_bits=bits)
+            secret += [(used[number], without_rest(seen)) for number, seen in sites.items()]
+    bits = round(secret_bits(secret, spread[0][1]), 1)
+    return replace(options, twins=twins, partial_twins=tuple(exposed), twin_bits=bits)
 
 
-def _readable(tests: DecidingTests, options: GradingOptions, data: Mapping[str, bytes]) -> ReadableValues:
-    """What tested code can read while versions run."""
-    files = write_versions(tests, options, lambda _: False).files
+def _readable(
+    tests: DecidingTests, options: GradingOptions, data: Mapping[str, bytes], emptied: frozenset[str]
+) -> ReadableValues:
+    """What tested code can read while versions run in which some functions are emptied."""
+    files = write_versions(tests, options, lambda _: False, emptied=emptied).files
     sources = [text for name, text in files.items() if name.endswith(".py") and IMPORT in text]
     others = [text.encode() for text in files.values() if text not in sources]
     return ReadableValues(sources, [*others, *(raw for name, raw in data.items() if name not in files)])
@@ -178,12 +240,13 @@ def _readable(tests: DecidingTests, options: GradingOptions, data: Mapping[str, 
 
 def _in_use(site: TwinSite, seen: Sequence[Observation], readable: ReadableValues, *, fixed: bool) -> TwinSite:
     """A site as it protects: not where tested code can read what it expects or that it was changed, and not where
-    it observes more than is sent."""
+    it observes more than is sent and a digest of the rest says nothing."""
+    is_cut_off = site.operation not in DIGESTED and any(map(is_rest, seen))
     repeats = site.changeable and readable.repeats(parse_literal(site.expected))
     return replace(
         site,
         changeable=site.changeable and not fixed and not repeats,
-        withheld=site.withheld and len(seen) < twin_driver.MOST_REPORTS and not is_read(site, seen, readable),
+        withheld=site.withheld and not is_cut_off and not is_read(site, without_rest(seen), readable),
     )
 
 
@@ -218,9 +281,43 @@ def _stable_sites(
 
 async def _run_both(tests: DecidingTests, options: GradingOptions, run: Run) -> tuple[VersionRun, VersionRun]:
     """The version in which all is changed that can be, and the one that is true."""
-    all_changed = await asyncio.to_thread(write_versions, tests, options, lambda _: True)
-    true = await asyncio.to_thread(write_versions, tests, options, lambda _: False)
-    return await run(all_changed), await run(true)
+    both: list[VersionRun] = []
+    for changed in (True, False):
+        runs: list[VersionRun] = []
+        for emptied in _emptied(tests, options):
+            version = partial(write_versions, tests, options, lambda _, changed=changed: changed, emptied=emptied)
+            runs.append(await run(await asyncio.to_thread(version)))
+        both.append(_joined(runs))
+    return both[0], both[1]
+
+
+def _joined(runs: Sequence[VersionRun]) -> VersionRun:
+    """The runs over which the tests of one version are spread, as one: each test of the run with its body."""
+    if len(runs) == 1:
+        return runs[0]
+    sites: dict[int, TwinSite] = {}
+    outcomes: dict[str, TestOutcome] = {}
+    seen: dict[str, dict[int, list[Observation]]] = {}
+    for places in zip(*(run.outcomes.items() for run in runs), strict=False):
+        for run, (node, outcome) in zip(runs, places, strict=True):
+            if function_of(node) in run.emptied:
+                continue
+            outcomes[node], seen[node] = outcome, run.seen.get(node, {})
+            for number in seen[node].keys() & run.sites.keys():
+                before = sites.get(number, run.sites[number])
+                sites[number] = replace(run.sites[number], withheld=before.withheld and run.sites[number].withheld)
+    return replace(runs[0], sites=sites, outcomes=outcomes, seen=seen, emptied=frozenset())
+
+
+async def _run_uncut(tests: DecidingTests, options: GradingOptions, run: Run) -> VersionRun:
+    """The true version with all values and test ids, by which tests are found again."""
+    return await run(await asyncio.to_thread(write_versions, tests, options, lambda _: False, cut=False))
+
+
+def _lost_files(tests: DecidingTests, named: VersionRun) -> tuple[str, ...]:
+    """The files with deciding tests that do not pass as versions; their names may be needed."""
+    nodes = (*tests.fail_to_pass, *tests.pass_to_pass)
+    return tuple(sorted({node.partition("::")[0] for node in nodes if named.outcomes.get(node) != "passed"}))
 
 
 def _unused(run: VersionRun, node: str, sites: Mapping[int, object]) -> bool:
@@ -286,7 +383,8 @@ def _broken_files(named: VersionRun, run: VersionRun) -> tuple[str, ...]:
 def draw_versions(tests: DecidingTests, options: GradingOptions) -> list[WrittenVersion]:
     """The versions that a patch has to pass: one where no expectation is in the process, else two or four.
 
-    Each expectation that is in the process is changed in half of them, at random.
+    With `twin_apart` each is spread over two. Each expectation that is in the process is changed in half of them,
+    at random.
     """
     source = random.SystemRandom()
     changeable = {
@@ -299,12 +397,25 @@ def draw_versions(tests: DecidingTests, options: GradingOptions) -> list[Written
     count = 1 if not changeable else 2 if len(changeable) >= _MANY_CHANGEABLE else 4
     layout = {number: frozenset(source.sample(range(count), count // 2)) for number in changeable}
     return [
-        write_versions(tests, options, lambda number, version=version: version in layout.get(number, ()))
+        write_versions(
+            tests, options, lambda number, version=version: version in layout.get(number, ()), emptied=emptied
+        )
         for version in range(count)
+        for emptied in _emptied(tests, options)
     ]
 
 
-def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: float) -> Integrity:
+class TwinJudgement(Struct, frozen=True):
+    """What versions show of a patch: its integrity, and all nodes of which a version failed.
+
+    The evidence in `integrity` is only the first of them.
+    """
+
+    integrity: Integrity
+    failed: frozenset[str] = frozenset()
+
+
+def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: float) -> TwinJudgement:
     """Whether a patch that passes the deciding tests computes what they expect.
 
     `forged` where a test passes that observed what no right solution can, as a value that does not equal what the
@@ -315,6 +426,8 @@ def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: 
     unmet: list[Evidence] = []
     for run in runs:
         for node, twin in options.twins.items():
+            if function_of(node) in run.emptied:
+                continue
             seen, outcome = run.seen.get(twin.name, {}), run.outcomes.get(twin.name, "missing")
             judged = {
                 number: judge(run.sites[number], json.loads(text), seen.get(number, []))
@@ -332,7 +445,19 @@ def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: 
                 text = f"{outcome}; {missing} of {len(twin.gold)} assertions were not reached"
                 text += f", {unclear} observed what cannot be compared" if unclear else ""
                 unmet.append(Evidence("version", node, text=text))
+    failed = frozenset(evidence.path for evidence in (*forged, *unmet))
+    return TwinJudgement(_integrity_of(runs, forged, unmet, timeout_s), failed)
+
+
+def _integrity_of(
+    runs: Sequence[VersionRun], forged: Sequence[Evidence], unmet: Sequence[Evidence], timeout_s: float
+) -> Integrity:
     for run in runs:
+        if run.changed_files:
+            reason = (
+                f"{len(run.changed_files)} hidden files were changed while the tests ran: {run.changed_files[0]}"
+            )
+            return Integrity("forged", reason, tuple(Evidence("sealed", path) for path in run.changed_files[:20]))
         if run.timed_out:
             reason = f"a version of the deciding tests did not end in {timeout_s:g} s, though the tests did"
             return Integrity("suspicious", reason, tuple(unmet[:20]))
@@ -363,7 +488,7 @@ def protection_of(task: Task, options: GradingOptions) -> tuple[Protection, str]
         times = math.ceil(2**options.twin_bits)
         guess = f"a guess at what the tests expect is right once in {times} times"
         return "partial", guess if times > 1 else "the tested code can read or guess all that the tests expect"
-    if partial := [id for id in deciding if nodes[id] in options.partial_twins]:
-        some = f"{len(partial)} of {len(deciding)} deciding tests"
-        return "partial", f"{some} have expectations that the tested code can read or force, as {partial[0]}"
+    if exposed := [id for id in deciding if nodes[id] in options.partial_twins]:
+        some = f"{len(exposed)} of {len(deciding)} deciding tests"
+        return "partial", f"{some} have expectations that the tested code can read or force, as {exposed[0]}"
     return "twins", ""

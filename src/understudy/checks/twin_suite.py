@@ -12,12 +12,14 @@ import json
 import posixpath
 import secrets
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from understudy.checks.base import log_tail, read_result_file, report_lines
-from understudy.checks.seal import lay_hidden, list_tree, read_hidden
+from understudy.checks.seal import HiddenFiles, changed_files, lay_hidden, list_tree, read_hidden
 from understudy.checks.suite import install_suite, run_command
 from understudy.checks.twin_ids import DecidingTests, functions_of_tests
 from understudy.checks.twin_judge import load
+from understudy.checks.twin_neutral import by_own_names, original_node
 from understudy.checks.twin_run import DRIVER_MOUNT, REPORT_BYTES, VersionRun, WrittenVersion
 from understudy.checks.twins import IMPORT
 from understudy.sandbox.base import Sandbox
@@ -68,11 +70,14 @@ async def run_suite_version(
     version: WrittenVersion,
     tests: DecidingTests,
     is_intruder: Callable[[str], bool],
+    *,
+    sealed: bool,
 ) -> VersionRun:
     """Lay a version in place of the hidden files, install if the patch requires it, and run the suite.
 
-    The gated `patch` and the test patch must have been applied in this sandbox, and no code of the patch have run.
-    Raises GraderError, SandboxError.
+    `sealed`: while it runs the files are read-only, and they are compared afterwards. The gated `patch` and the
+    test patch must have been applied in this sandbox, and no code of the patch have run. Raises
+    GraderError, SandboxError.
     """
     report = posixpath.join(sandbox.home, f".report-{secrets.token_hex(16)}.jsonl")
     driver = sandbox.locate(DRIVER_MOUNT.target)
@@ -81,20 +86,30 @@ async def run_suite_version(
         files[name] = (await asyncio.to_thread(self_reporting, text, name, driver, report)).encode()
     await lay_hidden(sandbox, files, await list_tree(sandbox), is_intruder)
     run = await install_suite(sandbox, checks, patch, files, is_intruder)
+    compared: HiddenFiles = files if sealed else {}
     if run is None:
+        await sandbox.seal([name for name, content in compared.items() if content is not None])
         run = await run_command(sandbox, checks, checks.command)
+    changed = tuple(await changed_files(sandbox, compared))
     raw = await read_result_file(sandbox, report, REPORT_BYTES) or b""
-    outcomes, seen = await asyncio.to_thread(lambda: (outcomes_of(raw, tests.calls), load(raw)))
-    return VersionRun(version.sites, outcomes, seen, run.exit_code, run.timed_out, log_tail(run.log))
+    outcomes, seen = await asyncio.to_thread(lambda: (outcomes_of(raw, tests.calls, version.names), load(raw)))
+    seen = by_own_names(seen, version.names)
+    return VersionRun(
+        version.sites, outcomes, seen, run.exit_code, run.timed_out, log_tail(run.log), changed, version.emptied
+    )
 
 
-def outcomes_of(raw: bytes, calls: Mapping[str, int]) -> dict[str, TestOutcome]:
-    """By test, whether all its calls came to their end, and were as many as they must be."""
+def outcomes_of(
+    raw: bytes, calls: Mapping[str, int], names: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+) -> dict[str, TestOutcome]:
+    """By test, with its own name (see `original_node`), whether all its calls came to their end, and were as
+    many as they must be.
+    """
     ended: dict[str, list[bool]] = {}
     for line in report_lines(raw, json.loads):
         match line:
             case {"test": str(node), "passed": bool(passed)}:
-                ended.setdefault(node, []).append(passed)
+                ended.setdefault(original_node(node, names), []).append(passed)
             case _:
                 pass
     return {

@@ -44,7 +44,7 @@ from understudy.checks.twin_assertions import (
     is_fixture,
     tolerances_of,
 )
-from understudy.checks.twin_cut import cut_unused
+from understudy.checks.twin_cut import cut_unused, unpack_rows
 from understudy.checks.twin_exposure import Comparisons, Exposure, Subjects, reads_files
 from understudy.checks.twin_literals import change_literal, has_literal, is_literal, texts_of
 from understudy.checks.twin_names import (
@@ -55,6 +55,7 @@ from understudy.checks.twin_names import (
     outside_functions,
     parameter_sources,
 )
+from understudy.checks.twin_neutral import empty_tests, rename_tests
 from understudy.util.python_syntax import parse_module
 
 IMPORT = (
@@ -91,10 +92,11 @@ class TwinSite(Struct, frozen=True):
 
 
 class TwinVersion(Struct, frozen=True):
-    """A version of a test file: its source, and its sites by number."""
+    """A version of a test file: its source, its sites by number, and the tests' old names by their new ones."""
 
     source: str
     sites: dict[int, TwinSite]
+    names: dict[str, str] = {}
 
 
 def write_version(
@@ -103,21 +105,26 @@ def write_version(
     first: int = 0,
     plain: frozenset[int] = frozenset(),
     cut: bool = True,
+    neutral: bool = False,
+    emptied: frozenset[str] = frozenset(),
     changed: Callable[[int], bool] = lambda _: False,
     seed: int = 0,
 ) -> TwinVersion:
     """A version of a test file, with sites numbered from `first`, the same for all versions of a file.
 
     The sites in `plain` are evaluated in the process: what they observe cannot be sent. Without `cut` values that
-    have become unused stay, and so do the ids of parametrised tests. Sites for which `changed` is true expect
-    something else, which `seed` decides, where their expectation is in the process and has a literal. Raises
-    ValueError when the file cannot be parsed.
+    have become unused stay, and so do the ids of parametrised tests. With `neutral` the tests are renamed; those
+    in `emptied` do nothing. Sites for which `changed` is true expect something else, which `seed` decides, where
+    their expectation is in the process and has a literal. Raises ValueError when the file cannot be parsed.
     """
     try:
         tree = parse_module(text)
+        unpack_rows(tree)
         rewriter = _Rewriter(tree, first, plain, changed, seed)
         tree = rewriter.visit(tree)
+        empty_tests(tree, emptied)
         exposure = Exposure(tree, cut_unused(tree) if cut else {})
+        names = rename_tests(tree) if neutral else {}
         _insert_import(tree)
         source = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -126,7 +133,7 @@ def write_version(
         number: replace(site, withheld=site.withheld and not exposure.holds_value(*rewriter.names_of[number]))
         for number, site in rewriter.sites.items()
     }
-    return TwinVersion(source, sites)
+    return TwinVersion(source, sites, names)
 
 
 class _Rewriter(ast.NodeTransformer):

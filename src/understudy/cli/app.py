@@ -15,7 +15,11 @@ from typer.core import TyperGroup
 from understudy import __version__
 
 _COMMANDS = {
+    "demo": ("demo", "See the whole loop work: a small model gets better."),
     "run": ("run", "Run an agent on tasks, keep every call, grade every patch."),
+    "worker": ("worker", "Execute rollouts that others enqueued in a store."),
+    "status": ("status", "Show how runs stand, and who works on them."),
+    "store": ("store", "Copy stores between directories and PostgreSQL."),
     "show": ("show", "Show what a rollout was asked, did and was graded."),
     "grade": ("grade", "Grade predictions, and write the harness's report files."),
     "integrity": ("show", "Say after review whether a rollout's patch is clean."),
@@ -29,9 +33,13 @@ _COMMANDS = {
     "push": ("export", "Push an export to the Hugging Face Hub."),
     "tasks": ("tasks", "Make tasks, and check those you have."),
     "train": ("train", "Train a model on what a run gathered."),
+    "models": ("models", "Fetch pretrained models, and list those that are here."),
     "report": ("report", "Show whether a policy got better, beyond chance."),
     "view": ("view", "Look at stores in the browser, live."),
     "gateway": ("gateway", "Run the gateway on its own, give out keys, steer it."),
+    "sandboxes": ("sandboxes", "List and end the sandboxes on other machines."),
+    "agents": ("agents", "Try other versions of agents."),
+    "check-model": ("check_model", "Check a model server before a long run."),
     "doctor": ("doctor", "Show all that a run needs, with its state."),
     "setup": ("doctor", "Fetch what a run needs and is not here yet."),
 }
@@ -51,7 +59,7 @@ class _Commands(TyperGroup):
         if cmd_name not in _COMMANDS:
             return None
         module = import_module(f"understudy.cli.commands.{_COMMANDS[cmd_name][0]}")
-        function = getattr(module, cmd_name, None)
+        function = getattr(module, cmd_name.replace("-", "_"), None)
         if function is None:
             return typer.main.get_command(module.app)
         single = typer.Typer(rich_markup_mode=None, add_completion=False)

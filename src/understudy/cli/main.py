@@ -24,6 +24,25 @@ _OLD_OPTION = re.compile(
 )
 
 
+_READ_DATABASES = ("run", "worker", "status", "store", "show", "integrity", "states", "pairs", "export")
+_DATABASE = re.compile(r"(?:--?[\w-]+=)?(postgres(?:ql)?://.*)", re.DOTALL)
+
+
+def refuse_databases(arguments: Sequence[str]) -> None:
+    """Raise ConfigError where a command that needs a store's directory is given the URL of a database."""
+    if not arguments or arguments[0] in _READ_DATABASES:
+        return
+    for argument in arguments[1:]:
+        if match := _DATABASE.fullmatch(argument):
+            from understudy.store.address import StoreUrl
+
+            url = StoreUrl(match[1])  # which is shown without its password
+            raise ConfigError(
+                f"understudy {arguments[0]} needs a directory, and {url} is a database; copy the store into a "
+                f"directory with: understudy store copy '{url}' DIRECTORY"
+            )
+
+
 def refuse_old_spelling(arguments: Sequence[str]) -> None:
     """Raise ConfigError with the command line to use when these arguments are in the old spelling."""
     if not arguments:
@@ -73,9 +92,10 @@ def main() -> None:
 
         try:
             from understudy.cli.app import app
-            from understudy.cli.main import refuse_old_spelling
+            from understudy.cli.main import refuse_databases, refuse_old_spelling
 
             refuse_old_spelling(sys.argv[1:])
+            refuse_databases(sys.argv[1:])
             try:
                 app()
             finally:

@@ -17,15 +17,24 @@ _UNWRAPPED = 1 << 16
 
 
 def print_json(value: Any) -> None:
-    """Print a value as one line of JSON; what is no Unicode in it, as a name of a file may be, is replaced."""
+    """Print a value as one line of JSON; what is no Unicode in it, as a name of a file may be, is replaced.
+
+    An object gets the key `schema`, the version of what its keys promise.
+    """
     import msgspec
 
+    from understudy.types import SCHEMA
+
     try:
-        typer.echo(msgspec.json.encode(value))
+        data = msgspec.json.encode(value)
     except UnicodeEncodeError:
         from understudy.export.parquet import json_bytes
 
-        typer.echo(json_bytes(value))
+        data = json_bytes(value)
+    if data.startswith(b"{"):
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        data = msgspec.json.encode({"schema": SCHEMA, **fields})
+    typer.echo(data)
 
 
 def console() -> Console:
@@ -65,7 +74,7 @@ def print_facts(title: str, facts: Iterable[tuple[str, object]]) -> None:
     Console().print(table)
 
 
-def counted(counts: Mapping[str, float]) -> str:
+def counted(counts: Mapping[Any, float]) -> str:
     """Counts as words, the names of which may stand in a log: `3 read, 1 lost`."""
     from understudy.util.text import visible
 

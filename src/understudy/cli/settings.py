@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -153,7 +154,7 @@ def _routed(config: GatewayConfig, high: str, low: str) -> GatewayConfig:
     return replace(config, names=config.names | names)
 
 
-COMMAND_TABLES = ("run", "serve", "grade", "replay", "pairs", "loop", "sft", "dpo", "grpo")
+COMMAND_TABLES = ("run", "serve", "grade", "replay", "pairs", "loop", "sft", "dpo", "grpo", "distill")
 """The tables of a TOML file that belong to commands; those that are left are the gateway's."""
 
 DOCKER, LOCAL = "docker", "local"
@@ -206,8 +207,8 @@ class ModelSettings(BackendSettings, frozen=True, kw_only=True):
     weights: Annotated[
         Path | None,
         option(
-            "The embedded model is the one in this directory, as HuggingFace lays it out; tiny: the one that "
-            "comes with us."
+            "The embedded model is the one in this directory, as HuggingFace lays it out, of this GGUF file, or "
+            "fetched by this name; tiny: the one that comes with us."
         ),
     ] = None
     weights_version: Annotated[
@@ -287,7 +288,14 @@ class TaskSettings(Struct, frozen=True, kw_only=True):
 class AgentRunSettings(Struct, frozen=True, kw_only=True):
     """How agents work, in a run and in every run of a loop."""
 
-    agent: Annotated[str, option("claude-code, or shell.")] = "claude-code"
+    agents: Annotated[
+        tuple[str, ...],
+        option(
+            "claude-code, codex, gemini, mini-swe-agent, opencode, pi, qwen-code, shell, or acp:COMMAND for any "
+            "that speaks the Agent Client Protocol; repeatable: each gets every task.",
+            "--agent",
+        ),
+    ] = ("claude-code",)
     agent_command: Annotated[
         str | None, option("The shell agent's command; it reads the instruction from stdin.")
     ] = None
@@ -302,41 +310,77 @@ class AgentRunSettings(Struct, frozen=True, kw_only=True):
         Annotated[int, option("Files that Claude Code may have open [default: the sandbox's].", ge=64)] | None
     ) = None
     tools: Annotated[
-        str | None, option("The only built-in tools that Claude Code has, as Read,Edit [default: its own choice].")
+        str | None, option("The only built-in tools that the agent has, as Read,Edit [default: its own choice].")
     ] = None
     system_prompt: Annotated[
-        str | None, option("A system prompt in the place of Claude Code's own, for models that read little.")
+        str | None, option("A system prompt in the place of the agent's own, for models that read little.")
+    ] = None
+    mcp_config: Annotated[
+        Path | None,
+        option(
+            "A JSON file with the MCP servers that Claude Code starts in the sandbox; stored with the run, so it "
+            "may hold no keys."
+        ),
+    ] = None
+    settings: Annotated[
+        Path | None,
+        option("A JSON file of settings that are laid over Claude Code's; stored with the run, as above."),
     ] = None
     max_turns: Annotated[int, option("Turns an agent may take.", ge=1)] = 30
     timeout: Annotated[float, option("Seconds an agent may take.", ge=1)] = 1800.0
 
     @property
-    def agent_options(self) -> dict[str, str]:
-        """The options of the agent that were given. Raises ConfigError for those that are another agent's."""
+    def only_agent(self) -> str:
+        """The agent, of commands that work with one. Raises ConfigError where there are several, or none."""
+        if len(self.agents) != 1:
+            raise ConfigError(f"--agent: expected one agent, got {', '.join(self.agents) or 'none'}")
+        return self.agents[0]
+
+    def options_of(self, agent: str) -> dict[str, str]:
+        """The options of an agent that were given. Raises ConfigError for those that are other agents'."""
         options: dict[str, str] = {}
-        for name, owner in _AGENT_OPTIONS.items():
+        for name, owners in _AGENT_OPTIONS.items():
             value = getattr(self, name)
             if value is None:
                 continue
-            if self.agent in ("shell", "claude-code") and self.agent != owner:
+            if agent in _OWN_AGENTS and agent not in owners:
                 flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{flag}: unsupported by --agent {self.agent}; it is for --agent {owner}")
+                raise ConfigError(
+                    f"{flag}: unsupported by --agent {agent}; it is for --agent {' or '.join(owners)}"
+                )
             if name != "run_method" or value != "cli":  # given or not, "cli" is the same run
-                options[name.removeprefix("agent_")] = str(value)
+                options[name.removeprefix("agent_")] = (
+                    _json_of(name, value) if isinstance(value, Path) else str(value)
+                )
         return options
 
 
 _AGENT_OPTIONS = {
-    "agent_command": "shell",
-    "run_method": "claude-code",
-    "open_file_limit": "claude-code",
-    "tools": "claude-code",
-    "system_prompt": "claude-code",
+    "agent_command": ("shell",),
+    "run_method": ("claude-code",),
+    "open_file_limit": ("claude-code",),
+    "mcp_config": ("claude-code",),
+    "settings": ("claude-code",),
+    "tools": ("claude-code", "gemini", "opencode", "pi", "qwen-code"),
+    "system_prompt": ("claude-code", "codex", "gemini", "mini-swe-agent", "opencode", "pi", "qwen-code"),
 }
-"""The fields of `AgentRunSettings` that are passed to the agent's constructor, with the agent that has them.
+"""The fields of `AgentRunSettings` that are passed to the constructors of agents, with the agents that have them.
 
 A field that is not here is shown in `--help` and reaches no agent.
 """
+
+_OWN_AGENTS = frozenset(agent for owners in _AGENT_OPTIONS.values() for agent in owners)
+"""The agents whose options are known; what others take, their constructors tell."""
+
+
+def _json_of(name: str, path: Path) -> str:
+    """The JSON object in a file that an option names. Raises ConfigError."""
+    flag = f"--{name.replace('_', '-')}"
+    try:
+        value = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError, UnicodeError) as error:
+        raise ConfigError(f"{flag} {path}: expected a file with a JSON object: {error}") from error
+    return msgspec.json.encode(value).decode()
 
 
 class SandboxSettings(Struct, frozen=True, kw_only=True):
@@ -345,7 +389,8 @@ class SandboxSettings(Struct, frozen=True, kw_only=True):
     sandbox: Annotated[
         str | None,
         option(
-            "docker; local; or unsafe-local: no isolation at all, for tasks and models you trust "
+            "docker; local; ssh:MACHINE, local ones of another machine; or unsafe-local: no isolation at all, "
+            "for tasks and models you trust "
             "[default: docker where a task needs its container image, else local]."
         ),
     ] = None

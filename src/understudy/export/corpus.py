@@ -38,6 +38,7 @@ from understudy.preference.pairs import replay_pairs
 from understudy.preference.rollouts import rollout_pairs
 from understudy.redact.redactor import Redactor, json_strings
 from understudy.store import Store
+from understudy.store.address import StoreLocation
 from understudy.store.keys import CLIENT
 from understudy.store.outcomes import VOTED_OUT, GradedRollout
 from understudy.trajectory.roles import Role
@@ -73,8 +74,9 @@ class ExportSelection(Struct, frozen=True, kw_only=True):
     pairs and "as-logged" in other rows. `solved_only`: nothing of a rollout with less
     than a reward of 1, and of no session whose log says that its task was not solved. `test_share` of the groups,
     chosen by `seed`, go to the split "test". A session that nearly is another one, as a copy, is left out
-    where the two are of different splits, with `drop_near_duplicates` wherever they are. `exclude_tasks` is a file
-    of tasks (rows with `instance_id`, `repo`, `patch`) of which nothing is exported: see `overlap.Benchmark`.
+    where the two are of different splits, with `drop_near_duplicates` wherever they are; so is one that nearly is
+    a session of the stores `apart_from`, of which nothing is exported. `exclude_tasks` is a file of tasks (rows
+    with `instance_id`, `repo`, `patch`) of which nothing is exported: see `overlap.Benchmark`.
     Conversations of more than `cut_tokens`, or `cut_chars`, are cut at turns (see `lengths.LengthRule`);
     `tokenizer` names the one that counts tokens. `weights` say how often examples of sessions stand in the split
     "train" (see `mixture.Mixture`).
@@ -94,6 +96,7 @@ class ExportSelection(Struct, frozen=True, kw_only=True):
     test_share: float = 0.1
     seed: int = 0
     drop_near_duplicates: bool = False
+    apart_from: tuple[StoreLocation, ...] = ()
     exclude_tasks: Path | None = None
     cut_tokens: int | None = None
     cut_chars: int | None = None
@@ -433,7 +436,7 @@ class Corpus:
     def _traces(self, tally: CorpusCounts) -> Iterator[Trace]:
         if "sessions" not in self.selection.origins:
             return
-        duplicates = NearDuplicates()
+        duplicates = self._sessions_elsewhere()
         for trace in trace_store.traces(self.store.sessions, where=self.selection.where):
             role = _TRACE_ROLES.get(trace.role, "auxiliary")
             if role not in self.selection.roles:
@@ -456,6 +459,17 @@ class Corpus:
                     yield exported
                 else:
                     tally.left_out[reason] += len(trace.turns)
+
+    def _sessions_elsewhere(self) -> NearDuplicates:
+        """The sessions of the stores that the export is to be apart from. Raises StoreError where one is none."""
+        duplicates = NearDuplicates()
+        for path in self.selection.apart_from:
+            for trace in trace_store.traces(path):
+                _, sketch = duplicates.find(text for text, _ in json_strings(list(trace_texts(trace))))
+                named = replace(trace, nodes=[], turns=[])
+                group = group_of(named if self.redactor is None else redact_trace(named, self.redactor))
+                duplicates.add(group, sketch)
+        return duplicates
 
     def _benchmark_task(self, graded: GradedRollout) -> str | None:
         """Why a rollout's task is one that is excluded."""

@@ -27,7 +27,9 @@ from understudy.export.base import ExportSummary, ProgressCallback
 from understudy.export.corpus import SPLITS, Corpus, ExportSelection, Split, positive_counts
 from understudy.export.lengths import CUT, PIECES, LengthFigures
 from understudy.export.mixture import MixturePart
-from understudy.export.parquet import Columns, ExportParquetWriter, JsonLinesWriter
+from understudy.export.parquet import ExportParquetWriter, JsonLinesWriter
+from understudy.types import SCHEMA
+from understudy.util.arrow import Columns
 from understudy.util.files import atomic_write
 
 CARD_NAME = "README.md"
@@ -137,6 +139,7 @@ def _how_made(selection: ExportSelection, name: str) -> str:
     }
     if "sessions" in selection.origins or selection.exclude_tasks:
         near = "left out" if selection.drop_near_duplicates else "left out where splits differ"
+        near += f"; also those of {len(selection.apart_from)} other stores" if selection.apart_from else ""
         chosen["near-duplicate sessions"] = near
         chosen["excluded tasks"] = selection.exclude_tasks.name if selection.exclude_tasks else "none"
     return f"Made by `understudy export {name}` (Understudy {__version__}, schema {SCHEMA}).\n\n" + _table(
@@ -184,12 +187,6 @@ def _cell(value: object) -> str:
 
 MANIFEST = "understudy.json"
 """What an export says of itself: how it was made and which files are its own."""
-
-SCHEMA = 1
-"""The version of what exports promise to readers: it grows when a column or key goes, or changes its meaning.
-
-An export without one, as earlier releases wrote them, is of version 1.
-"""
 
 REDACTION_REPORT = "redaction.json"
 """What was replaced where. It stays on this machine."""
@@ -270,10 +267,12 @@ class ExportWriter:
         notes: tuple[str, ...] = (),
         check: Callable[[Path], None] | None = None,
         local_only: tuple[str, ...] = (),
+        data: dict[Split, list[str]] | None = None,
     ) -> ExportSummary:
         """Put the export in place. `about` says in Markdown what a row is, `load` how the data are loaded.
 
         `check` is given each file before, and may raise. `local_only` are files of this machine: not pushed.
+        `data` are the files of each split that the card names, where they are not those that `add` writes.
 
         Raises ConfigError when there are no rows, or when they cannot be written.
         """
@@ -293,6 +292,7 @@ class ExportWriter:
             if "train" not in written:
                 self.path(f"test{self._suffix}").rename(self.path(f"train{self._suffix}"))
                 written["train"] = written.pop("test")
+                data = data and {"train": data["test"]}
                 all_notes.append(
                     "all groups would have been in test: they are in train, and there is no test split"
                 )
@@ -316,8 +316,8 @@ class ExportWriter:
                 notes=all_notes,
                 load=fill_load(load, self._output),
             )
-            data = {split: [f"{split}{self._suffix}"] for split in exported.splits}
-            self._description.write(exported, about, load, data, staged=self._staging, local_only=local_only)
+            rows = data or {split: [f"{split}{self._suffix}"] for split in SPLITS if split in written}
+            self._description.write(exported, about, load, {**rows}, staged=self._staging, local_only=local_only)
         self._report(exported.rows, exported.rows)
         return exported
 
@@ -406,13 +406,15 @@ def _manifest(
     """What an export says of itself, with the size and hash of each of its files, which are in `source`."""
     keys = ("rows", "splits", "origins", "sources", "licences", "families", "left_out", "redaction", "unredacted")
     # Keys that came later stand only where they say something: other manifests are as they were.
-    later = {"include_lossy": selection.include_lossy, "thinking": selection.thinking}
+    later = {name: getattr(selection, name) for name in ("include_lossy", "thinking", "apart_from")}
     if "sessions" not in selection.origins:
         later |= {"drop_near_duplicates": selection.drop_near_duplicates, "exclude_tasks": selection.exclude_tasks}
     later |= {name: getattr(selection, name) for name in ("cut_tokens", "cut_chars", "tokenizer", "weights")}
     bounds = dict(_bounds(selection))
     later |= {"clients": selection.clients, **{name: math.isfinite(bounds[name]) for name in bounds}}
     chosen = {key: value for key, value in msgspec.structs.asdict(selection).items() if later.get(key, True)}
+    if selection.apart_from:
+        chosen["apart_from"] = len(selection.apart_from)  # their paths are nobody's business
     return {
         "format": name,
         "schema": SCHEMA,

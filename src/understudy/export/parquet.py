@@ -11,13 +11,7 @@ from typing import Any, BinaryIO, cast
 import msgspec
 
 from understudy.errors import ConfigError
-
-Columns = Mapping[str, Any]
-"""Names of columns to their types.
-
-A type is the name of a scalar, `[type]` for a list, `{name: type}` for a struct, or "json": any JSON value, read
-back X
-"""
+from understudy.util.arrow import Columns, column_table, column_type
 
 CHAT_MESSAGE: dict[str, Any] = {
     "role": "string",
@@ -29,7 +23,6 @@ CHAT_MESSAGE: dict[str, Any] = {
 """The columns of a chat message; the arguments of its tool calls are JSON text."""
 
 _BATCH_BYTES = 8 << 20
-_ARROW = {"bool": "bool_", "json": "json_"}
 
 
 class JsonLinesWriter:
@@ -93,11 +86,8 @@ class _BatchWriter:
 
     def _flush(self) -> None:
         if self._rows:
-            arrow = require_pyarrow()
-            arrays = [
-                _array(arrow, [row[name] for row in self._rows], kind) for name, kind in self._columns.items()
-            ]
-            self._file.write_table(arrow.Table.from_arrays(arrays, schema=self._schema))
+            table = column_table(require_pyarrow(), self._rows, self._columns, self._schema)
+            self._file.write_table(table)
         self._rows, self._bytes = [], 0
 
 
@@ -152,7 +142,7 @@ def schema(columns: Columns) -> Any:
     """The Arrow schema of columns, which tells `datasets` their types. Raises ConfigError without pyarrow."""
     arrow = require_pyarrow()
     metadata = json.dumps({"info": {"features": features(columns)}})
-    fields: list[Any] = [arrow.field(name, _type(arrow, kind)) for name, kind in columns.items()]
+    fields: list[Any] = [arrow.field(name, column_type(arrow, kind)) for name, kind in columns.items()]
     return arrow.schema(fields, metadata={"huggingface": metadata})
 
 
@@ -165,25 +155,6 @@ def require_pyarrow() -> Any:
             f"this format needs the package pyarrow ({error}); install it: pip install 'understudy[hf]'"
         ) from error
     return pyarrow
-
-
-def _array(arrow: Any, values: list[Any], kind: Any) -> Any:
-    if kind == "json":
-        return arrow.ExtensionArray.from_storage(arrow.json_(), arrow.array(values, arrow.string()))
-    if kind == ["json"]:
-        texts = arrow.array([value or [] for value in values], arrow.list_(arrow.string()))
-        items = arrow.ExtensionArray.from_storage(arrow.json_(), texts.values)
-        return arrow.ListArray.from_arrays(texts.offsets, items, type=_type(arrow, kind))
-    return arrow.array(values, _type(arrow, kind))
-
-
-def _type(arrow: Any, kind: Any) -> Any:
-    if isinstance(kind, list):
-        return arrow.list_(_type(arrow, cast(list[Any], kind)[0]))
-    if isinstance(kind, dict):
-        parts = cast(dict[str, Any], kind)
-        return arrow.struct([(name, _type(arrow, part)) for name, part in parts.items()])
-    return getattr(arrow, _ARROW.get(str(kind), str(kind)))()
 
 
 def _feature(kind: Any) -> dict[str, Any]:

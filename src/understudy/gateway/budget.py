@@ -144,6 +144,11 @@ class Spending:
         self._open[reservation] = None
         return reservation
 
+    @property
+    def spent_usd(self) -> float:
+        """The US dollars that were spent, without those reserved."""
+        return self._spent["cost_usd"]
+
     def settle(self, reservation: Reservation, usage: Usage, cost_usd: float | None) -> None:
         """A call has ended, however it did: count what it used in place of what was reserved."""
         del self._open[reservation]
@@ -190,6 +195,43 @@ class Spending:
             f"{_say(prompt)} tokens and a response of "
             f"{'any length' if max_tokens is None else f'{_say(max_tokens)} more'}"
         )
+
+
+class CostCeiling:
+    """The most US dollars that all attempts of a run may cost together; `spent_usd` was spent by earlier starts.
+
+    A call is begun only where it cannot cost more than is left, after what the calls under way may cost. The first
+    that could sets `reached`, and whoever waits for that is to end the run.
+    """
+
+    def __init__(self, limit_usd: float, spent_usd: float = 0.0) -> None:
+        self.limit_usd = limit_usd
+        self.reached = asyncio.Event()
+        self._spending = Spending(Budget(cost_usd=limit_usd))
+        self._spending.add(Usage(), spent_usd)
+        self._worst: dict[Reservation, float] = {}
+
+    @property
+    def spent_usd(self) -> float:
+        """What has been spent, without what is reserved."""
+        return self._spending.spent_usd
+
+    async def reserve(self, body_bytes: int, max_tokens: int | None, price: Price | None) -> Reservation:
+        """Begin a call; waits while only what others have reserved stands in its way. Raises BudgetExceeded."""
+        try:
+            reservation = await self._spending.reserve(body_bytes, max_tokens, price, adjustable=False)
+        except BudgetExceeded:
+            self.reached.set()
+            raise
+        input_price, output_price = _rates(price)
+        prompt = math.ceil(body_bytes * _TOKENS_PER_BYTE)
+        self._worst[reservation] = prompt * input_price + (max_tokens or 0) * output_price
+        return reservation
+
+    def settle(self, reservation: Reservation, usage: Usage, cost_usd: float | None, *, lost: bool) -> None:
+        """A call has ended. One that was `lost` may be billed all the same: it counts as the most it may cost."""
+        worst = self._worst.pop(reservation)
+        self._spending.settle(reservation, usage, worst if lost and not cost_usd else cost_usd)
 
 
 def _finite(amount: float) -> float:

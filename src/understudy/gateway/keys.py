@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from understudy.errors import GatewayError
-from understudy.gateway.budget import Budget
+from understudy.gateway.budget import Budget, CostCeiling
 from understudy.gateway.session import GatewaySession
 
 PREFIX = "sk-understudy-"
@@ -26,9 +26,10 @@ class KeyRing(Protocol):
 
 
 class Keys:
-    """The keys of the attempts that run in this process (see KeyRing)."""
+    """The keys of the attempts that run in this process (see KeyRing); `ceiling` bounds what all cost together."""
 
-    def __init__(self) -> None:
+    def __init__(self, ceiling: CostCeiling | None = None) -> None:
+        self._ceiling = ceiling
         self._entries: dict[bytes, tuple[bytes, GatewaySession]] = {}
         self._indices: dict[str, bytes] = {}
 
@@ -43,7 +44,7 @@ class Keys:
             raise GatewayError(f"attempt {attempt_id} already has an API key; revoke it before issuing another")
         key = new_key()
         digest = digest_of(key)
-        self._entries[digest[:8]] = (digest, GatewaySession(attempt_id, sampling, budget))
+        self._entries[digest[:8]] = (digest, GatewaySession(attempt_id, sampling, budget, ceiling=self._ceiling))
         self._indices[attempt_id] = digest[:8]
         return key
 

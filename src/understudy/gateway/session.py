@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from understudy.gateway.budget import Budget, Spending
+from understudy.gateway.budget import Budget, CostCeiling, Spending
 from understudy.wire.dialect import Branch
 from understudy.wire.model import ConversationHandle, ToolCall
 
@@ -20,11 +20,19 @@ class GatewaySession:
     """The gateway's state of one attempt (or of one client of a gateway of its own) while its key is valid."""
 
     def __init__(
-        self, attempt_id: str, sampling: Mapping[str, Any], budget: Budget | None = None, *, sequence: int = 0
+        self,
+        attempt_id: str,
+        sampling: Mapping[str, Any],
+        budget: Budget | None = None,
+        *,
+        sequence: int = 0,
+        ceiling: CostCeiling | None = None,
     ) -> None:
         self.attempt_id = attempt_id
         self.sampling = dict(sampling)
         self.spending = Spending(budget)
+        self.ceiling = ceiling
+        """What bounds the cost of all attempts of its run together, if anything does."""
         self.budget_message: str | None = None
         """The final message that the agent got when its budget was used up; None before that."""
         self.calls_started = 0

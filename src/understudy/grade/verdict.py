@@ -25,6 +25,7 @@ from understudy.checks.suite import run_before_patch
 from understudy.checks.twin_ids import deciding_tests, version_texts
 from understudy.checks.twin_run import (
     ATTEMPTS,
+    TwinJudgement,
     VersionRun,
     WrittenVersion,
     draw_versions,
@@ -45,7 +46,7 @@ from understudy.tasks.records import task_digest
 from understudy.types import Integrity, PytestChecks, ScriptChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_FORMAT = "16"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "23"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, noted in each verdict: the release, and how its patches are judged."""
 
@@ -76,7 +77,7 @@ async def grade(
         shown = await _ask_versions(prepared, gated, sandboxes, environment)
         verdict = (await _evaluate(prepared, gated, sandboxes, environment)).verdict
         if is_solved(verdict.reward):
-            if isinstance(shown, Integrity) and _fails_all(prepared, shown):
+            if isinstance(shown, TwinJudgement) and _fails_all(prepared, shown):
                 shown = await _ask_again(prepared, gated, shown, sandboxes, environment)
             verdict = _confirmed(verdict, shown)
     if verdict.integrity.status != "forged":
@@ -96,43 +97,48 @@ async def grade(
 
 async def _ask_versions(
     prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
-) -> Integrity | PatchFault:
+) -> TwinJudgement | PatchFault:
     """What versions of the deciding tests show of a patch: `clean` also for tasks without twins.
 
     What contradicts the tests counts when it is seen again: they may not be the same each time. A patch that fails
     all that it has to mend is not asked again before the tests, which most such patches fail.
     """
-    shown: Integrity | PatchFault = Integrity()
+    shown: TwinJudgement | PatchFault = TwinJudgement(Integrity())
     for _ in range(ATTEMPTS if prepared.options.twins else 0):
         shown = await _attempt(prepared, gated, sandboxes, environment)
-        if isinstance(shown, PatchFault) or shown.status == "clean" or _fails_all(prepared, shown):
+        if isinstance(shown, PatchFault) or shown.integrity.status == "clean" or _fails_all(prepared, shown):
             break
     return shown
 
 
 async def _ask_again(
-    prepared: PreparedTask, gated: GatedPatch, shown: Integrity, sandboxes: Sandboxes, environment: TaskEnvironment
-) -> Integrity | PatchFault:
+    prepared: PreparedTask,
+    gated: GatedPatch,
+    shown: TwinJudgement,
+    sandboxes: Sandboxes,
+    environment: TaskEnvironment,
+) -> TwinJudgement | PatchFault:
     """What is shown by one more attempt, of a patch that passes the tests although it failed its versions.
 
     The tests ran by now, so that the attempt can make it `forged` and never clean.
     """
     again = await _attempt(prepared, gated, sandboxes, environment)
-    if isinstance(again, PatchFault) or again.status == shown.status:
+    if isinstance(again, PatchFault) or again.integrity.status == shown.integrity.status:
         return again
-    return replace(shown, status="suspicious", reason=f"{shown.reason}; a second attempt did not show it")
+    reason = f"{shown.integrity.reason}; a second attempt did not show it"
+    return replace(shown, integrity=replace(shown.integrity, status="suspicious", reason=reason))
 
 
-def _fails_all(prepared: PreparedTask, shown: Integrity) -> bool:
+def _fails_all(prepared: PreparedTask, shown: TwinJudgement) -> bool:
     """Whether a patch fails the versions of all tests that it has to mend."""
     tests = deciding_tests(prepared.task, prepared.options)
     mended = {node for node in tests.fail_to_pass if node in prepared.options.twins}
-    return bool(mended) and mended <= {evidence.path for evidence in shown.evidence}
+    return bool(mended) and mended <= shown.failed
 
 
 async def _attempt(
     prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
-) -> Integrity | PatchFault:
+) -> TwinJudgement | PatchFault:
     """What one attempt shows; `clean` where the patch does not apply, which the tests' own verdict says.
 
     All versions run, whatever the values in the first ones show: a patch that could see how many ran would learn
@@ -148,7 +154,7 @@ async def _attempt(
             partial(_run_version, prepared, GatedPatch(b""), version, sandboxes, environment),
         )
         if run is None:
-            return Integrity()
+            return TwinJudgement(Integrity())
         if isinstance(run, PatchFault):
             return run
         runs.append(run)
@@ -157,13 +163,14 @@ async def _attempt(
     return await asyncio.to_thread(judge_twins, prepared.options, runs, prepared.task.checks.timeout_s)
 
 
-def _confirmed(verdict: Verdict, shown: Integrity | PatchFault) -> Verdict:
+def _confirmed(verdict: Verdict, shown: TwinJudgement | PatchFault) -> Verdict:
     """The verdict on a patch that passes the tests, with what versions of them have shown."""
     if isinstance(shown, PatchFault):
         return replace(verdict, reward=0.0, reason=f"{FAULT_REASON}: {shown}")
-    if shown.status == "clean":
+    integrity = shown.integrity
+    if integrity.status == "clean":
         return verdict
-    return replace(verdict, reward=0.0, reason=shown.reason, integrity=shown)
+    return replace(verdict, reward=0.0, reason=integrity.reason, integrity=integrity)
 
 
 async def _run_version(

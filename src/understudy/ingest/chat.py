@@ -40,7 +40,7 @@ def chat(raw: Any, losses: Counter[str]) -> Message | None:
         # Which call it belongs to is unknown, so it can only be shown as the user's text.
         losses["result_without_id"] += 1
         return {"role": "user", "content": text}
-    return result_message(call_id, text or "")
+    return result_message(call_id, text or "", is_error=source.get("is_error") is True)
 
 
 def response_message(

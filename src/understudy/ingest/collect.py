@@ -49,13 +49,13 @@ from understudy.store import Store
 from understudy.store.sessions import LogSource, TextOrBytes
 from understudy.util.files import locked
 
-_READER = "5"
+_READER = "6"
 """Raise it when the results of reading a log change within a release: what is read, a signal, a rule of redaction.
 
 Logs that were read with another one are read again.
 """
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class LogIdentity(Struct, frozen=True, array_like=True):

@@ -27,6 +27,8 @@ from understudy.ingest.trace_store import TraceSource, trace_rows, traces
 from understudy.redact.redactor import Redactor
 from understudy.store.contents import Packer
 from understudy.store.sessions import LogSource, PackedTrace, SessionRepository, TraceChanges, TurnSelection
+from understudy.types import SCHEMA
+from understudy.util.arrow import Columns, column_table, column_type
 from understudy.util.files import atomic_path
 
 _PIECE = 1 << 20
@@ -39,7 +41,7 @@ def state_record(state: TraceState, trace: Trace) -> dict[str, Any]:
     record = asdict(state)
     later = {name: record.pop(name) for name in _ADDED_KEYS}
     record["student_action"] = asdict(state.student_action)
-    return {**record, "format": trace.format, "source": trace.source, **later}
+    return {**record, "format": trace.format, "source": trace.source, **later, "schema": SCHEMA}
 
 
 def state_line(state: TraceState, trace: Trace, more: Mapping[str, Any] = MappingProxyType({})) -> bytes:
@@ -142,12 +144,44 @@ class JsonlSink(PrivateFile):
 
 _HELD = 8 << 20  # bytes of text that are buffered before they become a table
 _GROUP = 64 << 20  # bytes of a row group
-_MESSAGE_COLUMNS = ("role", "content", "tool_calls", "tool_call_id", "content_parts", "more")
-_COLUMNS = (
-    "state_id", "trace_id", "session_id", "message_id", "messages", "student_action", "tools", "source_model",
-    "source_family", "fidelity", "notes", "timestamp", "project", "branch", "role", "parent", "format", "source",
-    *_ADDED_KEYS,
-)  # fmt: skip
+_CALLS = [{"id": "string", "type": "string", "function": {"name": "string", "arguments": "string"}}]
+_MESSAGE = {
+    "role": "string",
+    "content": "string",
+    "tool_calls": _CALLS,
+    "tool_call_id": "string",
+    "content_parts": "string",
+    "more": "string",
+}
+_MESSAGE_KEYS = tuple(_MESSAGE)[:4]
+_NESTED: Columns = {
+    "schema": "int64",
+    "messages": [_MESSAGE],
+    "student_action": {
+        "content": "string",
+        "thinking": "string",
+        "thinking_hidden": "bool",
+        "tool_calls": _CALLS,
+    },
+    "notes": ["string"],
+    "tools_inferred": ["string"],
+    "parent": {"session_id": "string", "tool_use_id": "string", "depth": "int64"},
+    "signals": {
+        **dict.fromkeys(TurnSignals.__struct_fields__, "int64"),
+        "tests": "string",
+        "feedback": "string",
+        "interrupted": "bool",
+    },
+    "outcome": {"resolved": "bool", "reward": "float64", "task": "string", "exit_status": "string"},
+}
+_COLUMNS: Columns = {
+    name: _NESTED.get(name, "string")
+    for name in (
+        "state_id", "trace_id", "session_id", "message_id", "messages", "student_action", "tools", "source_model",
+        "source_family", "fidelity", "notes", "timestamp", "project", "branch", "role", "parent", "format",
+        "source", *_ADDED_KEYS, "schema",
+    )
+}  # fmt: skip
 
 
 def require_pyarrow(path: str | Path) -> None:
@@ -170,25 +204,7 @@ def _frugal() -> None:
 def schema() -> Any:
     """The columns, as an Arrow schema."""
     arrow: Any = import_module("pyarrow")
-    text, integer, flag = arrow.string(), arrow.int64(), arrow.bool_()
-    function = arrow.struct([("name", text), ("arguments", text)])
-    calls = arrow.list_(arrow.struct([("id", text), ("type", text), ("function", function)]))
-    messages = arrow.struct([(name, calls if name == "tool_calls" else text) for name in _MESSAGE_COLUMNS])
-    action = [("content", text), ("thinking", text), ("thinking_hidden", flag), ("tool_calls", calls)]
-    types = {"tests": text, "feedback": text, "interrupted": flag}
-    signals = [(name, types.get(name, integer)) for name in TurnSignals.__struct_fields__]
-    outcome = [("resolved", flag), ("reward", arrow.float64()), ("task", text), ("exit_status", text)]
-    parent = [("session_id", text), ("tool_use_id", text), ("depth", integer)]
-    nested = {
-        "messages": arrow.list_(messages),
-        "student_action": arrow.struct(action),
-        "notes": arrow.list_(text),
-        "tools_inferred": arrow.list_(text),
-        "parent": arrow.struct(parent),
-        "signals": arrow.struct(signals),
-        "outcome": arrow.struct(outcome),
-    }
-    return arrow.schema([(name, nested.get(name, text)) for name in _COLUMNS])
+    return arrow.schema([(name, column_type(arrow, kind)) for name, kind in _COLUMNS.items()])
 
 
 def row(state: TraceState, trace: Trace) -> dict[str, Any]:
@@ -205,9 +221,9 @@ def row(state: TraceState, trace: Trace) -> dict[str, Any]:
 def _message(message: Message) -> dict[str, Any]:
     content = message.get("content")
     parts = isinstance(content, list)
-    more = {key: value for key, value in message.items() if key not in _MESSAGE_COLUMNS[:4]}
+    more = {key: value for key, value in message.items() if key not in _MESSAGE_KEYS}
     return {
-        **{key: message.get(key) for key in _MESSAGE_COLUMNS[:4]},
+        **{key: message.get(key) for key in _MESSAGE_KEYS},
         "content": None if parts else content,
         "content_parts": msgspec.json.encode(content).decode() if parts else None,
         "more": msgspec.json.encode(more).decode() if more else None,
@@ -266,11 +282,14 @@ class ParquetWriter:
         if not rows:
             return
         try:
-            table = self._arrow.Table.from_pylist(rows, schema=self._schema)
+            table = self._table(rows)
         except UnicodeEncodeError:
-            table = self._arrow.Table.from_pylist(cast("list[Any]", _unicode(rows)), schema=self._schema)
+            table = self._table(cast("list[Any]", _unicode(rows)))
         self._tables.append(table)
         self._write()
+
+    def _table(self, rows: list[dict[str, Any]]) -> Any:
+        return column_table(self._arrow, rows, _COLUMNS, self._schema)
 
     def _write(self) -> None:
         tables, self._tables, self._held = self._tables, [], 0

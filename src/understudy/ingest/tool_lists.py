@@ -136,10 +136,13 @@ def _called(messages: Iterable[Mapping[str, Any]]) -> dict[str, _Seen]:
         for call in message.get("tool_calls") or ():
             function = mapping(call.get("function"))
             text = str(function.get("arguments") or "")
-            arguments = parse_object(text)
             name = string(function.get("name"))
-            if name and arguments is not None and UNPARSED_INPUT not in arguments:
-                calls[str(call.get("id")), name, text] = arguments
+            key = (str(call.get("id")), name or "", text)
+            if not name or key in calls:
+                continue
+            arguments = parse_object(text)
+            if arguments is not None and UNPARSED_INPUT not in arguments:
+                calls[key] = arguments
     tools: dict[str, _Seen] = {}
     for (call_id, name, _), arguments in calls.items():
         if call_id in unknown:

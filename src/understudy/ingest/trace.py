@@ -339,13 +339,10 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
     share messages, so the messages must not be changed.
     """
     rendered: dict[int, list[Message]] = {}
-    path: list[int] = []
+    conversation = _PathMessages(trace, rendered)
     offered = OfferedTools(trace, rendered)
     for turn in trace.turns:
-        path = path_to(trace.nodes, turn.context, path)
-        history: list[Message] = []
-        for index in path:
-            history.extend(rendered_node(trace, index, rendered))
+        messages = conversation.messages(turn.context)
         shape = turn.shape or trace.shape
         tools = offered.of(turn)
         prompt = shape.system if shape.system is not None else system
@@ -355,7 +352,7 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
             trace_id=trace.trace_id,
             session_id=trace.session_id,
             message_id=turn.message_id,
-            messages=first + normalise_messages(history),
+            messages=first + messages,
             student_action=trace.renderer.action([trace.nodes[index].body for index in turn.action]),
             tools=tools.tools,
             source_model=turn.model,
@@ -373,6 +370,47 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
             tools_version=tools.version,
             tools_inferred=tools.inferred,
         )
+
+
+class _PathMessages:
+    """The normalised messages up to one node of a trace after the other.
+
+    Before an answer that follows a user's message or a tool's result, all earlier messages are final, so only what
+    comes behind the last such place in common with the node before is made anew: expansion is linear.
+    """
+
+    def __init__(self, trace: Trace, rendered: dict[int, list[Message]]) -> None:
+        self._trace = trace
+        self._rendered = rendered
+        self._path: list[int] = []
+        self._messages: list[Message] = []
+        self._final: list[tuple[int, int]] = []
+        """How many nodes of the path, and messages of them, are final if an answer follows; ascending."""
+
+    def messages(self, end: int) -> list[Message]:
+        """The messages from the beginning to the node `end` (-1: none); the list is changed by the next call."""
+        shared, steps = _way(self._trace.nodes, end, self._path)
+        self._path[shared:] = steps
+        while self._final and self._final[-1][0] > shared:
+            self._final.pop()
+        while True:
+            begin, number = self._final[-1] if self._final else (0, 0)
+            rest = [
+                message
+                for index in self._path[begin:]
+                for message in rendered_node(self._trace, index, self._rendered)
+            ]
+            if not begin or not rest or _is_answer(rest[0]):
+                break
+            self._final.pop()
+        self._messages[number:] = normalise_messages(rest)
+        if rest and all(some and some[-1]["role"] in ("user", "tool") for some in (rest, self._messages)):
+            self._final.append((len(self._path), len(self._messages)))
+        return self._messages
+
+
+def _is_answer(message: Message) -> bool:
+    return message["role"] == "assistant" and bool(message.get("content") or message.get("tool_calls"))
 
 
 def rendered_node(trace: Trace, index: int, rendered: dict[int, list[Message]]) -> list[Message]:
@@ -423,10 +461,16 @@ def path_to(nodes: Sequence[TraceNode], end: int, last: list[int]) -> list[int]:
 
     Mostly the new path continues the last one: then only the difference is walked, which keeps expansion linear.
     """
+    shared, steps = _way(nodes, end, last)
+    return last[:shared] + steps
+
+
+def _way(nodes: Sequence[TraceNode], end: int, last: list[int]) -> tuple[int, list[int]]:
+    """How much of the path `last` leads to `end` as well, and the nodes that follow there."""
     steps: list[int] = []
     position = {node: at for at, node in enumerate(last[-64:], max(len(last) - 64, 0))}
     while end >= 0 and end not in position:
         steps.append(end)
         end = nodes[end].parent
     steps.reverse()
-    return last[: position[end] + 1] + steps if end >= 0 else steps
+    return (position[end] + 1 if end >= 0 else 0), steps

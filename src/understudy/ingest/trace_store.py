@@ -12,7 +12,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -36,6 +35,7 @@ from understudy.ingest.trace import (
     state_id,
 )
 from understudy.store import Store
+from understudy.store.address import StoreLocation, StoreUrl, parse_location
 from understudy.store.contents import Packed, Packer
 from understudy.store.sessions import (
     SessionRepository,
@@ -47,8 +47,8 @@ from understudy.store.sessions import (
     decoded,
 )
 
-TraceSource = Store | SessionRepository | Path | str
-"""Where traces are: an open store, its sessions, or the directory of a store, which is opened meanwhile."""
+TraceSource = Store | SessionRepository | StoreLocation | str
+"""Where traces are: an open store, its sessions, or the location of a store, which is opened meanwhile."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -225,11 +225,14 @@ class _NodeTable:
         last, seen = context, list[Message]()
         for node in action:
             position = self.position_of(node)
-            if position not in (-1, last) and self.rows[position][0] == last:
-                last = position
-                seen += self._messages(node)
-            elif position != last:
+            if position == last:
+                continue
+            # The place of a node without messages is that of one before it, which need not be of the action.
+            messages = self._messages(node)
+            if not messages or self.rows[position][0] != last:
                 return None, []
+            last = position
+            seen += messages
         return (None, []) if last == context else (last, seen)
 
     def _messages(self, node: int) -> list[Message]:
@@ -284,7 +287,8 @@ def _open_sessions(library: TraceSource) -> Generator[SessionRepository]:
     elif isinstance(library, Store):
         yield library.sessions
     else:
-        with Store.open(Path(library), create=False) as store:
+        location = library if isinstance(library, StoreUrl) else parse_location(library)
+        with Store.open(location, create=False) as store:
             yield store.sessions
 
 

@@ -10,17 +10,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from understudy.errors import ConfigError
+from understudy.model.pretrained import RECORD, cached_directory
 
 TINY = "tiny"
 """Its name where a model's directory is asked for."""
 
 
 def directory_of(model: str | Path) -> Path:
-    """The directory that a model's name means, absolute: the shipped one's, or the path itself."""
+    """The directory that a model's name means, absolute: the shipped or a fetched one's, or the path itself."""
     path = Path(model).expanduser()
-    if str(model) == TINY and not path.is_dir():
+    if path.is_dir():
+        return path.absolute()
+    if str(model) == TINY:
         return Path(__file__).with_name("assets") / TINY
-    return path.absolute()
+    fetched = cached_directory(str(model))
+    return fetched if (fetched / RECORD).is_file() else path.absolute()
 
 
 _FILES = ("config.json", "tokenizer.json", "chat_template.jinja", "*.safetensors", "*.bin")
@@ -30,14 +34,17 @@ _ADVICE = {
 }
 
 
-def require_packages(*modules: str) -> None:
-    """Raise ConfigError where one of these modules (default: those that weights need) is not installed."""
+def require_packages(*modules: str, extra: str = "train") -> None:
+    """Raise ConfigError where one of these modules (default: those that weights need) is not installed.
+
+    `extra` is the one of our extras that brings them.
+    """
     missing = [module for module in modules or ("torch", "transformers") if find_spec(module) is None]
     if missing:
         names = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
         raise ConfigError(
-            f"this needs {names}, which {'is' if len(missing) == 1 else 'are'} not installed; install what "
-            "training needs: pip install 'understudy[train]'"
+            f"this needs {names}, which {'is' if len(missing) == 1 else 'are'} not installed; "
+            f"install {'it' if len(missing) == 1 else 'them'}: pip install 'understudy[{extra}]'"
         )
 
 

@@ -185,6 +185,23 @@ class GenerateRequest(Struct):
         )
 
 
+class ModelCompletionRequest(SamplingFields):
+    """The body of `POST /v1/completions` with a prompt of tokens, without fields that matter to no model here."""
+
+    prompt: list[Annotated[int, Meta(ge=0)]]
+    model: str | None = None
+    stream: bool | None = False
+    echo: bool | None = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+
+    def generate(self) -> GenerateRequest:
+        """The request as tokens in, tokens out."""
+        params = {name: getattr(self, name) for name in SamplingFields.__struct_fields__}
+        return GenerateRequest(self.prompt, SamplingParams(**params), model=self.model)
+
+
 class TokenizeRequest(Struct):
     """The body of `POST /tokenize`: a prompt, or a conversation."""
 
@@ -285,6 +302,22 @@ def check_generate(request: GenerateRequest, vocabulary: int) -> None:
     _refuse(bool(request.stream), "stream", "`stream` is not offered here; leave it out.")
     _refuse(request.output_mode != "tokens", "output_mode", "`output_mode` must be `tokens` for this model.")
     check_sampling(request.sampling_params, vocabulary)
+
+
+def check_completion(request: ModelCompletionRequest, vocabulary: int) -> None:
+    """Raise InvalidRequestError for what types alone do not show; `vocabulary` is how many tokens there are."""
+    _refuse(not request.prompt, "prompt", "`prompt` must hold at least one token.")
+    highest = max(request.prompt, default=0)
+    message = f"Token id {highest} is out of vocabulary; expected 0 to {vocabulary - 1}"
+    _refuse(highest >= vocabulary, "prompt", message)
+    _refuse(bool(request.stream), "stream", "`stream` is not offered here; leave it out.")
+    _refuse(bool(request.echo), "echo", "`echo` is not offered here; use `prompt_logprobs`.")
+    _refuse(
+        request.logprobs is not None, "logprobs", "`logprobs` is not offered here; use /inference/v1/generate."
+    )
+    message = f"`prompt_logprobs` must be 0 for this model, got {request.prompt_logprobs}."
+    _refuse(request.prompt_logprobs not in (None, 0), "prompt_logprobs", message)
+    check_sampling(request, vocabulary)
 
 
 def _refuse(wrong: bool, param: str, message: str) -> None:

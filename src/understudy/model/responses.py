@@ -12,7 +12,14 @@ from uuid import uuid4
 from msgspec import Struct
 
 from understudy.model.hermes import CompletionSegment, Vocabulary
-from understudy.model.protocol import GenerateRequest, ModelChatRequest, ModelMessage, ModelTool, NamedToolChoice
+from understudy.model.protocol import (
+    GenerateRequest,
+    ModelChatRequest,
+    ModelCompletionRequest,
+    ModelMessage,
+    ModelTool,
+    NamedToolChoice,
+)
 
 
 class ModelVersionSpan(Struct, frozen=True):
@@ -85,6 +92,10 @@ class ServedModel(Protocol):
 
     async def generate(self, request: GenerateRequest, limit: int, model: str) -> ModelCompletion:
         """How the tokens go on, by at most `limit` of them. Raises BackendError."""
+        ...
+
+    async def prompt_logprobs(self, prompt: Sequence[int], model: str) -> list[float]:
+        """The logprob of every token of a prompt but the first, at temperature 1. Raises BackendError."""
         ...
 
     def close(self) -> None:
@@ -170,6 +181,33 @@ def tokens_body(request: GenerateRequest, completion: ModelCompletion) -> dict[s
         "prompt_logprobs": None,
         "kv_transfer_params": None,
     }
+
+
+def completion_body(
+    request: ModelCompletionRequest,
+    model: str,
+    completion: ModelCompletion,
+    prompt: Sequence[int],
+    scored: list[float] | None,
+    tokenizer: Vocabulary,
+) -> dict[str, Any]:
+    """The body of a `text_completion`; `scored` are the logprobs of the prompt's tokens but the first."""
+    logprobs: list[Any] | None = None
+    if scored is not None:
+        entries = zip(prompt[1:], scored, strict=True)
+        logprobs = [None, *({str(id_): {"logprob": value}} for id_, value in entries)]
+    choice = {
+        "index": 0,
+        "text": tokenizer.decode(completion.ids),
+        "logprobs": None,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "token_ids": completion.ids if request.return_token_ids else None,
+        "prompt_token_ids": prompt if request.return_token_ids else None,
+        "prompt_logprobs": logprobs,
+    }
+    head = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time.time()), "model": model}
+    return head | {"choices": [choice], "usage": _usage(prompt, completion)}
 
 
 def chunk_bodies(result: ChatResult, tokenizer: Vocabulary) -> Iterator[dict[str, Any]]:

@@ -33,8 +33,10 @@ from understudy.model.protocol import (
     GenerateRequest,
     InvalidRequestError,
     ModelChatRequest,
+    ModelCompletionRequest,
     TokenizeRequest,
     check_chat,
+    check_completion,
     check_generate,
     check_length,
     error_body,
@@ -45,6 +47,7 @@ from understudy.model.responses import (
     ControlRequest,
     ServedModel,
     chunk_bodies,
+    completion_body,
     message_body,
     tokens_body,
 )
@@ -162,6 +165,7 @@ class ModelServer:
         self._key = key
         own: dict[str, Mapping[str, Handler]] = {
             "/v1/chat/completions": {"POST": self._chat},
+            "/v1/completions": {"POST": self._complete},
             "/inference/v1/generate": {"POST": self._generate},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
@@ -218,6 +222,18 @@ class ModelServer:
         limited = ("max_tokens", request.sampling_params.max_tokens)
         limit = check_length(limited, len(request.token_ids), self._context)
         return tokens_body(request, await self._served.generate(request, limit, model))
+
+    async def _complete(self, command: ControlRequest) -> Reply:
+        request = read_body(command.body, ModelCompletionRequest)
+        vocabulary = self._served.vocabulary
+        check_completion(request, len(vocabulary.token_bytes))
+        model = self._model_name(request.model)
+        limit = check_length(("max_tokens", request.max_tokens), len(request.prompt), self._context)
+        scored = None
+        if request.prompt_logprobs is not None:
+            scored = await self._served.prompt_logprobs(request.prompt, model)
+        completion = await self._served.generate(request.generate(), limit, model)
+        return completion_body(request, model, completion, request.prompt, scored, vocabulary)
 
     async def _tokenize(self, command: ControlRequest) -> Reply:
         request = read_body(command.body, TokenizeRequest)

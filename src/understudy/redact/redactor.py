@@ -150,6 +150,21 @@ class Redactor:
         scope = self if self._secrets is not None else self.scoped_to([value])
         return scope._value(value, where)
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """The ranges of characters that `text` would replace, by their beginnings; some may overlap."""
+        scope = self if self._secrets is not None else self.scoped_to([text])
+        spans: list[tuple[int, int]] = []
+        rest = list(text)
+        for _ in range(_ROUNDS):
+            shown = "".join(rest)
+            hits = _without_overlaps(shown, scope._hits(shown))
+            if not hits:
+                break
+            for hit in hits:
+                spans.append((hit.start, hit.end))
+                rest[hit.start : hit.end] = "\0" * (hit.end - hit.start)
+        return sorted(spans)
+
     def name(self, value: str, where: str = "") -> str:
         """An id or a name, which stays as it is unless a secret hides in it."""
         scope = self if self._secrets is not None else self.scoped_to([])

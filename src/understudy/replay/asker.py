@@ -314,7 +314,11 @@ class Asker:
 
     def _worst(self, teacher: Teacher, request: TeacherRequest) -> int:
         price = teacher.price
-        return 0 if price is None else to_units(worst_cost(price, request.most_tokens, teacher.config.max_tokens))
+        return (
+            0
+            if price is None
+            else to_units(worst_cost(price, request.size.most_tokens, teacher.config.max_tokens))
+        )
 
     async def _try(
         self, ask: StoredAsk, request: TeacherRequest, amount: int, teacher_state: TeacherState
@@ -381,13 +385,14 @@ class Asker:
         if call is None:
             return
         usage, limit = call.usage, teacher_state.teacher.config.max_tokens
-        if usage.completion_tokens <= limit and usage.prompt_tokens <= request.most_tokens:
+        if usage.completion_tokens <= limit and usage.prompt_tokens <= request.size.most_tokens:
             return
         teacher_state.tally.overruns += 1
         if self.budget.limit is not None:
             teacher_state.dismiss(
-                f"it billed {usage.prompt_tokens}+{usage.completion_tokens} tokens, where {request.most_tokens}+"
-                f"{limit} were the most it was asked for, so its costs cannot be kept below a budget"
+                f"it billed {usage.prompt_tokens}+{usage.completion_tokens} tokens, where "
+                f"{request.size.most_tokens}+{limit} were the most it was asked for, so its costs cannot be kept "
+                "below a budget"
             )
 
     def _end(self, ask: StoredAsk, result: AskOutcome, teacher_state: TeacherState) -> None:

@@ -19,7 +19,8 @@ from understudy.ingest.trace import OfferedTools, Trace, TraceState, expand
 from understudy.ingest.trace_store import text_or_none, traces
 from understudy.preference.checks import length_of, message_of
 from understudy.redact.redactor import Redactor
-from understudy.replay.requests import TeacherRequest, build_request, likely_cost, worst_cost
+from understudy.replay.request_sizes import RequestSizer
+from understudy.replay.requests import RequestSize, TeacherRequest, build_request, likely_cost, worst_cost
 from understudy.replay.teachers import Teacher, Teachers
 from understudy.store import Store
 from understudy.store.sessions import TurnSelection
@@ -196,7 +197,9 @@ def select(
                 continue
             tools, source = state.tools, state.tools_source
             if source != "logged":
-                not_logged = not_logged or OfferedTools(sessions.whole(trace)).unlogged
+                if not_logged is None:
+                    whole = sessions.whole(trace)
+                    not_logged = ToolList.of(state) if whole is trace else OfferedTools(whole).unlogged
                 tools, source = not_logged.tools, not_logged.source
             counts.states += 1
             counts.families[state.source_family or "unknown"] += 1
@@ -251,6 +254,7 @@ def estimate(
     `existing_asks` returns those of some ids whose asks are done.
     """
     shares: dict[str, TeacherShare] = {}
+    sizer = RequestSizer()
     remaining = iter(chosen)
     while batch := list(islice(remaining, _BATCH)):
         ids = {
@@ -269,18 +273,18 @@ def estimate(
                 share.asks += len(of_teacher)
                 share.done += finished
                 if finished < len(of_teacher):
-                    asked = request_for(stated, teacher)
-                    for _ in range(len(of_teacher) - finished):
-                        _add(share, stated, teacher, asked)
+                    size = sizer.size(teacher, stated.state.messages, stated.tools)
+                    _add(share, stated, teacher, size, len(of_teacher) - finished)
     return shares
 
 
-def _add(share: TeacherShare, stated: TeachableState, teacher: Teacher, asked: TeacherRequest) -> None:
+def _add(share: TeacherShare, stated: TeachableState, teacher: Teacher, size: RequestSize, asks: int) -> None:
     answer_tokens = length_of([message_of(stated.state.student_action)]) / _TOKEN_CHARS
     completion = min(max(int(answer_tokens), _LIKELY_LEAST), teacher.config.max_tokens)
-    share.prompt_tokens += asked.likely_tokens
-    share.completion_tokens += completion
+    likely = size.likely_tokens
+    share.prompt_tokens += likely * asks
+    share.completion_tokens += completion * asks
     if (price := teacher.price) is not None:
-        share.likely_usd = (share.likely_usd or 0.0) + likely_cost(price, asked.likely_tokens, completion)
-        worst = worst_cost(price, asked.most_tokens, teacher.config.max_tokens)
-        share.worst_usd = (share.worst_usd or 0.0) + worst
+        share.likely_usd = (share.likely_usd or 0.0) + likely_cost(price, likely, completion) * asks
+        worst = worst_cost(price, size.most_tokens, teacher.config.max_tokens)
+        share.worst_usd = (share.worst_usd or 0.0) + worst * asks

@@ -180,7 +180,8 @@ class Replay:
         self._options = options
         self._stopped = asyncio.Event()
         self._asker = self._make_asker(0.0)
-        self._sessions = SessionSource(
+        self._stored = SessionSource(store, options.where)
+        self._sendable = SessionSource(
             store, options.where, Redactor.from_user_key() if options.redacted else None
         )
         self._teacher_states = {teacher.name: TeacherState(teacher) for teacher in teachers.teachers}
@@ -193,9 +194,13 @@ class Replay:
         return Asker(self._asks, budget, options.concurrency, self._stopped, self.progress)
 
     def estimate(self) -> tuple[SelectionCounts, dict[str, TeacherShare]]:
-        """What is to be asked, and what it would cost. Nothing is sent, and nothing written."""
+        """What is to be asked, and what it would cost. Nothing is sent, and nothing written.
+
+        Sizes are those of the sessions as they are stored: to redact all of them would take many times as long,
+        and changes few of their bytes.
+        """
         counts = SelectionCounts()
-        chosen = takewhile(lambda _: not self._stopped.is_set(), self._select(counts))
+        chosen = takewhile(lambda _: not self._stopped.is_set(), self._select(self._stored, counts))
         return counts, estimate(chosen, self._options, self._done)
 
     def check_keys(self, selected: SelectionCounts, shares: dict[str, TeacherShare]) -> None:
@@ -210,8 +215,8 @@ class Replay:
             wanted.append(self._judge)
         return wanted
 
-    def _select(self, counts: SelectionCounts) -> Generator[TeachableState]:
-        return select(self._sessions, self._teachers, self._options, counts)
+    def _select(self, sessions: SessionSource, counts: SelectionCounts) -> Generator[TeachableState]:
+        return select(sessions, self._teachers, self._options, counts)
 
     def _done(self, ids: Iterable[str]) -> set[str]:
         return {id_ for id_, ask in self._asks.find(ids).items() if self._settled(ask)}
@@ -336,7 +341,7 @@ class Replay:
         loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = set()
         faults: list[BaseException] = []
-        states = self._select(SelectionCounts())
+        states = self._select(self._sendable, SelectionCounts())
         window = asyncio.Semaphore(max(_AHEAD * self._options.concurrency, 32))
 
         def ended(task: asyncio.Task[None]) -> None:

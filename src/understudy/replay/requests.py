@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -40,18 +40,50 @@ TOKEN_BYTES = 3.5
 
 LONGEST_ID = 40
 MILLIONTH = 1_000_000
+_NOT_LAST = ("assistant", "system")
 _BEYOND_ASCII = bytes(range(128, 256))
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 _DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)
 
 
+class RequestSize(Struct, frozen=True):
+    """What the bounds of a prompt's tokens are made of: the bytes of a request, and the same in ASCII.
+
+    Addresses of images count in neither: no tokenizer sees them. `messages` and `images` are numbers of them.
+    """
+
+    plain: int = 0
+    escaped: int = 0
+    messages: int = 0
+    images: int = 0
+
+    def plus(self, other: RequestSize, *, comma: bool = False) -> RequestSize:
+        """The size of both together, with a `comma` between them."""
+        return RequestSize(
+            self.plain + other.plain + comma,
+            self.escaped + other.escaped + comma,
+            self.messages + other.messages,
+            self.images + other.images,
+        )
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that the prompt can have."""
+        more = MESSAGE_TOKENS * self.messages + REQUEST_TOKENS + IMAGE_TOKENS * self.images
+        return max(self.escaped, 0) + more
+
+    @property
+    def likely_tokens(self) -> int:
+        """How many tokens the prompt is estimated to have."""
+        return math.ceil(self.plain / TOKEN_BYTES) + 1500 * self.images
+
+
 class TeacherRequest(Struct, frozen=True):
-    """What is sent: the path and body, and the most tokens that the prompt can have and be estimated to have."""
+    """What is sent: the path and body, and its size."""
 
     path: str
     body: bytes
-    most_tokens: int
-    likely_tokens: int
+    size: RequestSize
 
 
 def build_request(
@@ -67,29 +99,62 @@ def build_request(
 
 
 def _request(config: TeacherConfig, messages: list[Message], tools: list[dict[str, Any]] | None) -> TeacherRequest:
-    messages = shown_messages(messages)
-    if not messages or messages[-1]["role"] in ("assistant", "system"):
+    messages = _answerable(shown_messages(messages))
+    data = msgspec.json.encode(_body(config, messages, sendable(tools or ())))
+    path = "/v1/messages" if config.backend == "anthropic" else "/v1/chat/completions"
+    return TeacherRequest(path, data, _size(data, messages))
+
+
+def _answerable(messages: list[Message]) -> list[Message]:
+    if not messages or messages[-1]["role"] in _NOT_LAST:
         messages.append({"role": "user", "content": GO_ON})
-    tools = sendable(tools or ())
+    return messages
+
+
+def _body(
+    config: TeacherConfig,
+    messages: list[Message],
+    tools: list[dict[str, Any]],
+    ids: set[str] | None = None,
+    *,
+    begins: bool = True,
+) -> dict[str, Any]:
+    """The fields of the request; `ids` and `begins` are those of `as_anthropic`."""
     fields: dict[str, Any] = {"model": config.model, "max_tokens": config.max_tokens}
     if config.temperature is not None:
         fields["temperature"] = config.temperature
     if config.backend == "anthropic":
-        body, path = fields | as_anthropic(messages, tools), "/v1/messages"
-    else:
-        body, path = fields | {"messages": messages}, "/v1/chat/completions"
-        if tools:
-            body["tools"] = tools
-    data = msgspec.json.encode(body)
-    # No tokenizer sees the bytes of an image's address.
+        return fields | as_anthropic(messages, tools, ids, begins=begins)
+    return fields | {"messages": messages} | ({"tools": tools} if tools else {})
+
+
+def _size(data: bytes, messages: Sequence[Message]) -> RequestSize:
+    """The size of a request, of which `data` is the JSON."""
     images = [len(str(part["image_url"].get("url"))) for part in _parts(messages) if part["type"] == "image_url"]
-    text = max(_escaped(data) - sum(images), 0)
-    return TeacherRequest(
-        path,
-        data,
-        most_tokens=text + MESSAGE_TOKENS * len(messages) + REQUEST_TOKENS + IMAGE_TOKENS * len(images),
-        likely_tokens=math.ceil((len(data) - sum(images)) / TOKEN_BYTES) + 1500 * len(images),
-    )
+    hidden = sum(images)
+    return RequestSize(len(data) - hidden, _escaped(data) - hidden, len(messages), len(images))
+
+
+def empty_size(config: TeacherConfig, tools: list[dict[str, Any]] | None) -> RequestSize:
+    """The size of a request without messages. Raises UnicodeEncodeError where a text holds half of a letter."""
+    return _size(msgspec.json.encode(_body(config, [], sendable(tools or ()), begins=False)), ())
+
+
+def rest_size(
+    config: TeacherConfig, messages: list[Message], ids: set[str], *, begins: bool
+) -> RequestSize | None:
+    """The size of a conversation, or of what follows a user's message in one, without that of an empty request.
+
+    Sizes of parts, and a comma between two, add up to that of the whole. `ids` are those of the calls in earlier
+    parts, and get the new ones. None where the last message would not be the user's. Raises UnicodeEncodeError and
+    msgspec.ValidationError where `build_request` would change all of the messages.
+    """
+    shown = _answerable(_laid_out(msgspec.convert({"messages": messages}, ChatBody)))
+    body = _body(config, shown, [], ids, begins=begins)
+    if body["messages"][-1]["role"] in _NOT_LAST:
+        return None
+    nothing = -len(msgspec.json.encode(_body(config, [], [], begins=False)))
+    return _size(msgspec.json.encode(body), shown).plus(RequestSize(nothing, nothing))
 
 
 def shown_messages(messages: list[Message]) -> list[Message]:
@@ -103,6 +168,10 @@ def shown_messages(messages: list[Message]) -> list[Message]:
         # A log may hold parts that are not as the API has them: their texts are what can be shown.
         texts = [message | {"content": text_of(message.get("content"))} for message in messages]
         body = msgspec.convert({"messages": texts}, ChatBody)
+    return _laid_out(body)
+
+
+def _laid_out(body: ChatBody) -> list[Message]:
     conversation, _ = read_conversation(body)
     blocks = [
         structs.replace(
@@ -114,17 +183,24 @@ def shown_messages(messages: list[Message]) -> list[Message]:
     return lay_out(conversation.instructions, blocks, lambda _: None)
 
 
-def as_anthropic(messages: list[Message], tools: list[dict[str, Any]]) -> dict[str, Any]:
+def as_anthropic(
+    messages: list[Message],
+    tools: list[dict[str, Any]],
+    ids: set[str] | None = None,
+    *,
+    begins: bool = True,
+) -> dict[str, Any]:
     """Laid out chat messages, and tools, as fields of a request of Anthropic's Messages API.
 
     Turns alternate, the user's first, and each tool call has its result next. Ids of tool calls that the API would
-    refuse, or that come twice, are others.
+    refuse, or that come twice, are others. `ids` has those of earlier calls, and gets the new ones. Unless it
+    `begins` here, the conversation goes on behind a turn of the user's, with an answer.
     """
     request: dict[str, Any] = {}
     if messages and messages[0]["role"] == "system":
         request["system"] = messages[0]["content"]
         messages = messages[1:]
-    turns = _AnthropicTurns()
+    turns = _AnthropicTurns(set() if ids is None else ids, begins)
     for message in messages:
         turns.add(message)
     request["messages"] = turns.end()
@@ -139,11 +215,12 @@ def as_anthropic(messages: list[Message], tools: list[dict[str, Any]]) -> dict[s
 class _AnthropicTurns:
     """Makes the turns of Anthropic's API of chat messages, one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, ids: set[str], begins: bool) -> None:
+        self._begins = begins
         self._turns: list[dict[str, Any]] = []
         self._open: dict[str, str] = {}
         """The calls without a result: our id of each, by the one that the messages have."""
-        self._used: set[str] = set()
+        self._used = ids
         self._results: dict[str, str] = {}
         self._content: list[dict[str, Any]] = []
 
@@ -183,7 +260,7 @@ class _AnthropicTurns:
             for id_ in calls
         ]
         blocks += self._content
-        if not blocks and not self._turns:
+        if not blocks and not self._turns and self._begins:
             blocks = [{"type": "text", "text": UNKNOWN_START}]
         self._open, self._results, self._content = {}, {}, []
         if blocks:

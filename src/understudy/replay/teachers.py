@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import tomllib
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -50,25 +51,25 @@ class TeacherConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     temperature: Annotated[float, Meta(ge=0)] | None = None
 
 
-class Teacher(Struct, frozen=True, kw_only=True):
+class Teacher(Struct, frozen=True, kw_only=True, dict=True):
     """A teacher under its name, ready to be asked. `family` is None where nobody knows it."""
 
     name: str
     config: TeacherConfig
     family: str | None
 
-    @property
+    @cached_property
     def model(self) -> ModelConfig:
         """What the gateway is told: it sends a request once, for each time may be billed."""
         fields = structs.asdict(self.config)
         return ModelConfig(**{name: fields[name] for name in _OF_MODEL}, resend=False)
 
-    @property
+    @cached_property
     def price(self) -> Price | None:
         """What its tokens cost: as it was given, else the list price of a provider's model."""
         return self.model.effective_price
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """What decides its answers: another identity is asked anew."""
         config = self.config

@@ -10,7 +10,14 @@ from typing import Literal
 from msgspec import Struct, field
 
 from understudy.store.outcomes import VersionUse
-from understudy.util.statistics import ConfidenceInterval, MeanEstimate, mean_estimate, newcombe, wilson
+from understudy.util.statistics import (
+    ConfidenceInterval,
+    MeanEstimate,
+    mean_estimate,
+    newcombe,
+    newcombe_paired,
+    wilson,
+)
 
 SIGNIFICANT = 0.05
 MIN_TASKS = 6
@@ -113,6 +120,20 @@ def permutation_p_value(pairs: Sequence[tuple[SolveCounts, SolveCounts]]) -> flo
     return min(1.0, sum(share for total, share in probabilities.items() if abs(total) >= observed))
 
 
+def compare_by_task(
+    before: dict[str, SolveCounts], after: dict[str, SolveCounts]
+) -> tuple[int, ConfidenceInterval | None, float | None]:
+    """How many tasks two runs have in common, how much greater the later solve rate is over these, and p by task.
+
+    The interval takes tasks for what is independent, not rollouts. None without a task in common.
+    """
+    pairs = [(before[task], after[task]) for task in before if task in after]
+    if not pairs:
+        return 0, None, None
+    shares = [(one.solved / one.graded, other.solved / other.graded) for one, other in pairs]
+    return len(pairs), newcombe_paired(shares), permutation_p_value(pairs)
+
+
 def _total(tasks: dict[str, SolveCounts]) -> tuple[int, int]:
     return sum(task.solved for task in tasks.values()), sum(task.graded for task in tasks.values())
 
@@ -194,13 +215,29 @@ class Headline(Struct, frozen=True, kw_only=True):
     strict: RateDifference
 
 
+class AgentRow(Struct, frozen=True, kw_only=True):
+    """How a model does with the agent of one run: `label` is the run's, `solve_rate` the mean over its tasks.
+
+    `difference` is that to the first run over the tasks that both have, task by task; None in the first run, or
+    where there is no such task. `p_by_task` as in RateDifference.
+    """
+
+    label: str
+    agent: str
+    tasks: int
+    solve_rate: float
+    common_tasks: int = 0
+    difference: ConfidenceInterval | None = None
+    p_by_task: float | None = None
+
+
 class ReportFigures(Struct, frozen=True, kw_only=True):
     """A report in numbers.
 
     `points` are what is compared: the evaluations of a loop, or the runs that were given; `collected` are a
     loop's steps on its training tasks. `tasks` are those of `points`. `about` says what was run, `unsolved`
     counts why graded rollouts were not solved; `notes` say what of it is missing or does not agree. `made_at` in
-    Unix seconds.
+    Unix seconds. `agents` compares the agents of several runs; it is empty where there is only one.
     """
 
     title: str
@@ -216,4 +253,5 @@ class ReportFigures(Struct, frozen=True, kw_only=True):
     boundaries: tuple[BoundaryRow, ...] = ()
     unsolved: dict[str, int] = field(default_factory=dict[str, int])
     versions: tuple[VersionUse, ...] = ()
+    agents: tuple[AgentRow, ...] = ()
     notes: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from understudy.report.figures import MIN_TASKS, SIGNIFICANT, Headline, Point, ReportFigures
+from understudy.report.figures import MIN_TASKS, SIGNIFICANT, Headline, Judgement, Point, ReportFigures
 from understudy.util.statistics import ConfidenceInterval
 
 NOTHING = "–"
@@ -71,7 +71,7 @@ def interval_bounds(interval: ConfidenceInterval) -> str:
     return f"{_hundredth(interval.low)}–{_hundredth(interval.high)}"
 
 
-def describe_judgement(figures: ReportFigures) -> tuple[str, str]:
+def describe_judgement(figures: ReportFigures) -> tuple[str, Judgement]:
     """How it went in a few words, and a class for colours: better, worse or open."""
     headline = figures.headline
     if headline is None:

@@ -16,6 +16,7 @@ from understudy.errors import ConfigError, StoreError
 from understudy.report.figures import Point, ReportFigures, SolveCounts, TrainingStep, rate
 from understudy.report.runs import (
     RunFigures,
+    agent_rows,
     boundary_rows,
     headline,
     read_run_figures,
@@ -247,6 +248,16 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def run_directories(directories: Sequence[Path]) -> list[Path]:
+    """The directories, and in the place of one that only holds runs, as those of several agents, these."""
+    expanded: list[Path] = []
+    for directory in directories:
+        runs = sorted(path.parent for path in directory.glob("*/store.db"))
+        own = is_loop(directory) or (directory / "store.db").is_file() or metrics_file(directory) is not None
+        expanded += [directory] if own or not runs else runs
+    return expanded
+
+
 def read_figures(directories: Sequence[Path], labels: Sequence[str] = ()) -> ReportFigures:
     """The figures of a run, of a loop, or of several runs beside each other, in the order given.
 
@@ -294,6 +305,7 @@ def _of_runs(directories: Sequence[Path], names: Sequence[str]) -> ReportFigures
         boundaries=boundary_rows(runs),
         unsolved=unsolved_reasons(runs[-1:]),
         versions=version_rows(runs),
+        agents=agent_rows(runs),
         notes=notes + _single_notes([one.point for one in runs]),
     )
 

@@ -13,12 +13,14 @@ from msgspec import Struct, structs
 
 from understudy.grade.reports import current_reason
 from understudy.report.figures import (
+    AgentRow,
     BoundaryRow,
     Headline,
     Point,
     SolveCounts,
     TaskRow,
     compare,
+    compare_by_task,
     mean_reward,
     rate,
 )
@@ -38,6 +40,7 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     """
 
     point: Point
+    agent: str = ""
     about: dict[str, str]
     tasks: dict[str, SolveCounts]
     strict: dict[str, SolveCounts]
@@ -95,6 +98,7 @@ def read_run_figures(
     )
     return RunFigures(
         point=point,
+        agent=str(run.config.get("agent") or "") if run else "",
         about=_about(run) if run else {},
         tasks=tasks,
         strict={task: _tried(outcomes, _solves_cleanly) for task, outcomes in _by_task(graded)},
@@ -131,6 +135,28 @@ def task_rows(gathered: Sequence[RunFigures]) -> tuple[TaskRow, ...]:
         for task in names
     ]
     return tuple(sorted(rows, key=lambda row: (-gain(row), -_share(row.tried[-1]), row.task_id)))
+
+
+def agent_rows(gathered: Sequence[RunFigures]) -> tuple[AgentRow, ...]:
+    """A row for each run of several agents, compared with the first; none where all have the same agent."""
+    if len({one.agent for one in gathered}) < 2:
+        return ()
+    rows: list[AgentRow] = []
+    for number, one in enumerate(gathered):
+        common, difference, p = compare_by_task(gathered[0].tasks, one.tasks) if number else (0, None, None)
+        rates = [counts.solved / counts.graded for counts in one.tasks.values()]
+        rows.append(
+            AgentRow(
+                label=one.point.label,
+                agent=one.agent,
+                tasks=len(rates),
+                solve_rate=fmean(rates) if rates else 0.0,
+                common_tasks=common,
+                difference=difference,
+                p_by_task=p,
+            )
+        )
+    return tuple(rows)
 
 
 def gain(row: TaskRow) -> float:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from understudy.report import formatting
-from understudy.report.figures import Point, ReportFigures
+from understudy.report.figures import AgentRow, Point, ReportFigures
 from understudy.report.runs import gain
 from understudy.util.text import visible
 
@@ -38,6 +38,8 @@ def terminal(figures: ReportFigures, *, width: int = _PLOT) -> RenderableType:
     ):
         if shown := [point for point in points if point.solve_rate]:
             parts += ["", _plot(title, shown, width, style)]
+    if figures.agents:
+        parts += ["", _agents(figures.agents)]
     if lines := _lines(figures):
         parts += ["", *lines]
     parts += [Text(f"note: {_plain(note)}", style="dim") for note in figures.notes]
@@ -65,6 +67,20 @@ def _plot(title: str, points: Sequence[Point], width: int, style: str) -> Table:
             Text(formatting.interval_bounds(point.solve_rate), style="dim"),
             Text(f"{point.solved}/{point.graded}"),
         )
+    return table
+
+
+def _agents(rows: Sequence[AgentRow]) -> Table:
+    """A row for each agent, with its difference to the first over the tasks in common."""
+    table = Table(box=None, show_header=True, header_style="dim", pad_edge=False, padding=(0, 1))
+    for title in ("agent", "by task", "tasks", f"to {_plain(rows[0].agent)}", "95 %", "p by task"):
+        table.add_column(Text(title), no_wrap=True)
+    for row in rows:
+        cells = [_plain(row.agent), formatting.percent(row.solve_rate), str(row.tasks)]
+        if row.difference is not None and row.p_by_task is not None:
+            low, high = (formatting.points(bound) for bound in (row.difference.low, row.difference.high))
+            cells += [formatting.points(row.difference.estimate), f"{low} to {high}", f"{row.p_by_task:.3f}"]
+        table.add_row(*map(Text, cells))
     return table
 
 

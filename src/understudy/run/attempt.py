@@ -9,15 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import structs
+
 from understudy.agents.base import GATEWAY_SOCKET, Agent, AgentJob, AgentOutcome, AgentResult
 from understudy.checks.suite import activated_environment
 from understudy.errors import AgentError, BackendError, GatewayError, UnderstudyError
 from understudy.gateway.backends.fields import is_overflow
+from understudy.gateway.budget import Budget
 from understudy.gateway.keys import Keys
 from understudy.gateway.session import GatewaySession
 from understudy.grade.verdict import as_validated, grade
 from understudy.run.config import RunConfig
-from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
+from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec, labelled
 from understudy.store import Store
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.patch import extract_patch
@@ -99,9 +102,10 @@ async def execute_attempt(
     task = context.store.runs.task(rollout.run_id, rollout.task_id)
     with stopwatch.part("prepare_s"):
         prepared = await _prepare_task(context, task)
-    result = await _run_agent(context, rollout, attempt, prepared, stopwatch, final)
+    with labelled(run=rollout.run_id, attempt=attempt.id):
+        result = await _run_agent(context, rollout, attempt, prepared, stopwatch, final)
     release_slot()
-    with stopwatch.part("grade_s"):
+    with labelled(run=rollout.run_id, attempt=attempt.id), stopwatch.part("grade_s"):
         verdict = await grade(prepared, result.patch, sandboxes=context.sandboxes, environment=context.environment)
     await asyncio.wrap_future(
         context.store.runs.finish_attempt(
@@ -162,9 +166,7 @@ async def _run_agent(
         job = AgentJob(
             env=await activated_environment(sandbox, checks) if isinstance(checks, SuiteChecks) else {},
             instruction=prepared.task.instruction,
-            key=context.keys.issue(
-                attempt.id, sampling={"seed": seed} | config.sampling, budget=config.gateway.budget
-            ),
+            key=context.keys.issue(attempt.id, sampling={"seed": seed} | config.sampling, budget=_budget(context)),
             model=config.model,
             small_model=config.small_model,
             max_turns=config.max_turns,
@@ -178,7 +180,7 @@ async def _run_agent(
             await asyncio.to_thread(_finished_calls, context.store, attempt) if result.outcome == "crashed" else []
         )
         context_finding = _context_overflow(calls)
-        error = None if context_finding else _error_of_agent(calls, result, session)
+        error = None if context_finding else _error_of_agent(context.agent, calls, result, session)
         if error and not (final and isinstance(error, AgentError) and error.had_answers):
             raise error
         with stopwatch.part("patch_s"):
@@ -231,14 +233,30 @@ def _finished_calls(store: Store, attempt: Attempt) -> list[Call]:
 _BOUNDARIES: dict[str, type[UnderstudyError]] = {"backend": BackendError, "gateway": GatewayError}
 
 
+def _budget(context: RunContext) -> Budget | None:
+    """The budget of an attempt, with the turns of an agent that does not count them itself."""
+    config = context.config
+    if context.agent.limits_turns:
+        return config.gateway.budget
+    budget = config.gateway.budget or Budget()
+    return structs.replace(budget, calls=min(budget.calls or config.max_turns, config.max_turns))
+
+
 def _error_of_agent(
-    calls: Sequence[Call], result: AgentResult, session: GatewaySession | None
+    agent: Agent, calls: Sequence[Call], result: AgentResult, session: GatewaySession | None
 ) -> UnderstudyError | None:
     """The fault that an agent's end tells of, or None when it is an ordinary one.
 
     For a crash it is what the last of the calls met, when that call failed, else the crash itself. A time-out is
-    the backend's when it never once answered.
+    the backend's when it never once answered. An agent that never asked the model, as it hung, wants a login or
+    has ended without a word, has not worked on the task.
     """
+    if agent.needs_model and session is not None and not session.calls_started and result.outcome != "crashed":
+        words = next((tail for log in result.logs.values() if (tail := log.decode(errors="replace").strip())), "")
+        how = "stopped" if result.outcome == "timeout" else f"ended with exit code {result.exit_code}"
+        return AgentError(
+            f"{agent.name} {how} without asking the model once: {words[-500:] or 'it printed nothing'}"
+        )
     if result.outcome == "timeout" and session is not None and session.unanswered:
         return BackendError(f"the model did not answer once in the time the agent had ({result.message})")
     if result.outcome != "crashed":

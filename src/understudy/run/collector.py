@@ -23,8 +23,9 @@ from understudy.gateway.config import (
 )
 from understudy.gateway.control import GenerationControl
 from understudy.run.config import Purpose, RunConfig, task_digests
-from understudy.run.runner import RunMonitor, RunSummary, SharedResources, execute_run
-from understudy.run.scheduler import RunProgress, Scheduler
+from understudy.run.executors import RunInProgress, RunMonitor
+from understudy.run.runner import RunSummary, SharedResources, execute_run
+from understudy.run.scheduler import RunProgress
 from understudy.sandbox.base import Sandboxes
 from understudy.store import Store
 from understudy.store.outcomes import TaskCounts
@@ -201,7 +202,7 @@ class RolloutBatch(RunMonitor):
         self.total = config.samples * len(tasks)
         self.status = "waiting"
         self._tasks = [task.instance_id for task in tasks]
-        self._scheduler: Scheduler | None = None
+        self._scheduler: RunInProgress | None = None
         self._store: Store | None = None
         self._work: asyncio.Task[RunSummary] | None = None
         self._reported = -1
@@ -230,7 +231,7 @@ class RolloutBatch(RunMonitor):
         """Show the stage as the status."""
         self.status = text
 
-    def running(self, scheduler: Scheduler, store: Store) -> None:
+    def running(self, scheduler: RunInProgress, store: Store) -> None:
         """Take note of the scheduler and the store, whose counts can be read from now on."""
         self._scheduler, self._store = scheduler, store
         self.status = "collecting"

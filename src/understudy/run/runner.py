@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,12 @@ from typing import Any
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from understudy import plugins
+from understudy import __version__
+from understudy.agents.acp import make_agent
 from understudy.agents.base import Agent
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, GraderError, SandboxError, StoreError, TaskError, UnderstudyError
+from understudy.gateway.budget import CostCeiling
 from understudy.gateway.config import EMBEDDED_MODEL, GatewayConfig
 from understudy.gateway.control import GenerationControl
 from understudy.gateway.factory import build_models, open_gateway
@@ -29,10 +31,23 @@ from understudy.grade.verdict import validate
 from understudy.model.process import start_server
 from understudy.run.attempt import RunContext, execute_attempt, prepare_rollout
 from understudy.run.config import RunConfig
+from understudy.run.executors import (
+    LEASE_S,
+    RunEngine,
+    RunMonitor,
+    WatchServer,
+    executing_alone,
+    finish_by_workers,
+    run_progress,
+    worker_name,
+)
 from understudy.run.rollout_files import RolloutFiles
-from understudy.run.scheduler import RunProgress, Scheduler
+from understudy.run.scheduler import Scheduler
 from understudy.sandbox.base import Sandboxes
 from understudy.store import Store
+from understudy.store.address import StoreLocation, StoreUrl
+from understudy.store.leases import executed_elsewhere
+from understudy.store.runs import Lease
 from understudy.tasks.environment import TaskEnvironment, environment_for
 from understudy.tasks.prepare import prepare
 from understudy.tasks.records import dump, remember
@@ -42,9 +57,6 @@ from understudy.util.files import locked
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 _log = logging.getLogger(__name__)
-
-WatchServer = Callable[[], Awaitable[None]]
-"""Waits until the model server that a run depends on ends, and then raises."""
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
@@ -150,17 +162,14 @@ async def validate_tasks(
     return ValidatedTasks([task for task in tasks if task.instance_id not in refused], refused)
 
 
-class RunMonitor:
-    """Receives the events of a run. This base class ignores them; a display overrides what it shows."""
+class RunLimits(Struct, frozen=True, kw_only=True):
+    """What holds a run back: seconds that a slot stays empty after an agent, and what all calls may cost."""
 
-    def stage(self, text: str) -> None:
-        """A stage before the rollouts start, as text."""
+    cooldown_s: float = 0.0
+    max_cost_usd: float | None = None
 
-    def running(self, scheduler: Scheduler, store: Store) -> None:
-        """The rollouts start; the scheduler's progress and the store's counts may be read from now on."""
 
-    def stopped(self) -> None:
-        """The store is about to be closed, and must not be read any more."""
+_NO_LIMITS = RunLimits()
 
 
 async def execute_run(
@@ -171,38 +180,58 @@ async def execute_run(
     sandboxes: Sandboxes,
     concurrency: int,
     monitor: RunMonitor,
-    cooldown_s: float = 0.0,
+    limits: RunLimits = _NO_LIMITS,
     rewrite: bool = False,
     agent_extras: Mapping[str, str] = _NO_OPTIONS,
     shared: SharedResources | None = None,
+    location: StoreLocation | None = None,
+    engine: RunEngine = "local",
 ) -> RunSummary:
     """Execute a run, or continue it where an earlier start of it ended.
 
-    An agent's slot stays empty for `cooldown_s` seconds after it. `rewrite` writes the files of rollouts that
-    ended before once more. `agent_extras` are options of the agent that do not belong to the run's identity.
+    An agent's slot stays empty for `limits.cooldown_s` seconds after it. `rewrite` writes the files of rollouts
+    that ended before once more. `agent_extras` are options of the agent that do not belong to the run's identity.
 
     With `shared` the run is one of several, as in a training loop: it uses their resources and writes no files
     beside the store. Failed rollouts are not tried again then, because their group may have been used already, and
     it is no error when none of the tasks is usable.
 
+    With `limits.max_cost_usd` the calls of all starts of the run cost no more than that together. Where the next
+    call could cost more, ConfigError is raised, and the rollouts that were going on are queued again.
+
+    The store is in `output_dir`, or at another `location`. With another `engine` than `local`, workers execute the
+    rollouts (`run.worker`); this process waits for them and writes the files, or returns at once if `detached`.
+
     Everything it starts is stopped when it returns, raises or is cancelled. Raises ConfigError, TaskError,
     StoreError, or the error that made going on useless.
     """
+    if limits.max_cost_usd is not None:
+        check_prices(config.gateway)
+        if engine != "local":
+            raise ConfigError(
+                "--max-cost: workers do not know what each other spends; leave it out, or run in this process"
+            )
     started = time.monotonic()
     cache = cache_dir()
-    agent: Agent = plugins.load("agents", config.agent)(**config.agent_options, **agent_extras)
+    agent = make_agent(config.agent, {**config.agent_options, **agent_extras})
     if problems := agent.problems():
         raise ConfigError("\n".join(problems))
     if not config.starts_server:
         # Validation may take hours: ask first whether the models can be used at all.
         monitor.stage("asking for the models")
         await (await build_models(shared.gateway if shared else config.gateway)).close()
+    location = output_dir if location is None else location
     lock = locked(
         output_dir / ".lock",
         busy=f"another run is using {output_dir}; wait for it, or give another --output-dir",
         remedy="give an --output-dir that you can write",
     )
-    with lock, Store.open(output_dir) as store:
+    with lock, ExitStack() as store_lock, Store.open(location) as store:
+        if isinstance(location, Path) and not _is_same(location, output_dir):
+            busy = f"another run is using the store in {location}; wait for it, or give another --store"
+            store_lock.enter_context(locked(location / ".lock", busy=busy))
+        if engine == "local" and (holders := store.leases.holders(config.run_id)):
+            raise StoreError(f"{store.location}: {executed_elsewhere(config.run_id, holders)}")
         monitor.stage("preparing the tasks' environment")
         environment = await asyncio.to_thread(environment_for, sandboxes, cache)
         monitor.stage(f"validating {len(tasks)} tasks")
@@ -215,67 +244,119 @@ async def execute_run(
             progress=lambda done, total: monitor.stage(f"validating tasks: {done} of {total}"),
         )
         identity = AgentIdentity(config.agent, agent.version)
-        await _register_rollouts(store, config, intake, identity, exclusive=shared is None)
-        if not intake.accepted:
-            return summarize_run(store, config, output_dir, time.monotonic() - started, intake.refused)
+        await _register_tasks(store, config, intake, exclusive=shared is None)
+        # In a directory a lock keeps others off, which ends with this process: its lease is over at once.
+        lease = Lease(worker_name(), LEASE_S if isinstance(location, StoreUrl) else 0.0)
         async with AsyncExitStack() as stack:
+            # Who comes second is refused here, before anything of the first one's rollouts is changed.
+            keeping = None
+            if engine == "local":
+                keeping = await stack.enter_async_context(executing_alone(store, config.run_id, lease))
+            else:
+                await asyncio.wrap_future(store.leases.open_to_workers(config.run_id, __version__))
+            await _register_rollouts(store, config, intake, identity, exclusive=shared is None)
+            if not intake.accepted or engine != "local":
+                notes: tuple[str, ...] = ()
+                if intake.accepted:
+                    store_lock.close()
+                    outputs = RolloutFiles(store, config, output_dir, rewrite=rewrite)
+                    notes = await finish_by_workers(
+                        store, config.run_id, outputs, monitor, wait=engine == "workers"
+                    )
+                summary = summarize_run(store, config, output_dir, time.monotonic() - started, intake.refused)
+                return replace(summary, notes=notes)
             monitor.stage("starting the model and the gateway")
-            gateway_config, watch = await stack.enter_async_context(
-                _model_server(config, shared, intake.accepted, output_dir)
-            )
-            keys = Keys()
-            control = shared.control if shared else None
-            parts = await stack.enter_async_context(
-                open_gateway(gateway_config, store.calls, lambda _: keys, control=control)
-            )
-            socket = output_dir / "gateway.sock"
-            await parts.gateway.start_unix(socket)
-            context = RunContext(
-                config=config,
-                store=store,
-                keys=keys,
-                agent=agent,
-                sandboxes=sandboxes,
-                environment=environment,
-                cache=cache,
-                gateway_socket=socket,
+            ceiling = None
+            if limits.max_cost_usd is not None:
+                ceiling = CostCeiling(limits.max_cost_usd, store.outcomes.counts(config.run_id).cost_usd)
+            context, watch = await stack.enter_async_context(
+                open_run(
+                    config,
+                    store,
+                    intake.accepted,
+                    output_dir,
+                    agent=agent,
+                    sandboxes=sandboxes,
+                    environment=environment,
+                    shared=shared,
+                    ceiling=ceiling,
+                )
             )
             outputs = None if shared else RolloutFiles(store, config, output_dir, rewrite=rewrite)
             if outputs is not None:
                 monitor.stage("writing the files of rollouts that ended before")
                 await outputs.catch_up()
-            counts = store.outcomes.counts(config.run_id)
-            failed = counts.rollouts.get("failed", 0)
-            progress = RunProgress(
-                total=config.samples * len(intake.accepted),
-                done=counts.solved + counts.unsolved + failed,
-                solved=counts.solved,
-                failed=failed,
-            )
+            progress = run_progress(store, config.run_id)
             scheduler = Scheduler(
                 store,
                 config.run_id,
                 partial(_execute_and_write, context, outputs),
                 concurrency,
                 progress,
-                cooldown_s=cooldown_s,
+                cooldown_s=limits.cooldown_s,
                 prepare=partial(prepare_rollout, context),
                 shared_slots=shared.agent_slots if shared else None,
+                lease=lease if isinstance(location, StoreUrl) else None,
             )
             monitor.running(scheduler, store)
             try:
-                await _run_while_serving(scheduler.run(), watch)
+                await _run_while_serving(
+                    scheduler.run(), watch, keeping, partial(_watch_ceiling, ceiling) if ceiling else None
+                )
                 if outputs is not None:
                     await outputs.finish()
             except (asyncio.CancelledError, UnderstudyError) as error:
                 if not isinstance(error, StoreError):
                     # What was called off in the middle is queued again, so that nobody takes it for running.
+                    await asyncio.wrap_future(store.leases.give_back(lease))
                     await asyncio.wrap_future(store.runs.recover(config.run_id))
                 raise
             finally:
                 monitor.stopped()
         summary = summarize_run(store, config, output_dir, time.monotonic() - started, intake.refused)
         return summary if outputs is None else replace(summary, notes=outputs.notes())
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
+
+
+@asynccontextmanager
+async def open_run(
+    config: RunConfig,
+    store: Store,
+    tasks: Sequence[Task],
+    directory: Path,
+    *,
+    agent: Agent,
+    sandboxes: Sandboxes,
+    environment: TaskEnvironment,
+    shared: SharedResources | None = None,
+    ceiling: CostCeiling | None = None,
+) -> AsyncGenerator[tuple[RunContext, WatchServer | None]]:
+    """What the attempts of a run need: its model server, where it starts one, and a gateway on a socket there.
+
+    With it comes what raises when the model server ends. Raises BackendError when that does not start.
+    """
+    async with _model_server(config, shared, tasks, directory) as (gateway_config, watch):
+        keys = Keys(ceiling)
+        control = shared.control if shared else None
+        async with open_gateway(gateway_config, store.calls, lambda _: keys, control=control) as parts:
+            gateway_socket = directory / "gateway.sock"
+            await parts.gateway.start_unix(gateway_socket)
+            yield (
+                RunContext(
+                    config=config,
+                    store=store,
+                    keys=keys,
+                    agent=agent,
+                    sandboxes=sandboxes,
+                    environment=environment,
+                    cache=cache_dir(),
+                    gateway_socket=gateway_socket,
+                ),
+                watch,
+            )
 
 
 async def _execute_and_write(
@@ -320,19 +401,20 @@ def summarize_run(
     )
 
 
-async def _register_rollouts(
-    store: Store, config: RunConfig, intake: ValidatedTasks, agent: AgentIdentity, *, exclusive: bool
-) -> None:
-    """Write the run, its tasks and its rollouts into the store, and queue again what an earlier start left.
-
-    A run that is `exclusive` needs tasks, and tries again what failed.
-    """
+async def _register_tasks(store: Store, config: RunConfig, intake: ValidatedTasks, *, exclusive: bool) -> None:
+    """Write the run and its tasks into the store. Raises TaskError where an `exclusive` run has no tasks."""
     if exclusive and not intake.accepted:
         reasons = "\n".join(f"  {task}: {reason}" for task, reason in list(intake.refused.items())[:5])
         raise TaskError(f"none of the {len(intake.refused)} tasks passed validation:\n{reasons}")
+    await asyncio.wrap_future(store.runs.create(config.run_id, config.record()))
+    await asyncio.wrap_future(store.runs.add_tasks(config.run_id, intake.accepted))
+
+
+async def _register_rollouts(
+    store: Store, config: RunConfig, intake: ValidatedTasks, agent: AgentIdentity, *, exclusive: bool
+) -> None:
+    """Write a run's rollouts, and queue again what an earlier start left and, if `exclusive`, what failed."""
     run_id = config.run_id
-    await asyncio.wrap_future(store.runs.create(run_id, config.record()))
-    await asyncio.wrap_future(store.runs.add_tasks(run_id, intake.accepted))
     rollouts = [
         (config.rollout_id(task.instance_id, index), task.instance_id, index)
         for index in range(config.samples)
@@ -345,9 +427,29 @@ async def _register_rollouts(
     await asyncio.wrap_future(store.runs.create_rollouts(run_id, rollouts, agent))
 
 
-async def _run_while_serving(work: Coroutine[Any, Any, None], watch: WatchServer | None) -> None:
+async def _watch_ceiling(ceiling: CostCeiling) -> None:
+    """Wait until the next call could cost too much. Raises ConfigError then."""
+    await ceiling.reached.wait()
+    raise ConfigError(
+        f"--max-cost: {ceiling.spent_usd:.4f} of {ceiling.limit_usd:g} US dollars are spent, and the next call "
+        "could cost more than is left; to go on, run the same command again with a higher --max-cost: finished "
+        "rollouts are not repeated"
+    )
+
+
+def check_prices(config: GatewayConfig) -> None:
+    """Raise ConfigError unless every model has a price by which its calls can be counted."""
+    for role, model in config.models.by_role().items():
+        if model.effective_price is None:
+            raise ConfigError(
+                f"--max-cost needs the price of {model.model or 'every model'}: give models.{role}.price "
+                "{ input, output } in US dollars per million tokens in the file of --config"
+            )
+
+
+async def _run_while_serving(work: Coroutine[Any, Any, None], *watches: WatchServer | None) -> None:
     """Do the work to its end, or to that of what it needs, which raises."""
-    tasks = [asyncio.ensure_future(work)] + ([asyncio.ensure_future(watch())] if watch else [])
+    tasks = [asyncio.ensure_future(each) for each in (work, *(watch() for watch in watches if watch))]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

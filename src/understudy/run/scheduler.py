@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from understudy.errors import AgentError, StoreError, UnderstudyError
 from understudy.store import Store
+from understudy.store.runs import Lease
 from understudy.types import Attempt, ErrorInfo, Rollout, Verdict, info_of, is_solved
 
 MAX_ATTEMPTS = 3
@@ -47,7 +48,8 @@ class Scheduler:
 
     An agent that is done releases its slot to the next rollout while its patch is graded; as many rollouts as
     there are slots are graded, or prepared, beside them. A slot is free again `cooldown_s` seconds after its agent
-    is done. `shared_slots` are those that it shares with other schedulers.
+    is done. `shared_slots` are those that it shares with other schedulers. With a `lease` others see who
+    works on the run.
 
     An attempt that fails for reasons of infrastructure is tried again, at most `MAX_ATTEMPTS` times in all.
 
@@ -64,13 +66,14 @@ class Scheduler:
     cooldown_s: float = 0.0
     prepare: PrepareRollout = _no_preparation
     shared_slots: asyncio.Semaphore | None = None
+    lease: Lease | None = None
     _queue: deque[str] = field(default_factory=deque[str])
     _active: set[str] = field(default_factory=set[str])
     _draining: bool = False
-    _consecutive_failures: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     def __post_init__(self) -> None:
         self._slots = self.shared_slots or asyncio.Semaphore(self.concurrency)
+        self._streak = FailureStreak(self.concurrency)
 
     def drain(self) -> None:
         """Start nothing new; the running rollouts finish."""
@@ -117,15 +120,19 @@ class Scheduler:
                 await slot.acquire()
                 if self._draining:
                     return
-                attempt = await asyncio.wrap_future(self.store.runs.start_attempt(rollout_id))
+                attempt = await asyncio.wrap_future(self.store.runs.start_attempt(rollout_id, self.lease))
                 error = await self._run_attempt(rollout_id, attempt, slot.release, final=tries_left == 0)
                 if error is None:
-                    self._consecutive_failures.clear()
+                    self._streak.clear()
                     return
                 if tries_left == 0 or not error.retryable:
                     self.progress.done += 1
                     self.progress.failed += 1
-                self._stop_when_hopeless(rollout_id, error)
+                if self._streak.add(rollout_id, error):
+                    raise type(error)(
+                        f"{self._streak}; the rest is left queued. Fix the cause and run the same command again; "
+                        f"finished rollouts are not repeated: {error}"
+                    )
                 if tries_left == 0 or not error.retryable:
                     return
                 self.progress.retried += 1
@@ -157,7 +164,7 @@ class Scheduler:
         except StoreError:
             raise
         except Exception as raised:  # noqa: BLE001 - an error of one attempt must not end the others
-            error = raised if isinstance(raised, UnderstudyError) else _internal_error(raised)
+            error = raised if isinstance(raised, UnderstudyError) else internal_error(raised)
             info = info_of(error)
             rollout_status = "failed" if final or not error.retryable else "requeuing"
             await asyncio.wrap_future(
@@ -171,28 +178,38 @@ class Scheduler:
         self.progress.solved += is_solved(verdict.reward)
         return None
 
-    def _stop_when_hopeless(self, rollout_id: str, error: UnderstudyError) -> None:
-        """Raise the error when so many attempts in a row failed at this boundary that going on is useless."""
-        failures = self._consecutive_failures
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            if self._active and self.lease is None:
+                await asyncio.wrap_future(self.store.runs.heartbeat(sorted(self._active)))
+            elif self._active and self.lease is not None:
+                await asyncio.wrap_future(self.store.leases.renew(self.lease, sorted(self._active)))
+
+
+class FailureStreak:
+    """Attempts in a row that failed at the same boundary. As text it says how many, and where."""
+
+    def __init__(self, concurrency: int) -> None:
+        self._bearable = max(MAX_ATTEMPTS, concurrency + 1)
+        self._failures: list[tuple[str, str]] = []
+
+    def add(self, rollout_id: str, error: UnderstudyError) -> bool:
+        """Count a failure; whether they are so many, of more than one rollout, that going on is useless."""
+        failures = self._failures
         counts = error.retryable and not (isinstance(error, AgentError) and error.had_answers)
         if not counts or (failures and failures[-1][0] != error.boundary):
             failures.clear()
         if counts:
             failures.append((error.boundary, rollout_id))
-        if (
-            len(failures) > max(MAX_ATTEMPTS, self.concurrency + 1)
-            and len({rollout for _, rollout in failures}) > 1
-        ):
-            raise type(error)(
-                f"{len(failures)} attempts in a row failed at the {error.boundary}; the rest is left queued. "
-                f"Fix the cause and run the same command again; finished rollouts are not repeated: {error}"
-            )
+        return len(failures) > self._bearable and len({rollout for _, rollout in failures}) > 1
 
-    async def _heartbeat(self) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            if self._active:
-                await asyncio.wrap_future(self.store.runs.heartbeat(sorted(self._active)))
+    def clear(self) -> None:
+        """An attempt succeeded."""
+        self._failures.clear()
+
+    def __str__(self) -> str:
+        return f"{len(self._failures)} attempts in a row failed at the {self._failures[-1][0]}"
 
 
 class AgentSlot:
@@ -219,7 +236,7 @@ class AgentSlot:
             asyncio.get_running_loop().call_later(self._cooldown_s, self._slots.release)
 
 
-def _internal_error(raised: Exception) -> UnderstudyError:
+def internal_error(raised: Exception) -> UnderstudyError:
     """An unexpected exception as an error that can be stored; a retry would not help."""
     _log.error("an attempt failed because of a bug in Understudy", exc_info=raised)
     return UnderstudyError(f"{type(raised).__name__}: {raised}; this is a bug in Understudy, please report it")

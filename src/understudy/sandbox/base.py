@@ -6,10 +6,16 @@ every process it started, daemons too, is dead.
 
 from __future__ import annotations
 
+import inspect
 import posixpath
-from collections.abc import Callable, Mapping, Sequence, Set
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
+from urllib.parse import parse_qsl
 
 from msgspec import Struct, field
 
@@ -21,12 +27,22 @@ class Mount(Struct, frozen=True):
     """A file, directory or socket of the host, seen at `target` in the sandbox; read-only but for sockets.
 
     A `private` mount is seen only by runs that ask for it with `reveal=True`: it is how a pristine git
-    directory or hidden tests stay out of the agent's reach while the sandbox lives.
+    directory or hidden tests stay out of the agent's reach while the sandbox lives. The source of a `remote` one
+    is a path of the machine that the sandbox is on, where that is another one.
     """
 
     source: Path
     target: str
     private: bool = False
+    remote: bool = False
+
+
+class HostEnvironment(Struct, frozen=True):
+    """What the machine of remote sandboxes offers to run tasks with: mounts, directories in PATH, variables."""
+
+    mounts: tuple[Mount, ...]
+    path_prefixes: tuple[str, ...]
+    env: dict[str, str]
 
 
 class SandboxLimits(Struct, frozen=True):
@@ -190,6 +206,13 @@ class Sandboxes(Protocol):
     host_programs: ClassVar[bool] = True
     """Whether commands see this machine's programs, else those of an image."""
 
+    def host_environment(self) -> HostEnvironment | None:
+        """What another machine offers to run tasks with; None where it is this machine that does, or an image.
+
+        Raises SandboxError, ConfigError.
+        """
+        return None
+
     def problems(self) -> list[str]:
         """Why this kind cannot work here, each with what to do about it; empty when it can."""
         return []
@@ -245,6 +268,27 @@ def _no_images(what: str) -> ConfigError:
     return ConfigError(f"{what}: unsupported in a sandbox of this machine's own programs; use --sandbox docker")
 
 
+class OpenSandbox(Struct, frozen=True, kw_only=True):
+    """A remote sandbox that is open: since when, till when (seconds since 1970), and for what."""
+
+    id: str
+    labels: dict[str, str]
+    opened: float
+    deadline: float
+
+
+class RemoteSandboxes(Sandboxes, ABC):
+    """A kind whose sandboxes are on other machines. Each ends at its deadline, and bears labels: `labelled`."""
+
+    @abstractmethod
+    async def sandboxes(self) -> list[OpenSandbox]:
+        """Those that are open there, whoever opened them, the oldest first. Raises SandboxError."""
+
+    @abstractmethod
+    async def reap(self, ids: Sequence[str]) -> list[str]:
+        """End these, and those past their deadline; returns the ids of those ended. Raises SandboxError."""
+
+
 class IsolatedSandbox:
     """Methods shared by sandboxes in which the workdir and the mounts lie where the spec says."""
 
@@ -267,12 +311,45 @@ class IsolatedSandbox:
         return posixpath.normpath(posixpath.join(self.workdir, path))
 
 
+_labels: ContextVar[Mapping[str, str]] = ContextVar("labels", default=MappingProxyType({}))
+
+
+@contextmanager
+def labelled(**labels: str) -> Generator[None]:
+    """Sandboxes that are opened inside bear these labels, where their kind has labels."""
+    token = _labels.set({**_labels.get(), **labels})
+    try:
+        yield
+    finally:
+        _labels.reset(token)
+
+
+def sandbox_labels() -> dict[str, str]:
+    """The labels of a sandbox that is opened now (see `labelled`)."""
+    return dict(_labels.get())
+
+
+def open_kind(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
+    """The kind of sandbox that `name` names, constructed with `options`; whether it can work here is not asked.
+
+    `name` is that of the kind alone, or KIND:TARGET?OPTION=VALUE&…, whose target and options are added. Raises
+    ConfigError when there is none, or when it takes no such options.
+    """
+    kind_name, _, rest = name.partition(":")
+    target, _, query = rest.partition("?")
+    named = ({"target": target} if target else {}) | dict(parse_qsl(query, keep_blank_values=True))
+    adapter = plugins.load("sandboxes", kind_name)
+    if named and (unknown := set(named) - set(inspect.signature(adapter).parameters)):
+        raise ConfigError(f"--sandbox {name}: {kind_name} sandboxes take no {', '.join(sorted(unknown))}")
+    return adapter(**named, **(options or {}))
+
+
 def load_sandboxes(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
-    """The kind of sandbox called `name`, constructed with `options`.
+    """The kind of sandbox that `name` names (see `open_kind`).
 
     Raises ConfigError when there is none, or when it cannot work here.
     """
-    kind: Sandboxes = plugins.load("sandboxes", name)(**(options or {}))
+    kind = open_kind(name, options)
     if problems := kind.problems():
         raise ConfigError("\n".join(problems))
     return kind

@@ -127,13 +127,15 @@ async def _reap(
     """Kill what is still running, reap the leader and close the pipes."""
     kill(transport.get_pid())
     try:
-        await asyncio.wait_for(watch.exited.wait(), GRACE_S)
-    except TimeoutError:
-        kill_group(transport.get_pid())
-        await watch.exited.wait()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(watch.closed.wait(), GRACE_S)
-    transport.close()
+        try:
+            await asyncio.wait_for(watch.exited.wait(), GRACE_S)
+        except TimeoutError:
+            kill_group(transport.get_pid())
+            await watch.exited.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(watch.closed.wait(), GRACE_S)
+    finally:
+        transport.close()
 
 
 @contextlib.contextmanager

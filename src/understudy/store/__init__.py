@@ -1,4 +1,4 @@
-"""The store: one directory with everything a run did, down to the token. `Store` is the way in."""
+"""The store: everything a run did, down to the token, in a directory or in PostgreSQL. `Store` is the way in."""
 
 from __future__ import annotations
 
@@ -6,34 +6,36 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sqlalchemy import Engine
-
+from understudy.errors import StoreError
+from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.asks import AskRepository
 from understudy.store.calls import CallRepository
 from understudy.store.database import Database
+from understudy.store.driver import DatabaseDriver
 from understudy.store.keys import KeyRepository
+from understudy.store.leases import LeaseRepository
 from understudy.store.outcomes import OutcomeRepository
 from understudy.store.runs import RunRepository
 from understudy.store.session_lists import SessionListRepository
 from understudy.store.sessions import SessionRepository
-from understudy.store.sqlite import FILE, is_writable, open_engine
+from understudy.store.sqlite import SqliteDriver
 from understudy.store.training import TrainingRepository
 from understudy.store.votes import VoteRepository
 
 
 class Store:
-    """One directory with everything runs did. Safe to use from many threads, and from several processes.
+    """Everything runs did, in one place. Safe to use from many threads, and from several processes.
 
     Its repositories read at once. Their writes return futures, resolved once the write survives a power cut, else
     with a StoreError; what is passed must not be changed before. In asyncio, `await asyncio.wrap_future(...)`.
     """
 
-    def __init__(self, directory: Path, engine: Engine, *, read_only: bool = False) -> None:
-        self.directory = directory
-        self._read_only = read_only
-        self._database = database = Database(engine, directory / FILE)
+    def __init__(self, location: StoreLocation, driver: DatabaseDriver) -> None:
+        self.location = location
+        self._database = database = Database(driver)
         self._closed = False
         self.runs = RunRepository(database)
+        self.leases = LeaseRepository(database)
         self.calls = CallRepository(database)
         self.outcomes = OutcomeRepository(database)
         self.keys = KeyRepository(database)
@@ -44,27 +46,41 @@ class Store:
         self.votes = VoteRepository(database)
 
     @classmethod
-    def open(cls, directory: Path, *, create: bool = True, read_only: bool = False) -> Self:
-        """Open the store in a directory, created and migrated as needed; one that cannot be written can be read.
+    def open(cls, location: StoreLocation, *, create: bool = True, read_only: bool = False) -> Self:
+        """Open the store in a directory or a database, created and migrated as needed.
 
-        With `read_only` nothing of it is created, migrated or written, not even its file's mode; writes fail.
-        Raises StoreError when there is none and `create` is false, when it is no store or a damaged one, when a
-        newer release wrote it, and with `read_only` when an older one did whose stores have to be migrated.
+        One in a directory that cannot be written can be read. With `read_only` nothing of it is created, migrated
+        or written, not even its file's mode; writes fail. Raises StoreError when there is none and `create` is
+        false, when it is no store or a damaged one, when a newer release wrote it, when its server cannot be used,
+        and with `read_only` when an older release wrote it whose stores have to be migrated.
         """
-        return cls(directory, open_engine(directory, create=create, read_only=read_only), read_only=read_only)
+        if isinstance(location, StoreUrl):
+            from understudy.store.postgresql import PostgresqlDriver
+
+            return cls(location, PostgresqlDriver(location, create=create, read_only=read_only))
+        return cls(location, SqliteDriver(location, create=create, read_only=read_only))
+
+    @property
+    def directory(self) -> Path:
+        """The directory that the store is in. Raises StoreError for one in a database."""
+        if isinstance(self.location, StoreUrl):
+            raise StoreError(
+                f"{self.location} is a database, and this needs a directory; copy the store into one with: "
+                f"understudy store copy '{self.location}' DIRECTORY"
+            )
+        return self.location
+
+    def wait_for_change(self, timeout_s: float) -> None:
+        """Wait until another process says that there is something to claim, or the time is over."""
+        self._database.driver.wait_for_change(timeout_s)
 
     def close(self) -> None:
-        """Finish every queued write, then leave one file that can be copied. May be called twice."""
+        """Finish every queued write, then leave a directory's store as one file. May be called twice."""
         if self._closed:
             return
         self._closed = True
         self._database.writer.close()
-        try:
-            if is_writable(self._database.file) and not self._read_only:
-                with self._database.reading() as connection:
-                    connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-        finally:
-            self._database.engine.dispose()
+        self._database.driver.close()
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import Text, func, select
+from sqlalchemy import Table, Text, func, insert, select, update
 
 from understudy.store.database import (
     Repository,
@@ -22,7 +22,7 @@ from understudy.store.database import (
     row_reader,
 )
 from understudy.store.schema import asks, calls, replays
-from understudy.store.sqlite import insert, json_values
+from understudy.store.statements import json_values
 from understudy.types import ErrorInfo
 
 AskKind = Literal["teacher", "judge"]
@@ -81,10 +81,7 @@ class AskRepository(Repository):
     def put_replay(self, context: WriteContext, replay_id: str, config: Mapping[str, Any]) -> None:
         """Store a replay, or its new configuration."""
         column = json_column(encode, dict(config), f"the configuration of replay {replay_id}")
-        values = {"id": replay_id, "config": column, "created_at": time.time()}
-        statement = insert(replays).values(values)
-        statement = statement.on_conflict_do_update(index_elements=["id"], set_={"config": column})
-        context.connection.execute(statement)
+        _put(context, replays, replay_id, {"config": column}, {"created_at": time.time()})
 
     def replay(self, replay_id: str) -> StoredReplay | None:
         """The replay of this name, if there is one."""
@@ -99,9 +96,8 @@ class AskRepository(Repository):
     def add(self, context: WriteContext, ask: StoredAsk) -> None:
         """Store an ask as it is now, in place of its earlier state. StoreError when its state is unknown."""
         values = msgspec.structs.asdict(ask) | {"error": error_column(ask.error)}
-        changed = {name: value for name, value in values.items() if name != "id"}
-        statement = insert(asks).values(values).on_conflict_do_update(index_elements=["id"], set_=changed)
-        context.connection.execute(statement)
+        del values["id"]
+        _put(context, asks, ask.id, values, {})
 
     def find(self, ask_ids: Iterable[str]) -> dict[str, StoredAsk]:
         """Those of these asks that there are, by id."""
@@ -153,3 +149,11 @@ class AskRepository(Repository):
         )
         with self._reading() as connection:
             return {row.session_id: row.id for row in connection.execute(query)}
+
+
+def _put(
+    context: WriteContext, table: Table, key: str, values: Mapping[str, Any], first: Mapping[str, Any]
+) -> None:
+    """Change the row with this id, or insert it, then with the values of `first` too."""
+    if context.connection.execute(update(table).where(table.c.id == key).values(values)).rowcount == 0:
+        context.connection.execute(insert(table).values({"id": key, **values, **first}))

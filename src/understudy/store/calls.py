@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import ColumnElement, Connection, RowMapping, and_, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, LargeBinary, RowMapping, Text, and_, bindparam, func, select
 
-from understudy.errors import StoreError
+from understudy.errors import LeaseLost, StoreError
 from understudy.store import tokens
-from understudy.store.contents import blob_path, join_body, read_blobs, read_nodes, split_body, unpack
+from understudy.store.contents import (
+    HEAD_BYTES,
+    blob_path,
+    extend_nodes,
+    join_body,
+    read_blobs,
+    read_nodes,
+    split_body,
+    unpack,
+    unpacked_size,
+)
 from understudy.store.database import Repository, WriteContext, encode, error_column, queued, read_error
-from understudy.store.schema import calls
-from understudy.store.sqlite import compile_hot, insert
-from understudy.store.tokens import Ids, RecentTokens
+from understudy.store.schema import attempts, calls
+from understudy.store.statements import HotStatement, hot_insert, json_values
+from understudy.store.tokens import Ids, RecentTokens, StoredIds, StoredPlace, pack_ids
 from understudy.types import Call, PolicySpan, Usage
 
 _PLAIN = (
@@ -26,18 +36,37 @@ _USAGE = ("prompt_tokens", "completion_tokens", "cached_tokens")
 _CONTENT = ("sampling", "error", "skeleton_id", "system_id", "tools_id", "node_id", "response_id")
 _TOKENS = ("base_key", "prompt_count", "shared", "suffix", "completion_count", "completion", "logprobs")
 _LATER = ("cache_write_tokens", "cost_usd", "policy_spans", "audit")
-_BLOBS = ("skeleton_id", "system_id", "tools_id", "response_id")
-_INSERT = compile_hot(insert(calls), *_PLAIN, *_USAGE, *_CONTENT, *_TOKENS, *_LATER)
-_FIND = compile_hot(select(calls.c.attempt_id, calls.c.sequence).where(calls.c.id == bindparam("id")), "id")
-_PARENT = compile_hot(
+_OUTER = ("skeleton_id", "system_id", "tools_id")
+_BLOBS = (*_OUTER, "response_id")
+_LEAN = (
+    *(calls.c[name] for name in ("key", *_PLAIN, *_USAGE, "sampling", "error", *_OUTER, "node_id", "response_id")),
+    *(calls.c[name] for name in ("base_key", "prompt_count", "shared", "completion_count", *_LATER)),
+    *(func.length(calls.c[name]).label(f"{name}_size") for name in ("suffix", "completion")),
+    *(
+        func.substr(calls.c[name], 1, HEAD_BYTES, type_=LargeBinary).label(f"{name}_head")
+        for name in ("suffix", "completion")
+    ),
+)
+"""The columns of a call without its tokens: of these only how many bytes they take."""
+_INSERT = hot_insert(calls, *_PLAIN, *_USAGE, *_CONTENT, *_TOKENS, *_LATER, key="key")
+# No lease is taken away while a write of its attempt is on its way: that lock excludes this one.
+_STATUS = HotStatement(
+    select(attempts.c.status).where(attempts.c.id == bindparam("id")).with_for_update(read=True, key_share=True),
+    "id",
+)
+_FIND = HotStatement(select(calls.c.attempt_id, calls.c.sequence).where(calls.c.id == bindparam("id")), "id")
+_PARENT = HotStatement(
     select(calls.c.key, calls.c.base_key, calls.c.suffix.is_not(None)).where(calls.c.id == bindparam("id")), "id"
 )
-_LINK = compile_hot(
+_LINK = HotStatement(
     select(calls.c.base_key, calls.c.shared, calls.c.suffix, calls.c.completion).where(
         calls.c.key == bindparam("key")
     ),
     "key",
 )
+
+OuterKey = tuple[int | None, int | None, int | None]
+"""The contents of a request's skeleton, system prompt and tools."""
 
 Link = tuple[int | None, int, bytes, bytes | None]
 """The tokens of a call as stored: base, shared, suffix, completion."""
@@ -64,6 +93,27 @@ class AttemptUsage(Struct, frozen=True, kw_only=True):
     cost_usd: float
 
 
+class RequestTree:
+    """Requests of an attempt as they are stored: a tree of messages, which grows while calls are read.
+
+    `steps` has for each node the node before it and the content of its message. `outers` are bodies without their
+    messages: those of requests with the same key are equal. `contents` are the messages that the calls which were
+    read last have added.
+    """
+
+    def __init__(self) -> None:
+        self.steps: dict[int, tuple[int, int]] = {}
+        self.outers: dict[OuterKey, bytes] = {}
+        self.contents: dict[int, bytes] = {}
+
+
+class RequestPlace(Struct, frozen=True):
+    """Where a request stands in a `RequestTree`: the key of its outer body, and the node of its last message."""
+
+    outer: OuterKey
+    node: int
+
+
 class CallRepository(Repository):
     """`Store.calls`: model requests with their responses and tokens."""
 
@@ -71,16 +121,22 @@ class CallRepository(Repository):
     def append(self, context: WriteContext, call: Call) -> None:
         """Store a call; one whose id exists is left alone.
 
-        Raises StoreError when the id, or its sequence number, belongs to another call, or its attempt is unknown.
+        Raises StoreError when the id, or its sequence number, belongs to another call, or its attempt is unknown;
+        LeaseLost when the attempt was taken from its worker.
         """
-        raw, contents = context.raw, context.contents
-        if existing := raw.execute(_FIND, (call.id,)).fetchone():
+        session, contents = context.session, context.contents
+        if existing := session.fetch_one(_FIND, (call.id,)):
             if existing != (call.attempt_id, call.sequence):
                 raise StoreError(
                     f"duplicate call id {call.id}: attempt {existing[0]} has it as number {existing[1]}; expected "
                     f"a new id for number {call.sequence} of attempt {call.attempt_id}"
                 )
             return
+        if session.fetch_one(_STATUS, (call.attempt_id,)) == ("unresponsive",):
+            raise LeaseLost(
+                f"attempt {call.attempt_id} was taken from its worker, which did not answer in time: "
+                f"its call {call.id} is not stored"
+            )
         parts = split_body(call.request)
         branch = (call.attempt_id, call.session_id, call.agent_id)
         content = (
@@ -99,7 +155,7 @@ class CallRepository(Repository):
             encode(call.policy_spans) if call.policy_spans else None,
             encode(call.audit) if call.audit else None,
         )
-        key = raw.execute(_INSERT, (*plain, *usage, *content, *packed, *later)).lastrowid
+        key = session.insert(_INSERT, (*plain, *usage, *content, *packed, *later))
         if ids is not None and key is not None:
             context.recent.put(key, ids)
 
@@ -119,6 +175,70 @@ class CallRepository(Repository):
         """The calls of an attempt in the order of their sequence, exactly as they were appended."""
         with self._reading() as connection:
             return _read(connection, calls.c.attempt_id == attempt_id)
+
+    def in_parts(
+        self, attempt_id: str, tree: RequestTree, after: int = -1, limit: int | None = None
+    ) -> list[tuple[Call, RequestPlace]]:
+        """Calls of an attempt in the order of their sequence, those after the sequence number `after`.
+
+        They come without requests, whose messages are added to `tree`, and where they end there; without tokens,
+        which are read when they are looked at; and without logprobs. So reading all calls takes the length of
+        the conversation, not its square, and what is in memory at once that of `limit` calls.
+        """
+        with self._reading() as connection:
+            query = select(*_LEAN).where(calls.c.attempt_id == attempt_id, calls.c.sequence > after)
+            rows = connection.execute(query.order_by(calls.c.sequence).limit(limit)).mappings().all()
+            new = extend_nodes(connection, tree.steps, {row["node_id"] for row in rows})
+            keys = {_outer_key(row) for row in rows}
+            wanted = {tree.steps[node][1] for node in new} | {row["response_id"] for row in rows}
+            wanted |= {blob for key in keys - tree.outers.keys() for blob in key if blob is not None}
+            tree.contents = read_blobs(connection, wanted)
+        for skeleton, system, tools in keys - tree.outers.keys():
+            parts = [None if key is None else tree.contents[key] for key in (skeleton, system, tools)]
+            tree.outers[skeleton, system, tools] = join_body(parts[0] or b"", parts[1], parts[2], [])
+        return [(self._lean(row, tree), RequestPlace(_outer_key(row), row["node_id"])) for row in rows]
+
+    def _lean(self, row: RowMapping, tree: RequestTree) -> Call:
+        call_id = row["id"]
+        prompt = completion = None
+        if row["completion_count"] is not None:
+            size = unpacked_size(row["completion_head"], row["completion_size"])
+            completion = StoredIds(
+                lambda: pack_ids(self._tokens_of(call_id).completion_token_ids or ()),
+                row["completion_count"],
+                size,
+            )
+        if row["prompt_count"] is not None:
+            prompt = StoredIds(
+                lambda: pack_ids(self._tokens_of(call_id).prompt_token_ids or ()),
+                row["prompt_count"],
+                row["shared"] + unpacked_size(row["suffix_head"], row["suffix_size"]),
+                StoredPlace(row["key"], row["base_key"], row["shared"]),
+            )
+        return Call(
+            **_metadata(row),
+            request=b"",
+            response=tree.contents[row["response_id"]],
+            prompt_token_ids=cast("tuple[int, ...] | None", prompt),
+            completion_token_ids=cast("tuple[int, ...] | None", completion),
+        )
+
+    def _tokens_of(self, call_id: str) -> Call:
+        return self.with_tokens([call_id])[0]
+
+    def some(self, call_ids: Sequence[str]) -> Iterator[Call]:
+        """Some calls of one attempt in the order of their sequence, exactly as they were appended."""
+        with self._reading() as connection:
+            return _read(connection, calls.c.id.in_(json_values(call_ids, Text)))
+
+    def with_tokens(self, call_ids: Sequence[str]) -> list[Call]:
+        """Some calls without requests and responses, with tokens, in the order of their sequence."""
+        condition = calls.c.id.in_(json_values(call_ids, Text))
+        with self._reading() as connection:
+            rows = connection.execute(select(calls).where(condition).order_by(calls.c.sequence)).mappings().all()
+            links = _read_links(connection, condition)
+        recent = RecentTokens()
+        return [_with_tokens(row, links, recent) for row in rows]
 
     def sessions(self, attempt_id: str, since: float, until: float) -> list[str | None]:
         """The session ids of an attempt's calls that began in [since, until), Unix seconds, in order of the first.
@@ -141,7 +261,7 @@ class CallRepository(Repository):
         with self._reading() as connection:
             for call in _read(connection, calls.c.id == call_id):
                 return call
-        raise StoreError(f"{self._file}: there is no call {call_id}")
+        raise StoreError(f"{self._name}: there is no call {call_id}")
 
     def versioned_models(self) -> frozenset[str]:
         """The models, by their backends' names, of which a call has a version of its weights."""
@@ -155,6 +275,14 @@ class CallRepository(Repository):
         with self._reading() as connection:
             last: int | None = connection.execute(query).scalar()
         return 0 if last is None else last + 1
+
+    def count(self, attempt_id: str, until: int | None = None) -> int:
+        """How many calls an attempt has; those with a sequence number of at most `until`."""
+        query = select(func.count()).where(calls.c.attempt_id == attempt_id)
+        with self._reading() as connection:
+            return connection.execute(
+                query if until is None else query.where(calls.c.sequence <= until)
+            ).scalar_one()
 
     def usage(self, attempt_id: str) -> AttemptUsage:
         """The calls, tokens and costs of an attempt so far; zeros when it is unknown."""
@@ -188,7 +316,7 @@ def _base_of(context: WriteContext, parent_id: str | None) -> int | None:
     """The nearest call before that has prompt ids: the parent, or what the parent itself built on."""
     if parent_id is None:
         return None
-    row = context.raw.execute(_PARENT, (parent_id,)).fetchone()
+    row = context.session.fetch_one(_PARENT, (parent_id,))
     if row is None:
         return None
     key, base, has_prompt = row
@@ -196,7 +324,11 @@ def _base_of(context: WriteContext, parent_id: str | None) -> int | None:
 
 
 def _read_link(context: WriteContext, key: int) -> Link:
-    return context.raw.execute(_LINK, (key,)).fetchone()
+    link = context.session.fetch_one(_LINK, (key,))
+    if link is None:
+        raise StoreError(f"the store is damaged: call row {key} is missing; restore it from a copy")
+    base, shared, suffix, completion = link
+    return base, shared, suffix, completion
 
 
 def _began(attempt_id: str, since: float, until: float) -> ColumnElement[bool]:
@@ -219,6 +351,30 @@ def _read(connection: Connection, condition: ColumnElement[bool]) -> Iterator[Ca
         wanted.update(row[name] for name in _BLOBS if row[name] is not None)
     contents = read_blobs(connection, wanted)
     return _assemble(rows, tree, _read_links(connection, condition), contents)
+
+
+def _outer_key(row: RowMapping) -> OuterKey:
+    return (row["skeleton_id"], row["system_id"], row["tools_id"])
+
+
+def _with_tokens(row: RowMapping, links: Mapping[int, Link], recent: RecentTokens) -> Call:
+    """A call without its request and response; its tokens are put together when they are looked at."""
+    key, completion, logprobs = row["key"], row["completion"], row["logprobs"]
+
+    def prompt() -> Ids:
+        ids = _ids_of(key, recent, links.__getitem__)
+        return ids[: len(ids) - (0 if completion is None else len(unpack(completion)))]
+
+    sampled = None if completion is None else StoredIds(lambda: unpack(completion), row["completion_count"])
+    asked = None if row["suffix"] is None else StoredIds(prompt, row["prompt_count"])
+    return Call(
+        **_metadata(row),
+        request=b"",
+        response=b"",
+        prompt_token_ids=cast("tuple[int, ...] | None", asked),
+        completion_token_ids=cast("tuple[int, ...] | None", sampled),
+        logprobs=None if logprobs is None else tokens.unpack_logprobs(unpack(logprobs)),
+    )
 
 
 def _read_links(connection: Connection, condition: ColumnElement[bool]) -> dict[int, Link]:
@@ -244,13 +400,7 @@ def _assemble(
     for row in rows:
         prompt, completion, logprobs = _unpack_tokens(row, links, recent)
         yield Call(
-            **{name: row[name] for name in _PLAIN},
-            usage=Usage(**{name: row[name] for name in _USAGE}, cache_write_tokens=row["cache_write_tokens"]),
-            cost_usd=row["cost_usd"],
-            sampling=_object(row["sampling"]),
-            error=read_error(row["error"]),
-            policy_spans=_spans(row["policy_spans"]) if row["policy_spans"] else (),
-            audit=_object(row["audit"]) if row["audit"] else {},
+            **_metadata(row),
             request=join_body(
                 contents[row["skeleton_id"]],
                 contents.get(row["system_id"]),
@@ -262,6 +412,19 @@ def _assemble(
             completion_token_ids=completion,
             logprobs=logprobs,
         )
+
+
+def _metadata(row: RowMapping) -> dict[str, Any]:
+    """All of a call but its request, response and tokens."""
+    return {
+        **{name: row[name] for name in _PLAIN},
+        "usage": Usage(**{name: row[name] for name in _USAGE}, cache_write_tokens=row["cache_write_tokens"]),
+        "cost_usd": row["cost_usd"],
+        "sampling": _object(row["sampling"]),
+        "error": read_error(row["error"]),
+        "policy_spans": _spans(row["policy_spans"]) if row["policy_spans"] else (),
+        "audit": _object(row["audit"]) if row["audit"] else {},
+    }
 
 
 def _unpack_tokens(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from hashlib import sha256
@@ -12,11 +11,12 @@ from typing import Any, Final, TypeVar
 import msgspec
 import zstandard
 from msgspec import Raw, Struct
-from sqlalchemy import CompoundSelect, Connection, Select, bindparam, select
+from sqlalchemy import CompoundSelect, Connection, Select, bindparam, literal, select
 
 from understudy.errors import StoreError
+from understudy.store.driver import WriterSession
 from understudy.store.schema import blobs, nodes
-from understudy.store.sqlite import compile_hot, insert, json_values
+from understudy.store.statements import HotStatement, hot_insert_once, json_values
 
 Buffer = bytes | Raw
 
@@ -157,6 +157,9 @@ SMALL: Final = 96
 HASH: Final = 20
 """How many bytes of a SHA-256 identify a content. Nobody can find two contents that share so many."""
 
+_STEPS: Final = 8
+"""How many steps up from a conversation's end are read at first: a call adds few messages."""
+
 EMPTY: Final = 0
 """The node of the conversation without messages."""
 
@@ -165,10 +168,10 @@ LINES: Final = 32 << 20
 
 _K = TypeVar("_K")
 _REMEMBERED: Final = 100_000
-_INSERT_BLOB = compile_hot(insert(blobs).on_conflict_do_nothing(), "hash", "codec", "data")
-_FIND_BLOB = compile_hot(select(blobs.c.id).where(blobs.c.hash == bindparam("hash")), "hash")
-_INSERT_NODE = compile_hot(insert(nodes).on_conflict_do_nothing(), "parent_id", "blob_id")
-_FIND_NODE = compile_hot(
+_INSERT_BLOB = hot_insert_once(blobs, "hash", "codec", "data", key="id")
+_FIND_BLOB = HotStatement(select(blobs.c.id).where(blobs.c.hash == bindparam("hash")), "hash")
+_INSERT_NODE = hot_insert_once(nodes, "parent_id", "blob_id", key="id")
+_FIND_NODE = HotStatement(
     select(nodes.c.id).where(nodes.c.parent_id == bindparam("parent"), nodes.c.blob_id == bindparam("blob")),
     "parent",
     "blob",
@@ -221,8 +224,8 @@ class Packer:
 class ContentWriter:
     """Writes blobs and nodes within the writer's transaction, and caches the ids of the latest ones."""
 
-    def __init__(self, raw: sqlite3.Connection) -> None:
-        self._cursor = raw.cursor()
+    def __init__(self, session: WriterSession) -> None:
+        self._session = session
         self._blobs: dict[bytes, int] = {}
         self._nodes: dict[tuple[int, int], int] = {}
         self._lines: OrderedDict[Hashable, _Chain] = OrderedDict()
@@ -248,8 +251,8 @@ class ContentWriter:
             if content.data is not None:
                 row = (content.digest, content.codec, content.data)
                 known = self._id(_INSERT_BLOB, row, _FIND_BLOB, (content.digest,))
-            elif found := self._cursor.execute(_FIND_BLOB, (content.digest,)).fetchone():
-                known = int(found[0])
+            elif row := self._session.fetch_one(_FIND_BLOB, (content.digest,)):
+                known = int(row[0])
             else:
                 raise StoreError("a content was to be in the store already and is not: its write failed before")
             _remember(self._blobs, content.digest, known)
@@ -303,12 +306,16 @@ class ContentWriter:
         self._lines.clear()
         self._size = 0
 
-    def _id(self, insert_it: str, row: tuple[Any, ...], find_it: str, key: tuple[Any, ...]) -> int:
+    def _id(
+        self, insert_it: HotStatement, row: tuple[Any, ...], find_it: HotStatement, key: tuple[Any, ...]
+    ) -> int:
         """The id of a row. It is inserted before it is searched for: a row that is not cached is mostly new."""
-        cursor = self._cursor.execute(insert_it, row)
-        if cursor.rowcount == 1 and cursor.lastrowid is not None:
-            return cursor.lastrowid
-        return cursor.execute(find_it, key).fetchone()[0]
+        if (inserted := self._session.insert(insert_it, row)) is not None:
+            return inserted
+        existing = self._session.fetch_one(find_it, key)
+        if existing is None:
+            raise StoreError("a content that was to be in the store already is not there; the store is damaged")
+        return existing[0]
 
     def _packed(self, data: Buffer) -> tuple[int, bytes]:
         return _pack(self._compress, bytes(data))
@@ -325,11 +332,28 @@ def unpack(column: bytes) -> bytes:
     return _plain(column[0], column[1:], "a token column")
 
 
+HEAD_BYTES: Final = 1 + 18
+"""So many bytes of a column tell how large its content is: the codec, and zstd's longest header."""
+
+
+def unpacked_size(head: bytes, size: int) -> int:
+    """How many bytes `unpack` returns for a column of `size` bytes, by its `head` alone."""
+    if head[:1] == bytes((RAW,)):
+        return size - 1
+    try:
+        return zstandard.frame_content_size(head[1:])
+    except zstandard.ZstdError as error:
+        raise StoreError(f"the store is damaged: a token column: {error}; restore it from a copy") from error
+
+
 def read_blobs(connection: Connection, ids: Iterable[int]) -> dict[int, bytes]:
     """The bytes of blobs by id. Raises StoreError when one is missing or damaged."""
     wanted = set(ids)
     query = select(blobs.c.id, blobs.c.codec, blobs.c.data).where(blobs.c.id.in_(json_values(sorted(wanted))))
-    by_id = {key: _plain(codec, data, f"blob {key}") for key, codec, data in connection.execute(query)}
+    decompress = zstandard.ZstdDecompressor().decompress  # to make one takes longer than a small blob
+    by_id = {
+        key: _plain(codec, data, f"blob {key}", decompress) for key, codec, data in connection.execute(query).all()
+    }
     if missing := wanted - by_id.keys():
         raise StoreError(f"the store is damaged: blob {min(missing)} is missing; restore it from a copy")
     return by_id
@@ -343,7 +367,27 @@ def read_nodes(connection: Connection, ends: Select[Any] | CompoundSelect[Any]) 
     columns = (nodes.c.id, nodes.c.parent_id, nodes.c.blob_id)
     chain = select(*columns).where(nodes.c.id.in_(ends)).cte("path", recursive=True)
     chain = chain.union(select(*columns).join(chain, nodes.c.id == chain.c.parent_id))
-    return {key: (parent, blob) for key, parent, blob in connection.execute(select(chain))}
+    return {key: (parent, blob) for key, parent, blob in connection.execute(select(chain)).all()}
+
+
+def extend_nodes(connection: Connection, tree: dict[int, tuple[int, int]], ends: Iterable[int]) -> list[int]:
+    """Add the nodes of some conversations to `tree`, and return those that are new: only these are read."""
+    new: list[int] = []
+    wanted = {node for node in ends if node != EMPTY and node not in tree}
+    columns, steps = (nodes.c.id, nodes.c.parent_id, nodes.c.blob_id), _STEPS
+    while wanted:
+        chain = select(*columns, literal(0).label("step")).where(nodes.c.id.in_(json_values(sorted(wanted))))
+        chain = chain.cte("path", recursive=True)
+        above = select(*columns, chain.c.step + 1).join(chain, nodes.c.id == chain.c.parent_id)
+        chain = chain.union(above.where(chain.c.step < steps))
+        links = {key: (parent, blob) for key, parent, blob, _ in connection.execute(select(chain)).all()}
+        if missing := wanted - links.keys():
+            raise StoreError(f"the store is damaged: node {min(missing)} is missing; restore it from a copy")
+        new += links.keys() - tree.keys()
+        tree |= links
+        wanted = {parent for parent, _ in links.values() if parent != EMPTY and parent not in tree}
+        steps *= 4
+    return new
 
 
 def blob_path(tree: Mapping[int, tuple[int, int]], node: int) -> list[int]:
@@ -358,11 +402,13 @@ def blob_path(tree: Mapping[int, tuple[int, int]], node: int) -> list[int]:
     return steps
 
 
-def _plain(codec: int, data: bytes, what: str) -> bytes:
+def _plain(
+    codec: int, data: bytes, what: str, decompress: Callable[[bytes], bytes] = zstandard.decompress
+) -> bytes:
     if codec == RAW:
         return data
     try:
-        return zstandard.decompress(data)
+        return decompress(data)
     except zstandard.ZstdError as error:
         raise StoreError(
             f"the store is damaged: {what} cannot be read ({error}); restore it from a copy"

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import functools
 import queue
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, Engine, RowMapping, Select
+from sqlalchemy import Connection, RowMapping, Select
 
 from understudy.errors import StoreError
 from understudy.store.contents import ContentWriter, read_blobs
-from understudy.store.sqlite import to_store_error, translate_errors
+from understudy.store.driver import DatabaseDriver
 from understudy.store.tokens import RecentTokens
 from understudy.types import ErrorInfo, Finding
 
@@ -86,12 +84,12 @@ GATHER_S = 0.0002
 
 
 class WriteContext:
-    """What a write works with: SQLAlchemy's connection, the DB-API's below it, and the contents."""
+    """What a write works with: the session, its SQLAlchemy connection, and the contents."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.connection = engine.connect()
-        self.raw = cast(sqlite3.Connection, self.connection.connection.dbapi_connection)
-        self.contents = ContentWriter(self.raw)
+    def __init__(self, driver: DatabaseDriver) -> None:
+        self.session = driver.open_session()
+        self.connection = self.session.connection
+        self.contents = ContentWriter(self.session)
         self.recent = RecentTokens()
 
     def forget(self) -> None:
@@ -101,7 +99,7 @@ class WriteContext:
 
     def close(self) -> None:
         """Give the connection back."""
-        self.connection.close()
+        self.session.close()
 
 
 class _QueuedWrite(Generic[T]):
@@ -109,14 +107,19 @@ class _QueuedWrite(Generic[T]):
         self.work = work
         self.future: Future[T] = Future()
         self.result: T | None = None
+        self.group = 0
 
 
 class Writer:
-    """Runs writes in the order they come. The thread starts with the first."""
+    """Runs writes in the order they come. The thread starts with the first.
 
-    def __init__(self, engine: Engine, file: Path) -> None:
-        self._engine = engine
-        self._file = file
+    Where the connection is lost, writes wait for a new one as long as the driver says, and go on with it.
+    """
+
+    def __init__(self, driver: DatabaseDriver) -> None:
+        self._driver = driver
+        self._context: WriteContext | None = None
+        self._group = 0
         self._queue: queue.SimpleQueue[_QueuedWrite[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -130,7 +133,7 @@ class Writer:
         write = _QueuedWrite(work)
         with self._lock:
             if self._closed:
-                raise StoreError(f"{self._file} is closed; nothing more can be written")
+                raise StoreError(f"{self._driver.name} is closed; nothing more can be written")
             if self._thread is None:
                 # A daemon: a program that forgot to close the store still ends, with all that was answered.
                 self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
@@ -149,7 +152,6 @@ class Writer:
             thread.join()
 
     def _run(self) -> None:
-        session: WriteContext | None = None
         group: list[_QueuedWrite[Any]] = []
         open_ = True
         while open_:
@@ -167,58 +169,99 @@ class Writer:
                 except queue.Empty:
                     break
             open_ = item is not None
-            try:
-                session = session or WriteContext(self._engine)
-                self._commit(session, group)
-            except Exception as error:  # noqa: BLE001 - the writer outlives it; who waits is told
-                self._fail(group, error)
-        if session is not None:
-            session.close()
+            self._write(group)
+        if self._context is not None:
+            self._context.close()
 
-    def _commit(self, session: WriteContext, group: list[_QueuedWrite[Any]]) -> None:
-        """One transaction for the group. When one of it fails, which is rare, each is tried alone."""
-        if not group:
-            return
-        raw, in_transaction = session.raw, False
+    def _write(self, group: list[_QueuedWrite[Any]]) -> None:
+        """Commit a group, or tell who waits for it. A group that met a passing fault is committed again."""
+        began, pause_s = time.monotonic(), 0.05
+        while left := [write for write in group if not write.future.done()]:
+            try:
+                self._context = self._context or WriteContext(self._driver)
+                together = len({write.group for write in left}) == 1
+                for part in [left] if together else [[write] for write in left]:
+                    self._commit(self._context, part)
+            except Exception as error:  # noqa: BLE001 - the writer outlives it; who waits is told
+                if self._context is not None:
+                    self._context.close()
+                    self._context = None
+                if time.monotonic() - began + pause_s > self._driver.repeatable_for_s(error):
+                    self._fail([write for write in left if not write.future.done()], error)
+                    return
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 2.0)
+
+    def _commit(
+        self,
+        context: WriteContext,
+        group: list[_QueuedWrite[Any]],
+    ) -> None:
+        """One transaction for the group. When one of it fails, which is rare, each is tried alone.
+
+        Raises what makes a new connection necessary; then those without a result may have been committed or not.
+        """
+        session = context.session
+        # A group that is tried again has its number again.
+        if not (repeated := group[0].group):
+            self._group += 1
+        number, begun = repeated or self._group, False
         try:
-            raw.execute("BEGIN IMMEDIATE")
-            in_transaction = True
+            fresh = session.begin(number)
+            begun = True
+            for write in group if fresh else ():
+                write.result = write.work(context)
             for write in group:
-                write.result = write.work(session)
-            raw.execute("COMMIT")
-        except Exception as error:  # noqa: BLE001 - told to the one whose write it is
-            if raw.in_transaction:  # SQLite ends it itself on a full disk
-                raw.execute("ROLLBACK")
-            session.forget()
-            if len(group) == 1 or not in_transaction:
+                write.group = number
+            session.commit(number)
+        except Exception as error:
+            if self._driver.repeatable_for_s(error):
+                raise
+            session.rollback()
+            context.forget()
+            for write in group:
+                write.group = 0
+            if len(group) == 1 or not begun:
                 self._fail(group, error)
             else:
                 for write in group:
-                    self._commit(session, [write])
+                    self._commit(context, [write])
             return
         for write in group:
             write.future.set_result(write.result)
 
     def _fail(self, group: list[_QueuedWrite[Any]], error: Exception) -> None:
-        store_error = to_store_error(error, self._file)
+        store_error = self._driver.store_error(error)
         for write in group:
             if not write.future.done():
                 write.future.set_exception(store_error)
 
 
 class Database:
-    """An open store: its file, its connections, and its writer."""
+    """An open store: its driver and its writer."""
 
-    def __init__(self, engine: Engine, file: Path) -> None:
-        self.engine = engine
-        self.file = file
-        self.writer = Writer(engine, file)
+    def __init__(self, driver: DatabaseDriver) -> None:
+        self.driver = driver
+        self.engine = driver.engine
+        self.writer = Writer(driver)
 
     @contextmanager
     def reading(self) -> Generator[Connection]:
-        """A connection to read with; what goes wrong inside is raised as a StoreError that names the file."""
-        with translate_errors(self.file), self.engine.connect() as connection:
+        """A connection to read with; what goes wrong inside is raised as a StoreError that names the database."""
+        with self.driver.errors(), self._connect() as connection:
             yield connection
+
+    def _connect(self) -> Connection:
+        """A connection of the pool; where the server is away, as soon as it is back."""
+        began, pause_s = time.monotonic(), 0.05
+        while True:
+            try:
+                return self.engine.connect()
+            except Exception as error:
+                if time.monotonic() - began + pause_s > self.driver.repeatable_for_s(error):
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 2.0)
 
     def read_content(self, query: Select[Any]) -> bytes | None:
         """The blob whose id a query returns; None when it returns no row, or NULL."""
@@ -244,8 +287,9 @@ class Repository:
             return [read(row) for row in connection.execute(query).mappings()]
 
     @property
-    def _file(self) -> Path:
-        return self._database.file
+    def _name(self) -> str:
+        """What errors call the store."""
+        return self._database.driver.name
 
 
 def queued(write: Callable[Concatenate[R, WriteContext, P], T]) -> Callable[Concatenate[R, P], Future[T]]:

@@ -32,7 +32,7 @@ from understudy.store.calls import USAGE, AttemptUsage
 from understudy.store.database import Repository, read_error, row_reader
 from understudy.store.runs import read_attempt, read_rollout, read_timings, read_verdicts
 from understudy.store.schema import attempts, calls, rewards, rollouts, runs
-from understudy.store.sqlite import json_array_length, json_values
+from understudy.store.statements import json_array_length, json_values
 from understudy.store.votes import VoteRepository
 from understudy.types import (
     SOLVED_REWARD,

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from sqlalchemy import Connection, Select, Table, and_, func, insert, select, update
 
-from understudy.errors import StoreError
+from understudy.errors import LeaseLost, StoreError
 from understudy.store.contents import read_blobs
 from understudy.store.database import (
     Repository,
@@ -32,7 +33,7 @@ from understudy.store.database import (
 )
 from understudy.store.schema import attempts, rewards, rollouts, runs, tasks
 from understudy.store.schema import logs as log_table
-from understudy.store.sqlite import translate_errors
+from understudy.store.statements import store_clock
 from understudy.types import (
     ATTEMPT_TRANSITIONS,
     ROLLOUT_TRANSITIONS,
@@ -58,7 +59,15 @@ _TABLES: dict[str, tuple[Table, Mapping[Any, frozenset[Any]]]] = {
 _run = row_reader(Run, config=decode_object)
 _task = msgspec.json.Decoder(Task).decode
 _verdict = msgspec.json.Decoder(Verdict).decode
+OPEN_ATTEMPTS: tuple[AttemptStatus, ...] = ("preparing", "running")
 read_timings = msgspec.json.Decoder(dict[str, float]).decode
+
+
+class Lease(Struct, frozen=True):
+    """What a worker asks for: its name, which no other has, and for how many seconds an attempt is its own."""
+
+    worker: str
+    seconds: float
 
 
 class RunRepository(Repository):
@@ -83,7 +92,7 @@ class RunRepository(Repository):
 
     def all(self) -> list[Run]:
         """All runs, oldest first."""
-        query = select(runs).order_by(runs.c.created_at, runs.c.id)
+        query = select(runs.c.id, runs.c.config, runs.c.created_at).order_by(runs.c.created_at, runs.c.id)
         return self._read_all(query, _run)
 
     @queued
@@ -107,8 +116,8 @@ class RunRepository(Repository):
         """A task of a run. Raises StoreError when there is none."""
         query = select(tasks.c.blob_id).where(tasks.c.run_id == run_id, tasks.c.id == task_id)
         if (content := self._database.read_content(query)) is None:
-            raise StoreError(f"{self._file}: run {run_id} has no task {task_id}")
-        with translate_errors(self._file):
+            raise StoreError(f"{self._name}: run {run_id} has no task {task_id}")
+        with self._database.driver.errors():
             return _task(content)
 
     # --- rollouts --------------------------------------------------------------------------------------
@@ -174,7 +183,7 @@ class RunRepository(Repository):
         """A rollout by its id. Raises StoreError when there is none."""
         for rollout in self._read_all(select(rollouts).where(rollouts.c.id == rollout_id), read_rollout):
             return rollout
-        raise StoreError(f"{self._file}: there is no rollout {rollout_id}")
+        raise StoreError(f"{self._name}: there is no rollout {rollout_id}")
 
     def find_rollout(self, prefix: str) -> Rollout:
         """The one rollout whose id is `prefix`, or starts with it. Raises StoreError for none or several."""
@@ -183,11 +192,11 @@ class RunRepository(Repository):
         if exact := [rollout for rollout in matches if rollout.id == prefix]:
             return exact[0]
         if not matches:
-            raise StoreError(f"{self._file}: no rollout's id begins with {prefix!r}; `understudy show` lists them")
+            raise StoreError(f"{self._name}: no rollout's id begins with {prefix!r}; `understudy show` lists them")
         if len(matches) > 1:
             some = ", ".join(rollout.id for rollout in matches[:5])
             many = f"the ids of {len(matches)} rollouts begin with {prefix!r}: {some}, …"
-            raise StoreError(f"{self._file}: {many}; type more of the id")
+            raise StoreError(f"{self._name}: {many}; type more of the id")
         return matches[0]
 
     @queued
@@ -199,18 +208,21 @@ class RunRepository(Repository):
 
     @queued
     def recover(self, context: WriteContext, run_id: str) -> int:
-        """After a kill: open attempts become unresponsive, their rollouts requeuing. Returns how many."""
+        """After a kill: open attempts become unresponsive, their rollouts requeuing. Returns how many.
+
+        Those that a worker holds a lease of are left alone.
+        """
         query = (
             select(attempts.c.id, attempts.c.rollout_id)
             .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
-            .where(rollouts.c.run_id == run_id, attempts.c.status.in_(("preparing", "running")))
+            .where(rollouts.c.run_id == run_id, attempts.c.status.in_(OPEN_ATTEMPTS))
+            .where(attempts.c.lease_until.is_(None) | (attempts.c.lease_until < store_clock()))
+            .with_for_update(of=attempts)
         )
         lost = context.connection.execute(query).all()
         error = ErrorInfo("run", "Interrupted", "the run ended before this attempt did")
         for attempt_id, rollout_id in lost:
-            ended = {"ended_at": time.time(), "error": error_column(error)}
-            _move(context, "attempt", attempt_id, "unresponsive", **ended)
-            _move_rollout(context, rollout_id, "requeuing", None)
+            take_attempt(context, attempt_id, rollout_id, error)
         return len(lost)
 
     @queued
@@ -225,12 +237,9 @@ class RunRepository(Repository):
     # --- attempts --------------------------------------------------------------------------------------
 
     @queued
-    def start_attempt(self, context: WriteContext, rollout_id: str) -> Attempt:
+    def start_attempt(self, context: WriteContext, rollout_id: str, lease: Lease | None = None) -> Attempt:
         """Start the next attempt of a queuing or requeuing rollout; both are preparing then."""
-        _move_rollout(context, rollout_id, "preparing", None)
-        query = select(func.max(attempts.c.number)).where(attempts.c.rollout_id == rollout_id)
-        number = (context.connection.execute(query).scalar() or 0) + 1
-        return insert_attempt(context, f"{rollout_id}.{number}", rollout_id, number, "preparing")
+        return begin_attempt(context, rollout_id, lease)
 
     @queued
     def mark_running(self, context: WriteContext, attempt_id: str) -> None:
@@ -241,7 +250,7 @@ class RunRepository(Repository):
     @queued
     def heartbeat(self, context: WriteContext, attempt_ids: Sequence[str]) -> None:
         """Note that attempts are alive now; those that ended are left alone."""
-        alive = and_(attempts.c.id.in_(attempt_ids), attempts.c.status.in_(("preparing", "running")))
+        alive = and_(attempts.c.id.in_(attempt_ids), attempts.c.status.in_(OPEN_ATTEMPTS))
         context.connection.execute(update(attempts).where(alive).values(heartbeat_at=time.time()))
 
     @queued
@@ -289,7 +298,7 @@ class RunRepository(Repository):
         """An attempt by its id. Raises StoreError when there is none."""
         for attempt in self._read_all(select(attempts).where(attempts.c.id == attempt_id), read_attempt):
             return attempt
-        raise StoreError(f"{self._file}: there is no attempt {attempt_id}")
+        raise StoreError(f"{self._name}: there is no attempt {attempt_id}")
 
     def patch(self, attempt_id: str) -> bytes | None:
         """The patch of an attempt, if it came so far."""
@@ -351,6 +360,27 @@ def _reward_columns(context: WriteContext, attempt_id: str, verdict: Verdict) ->
     }
 
 
+def begin_attempt(context: WriteContext, rollout_id: str, lease: Lease | None) -> Attempt:
+    """Start the next attempt of a rollout. StoreError when that is not queued."""
+    _move_rollout(context, rollout_id, "preparing", None)
+    query = select(func.max(attempts.c.number)).where(attempts.c.rollout_id == rollout_id)
+    number = (context.connection.execute(query).scalar() or 0) + 1
+    attempt = insert_attempt(context, f"{rollout_id}.{number}", rollout_id, number, "preparing")
+    if lease is not None:
+        values = {"worker": lease.worker, "lease_until": store_clock() + lease.seconds}
+        context.connection.execute(update(attempts).where(attempts.c.id == attempt.id).values(values))
+    return attempt
+
+
+def take_attempt(
+    context: WriteContext, attempt_id: str, rollout_id: str, error: ErrorInfo, status: RolloutStatus = "requeuing"
+) -> None:
+    """Take an open attempt from who works on it: nothing that he writes of it later is stored."""
+    ended = {"ended_at": time.time(), "error": error_column(error)}
+    _move(context, "attempt", attempt_id, "unresponsive", **ended)
+    _move_rollout(context, rollout_id, status, error if status == "failed" else None)
+
+
 def insert_attempt(
     context: WriteContext, attempt_id: str, rollout_id: str | None, number: int, status: AttemptStatus
 ) -> Attempt:
@@ -380,7 +410,8 @@ def read_attempt(row: Row) -> Attempt:
         "timings": read_timings(row["timings"]),
         "findings": read_findings(row["findings"]),
     }
-    del fields["patch_id"]
+    for name in ("patch_id", "worker", "lease_until"):
+        del fields[name]
     return Attempt(**fields)
 
 
@@ -422,7 +453,8 @@ def _move(context: WriteContext, noun: str, key: str, status: Any, **values: Any
     if current is None:
         raise StoreError(f"there is no {noun} {key} in the store")
     legal = ", ".join(sorted(transitions[current])) or "nothing: that is a final state"
-    raise StoreError(f"{noun} {key} is {current} and cannot become {status}; it may become {legal}")
+    kind = LeaseLost if current == "unresponsive" else StoreError
+    raise kind(f"{noun} {key} is {current} and cannot become {status}; it may become {legal}")
 
 
 def _rollout_of(context: WriteContext, attempt_id: str) -> str:

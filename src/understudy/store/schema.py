@@ -4,6 +4,11 @@ Contents (message, system prompt, tool list, response, patch, log, task) are row
 conversation is a node of a prefix tree: `nodes` has the node before it and the message it adds, and node 0,
 which has no row, is the conversation without messages.
 
+A run's `engine` is `local`, where one process executes it, or `workers`, where any worker of the `release` may
+claim its rollouts. An attempt is its `worker`'s until `lease_until` (Unix seconds, by the database's clock).
+`workers` are the processes that claim rollouts, or that execute the run `run_id` alone: what they leave to others
+is a JSON object of reasons by run, and `seen_at` when they last renewed their leases.
+
 A rollout's `agent` is the name of the agent that works on it; `agent_version` is NULL where it is not known.
 `token_values` are what a trainer computed for the tokens of calls in one of its steps.
 
@@ -25,22 +30,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     CheckConstraint,
     Column,
     Float,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
-    Integer,
     LargeBinary,
     MetaData,
     Table,
-    Text,
     UniqueConstraint,
     text,
 )
+from sqlalchemy import Integer as _SqliteInteger
+from sqlalchemy import Text as _SqliteText
+from sqlalchemy.types import TypeEngine
 
-HEAD = "0006"
+HEAD = "0008"
 """The newest migration: what this release reads and writes.
 
 Raise it together with `_READ_BY_VIEWS` in `store.sqlite`, and write the views for what is new: else a store of the
@@ -49,15 +56,19 @@ release before, on a medium that cannot be written, cannot be read any more.
 
 metadata = MetaData()
 
+# SQLite's integers have 64 bits and its texts are compared byte by byte; PostgreSQL has to be asked for both.
+Integer = BigInteger().with_variant(_SqliteInteger(), "sqlite")
+Text = _SqliteText().with_variant(_SqliteText(collation="C"), "postgresql")
 
-def _columns(kind: type[Any], *names: str, nullable: bool = False) -> Iterator[Column[Any]]:
+
+def _columns(kind: type[Any] | TypeEngine[Any], *names: str, nullable: bool = False) -> Iterator[Column[Any]]:
     """Columns of one type, in this order; NOT NULL unless they are `nullable`."""
     return (Column(name, kind, nullable=nullable) for name in names)
 
 
 def _reference(name: str, column: str, *, nullable: bool = False, primary_key: bool = False) -> Column[Any]:
     """A column that names a row of another table: `column` is that table's key, as in "blobs.id"."""
-    kind = Integer if column in ("blobs.id", "calls.key", "traces.key") else Text
+    kind: TypeEngine[Any] = Integer if column in ("blobs.id", "calls.key", "traces.key") else Text
     return Column(name, kind, ForeignKey(column), primary_key=primary_key, nullable=nullable)
 
 
@@ -86,6 +97,8 @@ runs = Table(
     Column("id", Text, primary_key=True),
     Column("config", LargeBinary, nullable=False),
     Column("created_at", Float, nullable=False),
+    Column("engine", Text, server_default=text("'local'"), nullable=False),
+    *_columns(Text, "release", nullable=True),
 )
 
 tasks = Table(
@@ -124,7 +137,20 @@ attempts = Table(
     *_columns(LargeBinary, "timings"),
     _reference("patch_id", "blobs.id", nullable=True),
     *_columns(LargeBinary, "findings", nullable=True),
+    *_columns(Text, "worker", nullable=True),
+    *_columns(Float, "lease_until", nullable=True),
     UniqueConstraint("rollout_id", "number", name="attempts_once"),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", Text, primary_key=True),
+    *_columns(Text, "release"),
+    *_columns(Integer, "capacity"),
+    *_columns(Text, "run_id", nullable=True),
+    *_columns(Float, "started_at", "seen_at", "lease_until"),
+    *_columns(LargeBinary, "leaves"),
 )
 
 keys = Table(

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from sqlalchemy import ColumnElement, RowMapping, func, select
 
 from understudy.store.database import Repository
 from understudy.store.schema import traces, turns
-from understudy.store.sqlite import filter_connection, select_turns
+from understudy.store.sqlite import select_turns
+from understudy.store.statements import text_position
 
 
-class ListedTrace(Struct, frozen=True, kw_only=True):
-    """A trace as lists show it: sums of its turns' signals, and counts of `tests`, `feedback` and `fidelity`.
+class SessionRow(Struct, frozen=True, kw_only=True):
+    """A logged conversation. Signals are sums over its turns; `losses` count what its log does not hold.
 
-    `began` is the first timestamp of a turn; `outcome` and `losses` are JSON.
+    `tests`, `feedback` and `fidelity` count turns by value; `began` is the first timestamp of one.
     """
 
-    key: int
     trace_id: str
     session_id: str
     format: str
@@ -39,13 +40,13 @@ class ListedTrace(Struct, frozen=True, kw_only=True):
     tests: dict[str, int]
     feedback: dict[str, int]
     fidelity: dict[str, int]
-    losses: bytes
-    outcome: bytes | None
-    began: str | None
+    losses: dict[str, int]
+    outcome: dict[str, Any] | None
+    began: str | None = None
 
 
-class ListedState(Struct, frozen=True):
-    """A turn as lists show it; fields as in `TurnRow`."""
+class StateRow(Struct, frozen=True):
+    """A state: one turn of a logged conversation, with what became of it; fields as in `TurnRow`."""
 
     state_id: str
     trace_id: str
@@ -84,8 +85,8 @@ class SessionListRepository(Repository):
         agent: str | None = None,
         log_format: str | None = None,
         text: str | None = None,
-    ) -> tuple[list[ListedTrace], int]:
-        """Traces with sums of their turns' signals, in the order of their keys behind `after`; how many there are.
+    ) -> tuple[list[tuple[int, SessionRow]], int]:
+        """Traces by their keys, in the order of these behind `after`, and how many there are.
 
         `text` is a part of the path of the log or of the session's id.
         """
@@ -99,7 +100,9 @@ class SessionListRepository(Repository):
             if value is not None
         ]
         if text is not None:
-            chosen.append((func.instr(traces.c.source, text) > 0) | (func.instr(traces.c.session_id, text) > 0))
+            chosen.append(
+                (text_position(traces.c.source, text) > 0) | (text_position(traces.c.session_id, text) > 0)
+            )
         page = select(traces).where(*chosen, traces.c.key > after).order_by(traces.c.key).limit(limit)
         with self._reading() as connection:
             total: int = connection.execute(select(func.count()).select_from(traces).where(*chosen)).scalar_one()
@@ -118,11 +121,12 @@ class SessionListRepository(Repository):
                 counts = counted.setdefault(name, {})
                 for key, value, number in connection.execute(by_value.group_by(turns.c.trace_key, turns.c[name])):
                     counts.setdefault(key, {})[str(value)] = number
-        return [_listed_trace(row, summed.get(row["key"], _NO_SIGNALS), counted) for row in rows], total
+        listed = [(row["key"], _session_row(row, summed.get(row["key"], _NO_SIGNALS), counted)) for row in rows]
+        return listed, total
 
     def states(
         self, start: int, limit: int, *, trace_id: str | None = None, where: str | None = None
-    ) -> tuple[list[ListedState], int]:
+    ) -> tuple[list[StateRow], int]:
         """Some turns as rows, from number `start` on, and how many there are; `where` as `select` takes it.
 
         With `trace_id` those of one trace. Raises ConfigError as `select`.
@@ -130,11 +134,11 @@ class SessionListRepository(Repository):
         if trace_id is not None:
             quoted = trace_id.replace("'", "''")
             where = f"trace_id = '{quoted}'" + ("" if where is None else f" AND (\n{where}\n)")
-        names = ListedState.__struct_fields__
-        with filter_connection(self._file) as raw:
+        names = StateRow.__struct_fields__
+        with self._database.driver.turns_connection() as raw:
             ((total,),) = select_turns(raw, ("count(*)",), where, None)
             rows = select_turns(raw, names, where, start + limit)[start:]
-        return [ListedState(*map(_text, row)) for row in rows], total
+        return [StateRow(*map(_text, row)) for row in rows], total
 
 
 def _text(value: Any) -> Any:
@@ -142,12 +146,18 @@ def _text(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _listed_trace(
+def _counts(losses: bytes) -> dict[str, int]:
+    value: Any = msgspec.json.decode(losses)
+    return {str(name): int(count) for name, count in value.items()} if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def _session_row(
     row: RowMapping, sums: RowMapping | Mapping[str, Any], counted: Mapping[str, Mapping[int, dict[str, int]]]
-) -> ListedTrace:
+) -> SessionRow:
     key: int = row["key"]
     fields: dict[str, Any] = {name: _text(row[name]) for name in _PLAIN}
     fields |= {name: sums.get(name, 0) for name in (*_SUMMED, "states")}
     fields |= {name: counted[name].get(key, {}) for name in _COUNTED}
-    fields |= {"losses": row["losses"], "outcome": row["outcome"], "began": _text(sums.get("began"))}
-    return ListedTrace(key=key, trace_id=_text(row["id"]), **fields)
+    outcome = None if row["outcome"] is None else msgspec.json.decode(row["outcome"])
+    fields |= {"losses": _counts(row["losses"]), "outcome": outcome, "began": _text(sums.get("began"))}
+    return SessionRow(trace_id=_text(row["id"]), **fields)

@@ -30,17 +30,8 @@ from understudy.errors import ConfigError, StoreError
 from understudy.store.contents import EMPTY, Packed, read_blobs, read_nodes
 from understudy.store.database import Repository, WriteContext, queued
 from understudy.store.schema import asks, sources, traces, turns
-from understudy.store.sqlite import (
-    COLUMNS,
-    compile_hot,
-    filter_connection,
-    insert,
-    json_field,
-    json_values,
-    row_id,
-    sample_rank,
-    select_turns,
-)
+from understudy.store.sqlite import COLUMNS, sample_rank, select_turns
+from understudy.store.statements import HotStatement, hot_insert, json_field, json_values, row_id
 
 TextOrBytes = Any
 """A text; where it is not valid Unicode, as names of files may be, bytes: UTF-8 with surrogates let through."""
@@ -141,33 +132,14 @@ _SIGNALS = TurnRow.__struct_fields__[TurnRow.__struct_fields__.index("tool_calls
 _COLUMNS = tuple(column.name for column in turns.columns)
 _POSITION = _COLUMNS.index("position")
 
-_insert_trace = insert(traces)
-_PUT_TRACE = compile_hot(
-    _insert_trace.on_conflict_do_update(
-        index_elements=["id"], set_={name: _insert_trace.excluded[name] for name in (*_TRACE[1:], "read_at")}
-    ),
-    *_TRACE,
-    "read_at",
-)
-_FIND_TRACE = compile_hot(
+_PUT_TRACE = hot_insert(traces, *_TRACE, "read_at", replaces="id")
+_FIND_TRACE = HotStatement(
     select(traces.c.key, *(traces.c[name] for name in _TRACE)).where(traces.c.id == bindparam("id")), "id"
 )
-_insert_turn = insert(turns)
-_PUT_TURN = compile_hot(
-    _insert_turn.on_conflict_do_update(
-        index_elements=["state_id"], set_={name: _insert_turn.excluded[name] for name in _COLUMNS[1:]}
-    ),
-    *_COLUMNS,
-)
-_FIND_TURNS = compile_hot(select(turns).where(turns.c.trace_key == bindparam("trace_key")), "trace_key")
-_insert_source = insert(sources)
+_PUT_TURN = hot_insert(turns, *_COLUMNS, replaces="state_id")
+_FIND_TURNS = HotStatement(select(turns).where(turns.c.trace_key == bindparam("trace_key")), "trace_key")
 _SOURCE = ("path", "batch", "size", "modified_ns", "reader", "read_at")
-_PUT_SOURCE = compile_hot(
-    _insert_source.on_conflict_do_update(
-        index_elements=["path"], set_={name: _insert_source.excluded[name] for name in _SOURCE[1:]}
-    ),
-    *_SOURCE,
-)
+_PUT_SOURCE = hot_insert(sources, *_SOURCE, replaces="path")
 
 
 class SessionSummary(Struct, frozen=True, kw_only=True):
@@ -218,7 +190,7 @@ class SessionRepository(Repository):
             totals = TraceChanges(
                 totals.new + changes.new, totals.changed + changes.changed, totals.same + changes.same
             )
-        context.raw.executemany(
+        context.session.insert_many(
             _PUT_SOURCE, [(*msgspec.structs.astuple(source), time.time()) for source in sources]
         )
         return totals
@@ -236,7 +208,7 @@ class SessionRepository(Repository):
         `limit` is the most turns: the first ones, or with a `seed` a random sample, the same for the same seed.
         Raises ConfigError for an expression that is invalid or takes too long.
         """
-        with filter_connection(self._file) as raw:
+        with self._database.driver.turns_connection() as raw:
             return TurnSelection(select_turns(raw, ("trace_key", "turn_key"), where, limit, seed=seed))
 
     def sample(
@@ -258,7 +230,7 @@ class SessionRepository(Repository):
             return row["state_id"] not in first, sample_rank(row["state_id"], seed)
 
         read = ("trace_key", "turn_key", "state_id", *(name for name in columns if name in COLUMNS))
-        with filter_connection(self._file) as raw:
+        with self._database.driver.turns_connection() as raw:
             rows = (dict(zip(read, row, strict=True)) for row in select_turns(raw, read, where, None))
             chosen = nsmallest(limit, filter(accept, rows), order)
         return TurnSelection(sorted((row["trace_key"], row["turn_key"]) for row in chosen))
@@ -272,12 +244,12 @@ class SessionRepository(Repository):
         seed: int | None = None,
     ) -> list[tuple[Any, ...]]:
         """Some of `COLUMNS` of the turns that `select` would select. Raises ConfigError as `select`."""
-        with filter_connection(self._file) as raw:
+        with self._database.driver.turns_connection() as raw:
             return select_turns(raw, [name for name in columns if name in COLUMNS], where, limit, seed=seed)
 
     def count(self, where: str | None = None) -> tuple[int, int]:
         """For how many turns an expression is true, of how many traces. Raises ConfigError as `select`."""
-        with filter_connection(self._file) as raw:
+        with self._database.driver.turns_connection() as raw:
             ((turns_, traces_),) = select_turns(raw, ("count(*)", "count(DISTINCT trace_key)"), where, None)
         return turns_, traces_
 
@@ -289,7 +261,7 @@ class SessionRepository(Repository):
         if column not in COLUMNS:
             raise ConfigError(f"unknown column {column!r}; expected one of: {', '.join(COLUMNS)}")
         counts = (column, "count(*)", "count(DISTINCT trace_key)")
-        with filter_connection(self._file) as raw:
+        with self._database.driver.turns_connection() as raw:
             return [(row[0], row[1], row[2]) for row in select_turns(raw, counts, where, None, group=column)]
 
     def ids_that_begin(self, prefix: str, most: int = 6) -> tuple[list[str], list[str]]:
@@ -329,7 +301,7 @@ class SessionRepository(Repository):
             select(*(column.label(name) for name, column in columns.items()))
             .join_from(turns, traces, traces.c.key == turns.c.trace_key)
             .group_by(traces.c.session_id)
-            .order_by(last.desc(), traces.c.session_id)
+            .order_by(last.desc().nulls_last(), traces.c.session_id)
             .limit(limit)
         )
         with self._reading() as connection:
@@ -376,7 +348,7 @@ def _write_trace(context: WriteContext, row: TraceRow, contents: Sequence[Packed
     for before, content in row.nodes:
         nodes.append(context.contents.node(nodes[before] if before >= 0 else EMPTY, ids[content]))
     key = _write_trace_row(context, row, ids)
-    known = {found[0]: found for found in context.raw.execute(_FIND_TURNS, (key,))}
+    stored = {each[0]: each for each in context.session.fetch_all(_FIND_TURNS, (key,))}
     written: list[tuple[Any, ...]] = []
     new = changed = 0
     for turn in row.turns:
@@ -398,7 +370,7 @@ def _write_trace(context: WriteContext, row: TraceRow, contents: Sequence[Packed
             None if turn.tools is None else ids[turn.tools],
             *(getattr(turn, name) for name in _SIGNALS),
         )
-        before = known.get(turn.state_id)
+        before = stored.get(turn.state_id)
         if before == values:
             continue
         written.append(values)
@@ -406,7 +378,7 @@ def _write_trace(context: WriteContext, row: TraceRow, contents: Sequence[Packed
             new += 1
         elif _content(before) != _content(values):
             changed += 1
-    context.raw.executemany(_PUT_TURN, written)
+    context.session.insert_many(_PUT_TURN, written)
     for former, state_id in row.former_states.items():
         _replace_turn(context, former, state_id)
     return TraceChanges(new, changed, len(row.turns) - new - changed)
@@ -437,11 +409,13 @@ def _write_trace_row(context: WriteContext, row: TraceRow, ids: Sequence[int]) -
         None if row.system is None else ids[row.system],
         None if row.tools is None else ids[row.tools],
     )
-    known = context.raw.execute(_FIND_TRACE, (row.id,)).fetchone()
-    if known is None or known[1:] != values:
-        context.raw.execute(_PUT_TRACE, (*values, time.time()))
-        known = known or context.raw.execute(_FIND_TRACE, (row.id,)).fetchone()
-    return known[0]
+    stored_trace = context.session.fetch_one(_FIND_TRACE, (row.id,))
+    if stored_trace is None or stored_trace[1:] != values:
+        context.session.insert_many(_PUT_TRACE, [(*values, time.time())])
+        stored_trace = stored_trace or context.session.fetch_one(_FIND_TRACE, (row.id,))
+    if stored_trace is None:
+        raise StoreError(f"trace {row.id!r} was written and is not in the store; the store is damaged")
+    return stored_trace[0]
 
 
 # --- reading -------------------------------------------------------------------------------------------

@@ -1,56 +1,37 @@
-"""Everything that only SQLite understands: opening a file, errors, compiled statements, filters of turns.
-
-The rest of the store speaks SQLAlchemy Core. A move to another database replaces this module and the DB-API calls
-of the writer (`WriteContext.raw`).
-"""
+"""Everything that only SQLite understands: opening a file, errors, the writer's connection, filters of turns."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import math
 import os
 import sqlite3
 import stat
 import tempfile
-import threading
 import time
+import typing
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec import json
-from sqlalchemy import (
-    URL,
-    ColumnElement,
-    Connection,
-    Engine,
-    Insert,
-    Integer,
-    Select,
-    Table,
-    Text,
-    cast,
-    column,
-    create_engine,
-    event,
-    func,
-    literal_column,
-    select,
-)
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from understudy.errors import ConfigError, StoreError
-from understudy.store.schema import HEAD
+from understudy.store.driver import DatabaseDriver, WriterSession
+from understudy.store.migrate import migrate_connection, unknown_schema
+from understudy.store.schema import HEAD, metadata
+from understudy.store.statements import HotStatement
 
 _HINTS = {
     "database or disk is full": "the disk is full: nothing of this write was stored and the store is intact; "
@@ -60,6 +41,7 @@ _HINTS = {
     "database is locked": "another process held the store's lock for too long; "
     "find out which process has it open, then run the same command again",
     "readonly database": "the store is read-only for this user; make its directory and files writable",
+    "because it is a view": "the store is read-only here: an earlier release wrote it, and it was not brought up",
     "unable to open database": "the store cannot be opened; check the owner and the mode of the directory",
     "file is not a database": "not an SQLite file; expected a store's directory, or restore it from a copy",
     "malformed": "the store is damaged; restore it from a copy",
@@ -96,47 +78,9 @@ def translate_errors(file: Path) -> Generator[None]:
         raise to_store_error(error, file) from error
 
 
-__all__ = ["compile_hot", "insert", "json_array_length", "json_field", "json_values", "row_id"]
-
-
-def compile_hot(statement: Insert | Select[*tuple[Any, ...]], *names: str) -> str:
-    """The SQL of a statement for the DB-API, for what runs with every call or turn.
-
-    `names` are its parameters, in the order in which its `?` stand. Running it costs a fifth of going through
-    Core: 3 µs a small row against 15 (CPython 3.11, SQLAlchemy 2.0).
-    """
-    dialect = SQLiteDialect_pysqlite(paramstyle="qmark")
-    keys = list(names) if isinstance(statement, Insert) else None
-    compiled = statement.compile(dialect=dialect, column_keys=keys)
-    order: list[str] = compiled.positiontup or []
-    assert order == list(names), f"expected the parameters {names}, got {order}"
-    return str(compiled)
-
-
-def row_id(table: Table) -> ColumnElement[int]:
-    """The number that SQLite itself gives each row of a table whose primary key is no number."""
-    return literal_column(f"{table.name}.rowid", Integer)
-
-
-def json_array_length(column: ColumnElement[bytes | None]) -> ColumnElement[int]:
-    """How many elements the JSON array in a column has; NULL where the column is."""
-    return func.json_array_length(cast(column, Text))
-
-
-def json_field(column: ColumnElement[bytes | None], name: str) -> ColumnElement[str]:
-    """A field of the JSON object in a column; NULL where it has none."""
-    return func.json_extract(cast(column, Text), f"$.{name}")
-
-
-def json_values(values: Sequence[Any], kind: type[TypeEngine[Any]] = Integer) -> Select[Any]:
-    """Values as the rows of a query: one parameter, where a list would need one each, and SQLite bounds those."""
-    table = func.json_each(json.encode(list(values)).decode()).table_valued(column("value", kind))
-    return select(table.c.value)
-
-
 FILE = "store.db"
 BUSY_S = 30.0
-MIGRATIONS = Path(__file__).parent / "migrations"
+_POLL_S = 0.5
 
 # FULL: a commit that was answered survives a power cut. The rest trades a WAL of up to 32 MiB, and as much memory,
 # for checkpoints that are rare enough not to be felt.
@@ -148,12 +92,19 @@ _AGENTS = (
     "'claude-code') AS agent, NULL AS agent_version FROM main.rollouts JOIN main.runs ON runs.id = run_id",
     "CREATE TEMP TABLE token_values (step, call_id, version, logprobs, ratios, advantages)",
 )
-_READ_BY_VIEWS: dict[str | None, tuple[str, ...]] = {"0004": (*_AGENTS, _VOTES), "0005": (_VOTES,)}
+_LEASES = (
+    "CREATE TEMP VIEW runs AS SELECT *, 'local' AS engine, NULL AS release FROM main.runs",
+    "CREATE TEMP VIEW attempts AS SELECT *, NULL AS worker, NULL AS lease_until FROM main.attempts",
+)
+_WORKERS = ("CREATE TEMP TABLE workers (id, release, capacity, run_id, started_at, seen_at, lease_until, leaves)",)
+_READ_BY_VIEWS: dict[str | None, tuple[str, ...]] = {
+    "0004": (*_AGENTS, _VOTES, *_LEASES, *_WORKERS),
+    "0005": (_VOTES, *_LEASES, *_WORKERS),
+    "0006": (*_LEASES, *_WORKERS),
+    "0007": _WORKERS,
+}
 """What a store at an older schema lacks: such a store is read through these where it cannot be migrated, because
 it is on a medium that cannot be written, or is only to be read."""
-
-# Alembic's operations go through module-level proxies: one migration at a time in a process.
-_migrating = threading.Lock()
 
 
 def _make_private(directory: Path, file: Path) -> None:
@@ -273,6 +224,97 @@ def reading_uri(file: Path) -> str:
     return f"{uri}&immutable=1"
 
 
+class SqliteSession(WriterSession):
+    """A connection to a store's file, to write with."""
+
+    dialect = "sqlite"
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._raw = typing.cast(sqlite3.Connection, connection.connection.dbapi_connection)
+        self._cursor = self._raw.cursor()
+
+    def begin(self, group: int) -> bool:
+        """Wait for the file's lock, and begin."""
+        self._raw.execute("BEGIN IMMEDIATE")
+        return True
+
+    def commit(self, group: int) -> None:
+        """Commit."""
+        self._raw.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Undo what SQLite did not undo itself, as it does on a full disk."""
+        if self._raw.in_transaction:
+            self._raw.execute("ROLLBACK")
+
+    def insert(self, statement: HotStatement, row: Sequence[Any]) -> int | None:
+        """Insert a row."""
+        cursor = self._cursor.execute(statement.sqlite, row)
+        return cursor.lastrowid if cursor.rowcount == 1 else None
+
+    def fetch_one(self, statement: HotStatement, values: Sequence[Any]) -> tuple[Any, ...] | None:
+        """The first row of a query."""
+        return self._cursor.execute(statement.sqlite, values).fetchone()
+
+    def fetch_all(self, statement: HotStatement, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """The rows of a query."""
+        return self._cursor.execute(statement.sqlite, values).fetchall()
+
+    def insert_many(self, statement: HotStatement, rows: Sequence[Sequence[Any]]) -> None:
+        """Insert rows."""
+        self._cursor.executemany(statement.sqlite, rows)
+
+    def notify(self) -> None:
+        """Nothing: who waits for a file's changes asks again and again."""
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self.connection.close()
+
+
+class SqliteDriver(DatabaseDriver):
+    """A store's file."""
+
+    dialect = "sqlite"
+    exceptions = (sqlite3.Error,)
+
+    def __init__(self, directory: Path, *, create: bool, read_only: bool) -> None:
+        """Open it, as `open_engine`."""
+        self.file = directory / FILE
+        self._read_only = read_only
+        super().__init__(str(self.file), open_engine(directory, create=create, read_only=read_only))
+
+    def open_session(self) -> SqliteSession:
+        """A connection to write with."""
+        return SqliteSession(self.engine.connect())
+
+    def store_error(self, error: Exception) -> StoreError:
+        """What happened to the file."""
+        return to_store_error(error, self.file)
+
+    def repeatable_for_s(self, error: Exception) -> float:
+        """Never: SQLite itself waits for the lock."""
+        return 0.0
+
+    def turns_connection(self) -> AbstractContextManager[sqlite3.Connection]:
+        """A connection for expressions of users."""
+        return filter_connection(self.file)
+
+    def wait_for_change(self, timeout_s: float) -> None:
+        """Wait a moment."""
+        time.sleep(min(timeout_s, _POLL_S))
+
+    def close(self) -> None:
+        """Leave one file that can be copied."""
+        try:
+            if is_writable(self.file) and not self._read_only:
+                with self.errors(), self.engine.connect() as connection:
+                    connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            self.engine.dispose()
+
+
 class ChangeCounter:
     """Says whether other processes, or other connections, have written a store since it was last asked.
 
@@ -321,29 +363,21 @@ def _version(connection: Connection, file: Path) -> str | None:
 
 
 def _migrate(connection: Connection, file: Path) -> None:
-    from alembic import command
-    from alembic.config import Config
-    from alembic.script import ScriptDirectory
-
     version = _version(connection, file)  # again, now that nobody else migrates
     if version == HEAD:
         return
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    revisions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if version is not None and version not in revisions:
-        raise StoreError(
-            f"{file} was written by a newer release (schema {version}; this one knows up to {HEAD}); "
-            "update understudy"
-        )
+    if version is not None and (message := unknown_schema(version)):
+        raise StoreError(f"{file} {message}")
     connection.exec_driver_sql("PRAGMA journal_mode = WAL")
     # A table that is made anew is dropped in between, which rows that name its rows would forbid.
     connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
     connection.exec_driver_sql("BEGIN IMMEDIATE")
     try:
-        with _migrating:
-            command.upgrade(config, "head")
+        if version is None:
+            for statement in _newest_schema():
+                connection.exec_driver_sql(statement)
+        else:
+            migrate_connection(connection)
         if connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None:
             raise StoreError(
                 f"{file}: the store is damaged: rows name rows that are not there; restore it from a copy"
@@ -355,6 +389,20 @@ def _migrate(connection: Connection, file: Path) -> None:
         raise to_store_error(error, file) from error
     finally:
         connection.exec_driver_sql("PRAGMA foreign_keys = ON")
+
+
+@functools.cache
+def _newest_schema() -> tuple[str, ...]:
+    """The statements that make in an empty database what all migrations come to, in a thirtieth of their time."""
+    dialect = SQLiteDialect_pysqlite()
+    tables = metadata.sorted_tables
+    creations = [*map(CreateTable, tables), *(CreateIndex(index) for table in tables for index in table.indexes)]
+    return (
+        *(str(creation.compile(dialect=dialect)) for creation in creations),
+        "CREATE TABLE alembic_version "
+        "(version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))",
+        f"INSERT INTO alembic_version VALUES ('{HEAD}')",
+    )
 
 
 def _in_transaction(connection: Connection) -> bool:
@@ -419,19 +467,24 @@ def filter_connection(file: Path) -> Generator[sqlite3.Connection]:
     with translate_errors(file):
         raw = sqlite3.connect(reading_uri(file), uri=True, isolation_level=None)
         try:
-            raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
-            raw.set_authorizer(_authorize)
+            restrict_to_turns(raw)
             yield raw
         finally:
             raw.close()
 
 
-def sample_rank(state_id: str | bytes, seed: int) -> int:
-    """A number for a state that looks random: a sample of n are the n states with the lowest ones.
+def restrict_to_turns(raw: sqlite3.Connection) -> None:
+    """Let a connection do nothing but read the tables of sessions, and bound what it may hold."""
+    raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
+    raw.set_authorizer(_authorize)
 
-    So the same seed gives the same states, and a larger sample contains a smaller one.
+
+def sample_rank(id: str | bytes, seed: int) -> int:
+    """A number for a state or a task that looks random: a sample of n are the n with the lowest ones.
+
+    So the same seed gives the same ones, and a larger sample contains a smaller one.
     """
-    data = state_id.encode(errors="surrogatepass") if isinstance(state_id, str) else state_id
+    data = id.encode(errors="surrogatepass") if isinstance(id, str) else id
     return int.from_bytes(hashlib.blake2b(b"%d:%b" % (seed, data), digest_size=8).digest()) >> 1
 
 

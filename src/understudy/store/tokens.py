@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import msgspec
 
@@ -41,6 +41,9 @@ class TokenIds(Sequence[int]):
     def __len__(self) -> int:
         return self._count
 
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ids)
+
     @overload
     def __getitem__(self, index: int) -> int: ...
 
@@ -60,6 +63,54 @@ class TokenIds(Sequence[int]):
 
     def __repr__(self) -> str:
         return f"TokenIds{self._ids}"
+
+
+class StoredPlace(NamedTuple):
+    """Where a stored prompt is: its call's row, the row that it is stored after, how many bytes they share.
+
+    What comes first in that row are the prompt and the completion of its call.
+    """
+
+    key: int
+    base_key: int | None
+    shared: int
+
+
+class StoredIds(TokenIds):
+    """Token ids that are in the store: read whenever they are looked at, and not remembered here.
+
+    `size` is how many bytes they take, and `place` of a prompt where it is.
+    """
+
+    def __init__(
+        self, load: Callable[[], Ids], count: int, size: int | None = None, place: StoredPlace | None = None
+    ) -> None:
+        self._load = load
+        self._count = count
+        self.size = size
+        self.place = place
+
+    @property
+    def packed(self) -> Ids:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The packed ids, as they are read now. Raises StoreError when they are damaged."""
+        return self._load()
+
+    @property
+    def _ids(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return unpack_ids(self.packed, self._count)
+
+
+def begins_with(now: Sequence[int], *before: Sequence[int]) -> bool:
+    """Whether a prompt begins with these ids, one after another: the prompt of an earlier call, its completion.
+
+    What the store knows of that is not read.
+    """
+    first = before[0] if before else ()
+    if isinstance(now, StoredIds) and isinstance(first, StoredIds) and now.place and first.place:
+        sizes = [each.size for each in before if isinstance(each, StoredIds) and each.size is not None]
+        if now.place.base_key == first.place.key and len(sizes) == len(before):
+            return now.place.shared >= sum(sizes)
+    return pack_ids(now).startswith(b"".join(map(pack_ids, before)))
 
 
 def pack_ids(ids: Sequence[int]) -> Ids:

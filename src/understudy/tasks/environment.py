@@ -24,6 +24,9 @@ pluggy==1.6.0 --hash=sha256:e920276dd6813095e9377c0bc5566d94c932c33b27a3e3945d83
 pygments==2.19.2 --hash=sha256:86540386c03d588bb81d44bc3928634ff26449851e99741617ecb9037ee5ec0b
 pytest==8.4.2 --hash=sha256:872f880de3fc3a5bdc88a11b39c9710c3497a547cfa9320bc3c5e62fbf272e79
 """
+PINNED = {name: version for name, _, version in (line.split()[0].partition("==") for line in _PINS.splitlines())}
+"""Name → version of what every task's environment has."""
+
 _PIP_TIMEOUT_S = 600
 
 
@@ -36,27 +39,31 @@ class TaskEnvironment(Struct, frozen=True):
 
 
 def environment_for(sandboxes: Sandboxes, cache: Path) -> TaskEnvironment:
-    """What sandboxes of this kind need on top: this machine's Python, or nothing where an image has all.
+    """What sandboxes of this kind need on top: the Python of their machine, or nothing where an image has all.
 
-    Raises ConfigError when it cannot be made.
+    Raises ConfigError when it cannot be made, SandboxError when another machine cannot be asked.
     """
+    if (other := sandboxes.host_environment()) is not None:
+        return TaskEnvironment(other.mounts, other.path_prefixes, other.env)
     return python_environment(cache) if sandboxes.host_programs else TaskEnvironment()
 
 
-def python_environment(cache: Path) -> TaskEnvironment:
+def python_environment(cache: Path, packages: tuple[str, ...] = ()) -> TaskEnvironment:
     """The running Python with a pinned pytest; made under `cache` on the first call (some seconds, network).
 
-    Raises ConfigError when it cannot be made.
+    `packages` are requirements with hashes, one each, that it has besides; they are installed from wheels, so that
+    none of their code runs here. Raises ConfigError when it cannot be made.
     """
     prefix = Path(sys.base_prefix).resolve()
-    home = _home(cache, prefix)
+    requirements = "\n".join((_PINS.rstrip("\n"), *packages, ""))
+    home = _home(cache, prefix, requirements)
     ready = home / "ready"
     if not ready.exists():
         with locked(home.with_suffix(".lock")):
             if not ready.exists():
                 # A virtual environment knows its own path: it is made in place, and remade when unfinished.
                 shutil.rmtree(home, ignore_errors=True)
-                _make(home)
+                _make(home, requirements)
                 ready.touch()
     mounts = [Mount(home, str(home))]
     if not prefix.is_relative_to("/usr"):  # every sandbox has /usr
@@ -67,21 +74,21 @@ def python_environment(cache: Path) -> TaskEnvironment:
 
 def is_installed(cache: Path) -> bool:
     """Whether `python_environment` would find everything there."""
-    return (_home(cache, Path(sys.base_prefix).resolve()) / "ready").exists()
+    return (_home(cache, Path(sys.base_prefix).resolve(), _PINS) / "ready").exists()
 
 
-def _home(cache: Path, prefix: Path) -> Path:
-    key = "\n".join((sys.version, str(prefix), _PINS))
+def _home(cache: Path, prefix: Path, requirements: str) -> Path:
+    key = "\n".join((sys.version, str(prefix), requirements))
     return cache.absolute() / "envs" / hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
-def _make(home: Path) -> None:
-    requirements = home / "requirements.txt"
+def _make(home: Path, requirements: str) -> None:
+    file = home / "requirements.txt"
     argv = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    argv += ["--no-deps", "--only-binary=:all:", "--require-hashes", "-r", requirements]
+    argv += ["--no-deps", "--only-binary=:all:", "--require-hashes", "-r", file]
     try:
         venv.EnvBuilder(with_pip=True, symlinks=True).create(home)
-        requirements.write_text(_PINS, encoding="utf-8")
+        file.write_text(requirements, encoding="utf-8")
         pip = subprocess.run(argv, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
@@ -90,7 +97,7 @@ def _make(home: Path) -> None:
         ) from error
     if pip.returncode:
         raise ConfigError(
-            f"{home}: pip could not install the pinned pytest for tasks; check the network and pip's own settings "
+            f"{home}: pip could not install the pinned packages for tasks; check the network and pip's settings "
             f"(index, proxy), then run the same command again. pip said:\n{pip.stderr.strip()[-2000:]}"
         )
     make_readable(home)

@@ -26,7 +26,7 @@ from understudy.checks.run import REWARDS
 from understudy.checks.twin_run import DRIVER_MOUNT
 from understudy.errors import ConfigError, TaskError
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
-from understudy.tasks.environment import TaskEnvironment
+from understudy.tasks.environment import TaskEnvironment, python_environment
 from understudy.tasks.materialise import check_directory, materialise, relative_path
 from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Source, Task
 from understudy.util.files import atomic_write, locked, make_readable
@@ -67,7 +67,8 @@ _CACHES = b"__pycache__/\n*.py[cod]\n.pytest_cache/\n"
 class PreparedTask(Struct, frozen=True):
     """A task on disk, with the options that its grading needs.
 
-    `hidden` is the directory of a script check's files, None for other checks.
+    `hidden` is the directory of a script check's files, None for other checks. `environment` is the task's own,
+    where it names packages.
     """
 
     task: Task
@@ -75,6 +76,7 @@ class PreparedTask(Struct, frozen=True):
     git: Path
     hidden: Path | None = None
     options: GradingOptions = GradingOptions()
+    environment: TaskEnvironment | None = None
 
 
 def prepare(task: Task, cache: Path, sandboxes: Sandboxes) -> PreparedTask:
@@ -92,7 +94,16 @@ def prepare(task: Task, cache: Path, sandboxes: Sandboxes) -> PreparedTask:
     kind = f"{sandboxes.name} {os.geteuid()}"  # who owns the tree depends on both
     digest = _digest(task.source, *_image_identity(task, cache, sandboxes), task.setup_patch, kind)
     home = _make_once(cache.absolute() / "trees" / digest, lambda aside: _make_tree(task, aside, cache, sandboxes))
-    return PreparedTask(task, home / "tree", home / "git", hidden / "files" if hidden else None)
+    environment = None
+    if task.packages:
+        if not sandboxes.host_programs:
+            raise TaskError(
+                f"{task.instance_id}: names packages for this machine's Python, which a sandbox of the kind "
+                f"{sandboxes.name} does not have; use --sandbox local, or give the task an image"
+            )
+        environment = python_environment(cache, task.packages)
+    files = hidden / "files" if hidden else None
+    return PreparedTask(task, home / "tree", home / "git", files, environment=environment)
 
 
 def sandbox_spec(
@@ -102,7 +113,11 @@ def sandbox_spec(
     mounts: tuple[Mount, ...] = (),
     env: Mapping[str, str] | None = None,
 ) -> SandboxSpec:
-    """The sandbox for a prepared task, without its hidden checks; `mounts` and `env` come on top."""
+    """The sandbox for a prepared task, without its hidden checks; `mounts` and `env` come on top.
+
+    `environment` is the one of tasks that have none of their own.
+    """
+    environment = prepared.environment or environment
     own = (Mount(prepared.git, GIT_MOUNT, private=True), PLUGIN_MOUNT, DRIVER_MOUNT)
     return SandboxSpec(
         tree=prepared.tree,

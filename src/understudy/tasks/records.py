@@ -19,6 +19,7 @@ from understudy.util.files import atomic_write
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,149}")
 
+_PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.!+_-]+( --hash=sha256:[0-9a-f]{64})+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OWN_VARIABLES = ("PATH", "HOME")
 _SYSTEM = frozenset(
@@ -87,6 +88,11 @@ _RULES: tuple[tuple[str, Callable[[Task], bool], str], ...] = (
         "checks.files",
         lambda task: not isinstance(task.checks, SuiteChecks) or all(map(_is_inside, task.checks.files)),
         "paths inside the tree",
+    ),
+    (
+        "packages",
+        lambda task: not task.packages or (not task.image and all(map(_PINNED.fullmatch, task.packages))),
+        "pinned requirements with hashes, as `name==1.0 --hash=sha256:…`, for a task without an image",
     ),
     (
         "image",

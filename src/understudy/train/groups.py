@@ -29,7 +29,8 @@ class TokenSequence(Struct, frozen=True, kw_only=True):
     `loss_mask` is 1 exactly on sampled tokens. `logprobs` are the behaviour policy's, after temperature, 0.0 off
     the mask; None where the backend gave none, which only imitation can use. `policy_versions` are those of its
     calls. `calls` are these: the id of each, and where its completion begins and ends in `token_ids`; empty where
-    the sequence comes from an export.
+    the sequence comes from an export. `teacher_logprobs` are a teacher's, at temperature 1, 0.0 off the mask; None
+    where none was asked.
     """
 
     token_ids: tuple[int, ...]
@@ -37,6 +38,7 @@ class TokenSequence(Struct, frozen=True, kw_only=True):
     logprobs: tuple[float, ...] | None
     policy_versions: tuple[str | None, ...] = ()
     calls: tuple[tuple[str, int, int], ...] = ()
+    teacher_logprobs: tuple[float, ...] | None = None
 
     @property
     def sampled(self) -> int:
@@ -75,6 +77,7 @@ NO_TOKENS = "calls without token ids"
 NO_LOGPROBS = "sequences without logprobs"
 BAD_LOGPROBS = "sequences whose logprobs are not numbers"
 SUPERSEDED = "sequences of calls that were made again"
+NO_TEACHER = "sequences without the teacher's logprobs"
 NOTHING_SAMPLED = "sequences in which nothing was sampled"
 NOTHING_LEFT = "rollouts of which no sequence is left"
 BAD_REWARD = "rollouts whose reward is not a number"

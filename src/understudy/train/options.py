@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Struct, structs
+from msgspec import Struct, convert, structs
 
 from understudy.errors import ConfigError
 from understudy.util.settings import option
@@ -24,7 +24,7 @@ _AT_LEAST: dict[str, float] = {
     "rank": 1, "warmup_steps": 0, "epochs": 1, "max_tokens": 2, "micro_batch_tokens": 1, "weight_decay": 0.0,
     "batch_rollouts": 1, "batch_pairs": 1, "constant_tokens": 1, "clip_low": 0.0, "clip_high": 0.0,
     "band_low": 0.0, "kl_coefficient": 0.0, "entropy_coefficient": 0.0, "overlong_tokens": 1, "overlong_buffer": 1,
-    "mini_batches": 1,
+    "mini_batches": 1, "teacher_coefficient": 0.0, "reward_coefficient": 0.0,
 }  # fmt: skip
 _ABOVE_ZERO = frozenset({"alpha", "learning_rate", "max_grad_norm", "beta", "truncate_at", "temperature"})
 _SHARES = frozenset({"dropout", "beta1", "beta2"})
@@ -191,3 +191,35 @@ class GRPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields
                 f"grpo.overlong_buffer is {self.overlong_buffer}; it must be at most overlong_tokens, "
                 f"{self.overlong_tokens}"
             )
+
+
+class DistillOptions(GRPOOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Policy updates towards a teacher, over groups of rollouts that the student sampled.
+
+    The advantage of a token is `reward_coefficient` · A + `teacher_coefficient` · (log p − log π), with A that of
+    its rollout and p the teacher; see `losses.distillation_gain`. `teacher` is what it was given by.
+    """
+
+    teacher: str
+    teacher_coefficient: float = 1.0
+    reward_coefficient: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.teacher_coefficient == 0:
+            raise ConfigError(
+                "teacher_coefficient is 0, so that nothing is learned from the teacher; leave the teacher out"
+            )
+        if self.temperature != 1:
+            raise ConfigError(
+                f"grpo.temperature is {self.temperature:g}; with a teacher it must be 1, for servers tell the "
+                "logprobs of a prompt at temperature 1 alone"
+            )
+
+
+def read_options(values: dict[str, Any]) -> GRPOOptions:
+    """The options of policy updates that were stored as JSON: those of distillation where they name a teacher.
+
+    Raises msgspec.ValidationError.
+    """
+    return convert(values, DistillOptions if "teacher" in values else GRPOOptions)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
+
+from understudy.trajectory.habits import Position, pattern
 
 if TYPE_CHECKING:
     from understudy.trajectory.tree import Node
@@ -21,33 +23,21 @@ titles, help with a tool, suggestions and the like, which the conversation does 
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
-_SUMMARY_ASKED = re.compile(
-    r"\s*(?:CRITICAL: Respond with TEXT ONLY\b|Your task is to create a detailed summary of"
-    r"|You are performing a CONTEXT CHECKPOINT COMPACTION\b)"
-)
-"""How Claude Code's requests for a summary begin (2.1.197; before), and Codex's."""
+_COMPACTION: dict[Position, re.Pattern[str]] = {
+    where: pattern("compaction", where) for where in get_args(Position)
+}
+_AUXILIARY: dict[Position, re.Pattern[str]] = {where: pattern("auxiliary", where) for where in get_args(Position)}
+CONTINUED = pattern("continued", "question")
+"""What agents put before the summary when they go on from it."""
 
 _SUMMARY_GIVEN = re.compile(r"\s*(?:<analysis>.*</analysis>)?\s*<summary>.*</summary>\s*", re.DOTALL)
 """An answer to Claude Code's: it keeps what is in the second tag."""
-
-_BESIDE = re.compile(
-    r"\s*(?:\[SUGGESTION MODE:|The user stepped away and is coming back\b|Describe your most recent action\b"
-    r"|(?:<system-reminder>)?This is a side question from the user\b|# Dream: Memory Consolidation"
-    r"|You are now acting as the memory extraction subagent\b)"
-)
-"""How the other requests begin that Claude Code forks off a conversation (2.1.197)."""
-
-CONTINUED = re.compile(
-    r"\s*(?:This session is being continued from a previous conversation"
-    r"|Another language model started to solve this problem and produced a summary)"
-)
-"""What Claude Code and Codex put before the summary when they go on from it."""
-
 
 QUOTED = 8
 """From how many characters on a text that comes back shows that two chats without sessions belong together."""
 
 _REMEMBERED = 200
+_BEGINNING = 1000
 
 
 def assign(nodes: Sequence[Node]) -> None:
@@ -78,11 +68,9 @@ def goes_on(node: Node) -> bool:
 def _sums_up(node: Node) -> bool:
     """A conversation, then a request for a summary, known by its text, its answer or its mark for the cache."""
     asked = _last_user_text(node)
-    if not asked or not _has_history(node):
-        return False
-    if any(_SUMMARY_ASKED.match(text) for text in asked):
+    if _is_worded(node, _COMPACTION):
         return True
-    if any(_BESIDE.match(text) for text in asked):
+    if not asked or not _has_history(node) or _is_worded(node, _AUXILIARY):
         return False
     return node.conversation.aside or (not node.children and _is_summary(node))
 
@@ -112,8 +100,10 @@ def _is_beside(node: Node, with_tools: Collection[str | None], quotable: Collect
     nothing to do with each other may share a key, so it has to quote something that is `quotable`.
     """
     conversation = node.conversation
+    if _is_worded(node, _AUXILIARY):
+        return True
     if _has_history(node):
-        return any(_BESIDE.match(text) for text in _last_user_text(node))
+        return _asks_for_a_form(node)
     if node.children or not conversation.blocks:
         return False
     if conversation.has_tools:
@@ -122,6 +112,27 @@ def _is_beside(node: Node, with_tools: Collection[str | None], quotable: Collect
         return conversation.formatted or node.call.session_id in with_tools
     question = "\n".join(block.text for block in conversation.blocks)
     return any(text in question for text in quotable)
+
+
+def _is_worded(node: Node, habits: Mapping[Position, re.Pattern[str]]) -> bool:
+    """Whether a request is worded as agents word those of a kind."""
+    if habits["instructions"].match(node.conversation.system[:_BEGINNING]):
+        return True
+    texts = _last_user_text(node)
+    if any(habits["question"].match(text) for text in texts):
+        return True
+    return _has_history(node) and any(habits["fork"].match(text) for text in texts)
+
+
+def _asks_for_a_form(node: Node) -> bool:
+    """Whether a conversation with tools is asked, without them, for a response of a form: then it is a check."""
+    parent = node.parent
+    return (
+        parent is not None
+        and parent.conversation.has_tools
+        and node.conversation.formatted
+        and not node.conversation.has_tools
+    )
 
 
 def _has_history(node: Node) -> bool:

@@ -7,11 +7,12 @@ new segment begins, and why is counted. No token is ever encoded anew.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
+from understudy.store.tokens import begins_with
 from understudy.trajectory.roles import ROLES, Role, goes_on
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Call
@@ -79,10 +80,61 @@ class Segment(Struct, frozen=True, kw_only=True):
         return tuple(mask)
 
 
+class SegmentOutline(Struct, frozen=True, kw_only=True):
+    """A segment without its tokens: `tokens` is how many there are, the other fields are those of `Segment`."""
+
+    tokens: int
+    call_ids: tuple[str, ...]
+    completions: tuple[tuple[int, int], ...]
+    policy_versions: tuple[str | None, ...]
+    branch: str
+    role: Role
+    reason: Reason
+    superseded: bool = False
+    malformed: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def sampled(self) -> int:
+        """How many of the tokens were sampled."""
+        return sum(end - start for start, end in self.completions)
+
+    def whole(self, calls: Sequence[Call]) -> Segment:
+        """The segment with its tokens, which are those of its calls, given in their order."""
+        last = calls[-1]
+        token_ids = (*(last.prompt_token_ids or ()), *(last.completion_token_ids or ()))
+        mask = [0] * len(token_ids)
+        logprobs: list[float | None] = [0.0] * len(token_ids)
+        for call, (start, end) in zip(calls, self.completions, strict=True):
+            count = end - start
+            sampled = call.logprobs if call.logprobs is not None and len(call.logprobs) == count else None
+            mask[start:end] = [1] * count
+            logprobs[start:end] = [None] * count if sampled is None else sampled
+        return Segment(
+            token_ids=token_ids,
+            loss_mask=tuple(mask),
+            logprobs=tuple(logprobs),
+            call_ids=self.call_ids,
+            completions=self.completions,
+            policy_versions=self.policy_versions,
+            branch=self.branch,
+            role=self.role,
+            reason=self.reason,
+            superseded=self.superseded,
+            malformed=self.malformed,
+        )
+
+
 class Merged(Struct, frozen=True):
     """The segments of a trajectory, and how often each reason began one (with `NO_TOKENS` counted along)."""
 
     segments: tuple[Segment, ...]
+    reasons: dict[str, int]
+
+
+class Outlined(Struct, frozen=True):
+    """The outlines of segments, and how often each reason began one (with `NO_TOKENS` counted along)."""
+
+    segments: tuple[SegmentOutline, ...]
     reasons: dict[str, int]
 
 
@@ -104,6 +156,14 @@ def merge(trajectory: Trajectory, roles: Collection[Role] = ROLES) -> Merged:
     Every sampled token of every answered call that has token ids and such a role is in exactly one segment, with
     mask 1.
     """
+    outlined = outline(trajectory, roles)
+    calls = {node.call.id: node.call for node in trajectory.nodes}
+    segments = (each.whole([calls[call_id] for call_id in each.call_ids]) for each in outlined.segments)
+    return Merged(tuple(segments), outlined.reasons)
+
+
+def outline(trajectory: Trajectory, roles: Collection[Role] = ROLES) -> Outlined:
+    """The segments that `merge` makes of `trajectory`, without their tokens."""
     chains: dict[str, list[Node]] = {}
     reasons: dict[str, Reason] = {}
     left_out = 0
@@ -122,11 +182,11 @@ def merge(trajectory: Trajectory, roles: Collection[Role] = ROLES) -> Merged:
             reasons[node.call.id] = reason
     position = {node.call.id: number for number, node in enumerate(trajectory.nodes)}
     ordered = sorted(chains.values(), key=lambda chain: position[chain[0].call.id])
-    segments = tuple(_segment(chain, reasons[chain[0].call.id]) for chain in ordered)
+    segments = tuple(_outline(chain, reasons[chain[0].call.id]) for chain in ordered)
     counts = Counter[str](segment.reason for segment in segments)
     if left_out:
         counts[NO_TOKENS] = left_out
-    return Merged(segments, dict(counts))
+    return Outlined(segments, dict(counts))
 
 
 def samples(
@@ -166,38 +226,28 @@ def _break(node: Node) -> Reason | None:
         return "sibling" if goes_on(node) else _FORKED.get(node.role, "sibling")
     if not usable(parent):
         return "call before not usable"
-    before = parent.call.prompt_token_ids or ()
-    sampled = parent.call.completion_token_ids or ()
-    now = node.call.prompt_token_ids or ()
-    if now[: len(before)] != before:
+    before, sampled, now = (
+        ids or ()
+        for ids in (parent.call.prompt_token_ids, parent.call.completion_token_ids, node.call.prompt_token_ids)
+    )
+    if not begins_with(now, before):
         same = parent.conversation.setting == node.conversation.setting
         return "prompt rendered anew" if same else "tools or system changed"
-    if now[len(before) : len(before) + len(sampled)] != sampled:
+    if not begins_with(now, before, sampled):
         return "retokenized" if node.verbatim else "answer rewritten"
     return None
 
 
-def _segment(chain: list[Node], reason: Reason) -> Segment:
-    last = chain[-1].call
-    token_ids = (*(last.prompt_token_ids or ()), *(last.completion_token_ids or ()))
-    mask = [0] * len(token_ids)
-    logprobs: list[float | None] = [0.0] * len(token_ids)
+def _outline(chain: list[Node], reason: Reason) -> SegmentOutline:
     completions: list[tuple[int, int]] = []
     malformed: list[tuple[int, int]] = []
     for node in chain:
-        call = node.call
-        start = len(call.prompt_token_ids or ())
-        count = len(call.completion_token_ids or ())
-        completions.append((start, start + count))
+        start = len(node.call.prompt_token_ids or ())
+        completions.append((start, start + len(node.call.completion_token_ids or ())))
         if any(block.is_malformed for block in node.answer or ()):
-            malformed.append((start, start + count))
-        sampled = call.logprobs if call.logprobs is not None and len(call.logprobs) == count else None
-        mask[start : start + count] = [1] * count
-        logprobs[start : start + count] = [None] * count if sampled is None else sampled
-    return Segment(
-        token_ids=token_ids,
-        loss_mask=tuple(mask),
-        logprobs=tuple(logprobs),
+            malformed.append(completions[-1])
+    return SegmentOutline(
+        tokens=completions[-1][1],
         call_ids=tuple(node.call.id for node in chain),
         completions=tuple(completions),
         policy_versions=tuple(_version(node.call) for node in chain),

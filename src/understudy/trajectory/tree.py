@@ -9,11 +9,14 @@ its thinking not at all; all else must be equal, but for `cache_control`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from understudy.trajectory.roles import CONTINUED, QUOTED, Role, assign, goes_on
 from understudy.types import Call
@@ -24,6 +27,12 @@ from understudy.wire.stored import read_request, read_response, sampled_calls, s
 
 Origin = Literal["first call", "retry", "sibling", "compaction", "tools or system changed", "history rewritten"]
 """Why a call follows no other. "sibling": another sample of a request that was made several times at once."""
+
+_WHOLE_LINES = 32
+"""Of how many lines of calls, those that went on last, the last call is compared with the next block by block."""
+
+_SUMMARY_WITHIN = 4
+"""Among how many blocks a conversation that goes on from a summary has it."""
 
 MAIN = "main"
 """The branch of the session itself; a subagent's branch bears the agent's id."""
@@ -67,6 +76,18 @@ class Node:
         """The chat messages that the model was shown."""
         return shown_messages(self.conversation, self.sampled)
 
+    def shorten(self) -> None:
+        """Let go of the blocks that the parent has, too, but for the assistant's last one and what follows it.
+
+        What is new is still there, and all that roles and branches depend on; `messages` are no longer whole, and
+        the tools are gone.
+        """
+        blocks = self.conversation.blocks
+        answered = (index for index in range(self.fresh - 1, -1, -1) if blocks[index].role == "assistant")
+        start = next(answered, 0)
+        self.conversation = replace(self.conversation, blocks=blocks[start:], tools=[], tools_json=None)
+        self.fresh -= start
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
@@ -85,29 +106,56 @@ class Trajectory:
 
 def build(calls: Iterable[Call]) -> Trajectory:
     """The tree of the calls of one attempt, given in any order; a call given twice counts once."""
-    unique = {call.id: call for call in calls}
-    ordered = sorted(unique.values(), key=_order)
-    sampled: dict[str, ToolCall] = {}
-    answered: _Answered = defaultdict(list)
-    lines: dict[tuple[str | None, str | None], list[_Entry]] = defaultdict(list)
-    entries: list[_Entry] = []
-    for call in ordered:
-        entry = _Entry.read(call, sampled)
-        node, peers = entry.node, lines[call.session_id, call.agent_id]
-        if not _attach(entry, answered):
-            node.origin = _root_origin(entry, peers)
-            if not peers or node.origin == "tools or system changed":
-                node.spawned_by = _spawner(node, entries)
-        entries.append(entry)
-        peers.append(entry)
+    builder = TreeBuilder()
+    for call in sorted({call.id: call for call in calls}.values(), key=_order):
+        builder.add(call, read_request(call))
+    return builder.trajectory()
+
+
+class TreeBuilder:
+    """Builds the tree of an attempt's calls, which are added in their order."""
+
+    def __init__(self) -> None:
+        self._sampled: dict[str, ToolCall] = {}
+        self._answered: _Answered = defaultdict(list)
+        self._lines: dict[tuple[str | None, str | None], _Line] = defaultdict(_Line)
+        self._entries: list[_Entry] = []
+        self._whole: dict[tuple[str | None, str | None], _Entry] = {}
+
+    def add(self, call: Call, conversation: Conversation) -> Node:
+        """Add the next call, with the conversation that it sent. Returns its node.
+
+        Blocks of several conversations that are one object are compared once, if all blocks before them are one
+        object each, too.
+        """
+        name = (call.session_id, call.agent_id)
+        line = self._lines[name]
+        entry = _Entry.read(call, conversation, self._sampled, self._whole.pop(name, None))
+        if not _attach(entry, self._answered):
+            entry.origin = line.origin_of(entry)
+            if line.last is None or entry.origin == "tools or system changed":
+                entry.spawned_by = _spawner(entry.node, self._entries)
+        self._entries.append(entry)
+        line.add(entry)
+        self._whole[name] = entry
+        if len(self._whole) > _WHOLE_LINES:
+            self._whole.pop(next(iter(self._whole))).shorten()
         if entry.end:
-            answered[call.agent_id, entry.end.loose].append(entry)
-    _mark_repeated(entries)
-    nodes = tuple(entry.node for entry in entries)
-    assign(nodes)
-    _link_roots(nodes)
-    _name_branches(nodes)
-    return Trajectory(nodes)
+            self._answered[call.agent_id, entry.end.loose].append(entry)
+        return entry.node
+
+    def trajectory(self) -> Trajectory:
+        """The tree of the calls so far. Its nodes are those of earlier trees of this builder, changed."""
+        for entry in self._entries:
+            node = entry.node
+            node.origin, node.spawned_by, node.continues, node.branch = entry.origin, entry.spawned_by, None, ""
+            node.alternative = False
+        _mark_repeated(self._entries)
+        nodes = tuple(entry.node for entry in self._entries)
+        assign(nodes)
+        _link_roots(nodes)
+        _name_branches(nodes)
+        return Trajectory(nodes)
 
 
 def _order(call: Call) -> tuple[int, float, str]:
@@ -132,21 +180,37 @@ class _Mark:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A node with its fingerprints: `marks[i]` after its i-th block, `end` after its answer too."""
+    """A node with its fingerprints: `marks[i]` after the i-th of its `blocks`, `end` after its answer too."""
 
     node: Node
+    blocks: tuple[Block, ...]
     marks: list[_Mark]
     end: _Mark | None
+    origin: Origin | None = None
+    spawned_by: Node | None = None
 
     @classmethod
-    def read(cls, call: Call, sampled: dict[str, ToolCall]) -> _Entry:
-        """Read a call, and note its tool calls in `sampled`."""
-        conversation, answer = read_request(call), read_response(call)
+    def read(
+        cls, call: Call, conversation: Conversation, sampled: dict[str, ToolCall], before: _Entry | None
+    ) -> _Entry:
+        """Read a call, and note its tool calls in `sampled`. What it shares with `before` has that one's marks.
+
+        `before` is shortened.
+        """
+        answer = read_response(call)
         sampled |= sampled_calls(answer)
-        marks = _walk(_Mark(), conversation.blocks)
+        shared = 0 if before is None else _shared(before.blocks, conversation.blocks)
+        marks = [] if before is None else before.marks[:shared]
+        if before is not None:
+            before.shorten()
+        marks += _walk(marks[-1] if marks else _BEGIN, conversation.blocks[shared:])
         last = marks[-1] if marks else None
         end = _walk(last, answer)[-1] if last and answer else last if answer is not None else None
-        return cls(Node(call, conversation, answer, sampled=sampled), marks, end)
+        return cls(Node(call, conversation, answer, sampled=sampled), conversation.blocks, marks, end)
+
+    def shorten(self) -> None:
+        """Keep the last fingerprint: where nothing is compared with a call, only what was asked is looked at."""
+        self.blocks, self.marks = (), self.marks[-1:]
 
     @property
     def request_key(self) -> tuple[object, ...]:
@@ -160,12 +224,21 @@ _Answered = defaultdict[tuple[str | None, bytes], list[_Entry]]
 """Calls by agent and by the loose digest of their messages and answer."""
 
 
+_BEGIN = _Mark()
+
+
 def _walk(mark: _Mark, blocks: Sequence[Block]) -> list[_Mark]:
+    """The marks after each of the blocks."""
     marks: list[_Mark] = []
     for block in blocks:
         mark = mark.then(block)
         marks.append(mark)
     return marks
+
+
+def _shared(one: Sequence[Block], other: Sequence[Block]) -> int:
+    """How many of the first blocks are one object in both; where one is, all before it are, too."""
+    return bisect_left(range(min(len(one), len(other))), True, key=lambda index: one[index] is not other[index])
 
 
 def _digest(before: bytes, part: bytes) -> bytes:
@@ -211,20 +284,33 @@ def _attach(entry: _Entry, answered: _Answered) -> bool:
     return False
 
 
-def _root_origin(entry: _Entry, before: list[_Entry]) -> Origin:
-    """Why a call follows none of those `before` it."""
-    if not before:
-        return "first call"
-    if any(e.request_key == entry.request_key for e in before):
-        return "retry"
-    conversation = entry.node.conversation
-    if any(b.role == "user" and b.kind == "text" and CONTINUED.match(b.text) for b in conversation.blocks):
-        return "compaction"
-    if all(e.node.conversation.setting != conversation.setting for e in before):
-        return "tools or system changed"
-    if all(block.role != "assistant" for block in conversation.blocks):
-        return "first call"  # of another conversation: there is no history that could have been rewritten
-    return "history rewritten"
+class _Line:
+    """The calls of one agent in one session so far."""
+
+    def __init__(self) -> None:
+        self.last: _Entry | None = None
+        self._requests: set[tuple[object, ...]] = set()
+        self._settings: set[bytes] = set()
+
+    def add(self, entry: _Entry) -> None:
+        self.last = entry
+        self._requests.add(entry.request_key)
+        self._settings.add(entry.node.conversation.setting)
+
+    def origin_of(self, entry: _Entry) -> Origin:
+        """Why a call follows none of those before it."""
+        if self.last is None:
+            return "first call"
+        if entry.request_key in self._requests:
+            return "retry"
+        conversation = entry.node.conversation
+        if any(b.role == "user" and b.kind == "text" and CONTINUED.match(b.text) for b in conversation.blocks):
+            return "compaction"
+        if conversation.setting not in self._settings:
+            return "tools or system changed"
+        if all(block.role != "assistant" for block in conversation.blocks):
+            return "first call"  # of another conversation: there is no history that could have been rewritten
+        return "history rewritten"
 
 
 def _spawner(node: Node, earlier: list[_Entry]) -> Node | None:
@@ -258,14 +344,25 @@ def _link_roots(nodes: Sequence[Node]) -> None:
             summaries[line] = node
         elif node.role == "auxiliary" and node.parent is None:
             node.spawned_by = next((n for n in reversed(before) if _asks_for(n, node)), None)
-        elif node.origin not in (None, "retry", "sibling") and line in summaries and _may_continue(node):
+        elif (
+            node.origin not in (None, "retry", "sibling")
+            and (summary := summaries.get(line)) is not None
+            and _may_continue(node, summary)
+        ):
             node.origin, node.continues = "compaction", summaries.pop(line)
         before.append(node)
 
 
-def _may_continue(node: Node) -> bool:
+def _may_continue(node: Node, summary: Node) -> bool:
     """Whether a root may go on after a summary: without a session, another chat of the key may begin here."""
-    return node.call.session_id is not None or node.origin == "compaction"
+    return node.call.session_id is not None or node.origin == "compaction" or _quotes(node, summary)
+
+
+def _quotes(node: Node, summary: Node) -> bool:
+    """Whether a conversation begins with what was summed up."""
+    text = "".join(block.text for block in summary.answer or () if block.kind == "text").strip()
+    beginning = node.conversation.blocks[:_SUMMARY_WITHIN]
+    return len(text) >= QUOTED and any(block.kind == "text" and text in block.text for block in beginning)
 
 
 def _asks_for(node: Node, helper: Node) -> bool:

@@ -259,13 +259,19 @@ def _unquote(text: bytes) -> bytes:
 
 
 def unified(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """The diff that turns the files `old` into `new` (path → text), byte for byte; both have the same paths."""
-    return "".join(_unified_file(path, old[path], new[path]) for path in sorted(old) if old[path] != new[path])
+    """The diff that turns the files `old` into `new` (path → text), byte for byte, also added and deleted ones."""
+    paths = sorted(old.keys() | new.keys())
+    return "".join(_unified_file(path, old.get(path), new.get(path)) for path in paths)
 
 
-def _unified_file(path: str, old: str, new: str) -> str:
+def _unified_file(path: str, old: str | None, new: str | None) -> str:
+    if old == new:
+        return ""
     lines = [f"diff --git a/{path} b/{path}\n"]
-    for line in difflib.unified_diff(_lines(old), _lines(new), f"a/{path}", f"b/{path}"):
+    if old is None or new is None:
+        lines.append(f"{'new' if old is None else 'deleted'} file mode 100644\n")
+    names = "/dev/null" if old is None else f"a/{path}", "/dev/null" if new is None else f"b/{path}"
+    for line in difflib.unified_diff(_lines(old or ""), _lines(new or ""), *names):
         lines.append(line if line.endswith("\n") else f"{line}\n{NO_NEWLINE}\n")
     return "".join(lines)
 

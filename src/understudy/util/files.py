@@ -81,7 +81,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-_CACHE_REMEDY = "set UNDERSTUDY_CACHE_REMEDY to a directory that you can write"
+_CACHE_REMEDY = "set UNDERSTUDY_CACHE to a directory that you can write"
 
 
 @contextmanager

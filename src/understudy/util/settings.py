@@ -165,6 +165,8 @@ def build(kind: type[T], arguments: Mapping[str, Any], file: Mapping[str, Any], 
 def _prepared(each: Option, value: Any) -> Any:
     if each.extra.get("commas") and isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
+    if get_origin(each.type) is tuple and isinstance(value, str):
+        return [value]
     return value
 
 

@@ -1,10 +1,10 @@
-"""Shares and means with their 95 % confidence intervals. Pure functions."""
+"""Shares and means with their 95 % confidence intervals; percentiles. Pure functions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean, pstdev, stdev
 
 from msgspec import Struct
 
@@ -36,13 +36,23 @@ def wilson(successes: int, trials: int, z: float = Z_95) -> ConfidenceInterval:
     check_share(successes, trials)
     if trials == 0:
         return ConfidenceInterval(0.0, 0.0, 1.0)
-    share = successes / trials
+    return _score(successes / trials, trials, z)
+
+
+def _score(share: float, trials: int, z: float) -> ConfidenceInterval:
+    """A share of some trials with Wilson's score interval."""
     scale = 1.0 + z * z / trials
     middle = (share + z * z / (2 * trials)) / scale
     half = z * math.sqrt(share * (1.0 - share) / trials + z * z / (4 * trials * trials)) / scale
-    low = 0.0 if successes == 0 else max(0.0, middle - half)
-    high = 1.0 if successes == trials else min(1.0, middle + half)
+    low = 0.0 if share == 0 else max(0.0, middle - half)
+    high = 1.0 if share == 1 else min(1.0, middle + half)
     return ConfidenceInterval(share, low, high)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The least of some values that at least this share of them does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def newcombe(before: tuple[int, int], after: tuple[int, int], z: float = Z_95) -> ConfidenceInterval:
@@ -57,6 +67,31 @@ def newcombe(before: tuple[int, int], after: tuple[int, int], z: float = Z_95) -
     gain = second.estimate - first.estimate
     down = math.hypot(second.estimate - second.low, first.high - first.estimate)
     up = math.hypot(second.high - second.estimate, first.estimate - first.low)
+    return ConfidenceInterval(gain, max(-1.0, gain - down), min(1.0, gain + up))
+
+
+def newcombe_paired(pairs: Sequence[tuple[float, float]], z: float = Z_95) -> ConfidenceInterval:
+    """How much greater the second share of a pair is than the first, in the mean of all pairs.
+
+    Each pair is of one thing that was tried twice, and each share from 0 to 1. The interval is Newcombe's for
+    pairs (1998, method 10 of those), with the correlation of the shares less a correction for continuity. -1 to 1
+    without pairs.
+    """
+    if not pairs:
+        return ConfidenceInterval(0.0, -1.0, 1.0)
+    firsts, seconds = zip(*pairs, strict=True)
+    before, after = _score(fmean(firsts), len(pairs), z), _score(fmean(seconds), len(pairs), z)
+    spread = pstdev(firsts) * pstdev(seconds)
+    common = fmean(one * other for one, other in pairs) - before.estimate * after.estimate
+    common = min(common, max(0.0, common - 1 / (2 * len(pairs))))
+    phi = max(-1.0, min(1.0, common / spread)) if spread else 0.0
+    gain = after.estimate - before.estimate
+
+    def reach(one: float, other: float) -> float:
+        return math.sqrt(max(0.0, one * one - 2 * phi * one * other + other * other))
+
+    down = reach(after.estimate - after.low, before.high - before.estimate)
+    up = reach(after.high - after.estimate, before.estimate - before.low)
     return ConfidenceInterval(gain, max(-1.0, gain - down), min(1.0, gain + up))
 
 

@@ -17,6 +17,11 @@ def visible(text: str) -> str:
     return _UNSAFE.sub(lambda match: _picture(ord(match[0])), text.replace("\r\n", "\n"))
 
 
+def visible_line(text: str) -> str:
+    """The first line of `text`, made visible."""
+    return visible(text.strip()).partition("\n")[0]
+
+
 def _picture(code: int) -> str:
     if code < 0x20:
         return chr(0x2400 + code)

@@ -12,14 +12,15 @@ from msgspec import Struct
 from understudy import __version__
 from understudy.config import cache_dir
 from understudy.errors import UnderstudyError
+from understudy.report.read import read_figures
 from understudy.store import Store
 from understudy.store.votes import VoteSubject
-from understudy.types import Attempt
 from understudy.view import gateways, rollouts, sessions, stores, tokens, transcripts
 from understudy.view.catalog import Catalog, ViewedStore, store_id
 from understudy.view.faults import ViewRefused, missing
 from understudy.view.index import RolloutIndex
 from understudy.view.loops import loop_view
+from understudy.view.reports import report_view
 from understudy.view.routes import (
     AttemptQuery,
     BodyQuery,
@@ -30,6 +31,7 @@ from understudy.view.routes import (
     PairQuery,
     RawQuery,
     RedactionQuery,
+    ReportQuery,
     RolloutFilter,
     SessionFilter,
     StateFilter,
@@ -50,17 +52,21 @@ from understudy.view.schema.orders import (
     VoteView,
     Written,
 )
+from understudy.view.schema.report import ReportView
 from understudy.view.schema.rollouts import (
     CallPage,
     ComparedRuns,
+    GroupTurn,
     PatchView,
     RolloutHead,
     RolloutPage,
+    RolloutRow,
     TaskGridPage,
     TaskGroup,
     TextRange,
     TokenPage,
     TurnPage,
+    TurnView,
 )
 from understudy.view.schema.sessions import PairPage, SessionPage, StatePage, StateView
 from understudy.view.schema.stores import LoopView, StoreHealth, StoreList, StoreSummary
@@ -68,6 +74,10 @@ from understudy.view.transcripts import Transcript, TranscriptCache
 
 Parts = Mapping[str, str]
 """The variable parts of a path, by name."""
+
+
+_STEP = 500
+"""How many more calls of a rollout are read for each answer about the whole of it."""
 
 
 class RawBody(Struct, frozen=True):
@@ -120,6 +130,11 @@ class ViewApi:
         first, second = (self._index(viewed, store).rows_of() for viewed, store in both)
         return stores.compared(both[0][0], both[1][0], first, second)
 
+    def read_report(self, parts: Parts, query: ReportQuery) -> ReportView:
+        chosen = [self.catalog.store(each) for each in query.stores.split(",")]
+        figures = read_figures([viewed.directory for viewed in chosen])
+        return report_view(figures, {viewed.id for viewed in self.catalog.scan()})
+
     def read_loop(self, parts: Parts, query: NoParameters) -> LoopView:
         viewed = self.catalog.store(parts["store"])
         if viewed.kind != "loop":
@@ -149,45 +164,43 @@ class ViewApi:
         if not rows:
             raise missing(f"the store has no rollout of task {query.task[:100]!r}", "take a `task_id` of the list")
         agent = rows[0].agent
-        members = [
-            (
-                row,
-                None if (attempt := self._attempt(store, row.id)) is None else self._read(viewed, store, attempt),
-            )
-            for row in rows
-            if row.agent == agent
-        ]
+        members: list[tuple[RolloutRow, tuple[GroupTurn, ...]]] = []
+        for row in rows:
+            if row.agent == agent:
+                with self._reading({**parts, "rollout": row.id}, None) as transcript:
+                    members.append((row, transcript.actions))
         return rollouts.task_group(query.task, members)
 
     def read_rollout(self, parts: Parts, query: AttemptQuery) -> RolloutHead:
         viewed, store = self._open(parts)
         shown = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
         row = None if shown.rollout is None else self._index(viewed, store).row(shown.rollout.id, _labels(store))
-        transcript = None if shown.attempt is None else self._read(viewed, store, shown.attempt)
         votes = [vote for vote in _votes(store, "rollout") if row is not None and vote.subject_id == row.id]
-        return rollouts.head(store, shown, row, transcript, votes)
+        with self._reading(parts, query.attempt, until=0, step=_STEP) as transcript:
+            return rollouts.head(store, shown, row, transcript, votes)
 
     def list_turns(self, parts: Parts, query: TurnQuery) -> TurnPage:
-        transcript = self._transcript(parts, query.attempt)
-        return transcripts.turn_page(transcript, query.branch, _start(transcript, query), query.limit)
+        with self._reading(parts, query.attempt, until=_until(query)) as transcript:
+            return transcripts.turn_page(transcript, query.branch, _start(transcript, query), query.limit)
 
     def list_calls(self, parts: Parts, query: TurnQuery) -> CallPage:
-        transcript = self._transcript(parts, query.attempt)
-        return transcripts.call_page(transcript, query.branch, _start(transcript, query), query.limit)
+        with self._reading(parts, query.attempt, until=_until(query)) as transcript:
+            return transcripts.call_page(transcript, query.branch, _start(transcript, query), query.limit)
 
     def read_body(self, parts: Parts, query: BodyQuery) -> TextRange:
-        transcript = self._transcript(parts, query.attempt)
-        return transcripts.body_range(transcript, query.ref, query.field, query.offset, query.length)
+        _, store = self._open(parts)
+        with self._reading(parts, query.attempt) as transcript:
+            return transcripts.body_range(store, transcript, query)
 
     def list_tokens(self, parts: Parts, query: TokenQuery) -> TokenPage:
-        viewed, store = self._open(parts)
+        _, store = self._open(parts)
         shown = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
         if shown.attempt is None:
             raise missing("this rollout has no attempt yet", "wait until it runs")
-        transcript = self._read(viewed, store, shown.attempt)
         configs = {run.id: run.config for run in store.runs.all()}
         config = {} if shown.rollout is None else configs.get(shown.rollout.run_id, {})
-        return tokens.token_page(store, transcript, query, self._tokenizers.of_run(config))
+        with self._reading(parts, query.attempt) as transcript:
+            return tokens.token_page(store, transcript, query, self._tokenizers.of_run(config))
 
     def read_patch(self, parts: Parts, query: TextQuery) -> PatchView:
         _, store = self._open(parts)
@@ -222,8 +235,8 @@ class ViewApi:
 
     def preview_redaction(self, parts: Parts, query: RedactionQuery) -> RedactionView:
         _, store = self._open(parts)
-        transcript = None if query.rollout is None else self._transcript({**parts, "rollout": query.rollout}, None)
-        return sessions.redaction_view(store, transcript, query.samples)
+        turns = None if query.rollout is None else self.whole_turns({**parts, "rollout": query.rollout}, None)
+        return sessions.redaction_view(store, turns, query.samples)
 
     # --- gateways, votes and integrity -----------------------------------------------------------------
 
@@ -287,18 +300,24 @@ class ViewApi:
         index.refresh(store, stamp, f"{viewed.directory} {stamp[0] if stamp else 0}")
         return index
 
-    def _transcript(self, parts: Parts, attempt_id: str | None) -> Transcript:
+    @contextmanager
+    def _reading(
+        self, parts: Parts, attempt_id: str | None, until: int | None = None, step: int = 0
+    ) -> Generator[Transcript]:
+        """The transcript of an attempt of a rollout; without `attempt_id` of the one that is shown."""
         viewed, store = self._open(parts)
         shown = rollouts.shown_attempt(store, parts["rollout"], attempt_id)
         if shown.attempt is None:
-            return Transcript(turns=(), segments=(), reasons={})
-        return self._read(viewed, store, shown.attempt)
+            yield Transcript()
+            return
+        with self._transcripts.reading(store, viewed.id, shown.attempt.id, until, step) as transcript:
+            yield transcript
 
-    def _read(self, viewed: ViewedStore, store: Store, attempt: Attempt) -> Transcript:
-        return self._transcripts.read(store, viewed.id, attempt.id)
-
-    def _attempt(self, store: Store, rollout_id: str) -> Attempt | None:
-        return rollouts.shown_attempt(store, rollout_id, None).attempt
+    def whole_turns(self, parts: Parts, attempt_id: str | None) -> tuple[TurnView, ...]:
+        """All turns of an attempt of a rollout with whole texts, which may be large."""
+        _, store = self._open(parts)
+        shown = rollouts.shown_attempt(store, parts["rollout"], attempt_id)
+        return () if shown.attempt is None else transcripts.whole_turns(store, shown.attempt.id)
 
 
 def _votes(store: Store, subject: VoteSubject | None) -> list[VoteView]:
@@ -314,11 +333,16 @@ def _labels(store: Store) -> dict[str, dict[str, int]]:
     return labels
 
 
+def _until(query: TurnQuery) -> int | None:
+    """How many calls must be read for a page; None for all."""
+    return query.start + query.limit if query.branch is None and query.call is None else None
+
+
 def _start(transcript: Transcript, query: TurnQuery) -> int:
     """The index to begin at: that of the call that is named, within the branch."""
     if query.call is None:
         return query.start
-    for position, turn in enumerate(transcript.of_branch(query.branch)):
-        if turn.call_id == query.call:
-            return position
+    turns, index = transcript.of_branch(query.branch), transcript.index(query.call)
+    if index in turns:
+        return turns.index(index)
     raise missing(f"call: {query.call[:100]!r} is not among these turns", "leave `branch` out, or name its own")

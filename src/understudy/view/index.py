@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from understudy.errors import StoreError
+from understudy.grade.reports import current_reason
 from understudy.redact.redactor import json_strings
 from understudy.store import Store
 from understudy.store.outcomes import ChangeMark, ListedRollout
@@ -28,7 +29,7 @@ from understudy.view.routes import RolloutFilter, TaskGridQuery
 from understudy.view.schema import PAGE_BYTES
 from understudy.view.schema.rollouts import RolloutPage, RolloutRow, TaskGridPage, TaskGridRow, TaskSample
 
-_FORM: Final = 2
+_FORM: Final = 3
 """Raise it with any change of the tables: indexes of another form are made anew."""
 _AT_ONCE: Final = 2_000
 _SEARCH_S: Final = 1.5
@@ -257,7 +258,9 @@ class RolloutIndex:
 
 def _values(each: ListedRollout) -> tuple[Any, ...]:
     error = None if each.error is None else msgspec.json.encode(each.error).decode()
-    plain = {"agent": str(each.agent), "error": error, "reviewed": int(each.reviewed)}
+    # As the health of a run words it, whose reasons are links to the rollouts that have them.
+    reason = None if each.reward is None else current_reason(each.reason or "no reason given")
+    plain = {"agent": str(each.agent), "error": error, "reason": reason, "reviewed": int(each.reviewed)}
     return tuple(plain[name] if name in plain else getattr(each, name) for name in _COLUMNS)
 
 

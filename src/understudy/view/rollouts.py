@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -27,13 +26,11 @@ from understudy.view.schema.rollouts import (
     TextRange,
     VerdictView,
 )
-from understudy.view.transcripts import Transcript, TranscriptTurn, branch_views, segment_views, text_range
+from understudy.view.transcripts import MOST_ACTIONS, Transcript, segment_views, text_range
 
 _HEAD_TEXT = 20_000
 _MOST_TESTS = 5_000
-_MOST_TURNS = 200
 _MOST_MEMBERS = 64
-_ACTION = 160
 
 
 class ShownAttempt(Struct, frozen=True):
@@ -87,10 +84,11 @@ def head(
         verdict=None if verdict is None else _verdict_view(verdict, task, row),
         has_patch=attempt is not None and store.runs.patch(attempt.id) is not None,
         logs={name: len(content.decode(errors="replace")) for name, content in logs.items()},
-        turns=0 if transcript is None else len(transcript.turns),
-        branches=() if transcript is None else branch_views(transcript),
+        turns=0 if transcript is None else transcript.total,
+        unread=0 if transcript is None else transcript.unread,
+        branches=() if transcript is None else transcript.branches,
         segments=() if transcript is None else segment_views(transcript),
-        segment_reasons={} if transcript is None else transcript.reasons,
+        segment_reasons={} if transcript is None else transcript.outlined.reasons,
         votes=tuple(votes),
     )
 
@@ -174,43 +172,22 @@ def log_range(store: Store, shown: ShownAttempt, name: str, offset: int, length:
 # --- groups --------------------------------------------------------------------------------------------
 
 
-def task_group(task_id: str, members: Sequence[tuple[RolloutRow, Transcript | None]]) -> TaskGroup:
+def task_group(task_id: str, members: Sequence[tuple[RolloutRow, tuple[GroupTurn, ...]]]) -> TaskGroup:
     """The rollouts of a task side by side: what each did, and the first turn where solved and unsolved part."""
     rewards = [row.reward for row, _ in members if row.reward is not None]
     mean = fmean(rewards) if rewards else 0.0
     shown: list[GroupMember] = []
     cut = len(members) > _MOST_MEMBERS
-    for row, transcript in members[:_MOST_MEMBERS]:
-        turns = [] if transcript is None else [turn for turn in transcript.turns if _is_main(turn)]
-        cut = cut or len(turns) > _MOST_TURNS
+    for row, turns in members[:_MOST_MEMBERS]:
+        cut = cut or len(turns) > MOST_ACTIONS
         shown.append(
             GroupMember(
                 row=row,
                 advantage=None if row.reward is None else row.reward - mean,
-                turns=tuple(_group_turn(turn) for turn in turns[:_MOST_TURNS]),
+                turns=turns[:MOST_ACTIONS],
             )
         )
     return TaskGroup(task_id=task_id, members=tuple(shown), parting=_parting(shown), cut=cut)
-
-
-def _is_main(turn: TranscriptTurn) -> bool:
-    return turn.role == "main" and not turn.superseded and not turn.alternative
-
-
-def _group_turn(turn: TranscriptTurn) -> GroupTurn:
-    parts: list[str] = []
-    digest = hashlib.sha256()
-    for block in turn.answered:
-        if block.kind == "tool_use":
-            parts.append(f"{block.name} {block.arguments}")
-            digest.update(f"\0{block.name}\0{block.arguments}".encode(errors="replace"))
-        elif block.kind == "text":
-            parts.append(block.text)
-            digest.update(f"\1{block.text.strip()}".encode(errors="replace"))
-    action = " ".join(" | ".join(parts).split())
-    return GroupTurn(
-        call_id=turn.call_id, index=turn.index, action=action[:_ACTION], digest=digest.hexdigest()[:12]
-    )
 
 
 def _parting(members: Sequence[GroupMember]) -> int | None:

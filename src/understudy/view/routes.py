@@ -17,6 +17,7 @@ from understudy.view.schema.orders import (
     VoteOrder,
     Written,
 )
+from understudy.view.schema.report import ReportView
 from understudy.view.schema.rollouts import (
     CallPage,
     ComparedRuns,
@@ -99,10 +100,11 @@ class TurnQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class BodyQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a block's text or arguments, by its `ref`."""
+    """A part of a block's text or arguments, or of the data URL of an image in it, by its `ref`."""
 
     ref: Annotated[str, Meta(min_length=1, max_length=600)]
-    field: Literal["text", "arguments"] = "text"
+    field: Literal["text", "arguments", "image"] = "text"
+    image: Annotated[int, Meta(ge=0, description="Which image.")] = 0
     attempt: Identifier | None = None
     offset: Start = 0
     length: Annotated[int, Meta(ge=1, le=200_000, description="The most characters.")] = 50_000
@@ -145,6 +147,12 @@ class CompareQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     before: Identifier
     after: Identifier
+
+
+class ReportQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The runs that are compared, the first one as the baseline, or one run or loop: ids with commas between."""
+
+    stores: Annotated[str, Meta(min_length=1, max_length=2_000)]
 
 
 class SessionFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -252,6 +260,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         summary="Bytes of a request or a response, as sent.",
     ),
     _get("/api/compare", "compare_stores", ComparedRuns, "Two runs by task.", CompareQuery),
+    _get("/api/report", "read_report", ReportView, "Whether a policy got better, beyond chance.", ReportQuery),
     _get(_S + "/loop", "read_loop", LoopView, "A loop's curves and funnels."),
     _get(_S + "/sessions", "list_sessions", SessionPage, "Logged conversations.", SessionFilter),
     _get(_S + "/states", "list_states", StatePage, "States of conversations.", StateFilter),

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-import msgspec
-
 from understudy.export.corpus import Corpus, ExportSelection
 from understudy.ingest import trace_store
 from understudy.ingest.redaction_preview import Conversation, preview_redaction, trace_conversations
@@ -19,23 +17,19 @@ from understudy.preference.pairs import replay_pairs
 from understudy.preference.rollouts import rollout_pairs
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
-from understudy.store.session_lists import ListedState, ListedTrace
 from understudy.view.faults import ViewRefused, missing
 from understudy.view.index import fitting
 from understudy.view.routes import PairQuery, SessionFilter, StateFilter, StateQuery
 from understudy.view.schema import TEXT_CHARACTERS
 from understudy.view.schema.orders import RedactionLine, RedactionView, VoteView
-from understudy.view.schema.rollouts import BlockView
+from understudy.view.schema.rollouts import BlockView, TurnView
 from understudy.view.schema.sessions import (
     PairPage,
     PairView,
     SessionPage,
-    SessionRow,
     StatePage,
-    StateRow,
     StateView,
 )
-from understudy.view.transcripts import Transcript
 
 _PROMPT_TAIL = 6
 _PREVIEWED = 50
@@ -48,47 +42,21 @@ def session_page(store: Store, query: SessionFilter) -> SessionPage:
     listed, total = store.session_lists.traces(
         after, query.limit + 1, project=query.project, agent=query.agent, log_format=query.format, text=query.q
     )
-    rows = [_session_row(each) for each in listed[: query.limit]]
+    rows = [row for _, row in listed[: query.limit]]
     count = fitting(rows)
     more = len(listed) > count
     return SessionPage(
-        sessions=tuple(rows[:count]), total=total, next=str(listed[count - 1].key) if more and count else None
+        sessions=tuple(rows[:count]), total=total, next=str(listed[count - 1][0]) if more and count else None
     )
-
-
-def _session_row(each: ListedTrace) -> SessionRow:
-    plain = {name: getattr(each, name) for name in _SAME}
-    return SessionRow(
-        **plain,
-        losses=_counts(each.losses),
-        outcome=None if each.outcome is None else msgspec.json.decode(each.outcome),
-    )
-
-
-_SAME = (
-    "trace_id", "session_id", "format", "source", "role", "project", "agent", "version", "states", "tool_calls",
-    "tool_errors", "denied", "interrupted", "edits", "edits_survived", "commits", "tests", "feedback", "fidelity",
-    "began",
-)  # fmt: skip
-
-
-def _counts(losses: bytes) -> dict[str, int]:
-    value: Any = msgspec.json.decode(losses)
-    return {str(name): int(count) for name, count in value.items()} if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 def state_page(store: Store, query: StateFilter) -> StatePage:
     """A page of states, in the order of their conversations. Raises ConfigError for a condition that is none."""
     start = _number(query.cursor)
-    listed, total = store.session_lists.states(start, query.limit, trace_id=query.trace, where=query.where)
-    rows = [_state_row(each) for each in listed]
+    rows, total = store.session_lists.states(start, query.limit, trace_id=query.trace, where=query.where)
     count = fitting(rows)
     after = start + count
     return StatePage(states=tuple(rows[:count]), total=total, next=str(after) if count and after < total else None)
-
-
-def _state_row(each: ListedState) -> StateRow:
-    return StateRow(**msgspec.structs.asdict(each))
 
 
 def _number(cursor: str | None) -> int:
@@ -114,7 +82,7 @@ def state_view(store: Store, state_id: str, query: StateQuery) -> StateView:
     count = fitting(blocks)
     return StateView(
         state_id=state_id,
-        row=_state_row(listed[0]),
+        row=listed[0],
         messages=tuple(block for message in blocks[:count] for block in message),
         action=_action(state.student_action),
         first=first,
@@ -219,9 +187,9 @@ def pair_page(store: Store, query: PairQuery, votes: Sequence[VoteView]) -> Pair
 # --- redaction -----------------------------------------------------------------------------------------
 
 
-def redaction_view(store: Store, transcript: Transcript | None, samples: int) -> RedactionView:
+def redaction_view(store: Store, turns: Sequence[TurnView] | None, samples: int) -> RedactionView:
     """What redaction would replace in a rollout's transcript, or in the first conversations of a store."""
-    conversations = islice(_conversations(store, transcript), _PREVIEWED)
+    conversations = islice(_conversations(store, turns), _PREVIEWED)
     preview = preview_redaction(conversations, Redactor.from_user_key(), samples=samples)
     return RedactionView(
         conversations=preview.conversations,
@@ -235,10 +203,10 @@ def redaction_view(store: Store, transcript: Transcript | None, samples: int) ->
     )
 
 
-def _conversations(store: Store, transcript: Transcript | None) -> Iterator[Conversation]:
-    if transcript is not None:
+def _conversations(store: Store, turns: Sequence[TurnView] | None) -> Iterator[Conversation]:
+    if turns is not None:
         texts: list[Any] = []
-        for turn in transcript.turns:
+        for turn in turns:
             for block in (*turn.asked, *turn.answered):
                 texts += [text for text in (block.text, block.arguments) if text]
         yield "this rollout", texts

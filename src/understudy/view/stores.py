@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
 
 from understudy.errors import UnderstudyError
-from understudy.grade.reports import current_reason
 from understudy.report.figures import SolveCounts, compare
 from understudy.store import Store
 from understudy.store.outcomes import AttemptFault
 from understudy.train.loop.state import LoopConfig, LoopDirectory
 from understudy.train.loop.state import read as read_state
 from understudy.types import RolloutStatus, Run, is_solved
-from understudy.util.statistics import wilson
+from understudy.util.statistics import percentile, wilson
 from understudy.view.catalog import ViewedStore
 from understudy.view.faults import ViewRefused, fault_of
 from understudy.view.schema.rollouts import ComparedRuns, ComparedTask, RolloutRow
@@ -145,26 +143,16 @@ def health(store: Store, rows: Sequence[RolloutRow]) -> StoreHealth:
         faults += store.outcomes.faults(run.id)
         for use in store.outcomes.versions(run.id):
             versions[use.version or "unknown"] += use.calls
-    unsolved = Counter(
-        current_reason(row.reason or "no reason given")
-        for row in rows
-        if row.reward is not None and not is_solved(row.reward)
-    )
+    unsolved = Counter(row.reason or "" for row in rows if row.reward is not None and not is_solved(row.reward))
     return StoreHealth(
         phases=tuple(
-            PhaseTimes(phase=phase, attempts=len(times), p50=_percentile(times, 0.5), p99=_percentile(times, 0.99))
+            PhaseTimes(phase=phase, attempts=len(times), p50=percentile(times, 0.5), p99=percentile(times, 0.99))
             for phase, times in phases.items()
         ),
         faults=_by_boundary(faults),
         unsolved=dict(unsolved.most_common(_REASONS)),
         versions=dict(versions),
     )
-
-
-def _percentile(values: list[float], share: float) -> float:
-    """The least value that at least this share of the values does not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def _by_boundary(faults: Sequence[AttemptFault]) -> tuple[BoundaryFaults, ...]:
@@ -235,7 +223,9 @@ class SummaryCache:
         """The summary of a store: at most as old as ten times what making it took."""
         stamp, now = viewed.stamp(), time.monotonic()
         cached = self._summaries.get(viewed.id)
-        if cached is not None and (cached[0] == stamp or now < cached[1]):
+        # A store's file grows: one that is another, or smaller, was put in its place.
+        is_same_file = cached is not None and cached[0][:1] == stamp[:1] and cached[0][1:2] <= stamp[1:2]
+        if cached is not None and (cached[0] == stamp or (is_same_file and now < cached[1])):
             return cached[2]
         made = summary(viewed)
         ended = time.monotonic()

@@ -14,9 +14,10 @@ from understudy.model.directory import directory_of
 from understudy.store import Store
 from understudy.store.training import StepTokenValues
 from understudy.trajectory.samples import Segment
+from understudy.types import Call
 from understudy.view.routes import TokenQuery
 from understudy.view.schema.rollouts import TokenPage, TrainerTokens
-from understudy.view.transcripts import Transcript, TranscriptTurn, segment_view
+from understudy.view.transcripts import Transcript, segment_of, segment_view
 
 
 class TokenTexts:
@@ -89,8 +90,9 @@ def _at(value: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 def token_page(store: Store, transcript: Transcript, query: TokenQuery, texts: TokenTexts | None) -> TokenPage:
     """The tokens of a call, or of its whole segment. Raises ViewRefused where there is no such call."""
-    turn = transcript.turn(query.call)
-    index = next((n for n, each in enumerate(transcript.segments) if query.call in each.call_ids), None)
+    turn = transcript.turn(transcript.index(query.call))
+    segments = transcript.outlined.segments
+    index = next((n for n, each in enumerate(segments) if query.call in each.call_ids), None)
     if index is None:
         return TokenPage(
             call_id=query.call,
@@ -108,18 +110,19 @@ def token_page(store: Store, transcript: Transcript, query: TokenQuery, texts: T
             policy_versions=turn.policy_versions,
             tokenizer=None,
         )
-    segment = transcript.segments[index]
+    outlined = segments[index]
+    segment, calls = segment_of(store, outlined)
     number = segment.call_ids.index(query.call)
     first = segment.completions[number - 1][1] if number and query.scope == "call" else 0
     call_start, call_end = segment.completions[number]
     end = call_end if query.scope == "call" else len(segment.token_ids)
     start = first if query.start is None else query.start
     stop = min(end, start + query.limit)
-    versions, policy_versions = _versions(transcript, segment)
+    versions, policy_versions = _versions(calls, segment)
     ids = segment.token_ids[start:stop]
     return TokenPage(
         call_id=query.call,
-        segment=segment_view(index, segment),
+        segment=segment_view(index, outlined),
         start=start,
         total=len(segment.token_ids),
         next=stop if start < stop < end else None,
@@ -139,25 +142,23 @@ def token_page(store: Store, transcript: Transcript, query: TokenQuery, texts: T
     )
 
 
-def _versions(transcript: Transcript, segment: Segment) -> tuple[list[int], tuple[str, ...]]:
+def _versions(calls: Sequence[Call], segment: Segment) -> tuple[list[int], tuple[str, ...]]:
     """For each token of a segment the index of the version that sampled it, -1 where it is not known."""
-    by_call: dict[str, TranscriptTurn] = {turn.call_id: turn for turn in transcript.turns}
     names: dict[str, int] = {}
     versions = [-1] * len(segment.token_ids)
-    for call_id, (start, end) in zip(segment.call_ids, segment.completions, strict=True):
-        turn = by_call[call_id]
-        if turn.spans:
-            for span in turn.spans:
+    for call, (start, end) in zip(calls, segment.completions, strict=True):
+        if call.policy_spans:
+            for span in call.policy_spans:
                 number = names.setdefault(span.version, len(names))
                 if span.start is None or span.end is None:
                     # Two versions of which nobody knows where the one gave way to the other.
-                    if len(turn.spans) == 1:
+                    if len(call.policy_spans) == 1:
                         versions[start:end] = [number] * (end - start)
                     continue
                 low, high = start + max(span.start, 0), min(start + span.end, end)
                 versions[low:high] = [number] * max(0, high - low)
-        elif turn.policy_version is not None:
-            number = names.setdefault(turn.policy_version, len(names))
+        elif call.policy_version is not None:
+            number = names.setdefault(call.policy_version, len(names))
             versions[start:end] = [number] * (end - start)
     return versions, tuple(names)
 

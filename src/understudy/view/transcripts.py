@@ -1,102 +1,182 @@
-"""The calls of an attempt as turns: read once, cut down to what each call adds, and remembered for a while.
+"""The calls of an attempt as turns: read piece by piece, cut to what each call adds, and remembered for a while.
 
-A call's request repeats the whole conversation; a turn has what is new in it. So a remembered transcript takes the
-length of the conversation, not its square.
+A call's request repeats the whole conversation; a turn has what is new in it, and of long texts the beginning. So
+reading takes the length of the conversation, not its square, and the first turns can be shown before the last are
+read. The rest of a text, and tokens, are read when they are asked for.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from itertools import islice
 
 import msgspec
-from msgspec import Struct
 
 from understudy.store import Store
-from understudy.trajectory.samples import Segment, merge
-from understudy.trajectory.tree import Node, build
-from understudy.types import CallStatus, ErrorInfo, PolicySpan, Usage
+from understudy.store.calls import RequestTree
+from understudy.trajectory.samples import Outlined, Segment, SegmentOutline, outline
+from understudy.trajectory.tree import Node, Trajectory, TreeBuilder
+from understudy.types import Call
 from understudy.view.faults import missing
 from understudy.view.index import fitting
+from understudy.view.routes import BodyQuery
 from understudy.view.schema import PAGE_BYTES, TEXT_CHARACTERS
 from understudy.view.schema.rollouts import (
     BlockView,
     BranchView,
     CallLine,
     CallPage,
+    GroupTurn,
+    ImageView,
     SegmentView,
     TextRange,
     TurnPage,
     TurnView,
 )
-from understudy.wire.model import Block
+from understudy.wire.decoding import UNREADABLE
+from understudy.wire.model import Block, Conversation, Part, image_url
+from understudy.wire.stored import CutText, RequestReader, characters, image_data, read_request, read_response
 
 _SHORT = 300
 """Where a turn's blocks would not fit into a page, so much of each text is shown."""
+_WHOLE = 1 << 53
+_ACTION = 160
+_PIECE = 100
+"""How many calls are read at once."""
+_KEPT = 20_000_000
+"""About how many characters of results are kept of an attempt: of very many results shorter beginnings."""
+MOST_ACTIONS = 200
+"""The most turns of a rollout that are compared with those of others."""
 
 
-class TranscriptTurn(Struct, frozen=True, kw_only=True):
-    """A call without the conversation before it; fields as in `TurnView`, blocks whole."""
+class Transcript:
+    """An attempt's calls so far, in their order. `total` is how many there are, some of which may not be read yet.
 
-    index: int
-    call_id: str
-    sequence: int
-    branch: str
-    role: str
-    status: CallStatus
-    requested_model: str
-    model: str
-    backend: str
-    started_at: float
-    ended_at: float
-    system: tuple[str, ...]
-    asked: tuple[Block, ...]
-    answered: tuple[Block, ...]
-    usage: Usage
-    has_tokens: bool
-    spans: tuple[PolicySpan, ...]
-    policy_version: str | None
-    finish_reason: str | None
-    cost_usd: float | None
-    superseded: bool
-    alternative: bool
-    parent: str | None
-    spawned_by: str | None
-    continues: str | None
-    origin: str
-    error: ErrorInfo | None
+    `nodes` are of a tree that may grow: use it within `TranscriptCache.reading`.
+    """
+
+    def __init__(self, nodes: tuple[Node, ...] = (), total: int = 0) -> None:
+        self.nodes = nodes
+        self.total = total
 
     @property
-    def policy_versions(self) -> tuple[str, ...]:
-        """The versions of the weights that sampled it, in order."""
-        if self.spans:
-            return tuple(dict.fromkeys(span.version for span in self.spans))
-        return () if self.policy_version is None else (self.policy_version,)
+    def unread(self) -> int:
+        """How many calls of the attempt are not read yet."""
+        return self.total - len(self.nodes)
 
-    def characters(self) -> int:
-        """About how much memory its texts take."""
-        blocks = (*self.asked, *self.answered)
-        return 500 + sum(map(len, self.system)) + sum(len(each.text) + len(each.arguments) for each in blocks)
+    @cached_property
+    def _by_call(self) -> dict[str, int]:
+        return {node.call.id: index for index, node in enumerate(self.nodes)}
+
+    @cached_property
+    def outlined(self) -> Outlined:
+        """The token sequences without tokens."""
+        return outline(Trajectory(self.nodes))
+
+    @cached_property
+    def branches(self) -> tuple[BranchView, ...]:
+        """A line for each branch."""
+        return _branch_views(self.nodes, self._by_call)
+
+    @cached_property
+    def actions(self) -> tuple[GroupTurn, ...]:
+        """The first main turns on a line each, one more than are shown."""
+        main = (
+            _action(index, node)
+            for index, node in enumerate(self.nodes)
+            if node.role == "main" and not node.superseded and not node.alternative
+        )
+        return tuple(islice(main, MOST_ACTIONS + 1))
+
+    def index(self, call_id: str) -> int:
+        """The number of a call. Raises ViewRefused where there is none."""
+        index = self._by_call.get(call_id)
+        if index is None:
+            raise missing(f"this attempt has no call {call_id[:100]!r}", "take a `call_id` of its turns")
+        return index
+
+    def of_branch(self, branch: str | None) -> Sequence[int]:
+        """The numbers of a branch's calls, or of all."""
+        if branch is None:
+            return range(len(self.nodes))
+        return [index for index, node in enumerate(self.nodes) if node.branch == branch]
+
+    def turn(self, index: int, cut: int = TEXT_CHARACTERS) -> TurnView:
+        """A call as a turn, with at most `cut` characters of each text."""
+        return _turn(index, self.nodes[index], cut)
 
 
-class Transcript(Struct, frozen=True, kw_only=True):
-    """An attempt's turns in the order of its calls, and its token sequences."""
+class TranscriptReader:
+    """Reads the calls of an attempt piece by piece: each call costs what is new in it.
 
-    turns: tuple[TranscriptTurn, ...]
-    segments: tuple[Segment, ...]
-    reasons: dict[str, int]
+    The beginnings of tools' results are kept; all of them if it is to be `whole`. `size` is about how many
+    characters are held.
+    """
 
-    def turn(self, call_id: str) -> TranscriptTurn:
-        """The turn of a call. Raises ViewRefused where there is none."""
-        for turn in self.turns:
-            if turn.call_id == call_id:
-                return turn
-        raise missing(f"this attempt has no call {call_id[:100]!r}", "take a `call_id` of its turns")
+    def __init__(self, attempt_id: str, *, whole: bool = False) -> None:
+        self.lock = threading.Lock()
+        self.size = 0
+        self._attempt_id = attempt_id
+        self._whole = whole
+        self._begin(0)
 
-    def of_branch(self, branch: str | None) -> Sequence[TranscriptTurn]:
-        """The turns of a branch, or all."""
-        return self.turns if branch is None else [turn for turn in self.turns if turn.branch == branch]
+    def _begin(self, total: int) -> None:
+        self._tree = RequestTree()
+        most = min(TEXT_CHARACTERS, max(_SHORT, _KEPT // max(1, total)))
+        self._reader = RequestReader(self._tree.steps, None if self._whole else most)
+        self._builder = TreeBuilder()
+        self._read = 0
+        self._last = -1
+        self._transcript: Transcript | None = None
+        self._held = self.size = 0
+
+    def read(self, store: Store, until: int | None, step: int = 0) -> Transcript:
+        """The transcript with at least `until` calls [default: all], or `step` more than were read, doubled."""
+        total = store.calls.count(self._attempt_id)
+        # Where a call that began earlier was stored later: the tree is of the calls in the order they began.
+        if not self._read or store.calls.count(self._attempt_id, self._last) != self._read:
+            self._begin(total)
+        wanted = total if until is None else max(until, self._read + max(step, self._read) if step else 0)
+        while self._read < min(wanted, total):
+            if not self._extend(store, min(wanted - self._read, _PIECE)):
+                break
+        if (
+            self._transcript is None
+            or self._transcript.total != total
+            or len(self._transcript.nodes) != self._read
+        ):
+            self._transcript = Transcript(self._builder.trajectory().nodes, total)
+        return self._transcript
+
+    def _extend(self, store: Store, limit: int) -> int:
+        piece = store.calls.in_parts(self._attempt_id, self._tree, self._last, limit)
+        conversations: dict[str, Conversation] = {}
+        for call, place in piece:
+            if call.dialect == "anthropic":
+                with suppress(*UNREADABLE):
+                    outer = self._tree.outers[place.outer]
+                    conversations[call.id] = self._reader.read(place.node, place.outer, outer, self._tree.contents)
+        others = {call.id for call, _ in piece if call.id not in conversations}
+        for call in store.calls.some(tuple(others)) if others else ():
+            conversations[call.id] = self._reader.whole(call)
+        for call, _ in piece:
+            node = self._builder.add(call, conversations[call.id])
+            node.shorten()
+            self._held += 3_000 + characters(node.answer or ())
+            if call.id in others:
+                self._held += characters(node.conversation.blocks)
+            node.call = msgspec.structs.replace(call, response=b"")
+            self._last = call.sequence
+        self._read += len(piece)
+        self._tree.contents = {}
+        outers = sum(map(len, self._tree.outers.values()))
+        self.size = self._held + self._reader.characters + outers + 300 * len(self._tree.steps)
+        return len(piece)
 
 
 class TranscriptCache:
@@ -104,47 +184,50 @@ class TranscriptCache:
 
     def __init__(self, limit: int = 40_000_000) -> None:
         self._limit = limit
-        self._size = 0
         self._lock = threading.Lock()
-        self._transcripts: OrderedDict[tuple[str, str], tuple[int, int, Transcript]] = OrderedDict()
+        self._readers: OrderedDict[tuple[str, str], TranscriptReader] = OrderedDict()
 
-    def read(self, store: Store, key: str, attempt_id: str) -> Transcript:
-        """The transcript of an attempt as it is now. Raises StoreError."""
-        calls = store.calls.usage(attempt_id).calls
-        name = (key, attempt_id)
+    @contextmanager
+    def reading(
+        self, store: Store, key: str, attempt_id: str, until: int | None = None, step: int = 0
+    ) -> Generator[Transcript]:
+        """The transcript of an attempt as it is now, as `TranscriptReader.read` has it. Raises StoreError."""
         with self._lock:
-            if (cached := self._transcripts.get(name)) is not None and cached[0] == calls:
-                self._transcripts.move_to_end(name)
-                return cached[2]
-        transcript = read_transcript(store, attempt_id)
-        size = sum(turn.characters() for turn in transcript.turns)
-        size += sum(40 * len(segment.token_ids) for segment in transcript.segments)
+            reader = self._readers.get((key, attempt_id))
+            if reader is None:
+                reader = self._readers.setdefault((key, attempt_id), TranscriptReader(attempt_id))
+            self._readers.move_to_end((key, attempt_id))
+        with reader.lock:
+            yield reader.read(store, until, step)
         with self._lock:
-            if (old := self._transcripts.pop(name, None)) is not None:
-                self._size -= old[1]
-            self._transcripts[name] = (len(transcript.turns), size, transcript)
-            self._size += size
-            while self._size > self._limit and len(self._transcripts) > 1:
-                self._size -= self._transcripts.popitem(last=False)[1][1]
-        return transcript
+            size = sum(each.size for each in self._readers.values())
+            while size > self._limit and len(self._readers) > 1:
+                size -= self._readers.popitem(last=False)[1].size
 
 
-def read_transcript(store: Store, attempt_id: str) -> Transcript:
-    """The transcript of an attempt. Raises StoreError."""
-    trajectory = build(store.calls.of_attempt(attempt_id))
-    merged = merge(trajectory)
-    return Transcript(
-        turns=tuple(_turn(index, node) for index, node in enumerate(trajectory.nodes)),
-        segments=merged.segments,
-        reasons=merged.reasons,
-    )
+def whole_turns(store: Store, attempt_id: str) -> tuple[TurnView, ...]:
+    """The turns of an attempt with whole texts. Raises StoreError."""
+    transcript = TranscriptReader(attempt_id, whole=True).read(store, None)
+    return tuple(transcript.turn(index, _WHOLE) for index in range(len(transcript.nodes)))
 
 
-def _turn(index: int, node: Node) -> TranscriptTurn:
+def _asked(node: Node) -> list[Block]:
+    """What is new in a request. A superseded call's is shown with the call that was made in its place."""
+    return [] if node.superseded else _not_answers(node.conversation.blocks[node.fresh :])
+
+
+def _not_answers(blocks: Sequence[Block]) -> list[Block]:
+    return [block for block in blocks if block.role != "assistant"]
+
+
+def _turn(index: int, node: Node, cut: int) -> TurnView:
     call = node.call
-    # A superseded call's request is shown with the call that was made in its place.
-    fresh = () if node.superseded else node.conversation.blocks[node.fresh :]
-    return TranscriptTurn(
+    system = [
+        block_view(Block(0, "system", "text", text=text), f"{call.id}/system/{number}", cut)
+        for number, text in enumerate(node.conversation.instructions if node.parent is None else ())
+    ]
+    versions = dict.fromkeys(span.version for span in call.policy_spans)
+    return TurnView(
         index=index,
         call_id=call.id,
         sequence=call.sequence,
@@ -156,13 +239,12 @@ def _turn(index: int, node: Node) -> TranscriptTurn:
         backend=call.backend,
         started_at=call.started_at,
         ended_at=call.ended_at,
-        system=node.conversation.instructions if node.parent is None else (),
-        asked=tuple(block for block in fresh if block.role != "assistant"),
-        answered=node.answer or (),
+        asked=(*system, *_views(_asked(node), f"{call.id}/asked", cut)),
+        answered=_views(node.answer or (), f"{call.id}/answered", cut),
+        left_out=0,
         usage=call.usage,
         has_tokens=call.completion_token_ids is not None,
-        spans=call.policy_spans,
-        policy_version=call.policy_version,
+        policy_versions=tuple(versions or ([] if call.policy_version is None else [call.policy_version])),
         finish_reason=call.finish_reason,
         cost_usd=call.cost_usd,
         superseded=node.superseded,
@@ -170,13 +252,35 @@ def _turn(index: int, node: Node) -> TranscriptTurn:
         parent=_call_id(node.parent),
         spawned_by=_call_id(node.spawned_by),
         continues=_call_id(node.continues),
-        origin=node.origin or "",
         error=call.error,
     )
 
 
+def _action(index: int, node: Node) -> GroupTurn:
+    """What a turn did, on one line, and a digest of all of it."""
+    parts: list[str] = []
+    digest = hashlib.sha256()
+    for block in node.answer or ():
+        if block.kind == "tool_use":
+            parts.append(f"{block.name} {block.arguments[:_ACTION]}")
+            digest.update(f"\0{block.name}\0{block.arguments}".encode(errors="replace"))
+        elif block.kind == "text":
+            parts.append(block.text[: 4 * _ACTION])
+            digest.update(f"\1{block.text.strip()}".encode(errors="replace"))
+    action = " ".join(" | ".join(parts).split())
+    return GroupTurn(call_id=node.call.id, index=index, action=action[:_ACTION], digest=digest.hexdigest()[:12])
+
+
 def _call_id(node: Node | None) -> str | None:
     return None if node is None else node.call.id
+
+
+def segment_of(store: Store, segment: SegmentOutline) -> tuple[Segment, list[Call]]:
+    """A segment with its tokens, and the calls that it is of. Raises StoreError."""
+    calls = store.calls.with_tokens(segment.call_ids)
+    by_id = {call.id: call for call in calls}
+    ordered = [by_id[call_id] for call_id in segment.call_ids]
+    return segment.whole(ordered), ordered
 
 
 # --- views ---------------------------------------------------------------------------------------------
@@ -185,10 +289,11 @@ def _call_id(node: Node | None) -> str | None:
 def turn_page(transcript: Transcript, branch: str | None, start: int, limit: int) -> TurnPage:
     """Turns of a branch, or all, from `start` on, as many as a page has room for."""
     turns = transcript.of_branch(branch)
+    total = transcript.total if branch is None else len(turns)
     views: list[TurnView] = []
     room = PAGE_BYTES - 2_000
-    for turn in turns[start : start + limit]:
-        view = turn_view(turn)
+    for index in turns[start : start + limit]:
+        view = turn = transcript.turn(index)
         size = len(_encoded(view))
         if size > room and not views:
             view = _shortened(turn)
@@ -198,9 +303,7 @@ def turn_page(transcript: Transcript, branch: str | None, start: int, limit: int
         views.append(view)
         room -= size + 1
     after = start + len(views)
-    return TurnPage(
-        turns=tuple(views), start=start, total=len(turns), next=after if views and after < len(turns) else None
-    )
+    return TurnPage(turns=tuple(views), start=start, total=total, next=after if views and after < total else None)
 
 
 def _encoded(view: object) -> bytes:
@@ -210,41 +313,23 @@ def _encoded(view: object) -> bytes:
         return b" " * (6 * len(str(view)))
 
 
-def _shortened(turn: TranscriptTurn) -> TurnView:
+def _shortened(turn: TurnView) -> TurnView:
     """A turn that a page has room for: short texts, and only the last of what was asked."""
-    view = turn_view(turn, _SHORT)
-    room = PAGE_BYTES - 10_000 - len(_encoded(msgspec.structs.replace(view, asked=())))
+    answered = tuple(map(_short, turn.answered))
+    view = msgspec.structs.replace(turn, asked=(), answered=answered)
+    room = PAGE_BYTES - 10_000 - len(_encoded(view))
     asked: list[BlockView] = []
-    for block in reversed(view.asked):
+    for block in map(_short, reversed(turn.asked)):
         room -= len(_encoded(block)) + 1
         if room < 0:
             break
         asked.append(block)
-    left_out = len(view.asked) - len(asked)
+    left_out = len(turn.asked) - len(asked)
     return msgspec.structs.replace(view, asked=tuple(reversed(asked)), left_out=left_out)
 
 
-def turn_view(turn: TranscriptTurn, cut: int = TEXT_CHARACTERS) -> TurnView:
-    """A turn with texts of at most `cut` characters."""
-    system = tuple(
-        block_view(Block(0, "system", "text", text=text), f"{turn.call_id}/system/{number}", cut)
-        for number, text in enumerate(turn.system)
-    )
-    plain = {name: getattr(turn, name) for name in _SAME}
-    return TurnView(
-        **plain,
-        asked=(*system, *_views(turn.asked, f"{turn.call_id}/asked", cut)),
-        answered=_views(turn.answered, f"{turn.call_id}/answered", cut),
-        left_out=0,
-        policy_versions=turn.policy_versions,
-    )
-
-
-_SAME = (
-    "index", "call_id", "sequence", "branch", "role", "status", "requested_model", "model", "backend",
-    "started_at", "ended_at", "usage", "has_tokens", "finish_reason", "cost_usd", "superseded", "alternative",
-    "parent", "spawned_by", "continues", "error",
-)  # fmt: skip
+def _short(block: BlockView) -> BlockView:
+    return msgspec.structs.replace(block, text=block.text[:_SHORT], arguments=block.arguments[:_SHORT])
 
 
 def _views(blocks: Sequence[Block], prefix: str, cut: int) -> tuple[BlockView, ...]:
@@ -258,30 +343,45 @@ def block_view(block: Block, ref: str, cut: int = TEXT_CHARACTERS) -> BlockView:
         role=block.role,
         kind=block.kind,
         text=block.text[:cut],
-        text_size=len(block.text),
+        text_size=block.source.size if isinstance(block.source, CutText) else len(block.text),
         id=block.id[:500],
         name=block.name[:500],
         arguments=block.arguments[:cut],
         arguments_size=len(block.arguments),
         is_error=block.is_error,
         malformed=block.is_malformed,
-        images=len(block.images),
+        images=tuple(map(_image_view, block.images)),
     )
 
 
-def body_range(transcript: Transcript, ref: str, field: str, offset: int, length: int) -> TextRange:
-    """A part of a block's text or arguments. Raises ViewRefused for a `ref` that names none."""
+def _image_view(image: Part) -> ImageView:
+    """An image without its data, whole or cut (`cut_block`)."""
+    media_type, characters = image_data(image)
+    return ImageView(media_type=media_type, size=characters * 3 // 4)
+
+
+def body_range(store: Store, transcript: Transcript, query: BodyQuery) -> TextRange:
+    """A part of a block's text, arguments or image. Raises ViewRefused for what names none."""
+    ref = query.ref
     call_id, _, rest = ref.rpartition("/")
     call_id, _, part = call_id.rpartition("/")
-    turn = transcript.turn(call_id)
-    texts: dict[str, list[str]] = {
-        "system": list(turn.system) if field == "text" else [""] * len(turn.system),
-        "asked": [getattr(block, field) for block in turn.asked],
-        "answered": [getattr(block, field) for block in turn.answered],
+    node = transcript.nodes[transcript.index(call_id)]
+    call = store.calls.get(call_id)
+    conversation = read_request(call)
+    fresh = len(node.conversation.blocks) - node.fresh
+    blocks: dict[str, Sequence[Block]] = {
+        "system": [Block(0, "system", "text", text=text) for text in conversation.instructions],
+        "asked": _not_answers(conversation.blocks[len(conversation.blocks) - fresh :]),
+        "answered": read_response(call) or (),
     }
-    if part not in texts or not rest.isdecimal() or int(rest) >= len(texts[part]):
+    if part not in blocks or not rest.isdecimal() or int(rest) >= len(blocks[part]):
         raise missing(f"ref: {ref[:100]!r} names no block of this attempt", "take the `ref` of a block of a turn")
-    return text_range(texts[part][int(rest)], offset, length)
+    block = blocks[part][int(rest)]
+    if query.field != "image":
+        return text_range(getattr(block, query.field), query.offset, query.length)
+    if query.image >= len(block.images):
+        raise missing(f"image: the block has {len(block.images)} images", "count them from 0")
+    return text_range(image_url(block.images[query.image]), query.offset, query.length)
 
 
 def text_range(text: str, offset: int, length: int) -> TextRange:
@@ -296,83 +396,80 @@ def text_range(text: str, offset: int, length: int) -> TextRange:
 def call_page(transcript: Transcript, branch: str | None, start: int, limit: int) -> CallPage:
     """Calls of a branch, or all, a line each."""
     turns = transcript.of_branch(branch)
-    lines = [
-        CallLine(
-            index=turn.index,
-            call_id=turn.call_id,
-            branch=turn.branch,
-            role=turn.role,
-            status=turn.status,
-            started_at=turn.started_at,
-            ended_at=turn.ended_at,
-            prompt_tokens=turn.usage.prompt_tokens,
-            completion_tokens=turn.usage.completion_tokens,
-            tools=tuple(block.name[:100] for block in turn.answered if block.kind == "tool_use")[:50],
-            superseded=turn.superseded,
-        )
-        for turn in turns[start : start + limit]
-    ]
+    total = transcript.total if branch is None else len(turns)
+    lines = [_call_line(index, transcript.nodes[index]) for index in turns[start : start + limit]]
     count = fitting(lines)
     after = start + count
     return CallPage(
-        calls=tuple(lines[:count]),
-        start=start,
-        total=len(turns),
-        next=after if count and after < len(turns) else None,
+        calls=tuple(lines[:count]), start=start, total=total, next=after if count and after < total else None
     )
 
 
-def branch_views(transcript: Transcript) -> tuple[BranchView, ...]:
+def _call_line(index: int, node: Node) -> CallLine:
+    call = node.call
+    return CallLine(
+        index=index,
+        call_id=call.id,
+        branch=node.branch,
+        role=node.role,
+        status=call.status,
+        started_at=call.started_at,
+        ended_at=call.ended_at,
+        prompt_tokens=call.usage.prompt_tokens,
+        completion_tokens=call.usage.completion_tokens,
+        tools=tuple(block.name[:100] for block in node.answer or () if block.kind == "tool_use")[:50],
+        superseded=node.superseded,
+    )
+
+
+def _branch_views(nodes: Sequence[Node], indices: dict[str, int]) -> tuple[BranchView, ...]:
     """A line for each branch, in the order of their first calls."""
-    by_call = {turn.call_id: turn for turn in transcript.turns}
-    branches: dict[str, list[TranscriptTurn]] = {}
-    for turn in transcript.turns:
-        branches.setdefault(turn.branch, []).append(turn)
-    above = {name: _above(turns[0], branches, by_call) for name, turns in branches.items()}
-    return tuple(_branch_view(name, turns, above) for name, turns in branches.items())
+    branches: dict[str, list[Node]] = {}
+    for node in nodes:
+        branches.setdefault(node.branch, []).append(node)
+    above = {name: _above(own[0], branches) for name, own in branches.items()}
+    return tuple(_branch_view(name, own, above, indices[own[0].call.id]) for name, own in branches.items())
 
 
-def _above(
-    first: TranscriptTurn, branches: dict[str, list[TranscriptTurn]], by_call: dict[str, TranscriptTurn]
-) -> str | None:
+def _above(first: Node, branches: dict[str, list[Node]]) -> str | None:
     """The branch that one hangs under. What goes on after a compaction stands beside what was summed up."""
-    while first.continues is not None and (before := by_call[first.continues].parent) is not None:
-        first = branches[by_call[before].branch][0]
-    call_id = first.spawned_by or first.parent
-    return None if call_id is None else by_call[call_id].branch
+    while first.continues is not None and (before := first.continues.parent) is not None:
+        first = branches[before.branch][0]
+    node = first.spawned_by or first.parent
+    return None if node is None else node.branch
 
 
-def _branch_view(name: str, turns: Sequence[TranscriptTurn], above: dict[str, str | None]) -> BranchView:
-    first = turns[0]
+def _branch_view(name: str, nodes: Sequence[Node], above: dict[str, str | None], first_turn: int) -> BranchView:
+    first = nodes[0]
     depth, at = 0, above[name]
     while at is not None and depth < len(above):
         depth, at = depth + 1, above[at]
-    costs = [turn.cost_usd for turn in turns if turn.cost_usd is not None]
+    costs = [node.call.cost_usd for node in nodes if node.call.cost_usd is not None]
     return BranchView(
         name=name,
         role=first.role,
         above=above[name],
         depth=depth,
-        origin=first.origin,
-        calls=len(turns),
-        superseded=all(turn.superseded for turn in turns),
-        first_turn=first.index,
-        started_at=min(turn.started_at for turn in turns),
-        ended_at=max(turn.ended_at for turn in turns),
-        prompt_tokens=sum(turn.usage.prompt_tokens for turn in turns),
-        completion_tokens=sum(turn.usage.completion_tokens for turn in turns),
+        origin=first.origin or "",
+        calls=len(nodes),
+        superseded=all(node.superseded for node in nodes),
+        first_turn=first_turn,
+        started_at=min(node.call.started_at for node in nodes),
+        ended_at=max(node.call.ended_at for node in nodes),
+        prompt_tokens=sum(node.call.usage.prompt_tokens for node in nodes),
+        completion_tokens=sum(node.call.usage.completion_tokens for node in nodes),
         cost_usd=sum(costs) if costs else None,
-        spawned_by=first.spawned_by,
-        continues=first.continues,
+        spawned_by=_call_id(first.spawned_by),
+        continues=_call_id(first.continues),
     )
 
 
 def segment_views(transcript: Transcript) -> tuple[SegmentView, ...]:
     """The token sequences, and why each begins where it does."""
-    return tuple(segment_view(index, segment) for index, segment in enumerate(transcript.segments))
+    return tuple(segment_view(index, segment) for index, segment in enumerate(transcript.outlined.segments))
 
 
-def segment_view(index: int, segment: Segment) -> SegmentView:
+def segment_view(index: int, segment: SegmentOutline) -> SegmentView:
     """One token sequence without its tokens."""
     return SegmentView(
         index=index,
@@ -380,7 +477,7 @@ def segment_view(index: int, segment: Segment) -> SegmentView:
         branch=segment.branch,
         role=segment.role,
         call_ids=segment.call_ids,
-        tokens=len(segment.token_ids),
-        sampled=sum(segment.loss_mask),
+        tokens=segment.tokens,
+        sampled=segment.sampled,
         superseded=segment.superseded,
     )

@@ -452,7 +452,7 @@ class Anthropic(Dialect):
             agent_id=header_id(headers.get(b"x-claude-code-agent-id")),
         )
 
-    def parse(self, body: bytes, session: WireSession, branch: Branch) -> DialectRequest:
+    def parse(self, body: bytes, session: WireSession, branch: Branch, target: str = "") -> DialectRequest:
         request = decode_request(body)
         try:
             return DialectRequest(request.model, request.stream, _to_chat(request, session, branch))

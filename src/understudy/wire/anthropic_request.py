@@ -118,6 +118,7 @@ class MessagesRequest(MessagesBody, kw_only=True):
 
 _REQUEST = msgspec.json.Decoder(MessagesRequest)
 _BODY = msgspec.json.Decoder(MessagesBody)
+_MESSAGE = msgspec.json.Decoder(MessageParam)
 
 
 # --- conversations --------------------------------------------------------------------------------------
@@ -133,7 +134,10 @@ def decode_request(body: bytes) -> MessagesRequest:
 
 def read_request(body: bytes) -> Conversation:
     """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
-    request = decoded(_BODY.decode, body)
+    return _read_stored(decoded(_BODY.decode, body))
+
+
+def _read_stored(request: MessagesBody) -> Conversation:
     conversation = read_conversation(request)
     choice, output = request.tool_choice, request.output_config
     tools = bytes(request.tools)
@@ -145,6 +149,31 @@ def read_request(body: bytes) -> Conversation:
         formatted=output is not None and output.format is not None and output.format.type == "json_schema",
         aside=_is_aside(request.messages),
     )
+
+
+def read_outer(body: bytes) -> Conversation:
+    """The conversation of a stored request without its messages. Raises what UNREADABLE lists, also with some."""
+    request = decoded(_BODY.decode, body)
+    if request.messages:
+        raise ValueError("this request has messages in another place, too")
+    return _read_stored(request)
+
+
+def read_next_message(turn: int, body: bytes, *, is_first: bool) -> tuple[list[Block], bool | None]:
+    """The blocks of a message of a stored request, number `turn` of it, and whether what it marks is `aside`.
+
+    That is None for a message without a mark for the cache. `is_first` when no block comes before it. Raises what
+    UNREADABLE lists, also for a message that changes more of the conversation than its blocks.
+    """
+    message = decoded(_MESSAGE.decode, body)
+    if any(_added_tools([message])) or (message.role == "system" and is_first):
+        raise ValueError("this message changes the tools or the system prompt")
+    content = _contents(message.content)
+    blocks = (
+        list(_other_blocks(turn, "system", content)) if message.role == "system" else read_message(turn, message)
+    )
+    is_marked = any(block.cache_control is not UNSET for block in content)
+    return blocks, message.role == "assistant" if is_marked else None
 
 
 def read_conversation(request: MessagesBody) -> Conversation:

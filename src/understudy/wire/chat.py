@@ -266,7 +266,7 @@ class OpenAIChat(OpenAIDialect):
     read_response = staticmethod(read_response)
     events = staticmethod(to_events)
 
-    def parse(self, body: bytes, session: WireSession, branch: Branch) -> ChatDialectRequest:
+    def parse(self, body: bytes, session: WireSession, branch: Branch, target: str = "") -> ChatDialectRequest:
         request = decode_request(body)
         refuse_fields(request, _REFUSED)
         conversation, tool_choice = read_conversation(request)

@@ -136,6 +136,13 @@ class StreamWriter(ABC):
         """
 
 
+class _AskedTokens(Struct):
+    max_tokens: int | None = None
+
+
+_ASKED = msgspec.json.Decoder(_AskedTokens)
+
+
 class Dialect(ABC):
     """Translates requests and responses, and words errors so that the agents that speak it react correctly.
 
@@ -145,17 +152,31 @@ class Dialect(ABC):
     name: ClassVar[str]
     expected: ClassVar[str]
 
-    def peek(self, body: bytes) -> tuple[str, bool]:
-        """The model that a request asks for, and whether it wants a stream. Raises InvalidRequest."""
+    def peek(self, body: bytes, target: str = "") -> tuple[str, bool]:
+        """The model that a request asks for, and whether it wants a stream. Raises InvalidRequest.
+
+        `target` is the path with its query, where some dialects have both.
+        """
         return peek(body, self.expected)
+
+    def target(self, model: str) -> str:
+        """The `target` of a request for a model, for a dialect that has the model there; else nothing."""
+        return ""
+
+    def asked_tokens(self, body: bytes) -> int | None:
+        """How many tokens the completion of a request may have; None where it does not say, or is no request."""
+        try:
+            return _ASKED.decode(body).max_tokens
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return None
 
     @abstractmethod
     def branch(self, headers: Mapping[bytes, bytes]) -> Branch:
         """The branch that a request belongs to, by its headers (names in lower case)."""
 
     @abstractmethod
-    def parse(self, body: bytes, session: WireSession, branch: Branch) -> DialectRequest:
-        """Parse a request. Raises InvalidRequest naming the field."""
+    def parse(self, body: bytes, session: WireSession, branch: Branch, target: str = "") -> DialectRequest:
+        """Parse a request; for `target` see `peek`. Raises InvalidRequest naming the field."""
 
     @staticmethod
     @abstractmethod

@@ -25,6 +25,14 @@ Part = dict[str, Any]
 Message = dict[str, Any]
 """A message of a chat completion."""
 
+
+def image_url(image: Part) -> str:
+    """The data URL or the address of an image; empty when it has none."""
+    place = image.get("image_url")
+    url = cast(dict[str, Any], place).get("url") if isinstance(place, dict) else None
+    return url if isinstance(url, str) else ""
+
+
 BlockKind = Literal["text", "thinking", "tool_use", "tool_result", "other"]
 
 # --- requests --------------------------------------------------------------------------------------

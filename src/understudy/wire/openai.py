@@ -85,7 +85,12 @@ def refuse_fields(request: Struct, refused: Refused) -> None:
     for name, (harmless, why) in refused.items():
         value = getattr(request, name)
         if value is not None and value not in harmless:
-            raise InvalidRequest(f"{name}: {why}")
+            raise InvalidRequest(f"{sent_name(request, name)}: {why}")
+
+
+def sent_name(request: Struct, name: str) -> str:
+    """The name under which a field is sent."""
+    return request.__struct_encode_fields__[request.__struct_fields__.index(name)]
 
 
 # --- contents -------------------------------------------------------------------------------------------

@@ -338,7 +338,9 @@ class OpenAIResponses(OpenAIDialect):
     read_response = staticmethod(read_response)
     events = staticmethod(to_events)
 
-    def parse(self, body: bytes, session: WireSession, branch: Branch) -> ResponsesDialectRequest:
+    def parse(
+        self, body: bytes, session: WireSession, branch: Branch, target: str = ""
+    ) -> ResponsesDialectRequest:
         request = decode_request(body)
         refuse_fields(request, _REFUSED)
         conversation, tool_choice, toolbox = read_conversation(request)

@@ -6,18 +6,27 @@ is an empty conversation, or None, never an exception.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, cast
 
+import msgspec
+from msgspec import Struct
+
 from understudy.types import Call
-from understudy.wire.decoding import UNREADABLE
+from understudy.wire.anthropic_request import read_next_message, read_outer
+from understudy.wire.decoding import UNREADABLE, canonical
 from understudy.wire.dialects import DIALECTS
 from understudy.wire.layout import lay_out
-from understudy.wire.model import Block, Conversation, Message, ToolCall
+from understudy.wire.model import Block, Conversation, Message, Part, ToolCall, image_url
 
+_TOGETHER = 64
+"""From how many blocks on the next message begins a part of a conversation of its own."""
 NOT_SAMPLED: Mapping[str, ToolCall] = MappingProxyType({})
+_CUT_IMAGE = "cut_image"
+"""The type of a part that no request has: an image without its data."""
 
 
 def read_request(call: Call) -> Conversation:
@@ -29,6 +38,144 @@ def read_request(call: Call) -> Conversation:
     except UNREADABLE:
         pass
     return Conversation(setting=blake2b(call.request, digest_size=16).digest())
+
+
+class CutText(Struct, frozen=True):
+    """What a text was that is cut: how many characters it has, and a digest of it."""
+
+    size: int
+    digest: bytes
+
+
+def cut_block(block: Block, most: int) -> Block:
+    """A block whose text, if it is a tool's result, has at most `most` characters, and whose images have no data.
+
+    Blocks that are cut alike are equal where whole ones are; see `CutText`.
+    """
+    if block.images:
+        block = msgspec.structs.replace(block, images=tuple(map(_cut_image, block.images)))
+    if block.kind != "tool_result" or block.source is not None or len(block.text) <= most:
+        return block
+    digest = blake2b(block.text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return msgspec.structs.replace(block, text=block.text[:most], source=CutText(len(block.text), digest))
+
+
+def _cut_image(image: Part) -> Part:
+    media_type, size = image_data(image)
+    digest = blake2b(canonical(image), digest_size=16).hexdigest()
+    return {"type": _CUT_IMAGE, "media_type": media_type, "size": size, "digest": digest}
+
+
+def image_data(image: Part) -> tuple[str, int]:
+    """The media type of an image, whole or cut, and how many characters its data has; "" and 0 for an address."""
+    if image["type"] == _CUT_IMAGE:
+        return image["media_type"], image["size"]
+    head, comma, data = image_url(image).partition(",")
+    if not comma or not head.startswith("data:"):
+        return "", 0
+    return head.removeprefix("data:").partition(";")[0][:100], len(data)
+
+
+class _Prefix(Struct, frozen=True, gc=False):
+    """A message in conversations that begin alike: how many messages there are up to its end.
+
+    `blocks` are the last up to there, which go on from the message at node `before`; a place has few of them, so
+    that a conversation takes its length in memory, not its square. `aside` is as in Conversation.
+    """
+
+    messages: int = 0
+    aside: bool = False
+    before: int = 0
+    blocks: tuple[Block, ...] = ()
+
+    def then(self, node: int, blocks: Sequence[Block], aside: bool | None) -> _Prefix:
+        """The place of the next message, `node` being the one of this; see `read_next_message`."""
+        goes_on = len(self.blocks) < _TOGETHER
+        return _Prefix(
+            self.messages + 1,
+            self.aside if aside is None else aside,
+            self.before if goes_on else node,
+            (*(self.blocks if goes_on else ()), *blocks),
+        )
+
+
+class RequestReader:
+    """Reads the requests of one attempt, which are stored as a tree of messages: each is read once.
+
+    What conversations have in common at their beginning, is the same objects in them. With `most`, blocks are cut
+    (`cut_block`). In other dialects than Anthropic's, requests are put together and read whole.
+
+    `characters` is about how many it holds.
+    """
+
+    def __init__(self, steps: Mapping[int, tuple[int, int]], most: int | None = None) -> None:
+        self._steps = steps
+        self._most = most
+        self._outers: dict[Hashable, Conversation] = {}
+        self._places = {0: _Prefix()}
+        self._instructions: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self.characters = 0
+
+    def read(self, node: int, outer_key: Hashable, outer: bytes, contents: Mapping[int, bytes]) -> Conversation:
+        """The conversation of a call of Anthropic's dialect, whose last message is at `node`.
+
+        Of two requests whose `outer_key` is equal `outer` must be, too. `contents` has the messages of nodes that
+        were in no conversation before, by the numbers that `steps` has for them. Raises what UNREADABLE lists.
+        """
+        if outer_key not in self._outers:
+            self._outers[outer_key] = self._with_one_prompt(read_outer(outer))
+        new: list[tuple[int, int]] = []
+        at = node
+        while at not in self._places:
+            before, blob = self._steps[at]
+            if before >= at:
+                raise ValueError("the messages before this one are damaged")
+            new.append((at, blob))
+            at = before
+        place, blocks = self._places[at], self._blocks(at)
+        start = len(blocks)
+        places: list[tuple[int, _Prefix]] = []
+        for at, blob in reversed(new):
+            if blob not in contents:
+                raise ValueError("this request has a message that could not be read before")
+            added, marked = read_next_message(place.messages, contents[blob], is_first=not blocks)
+            own = added if self._most is None else [cut_block(block, self._most) for block in added]
+            place = place.then(self._steps[at][0], own, marked)
+            places.append((at, place))
+            blocks += own
+        self._places.update(places)
+        self.characters += characters(blocks[start:])
+        return msgspec.structs.replace(self._outers[outer_key], blocks=tuple(blocks), aside=place.aside)
+
+    def _blocks(self, node: int) -> list[Block]:
+        """The blocks up to the end of a message that was read."""
+        parts: list[tuple[Block, ...]] = []
+        while node:
+            place = self._places[node]
+            parts.append(place.blocks)
+            node = place.before
+        return list(chain.from_iterable(reversed(parts)))
+
+    def whole(self, call: Call) -> Conversation:
+        """The conversation of a call with its request."""
+        conversation = self._with_one_prompt(read_request(call))
+        if self._most is None:
+            return conversation
+        blocks = tuple(cut_block(block, self._most) for block in conversation.blocks)
+        return msgspec.structs.replace(conversation, blocks=blocks)
+
+    def _with_one_prompt(self, conversation: Conversation) -> Conversation:
+        """The conversation with the system prompt of those before it, if it is equal."""
+        instructions = conversation.instructions
+        if instructions not in self._instructions:
+            self._instructions[instructions] = instructions
+            self.characters += sum(300 + len(text) for text in instructions)
+        return msgspec.structs.replace(conversation, instructions=self._instructions[instructions])
+
+
+def characters(blocks: Iterable[Block]) -> int:
+    """About how many characters blocks hold; a short one counts as some hundreds."""
+    return sum(300 + len(block.text) + len(block.arguments) + len(block.fingerprint) for block in blocks)
 
 
 def read_response(call: Call) -> tuple[Block, ...] | None:

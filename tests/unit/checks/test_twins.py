@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +16,11 @@ from understudy.checks import twin_driver
 from understudy.checks.base import GradingOptions, TwinTest
 from understudy.checks.twin_driver import encode
 from understudy.checks.twin_exposure import ReadableValues
-from understudy.checks.twin_judge import Observation, decode, holds
+from understudy.checks.twin_judge import Observation, decode, holds, judge, load
 from understudy.checks.twin_run import VersionRun, judge_twins, protection_of
 from understudy.checks.twin_secrets import secret_bits
 from understudy.checks.twins import TwinSite, TwinVersion, write_version
+from understudy.types import TestOutcome
 
 from support import calc_task
 
@@ -425,13 +428,52 @@ def run_of(seen: list[Observation], **how: Any) -> VersionRun:
         (run_of([["value", ["i", "0x2"]], ["value", ["i", "0x3"]]]), "suspicious", "cannot be compared"),
         (run_of([]), "suspicious", "1 of 1 assertions were not reached"),
         (run_of([], exit_code=-9, outcomes={}), "suspicious", "the process died"),
+        (run_of([["value", ["i", "0x2"]]], changed_files=("t.py",)), "forged", "1 hidden files were changed"),
         (run_of([], timed_out=True, exit_code=None, outcomes={}), "suspicious", "did not end in 5 s"),
     ],
 )
 def test_a_run_is_judged_by_what_it_observed(run: VersionRun, status: str, reason: str):
     options = GradingOptions(twins={"b": TwinTest("a", {3: '[["value", ["i", "0x2"]]]'})})
-    integrity = judge_twins(options, [run], 5)
+    integrity = judge_twins(options, [run], 5).integrity
     assert integrity.status == status and reason in integrity.reason
+
+
+def test_all_tests_that_fail_their_versions_are_named_however_many_and_the_evidence_is_bounded():
+    gold = {3: '[["value", ["i", "0x2"]]]'}
+    options = GradingOptions(twins={f"b{n}": TwinTest(f"a{n}", gold) for n in range(60)})
+    wrong, unclear = [["value", ["i", "0x3"]]], [["value", ["?"]]]
+    seen = {f"a{n}": {3: wrong if n < 30 else unclear} for n in range(59)}
+    outcomes: dict[str, TestOutcome] = dict.fromkeys(options.twins, "passed")
+    run = VersionRun({3: TwinSite("equal")}, outcomes, seen, 0, False, "")
+    judgement = judge_twins(options, [run], 5)
+    assert judgement.failed == frozenset(options.twins)
+    assert len(judgement.integrity.evidence) == 20
+
+
+def observed_by(values: Iterable[Any], path: Path) -> list[Observation]:
+    """What a site is reported to have observed in one test."""
+    path.unlink(missing_ok=True)
+    vars(twin_driver)["_counts"].clear()
+    twin_driver.record(str(path))
+    with twin_driver.running("t.py", "test_many"):
+        for value in values:
+            twin_driver.send(3, value)
+    return load(path.read_bytes())["t.py::test_many"][3]
+
+
+def test_what_is_observed_more_often_than_is_sent_is_compared_by_a_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(twin_driver, "_write", None)
+    site, path = TwinSite("equal"), tmp_path / "report"
+    values = [{"x": (n, float(n), n / 7, {n, n + 1})} for n in range(3000)]
+    gold = observed_by(values, path)
+    assert len(gold) == 1001
+    assert holds(site, gold, observed_by(values, path))
+    others = [{"x": [n + 1e-12, n, n / 7 + 1e-15, {n + 1, n}]} for n in range(3000)]
+    assert holds(site, gold, observed_by([*others[:1500], *reversed(others[1500:])], path))
+    for wrong in ([*values[:-1], {"x": 3}], values[:-1], [*values, values[0]], values[:1000]):
+        assert judge(site, gold, observed_by(wrong, path)) == "unclear"
 
 
 def test_protection_says_what_is_missing():
@@ -458,3 +500,12 @@ def test_protection_says_what_is_missing():
         "1 of 2 deciding tests have no twins, as test_calc.py::test_same",
     )
     assert protection_of(task, GradingOptions())[0] == "none"
+
+
+def test_a_column_is_removed_also_where_rows_are_read_by_their_places():
+    text = "from core import f\nROWS = ((1, 417), [2, 418])\ndef test_it():\n    for row in ROWS:\n"
+    version = write_version(text + "        assert f(row[0]) == row[1]\n")
+    assert "417" not in version.source and "418" not in version.source
+    assert all(site.withheld for site in version.sites.values())
+    for other in ("        g(row)\n", "        print(row[-1])\n", "    print(row)\n", "        row[0] = 3\n"):
+        assert "417" in write_version(text + "        assert f(row[0]) == row[1]\n" + other).source

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from understudy.cli.commands.run import RunSettings
+from understudy.cli.options import from_options
 from understudy.cli.settings import AgentRunSettings
+from understudy.errors import ConfigError
 
-FOR_EVERY_AGENT = {"agent", "max_turns", "timeout"}
+FOR_EVERY_AGENT = {"agents", "max_turns", "timeout"}
 """The fields that the run itself works with."""
 
 
 @pytest.mark.parametrize("name", sorted({*AgentRunSettings.__struct_fields__} - FOR_EVERY_AGENT))
 def test_no_option_of_an_agent_is_dropped_silently(name: str):
     values: dict[str, Any] = {name: "1"}
-    options = AgentRunSettings(agent="another", **values).agent_options
+    options = AgentRunSettings(**values).options_of("another")
     assert options == {name.removeprefix("agent_"): "1"}, f"_AGENT_OPTIONS lacks {name}"
+
+
+def test_an_option_of_another_agent_is_refused_with_those_that_have_it():
+    with pytest.raises(
+        ConfigError, match=r"--tools: unsupported by --agent codex; it is for --agent claude-code or"
+    ):
+        AgentRunSettings(tools="Read").options_of("codex")
+    assert AgentRunSettings(system_prompt="p").options_of("codex") == {"system_prompt": "p"}
+
+
+def test_a_file_names_one_agent_or_several_and_a_loop_takes_one(tmp_path: Path):
+    file = tmp_path / "run.toml"
+    file.write_text('[run]\nagent = "codex"\n')
+    assert from_options(RunSettings, {"config": file}).agent.only_agent == "codex"
+    file.write_text('[run]\nagent = ["codex", "opencode"]\n')
+    agent = from_options(RunSettings, {"config": file}).agent
+    assert agent.agents == ("codex", "opencode")
+    with pytest.raises(ConfigError, match="expected one agent, got codex, opencode"):
+        _ = agent.only_agent

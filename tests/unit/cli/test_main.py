@@ -109,7 +109,7 @@ def test_a_key_with_a_budget_of_nothing_is_refused_and_the_old_one_goes_on_worki
 
 
 def test_an_unknown_adapter_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match="claude-code, shell"):
+    with pytest.raises(ConfigError, match=r"expected one of: .*claude-code, .*shell"):
         plugins.load("agents", "nobody")
 
 
@@ -172,5 +172,24 @@ def test_nobody_reading_on_is_no_fault(unbuffered: str):
 def test_help_names_each_command_in_a_whole_sentence():
     done = understudy("--help", env={"COLUMNS": "80"})
     _, _, commands = done.stdout.partition("Commands:\n")
-    assert len(commands.splitlines()) == 19
+    assert len(commands.splitlines()) == 27
     assert all(line.endswith(".") and not line.endswith("...") for line in commands.splitlines())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("view", "postgresql://me:geheim@h/db"),
+        ("replay", "postgres://me:geheim@h/db", "--teachers", "t.toml"),
+        ("ingest", "logs", "--dir=postgresql://me:geheim@h/db"),
+        ("gateway", "serve", "vllm", "--dir", "postgresql://me:geheim@h/db"),
+        ("train", "sft", "tiny", "--from", "postgresql://me:geheim@h/db"),
+    ],
+)
+def test_a_database_is_refused_where_a_directory_is_needed(arguments: tuple[str, ...], tmp_path: Path):
+    done = understudy(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"understudy {arguments[0]} needs a directory, and postgresql://me@h/db is a database" in done.stderr
+    assert "understudy store copy 'postgresql://me@h/db' DIRECTORY" in done.stderr
+    assert "geheim" not in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -18,17 +18,17 @@ def test_a_file_has_what_a_run_is_told_beside_the_models(tmp_path: Path):
     file.write_text('[models.high]\nbackend = "anthropic"\n[run]\nsamples = 3\nmax_turns = 5\ntasks = ["smoke"]\n')
     settings = from_options(RunSettings, {"config": file, "samples": 4})
     assert (settings.samples, settings.agent.max_turns, settings.task.tasks) == (4, 5, ("smoke",))
-    config = run_config_of(settings)
+    config = run_config_of(settings, settings.agent.only_agent)
     assert (config.samples, config.max_turns, config.backend) == (4, 5, "anthropic")
 
 
 def test_a_file_without_models_leaves_the_backend_to_the_options(tmp_path: Path):
     file = tmp_path / "run.toml"
     file.write_text('[run]\nbackend = "vllm"\nbackend_model_high = "big"\n[grpo]\nseed = 1\n')
-    config = run_config_of(from_options(RunSettings, {"config": file}))
+    config = run_config_of(from_options(RunSettings, {"config": file}), "shell")
     assert (config.backend, config.gateway.models.high.model) == ("vllm", "big")
     config = run_config_of(
-        from_options(RunSettings, {"config": file, "backend": "embedded", "backend_model_high": ""})
+        from_options(RunSettings, {"config": file, "backend": "embedded", "backend_model_high": ""}), "shell"
     )
     assert config.policy == "oracle"
 
@@ -37,7 +37,7 @@ def test_models_in_a_file_and_a_backend_contradict_each_other(tmp_path: Path):
     file = tmp_path / "run.toml"
     file.write_text('[models.high]\nbackend = "anthropic"\n')
     with pytest.raises(ConfigError, match="give either --config, or a backend"):
-        run_config_of(from_options(RunSettings, {"config": file, "backend": "vllm"}))
+        run_config_of(from_options(RunSettings, {"config": file, "backend": "vllm"}), "shell")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from understudy.agents.claude_code import ClaudeCode
-from understudy.cli.commands.run import print_summary
+from understudy.cli.commands.run import RunSettings, print_summary, tasks_to_run
 from understudy.cli.main import current_spelling, refuse_old_spelling
 from understudy.cli.settings import FRONTEND_HIGH, FRONTEND_LOW, ModelSettings, TaskSettings, run_gateway_config
 from understudy.errors import ConfigError
 from understudy.run.runner import RunSummary
+from understudy.tasks.records import LoadedTasks
+from understudy.types import Directory, PytestChecks, Task
 
 from support import understudy
 
@@ -163,3 +165,16 @@ def test_an_agent_takes_no_unknown_run_method():
 def test_tools_of_an_agent_are_names(tools: str):
     with pytest.raises(ConfigError, match="Read,Edit"):
         ClaudeCode(tools=tools)
+
+
+def test_a_limit_takes_a_random_sample_that_a_smaller_one_is_part_of() -> None:
+    tasks = [Task(f"t{n}", "r", "do it", Directory("."), PytestChecks({}, ("a",)), "") for n in range(9)]
+    loaded = LoadedTasks(tasks)
+
+    def chosen(limit: int | None, seed: int = 0) -> list[str]:
+        return [task.instance_id for task in tasks_to_run(loaded, RunSettings(limit=limit, seed=seed))]
+
+    assert chosen(None) == [f"t{n}" for n in range(9)]
+    assert len(chosen(4)) == 4 and chosen(4) == sorted(chosen(4)) == chosen(4)
+    assert set(chosen(4)) < set(chosen(6))
+    assert len({tuple(chosen(4, seed)) for seed in range(5)}) > 1

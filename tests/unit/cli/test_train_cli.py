@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from understudy.cli.commands.train import refuse_of_exports
 from understudy.cli.options import from_options
 from understudy.errors import ConfigError
@@ -16,10 +14,12 @@ from understudy.train.metrics import MetricsWriter, parse_trackers, read_metrics
 from understudy.train.options import GRPOOptions, LoraOptions, SFTOptions
 from understudy.train.weights import claim_output
 
-from support import understudy
+from support import optional, understudy
 from support.export import put_rollouts
 from support.tiny_model import make_model
 from support.train import put_training_run
+
+optional("torch")
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 FACTORY = ("--engine", "llamafactory")
@@ -56,6 +56,7 @@ def test_grpo_then_sft_from_what_it_made(place: Path, tmp_path: Path):
         assert (tmp_path / "two" / name).read_bytes() == (place / "model" / name).read_bytes()
 
 
+@pytest.mark.services  # two trainings, 13 s of CPU; what they learn is tested without the command
 def test_grpo_of_an_adapter_and_dpo(place: Path, tmp_path: Path):
     model, run = str(place / "model"), str(place / "run")
     adapted = understudy(

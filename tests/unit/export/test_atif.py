@@ -28,11 +28,13 @@ from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import build
 from understudy.types import AgentIdentity, Attempt, Rollout, Verdict
 
+from support import optional
 from support.export import Log, put_rollouts, put_sessions, session
 from support.ingest import read
 from support.trajectory import Session, assistant, text, tool_result, tool_use, user
 
-atif: Any = pytest.importorskip("atif")
+atif: Any = optional("atif")
+
 
 WORK: tuple[Role, ...] = ("main", "subagent")
 

@@ -18,10 +18,10 @@ from understudy.export.lineage import LineageReport, verify_rows
 from understudy.store import Store
 from understudy.trajectory.roles import ROLES
 
-from support import understudy
+from support import optional, understudy
 from support.export import converse, rows, wait
 
-pytest.importorskip("datasets")
+optional("datasets")
 
 
 def put_clients(directory: Path) -> None:

@@ -36,11 +36,12 @@ from understudy.train.groups import load_groups
 from understudy.types import Call
 
 import support
+from support import optional
 from support.export import Log, export_hf, put_attempt, put_rollouts, put_sessions, rows, session
 from support.trajectory import Session, assistant, text, tool_result, tool_use, user
 
-datasets = pytest.importorskip("datasets")
-datasets.disable_progress_bars()
+datasets: Any = optional("datasets")
+
 
 TEMPLATE = """\
 {%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}

@@ -19,11 +19,12 @@ from understudy.model.scripted.tokenizer import scripted_tokenizer
 from understudy.store import Store
 from understudy.types import ErrorInfo, Task, Verdict
 
-from support import calc_task, understudy
+from support import calc_task, optional, understudy
 from support.export import export_hf as export
 from support.trajectory import Session, assistant, text, tool_result, tool_use, user
 
-datasets = pytest.importorskip("datasets")
+datasets: Any = optional("datasets")
+
 
 END = "<|im_end|>"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,10 +19,10 @@ from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.trajectory.roles import ROLES
 
+from support import optional
 from support.export import put_rollouts, put_sessions, session
 
-datasets = pytest.importorskip("datasets")
-datasets.disable_progress_bars()
+datasets: Any = optional("datasets")
 
 
 def export(

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from understudy.errors import TaskError
+from understudy.errors import StoreError, TaskError
 from understudy.export.corpus import Corpus, ExportSelection, split
 from understudy.export.overlap import Benchmark, NearDuplicates
 from understudy.ingest.trace import Trace
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
+from understudy.store.address import parse_location
 
 from support.export import Log, put_sessions
 
@@ -107,3 +108,20 @@ def test_an_export_holds_nothing_of_excluded_tasks(tmp_path: Path) -> None:
         assert groups(store, exclude_tasks=rows) == (set(), {"task of the benchmark": 1})
         with pytest.raises(TaskError, match="nothing"):
             groups(store, exclude_tasks=tmp_path / "nothing.jsonl")
+
+
+def test_sessions_of_other_stores_count_as_exported_before(tmp_path: Path) -> None:
+    names = [f"/srv/project{number}" for number in range(40)]
+    train, other = [name for name in names if split(name) == "train"][:2]
+    test = next(name for name in names if split(name) == "test")
+    stored(tmp_path / "elsewhere", [train], "\n".join(LINES)).close()
+    elsewhere = {"apart_from": (tmp_path / "elsewhere" / "store",)}
+    with stored(tmp_path / "here", [other, test], "\n".join(LINES)) as store:
+        assert groups(store, **elsewhere) == ({other}, {"near-duplicate of a session in the other split": 1})
+        kept, left_out = groups(store, drop_near_duplicates=True, **elsewhere)
+        assert (kept, left_out) == (set(), {"near-duplicate of another session": 2})
+        with pytest.raises(StoreError):
+            groups(store, apart_from=(tmp_path / "nothing",))
+        with pytest.raises(StoreError) as error:
+            groups(store, apart_from=(parse_location("postgresql://me:geheim@127.0.0.1:1/db"),))
+        assert "geheim" not in str(error.value)

@@ -16,9 +16,11 @@ from understudy.store import Store
 
 import support
 from fakes.hub import Hub
+from support import optional
 from support.export import Log, put_rollouts, put_sessions, session
 
-pytest.importorskip("pyarrow")
+optional("pyarrow")
+
 TOKEN = "hf_good"
 
 

@@ -20,10 +20,12 @@ from understudy.store import Store
 from understudy.store.asks import StoredAsk
 from understudy.types import Call
 
+from support import optional
 from support.export import Log, wait
 from support.secrets import KINDS, parts, place
 
-pytest.importorskip("pyarrow")
+optional("pyarrow")
+
 
 PERSON = "mallory.quux"
 HOME = f"/home/{PERSON}"
@@ -38,6 +40,7 @@ EXPORTS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("openai", {}),
     ("openai", {"unit": "turn"}),
+    ("session-traces", {}),
     ("trl-dpo", {}),
     ("trl-kto", {}),
     ("trl-sft", {}),

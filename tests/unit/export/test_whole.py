@@ -21,11 +21,11 @@ from understudy.ingest.trace import RequestShape, TurnSignals
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 
-from support import files_of_at_most
+from support import files_of_at_most, optional
 from support.export import Log, put_rollouts, put_sessions, session
 
-datasets = pytest.importorskip("datasets")
-datasets.disable_progress_bars()
+datasets: Any = optional("datasets")
+
 
 ROWS = ["atif", "llamafactory", "openai", "trl-kto", "trl-sft", "verl"]
 """Formats that have a row for any good turn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
-from understudy.gateway.budget import Budget, Reservation, Spending
+from understudy.gateway.budget import Budget, CostCeiling, Reservation, Spending
 from understudy.gateway.errors import BudgetExceeded
 from understudy.gateway.prices import Price
 from understudy.types import Usage
@@ -139,3 +140,30 @@ def test_calls_wait_for_the_first_one_to_show_what_prompts_cost() -> None:
     assert second is not None
     assert second.tokens == 1000 + 34 + 50
     assert spending.try_reserve(100, 50, None, adjustable=True) is None
+
+
+async def test_a_ceiling_holds_over_attempts_and_counts_what_was_spent_and_lost():
+    price = Price(input=1.0, output=10.0)
+    ceiling = CostCeiling(0.05, spent_usd=0.02)
+    first = await ceiling.reserve(3_000, 1_000, price)
+    ceiling.settle(first, Usage(prompt_tokens=1_000, completion_tokens=500), 0.006, lost=False)
+    assert ceiling.spent_usd == pytest.approx(0.026) and not ceiling.reached.is_set()
+    lost = await ceiling.reserve(3_000, 1_000, price)
+    ceiling.settle(lost, Usage(), None, lost=True)
+    assert ceiling.spent_usd == pytest.approx(0.026 + 0.001 + 0.01)
+    with pytest.raises(BudgetExceeded):
+        await ceiling.reserve(3_000, 2_000, price)
+    assert ceiling.reached.is_set()
+
+
+async def test_a_call_waits_for_what_others_under_a_ceiling_may_still_cost():
+    price = Price(input=1.0, output=10.0)
+    ceiling = CostCeiling(0.03)
+    warm = await ceiling.reserve(3_000, 100, price)
+    ceiling.settle(warm, Usage(prompt_tokens=1_000, completion_tokens=10), 0.001, lost=False)
+    first = await ceiling.reserve(3_000, 2_000, price)
+    second = asyncio.ensure_future(ceiling.reserve(3_000, 2_000, price))
+    await asyncio.sleep(0)
+    assert not second.done() and not ceiling.reached.is_set()
+    ceiling.settle(first, Usage(prompt_tokens=1_000, completion_tokens=10), 0.0011, lost=False)
+    ceiling.settle(await second, Usage(), 0.0, lost=False)

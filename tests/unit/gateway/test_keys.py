@@ -71,6 +71,7 @@ async def test_calls_are_numbered_in_the_attempt_and_chained_on_the_branch() -> 
 
 def test_ids_and_branches_that_an_agent_makes_up_have_an_end() -> None:
     headers = {b"x-claude-code-session-id": b"s" * 60_000, b"session-id": b"s" * 60_000}
+    headers[b"x-session-id"] = b"s" * 60_000
     for dialect in DIALECTS.values():
         branch = dialect.branch(headers)
         assert branch.session_id == "s" * ID_LIMIT

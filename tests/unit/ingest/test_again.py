@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,6 +130,17 @@ def test_a_conversation_in_two_places_is_written_once(jobs: str, name: str, tmp_
     lay(logs, session("a", turns=4), directory="p0")
     assert figures(told(logs, "--output", output), "states", "duplicates") == (7, 4)
     assert sorted(ids()) == sorted([*once, "a-m3", "a-m4", "b-m0", "b-m1"])
+
+
+def test_writing_parquet_imports_no_pandas(tmp_path: Path):
+    logs = lay(tmp_path, session("a"), directory="logs")
+    program = (
+        "import sys\nfrom understudy.cli.main import main\n"
+        f"sys.argv[1:] = ['ingest', {str(logs)!r}, '--output', {str(tmp_path / 'states.parquet')!r}]\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "assert 'pyarrow' in sys.modules and 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_parquet_holds_what_the_lines_hold_and_loads_as_a_dataset(tmp_path: Path):

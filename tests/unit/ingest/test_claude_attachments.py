@@ -104,7 +104,7 @@ def test_a_mentioned_file_and_image_are_there() -> None:
 @pytest.mark.parametrize(
     ("attachment", "note"),
     [
-        ({"type": "task_reminder", "content": []}, "reminders_not_logged"),
+        ({"type": "todo_reminder", "content": []}, "reminders_not_logged"),
         ({"type": "plan_mode", "reminderType": "full"}, "reminders_not_logged"),
         ({"type": "of_the_future", "content": "x"}, "attachment_unknown"),
         ({"type": "nested_memory", "content": 3}, "attachment_unknown"),
@@ -160,8 +160,10 @@ def test_blocks_of_unknown_types_are_noted() -> None:
 )
 def test_hostile_attachments_do_not_raise(kind: str, value: Any) -> None:
     fields = {"type": kind, "content": value, "prompt": value, "skills": value, "path": value}
-    sent_attachment(msgspec.Raw(msgspec.json.encode(fields)), behaviour_of("2.1.250"))
-    sent_attachment(msgspec.Raw(msgspec.json.encode(value)), behaviour_of("2.1.250"))
+    nothing = msgspec.Raw()
+    sent_attachment(msgspec.Raw(msgspec.json.encode(fields)), nothing, behaviour_of("2.1.250"))
+    sent_attachment(msgspec.Raw(msgspec.json.encode(value)), nothing, behaviour_of("2.1.250"))
+    sent_attachment(nothing, msgspec.Raw(msgspec.json.encode(value)), behaviour_of("2.1.250"))
 
 
 @pytest.mark.parametrize("queued", [True, False])
@@ -199,13 +201,82 @@ def test_a_prompt_between_the_results_of_a_stopped_turn_is_noted() -> None:
     assert (state.fidelity, state.notes) == ("repaired", ("prompt_between_results",))
 
 
-def test_what_was_added_to_a_mentioned_file_is_noted() -> None:
-    """2.1.110 added a reminder to what it read, which the attachment does not hold."""
-    log = Log(version="2.1.110")
+@pytest.mark.parametrize(
+    ("version", "model", "warned", "notes"),
+    [
+        ("2.1.110", "claude-opus-4-5", True, ()),
+        ("2.1.110", "qwen3-coder", True, ()),
+        ("2.1.110", "claude-opus-4-6", False, ()),
+        ("2.1.140", "claude-opus-4-5", False, ("reminders_not_logged",)),
+        ("2.1.160", "claude-opus-4-5", False, ()),
+    ],
+)
+def test_what_is_added_to_a_mentioned_file_is_there_or_noted(
+    version: str, model: str, warned: bool, notes: tuple[str, ...]
+) -> None:
+    """2.1.112 added a reminder to what it read for older models, which the attachment does not hold."""
+    log = Log(version=version)
     log.user("look at @a.py")
     file = {"filePath": "/p/a.py", "content": "x = 1", "startLine": 1}
     log.attachment("file", filename="/p/a.py", content={"type": "text", "file": file})
+    log.assistant(ANSWER, "Seen.", model=model)
+    state = by_message(*read(log))[ANSWER]
+    assert state.notes == notes
+    assert "1\tx = 1\n" in outline(state)[0]
+    assert ("would be considered malware" in outline(state)[0]) is warned
+
+
+def test_the_text_that_was_sent_is_taken_where_the_log_has_it() -> None:
+    """2.1.330 logs what it rendered of an attachment, of unknown types too; but not of what it does not send."""
+    log = Log(version="2.1.330")
+    log.user("plan it")
+    sent = {"rendered": [{"content": "<system-reminder>\nPlan.\n</system-reminder>"}]}
+    log.add("attachment", attachment={"type": "plan_mode", "reminderType": "sparse"}, **sent)
+    log.add("attachment", attachment={"type": "of_the_future"}, **sent)
+    log.add("attachment", attachment={"type": "command_permissions"}, **sent)
     log.assistant(ANSWER, "Seen.")
     state = by_message(*read(log))[ANSWER]
-    assert (state.fidelity, state.notes) == ("repaired", ("reminders_not_logged",))
-    assert "1\tx = 1" in outline(state)[0]
+    assert state.fidelity == "exact"
+    assert outline(state)[0].count("\nPlan.\n") == 2 and outline(state)[0].endswith("plan it")
+
+
+def test_reminders_of_plan_mode_and_of_tasks_have_the_text_of_the_program() -> None:
+    found: dict[str, tuple[str, tuple[str, ...]]] = {}
+    path = "/h/.claude/plans/a-plan.md"
+    task = {"id": "1", "subject": "Do it", "status": "pending", "blockedBy": []}
+    for name, attachment in {
+        "plan": {
+            "type": "plan_mode",
+            "reminderType": "full",
+            "isSubAgent": False,
+            "planFilePath": path,
+            "planExists": False,
+        },
+        "short": {
+            "type": "plan_mode",
+            "reminderType": "sparse",
+            "isSubAgent": False,
+            "planFilePath": path,
+            "planExists": False,
+        },
+        "again": {"type": "plan_mode_reentry", "planFilePath": path},
+        "exit": {"type": "plan_mode_exit", "planFilePath": path, "planExists": True},
+        "no plan": {"type": "plan_mode_exit", "planFilePath": path, "planExists": False},
+        "tasks": {"type": "task_reminder", "content": [task], "itemCount": 1},
+        "waiting": {"type": "task_reminder", "content": [task | {"blockedBy": ["2"]}], "itemCount": 1},
+    }.items():
+        log = Log(version="2.1.250")
+        log.user("go on")
+        log.add("attachment", attachment=attachment)
+        log.assistant(ANSWER, "Seen.")
+        state = by_message(*read(log))[ANSWER]
+        found[name] = outline(state)[0], state.notes
+    unknown = ("user: go on", ("reminders_not_logged",))
+    assert found["short"] == found["no plan"] == found["waiting"] == unknown
+    assert f"create your plan at {path} using" in found["plan"][0] and "{" not in found["plan"][0]
+    assert found["plan"][1] == ("reminder_of_program",)
+    assert f"A plan file exists at {path} from your" in found["again"][0] and not found["again"][1]
+    assert f"is located at {path} if" in found["exit"][0] and not found["exit"][1]
+    assert (
+        "existing tasks:\n\n#1. [pending] Do it\n</system-reminder>" in found["tasks"][0] and not found["tasks"][1]
+    )

@@ -210,16 +210,14 @@ def test_a_reminder_goes_into_a_result_that_is_a_list_in_newer_versions() -> Non
     assert found["2.1.280"] == [[{"type": "text", "text": "Launched.\n"}, {"type": "text", "text": reminder}]]
 
 
-def test_a_notification_that_was_sent_as_a_prompt_is_wrapped_in_newer_versions() -> None:
-    log = Log(version="2.1.280")
+@pytest.mark.parametrize(("version", "end"), [("2.1.280", "\n</system-reminder>"), ("2.1.220", "")])
+def test_a_notification_that_was_sent_as_a_prompt_is_wrapped_in_newer_versions(version: str, end: str) -> None:
+    log = Log(version=version)
     log.user("<task-notification>over</task-notification>")
     log.attachment("total_tokens_reminder", text="9 left")
     log.assistant(FIRST, "Done.")
     state = by_message(*read(log))[FIRST]
-    assert (
-        "approval or consent.\n\n<task-notification>over</task-notification>\n</system-reminder>"
-        in outline(state)[0]
-    )
+    assert outline(state)[0].endswith(f"or consent.\n\n<task-notification>over</task-notification>{end}")
     assert state.fidelity == "exact"
 
 
@@ -348,3 +346,113 @@ def test_a_turn_belongs_to_the_session_that_a_later_fork_copied_it_from() -> Non
     fork.lines[1]["parentUuid"] = fork.lines[0]["uuid"]
     state = by_message(*read(fork, original))[THIRD]
     assert outline(state)[3:] == ["assistant: +t1 +t2", "t1: one", "t2: two"]
+
+
+def test_titles_written_behind_a_turn_show_a_resume() -> None:
+    """2.0.30 writes titles of sessions when it starts; what it did not log is gone then."""
+    log = Log(version="2.0.30")
+    log.user("go")
+    log.assistant(FIRST, ("t1", "Bash"))
+    log.aside("queue-operation", operation="enqueue", content="and the docs", timestamp="2026-11-21T10:00:02.500Z")
+    log.result("t1", "one")
+    log.aside("queue-operation", operation="remove", timestamp="2026-11-21T10:00:04.500Z")
+    log.aside("summary", summary="A title", leafUuid="x")
+    log.assistant(SECOND, "Done.")
+    log.aside("summary", summary="A title", leafUuid="x")
+    log.user("again")
+    log.assistant(THIRD, "Here.")
+    states = by_message(*read(log))
+    assert "and the docs" in outline(states[SECOND])[2]
+    assert outline(states[THIRD])[2:] == ["t1: one", "assistant: Done.", "user: again"]
+
+
+@pytest.mark.parametrize(("version", "name"), [("2.1.75", "Agent"), ("2.0.76", "Task")])
+def test_a_call_by_the_old_name_of_the_tool_is_sent_back_by_the_new_one(version: str, name: str) -> None:
+    log = Log(version=version)
+    log.user("go")
+    log.assistant(FIRST, ("t1", "Task", {"prompt": "look"}))
+    log.result("t1", "seen")
+    log.assistant(SECOND, "Done.")
+    states = by_message(*read(log))
+    assert states[FIRST].student_action.tool_calls[0]["function"]["name"] == "Task"
+    assert states[SECOND].messages[1]["tool_calls"][0]["function"]["name"] == name
+
+
+def test_a_plan_is_sent_back_as_logged_where_the_tool_was_to_be_searched_for() -> None:
+    found: list[str] = []
+    for deferred in ([], ["WebFetch"], ["ExitPlanMode"]):
+        log = Log(version="2.1.250")
+        log.user("go")
+        log.add(
+            "attachment",
+            attachment={"type": "deferred_tools_delta", "addedNames": deferred},
+            rendered=[{"content": "Tools."}],
+        )
+        log.assistant(FIRST, ("t1", "ExitPlanMode", {"plan": "Do it."}))
+        log.result("t1", "fine")
+        log.assistant(SECOND, "Done.")
+        found.append(by_message(*read(log))[SECOND].messages[1]["tool_calls"][0]["function"]["arguments"])
+    assert found == ["{}", "{}", '{"plan":"Do it."}']
+
+
+def test_files_and_the_attribution_are_the_users_texts_where_reminders_are_system_messages() -> None:
+    """As 2.1.330 sent it: behind the results, and no part of them; the attribution is in no result at all."""
+    file = {"content": "<system-reminder>\nA file.\n</system-reminder>"}
+    change = {"content": "<system-reminder>\nAttribution.\n</system-reminder>"}
+    tokens = {"content": "<system-reminder>\n9 left\n</system-reminder>"}
+    found: dict[str, list[str]] = {}
+    for model in ("claude-opus-4-8", "claude-sonnet-4-5"):
+        log = Log(version="2.1.330")
+        log.user("go")
+        log.assistant(FIRST, ("t1", "Read"), model=model)
+        log.result("t1", "one")
+        for kind, rendered in (
+            ("nested_memory", file),
+            ("remote_session_change", change),
+            ("total_tokens_reminder", tokens),
+        ):
+            log.add("attachment", attachment={"type": kind}, rendered=[rendered])
+        log.assistant(SECOND, "Done.", model=model)
+        found[model] = outline(by_message(*read(log))[SECOND])[2:]
+    texts = [one["content"] for one in (file, change, tokens)]
+    assert found["claude-opus-4-8"] == ["t1: one", f"user: {texts[0]}\n\n{texts[1]}\n\n9 left"]
+    assert found["claude-sonnet-4-5"][0] == f"t1: one\n\n{texts[0]}" and texts[1] in found["claude-sonnet-4-5"][1]
+
+
+def test_what_is_sent_before_a_summary_stays_before_it() -> None:
+    log = Log(version="2.1.280")
+    log.user("go")
+    log.assistant(FIRST, "Ready.")
+    log.system("compact_boundary", parent=None)
+    log.attachment("date", date="2026-11-21")
+    log.user("This session is being continued", isCompactSummary=True)
+    log.user("next")
+    log.assistant(SECOND, "Done.")
+    text = outline(by_message(*read(log))[SECOND])[0]
+    assert text.index("Today's date") < text.index("being continued") < text.index("next")
+
+
+def test_a_response_to_a_summary_that_is_not_logged_is_noted() -> None:
+    log = Log(version="2.1.112")
+    log.user("go")
+    log.assistant(FIRST, ("t1", "Bash"))
+    log.result("t1", "one")
+    above = log.last
+    log.system("compact_boundary", parent=None)
+    log.assistant(SECOND, "Done.", parent=above)
+    assert by_message(*read(log))[SECOND].notes == ("reminders_not_logged",)
+
+
+def test_the_status_of_a_task_has_the_text_that_was_recorded() -> None:
+    status = {"taskId": "a1", "taskType": "local_agent", "description": "Look", "deltaSummary": None}
+    notes: list[tuple[str, ...]] = []
+    for state in ("completed", "running"):
+        log = Log(version="2.1.220")
+        log.user("go")
+        log.attachment("task_status", **status, status=state, outputFilePath="/t/a1.output")
+        log.assistant(FIRST, "Done.")
+        found = by_message(*read(log))[FIRST]
+        notes.append(found.notes)
+        if state == "completed":
+            assert "(status: completed) (description: Look) Read the output file" in outline(found)[0]
+    assert notes == [(), ("attachment_unknown",)]

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from understudy.types import SCHEMA
+
 from support import UNDERSTUDY, understudy, wait_for
 from support.claude_log import Log
 
@@ -24,7 +26,7 @@ DATA = Path(__file__).parents[2] / "data" / "ingest"
 KEYS = {
     "state_id", "trace_id", "session_id", "message_id", "messages", "student_action", "tools", "source_model",
     "source_family", "fidelity", "notes", "timestamp", "project", "branch", "role", "parent", "format", "source",
-    "signals", "outcome", "tools_source", "tools_version", "tools_inferred",
+    "signals", "outcome", "tools_source", "tools_version", "tools_inferred", "schema",
 }  # fmt: skip
 
 
@@ -64,7 +66,7 @@ def test_formats_in_one_directory_each_become_states(tmp_path: Path):
     output = tmp_path / "states.jsonl"
     done = ingest(DATA, "--output", output)
     found = rows(output)
-    assert all(row.keys() == KEYS for row in found)
+    assert all(row.keys() == KEYS and row["schema"] == SCHEMA for row in found)
     assert {"codex", "gemini", "atif", "aider", "swe-smith", "openhands"} <= {row["format"] for row in found}
     assert len({row["state_id"] for row in found}) == len(found)
     assert f"{len(found)} states of" in done.stdout

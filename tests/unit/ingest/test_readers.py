@@ -427,3 +427,40 @@ def test_codex_does_not_tell_the_turns_of_a_fork_twice(tmp_path: Path) -> None:
     # One that is no fork may answer as fast as it likes.
     path.write_text("".join([lines[0].replace("forked_from_id", "originator"), *lines[1:]]))
     assert len(only(path)[1]) == 2
+
+
+def test_messages_of_the_openhands_sdk_are_not_those_of_mini_swe_agent(tmp_path: Path) -> None:
+    """As `Message.model_dump_json` of its release 1.58 writes them."""
+
+    def message(role: str, *texts: str, **more: Any) -> dict[str, Any]:
+        parts = [{"cache_prompt": False, "type": "text", "text": text} for text in texts]
+        fields = {"tool_calls": None, "tool_call_id": None, "name": None, "reasoning_content": None}
+        return {
+            "role": role,
+            "content": parts,
+            **fields,
+            "thinking_blocks": [],
+            "responses_reasoning_item": None,
+        } | more
+
+    call = {
+        "id": "c1",
+        "responses_item_id": None,
+        "name": "terminal",
+        "arguments": '{"command":"ls"}',
+        "origin": "completion",
+    }
+    written = [
+        message("system", "You are OpenHands."),
+        message("user", "Which files?"),
+        message("assistant", "I look.", tool_calls=[call], reasoning_content="Files are listed by ls."),
+        message("tool", "a.py", tool_call_id="c1", name="terminal"),
+        message("assistant", "One: a.py."),
+    ]
+    (tmp_path / "messages.json").write_text(json.dumps(written))
+    trace, (first, last) = only(tmp_path / "messages.json")
+    assert (trace.format, first.fidelity) == ("openhands-messages", "exact")
+    assert first.student_action.thinking == "Files are listed by ls."
+    assert first.student_action.tool_calls[0]["function"] == {"name": "terminal", "arguments": '{"command":"ls"}'}
+    assert [message["role"] for message in last.messages] == ["system", "user", "assistant", "tool"]
+    assert last.messages[-1] == {"role": "tool", "tool_call_id": "c1", "content": "a.py"}

@@ -175,6 +175,20 @@ def copied(directory: Path) -> Path:
     return directory
 
 
+def test_an_action_that_leaves_out_a_node_with_messages_is_stored_whole(tmp_path: Path):
+    answer = {"role": "assistant", "content": "done"}
+    nodes = [TraceNode(-1, [answer]), TraceNode(0, [{"role": "user", "content": str(at)} for at in range(2)])]
+    turn = TraceTurn(message_id="m", context=-1, action=(0, 2), model=None, timestamp=None, signals=TurnSignals())
+    trace = Trace(
+        trace_id="t", session_id="s", format="claude-code", source="log", renderer=Lists(),
+        nodes=[*nodes, TraceNode(1, [])], turns=[turn],
+    )  # fmt: skip
+    with Store.open(copied(tmp_path / "store")) as store:
+        put(store, trace)
+        (loaded,) = trace_store.traces(store)
+        assert list(expand(loaded)) == list(expand(trace))
+
+
 @settings(max_examples=40, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(given=st.lists(traces(), max_size=3, unique_by=lambda trace: trace.trace_id))
 def test_the_states_of_what_was_stored_are_those_of_what_was_read(given: list[Trace]):

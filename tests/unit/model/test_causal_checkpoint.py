@@ -11,8 +11,9 @@ import pytest
 
 from understudy.errors import ConfigError
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+from support import optional
+
+optional("torch", "transformers")
 
 
 @pytest.mark.parametrize(

@@ -10,23 +10,21 @@ from typing import Any
 import pytest
 
 from understudy.errors import BackendError
-
-from support.tiny_model import make_model
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from understudy.model.causal.checkpoint import load_model  # noqa: E402
-from understudy.model.causal.engine import (  # noqa: E402  # noqa: E402
+from understudy.model.causal.checkpoint import load_model
+from understudy.model.causal.engine import (
     CausalEngine,
     EngineLimits,
     ModelWeights,
     SamplingRequest,
     SamplingResult,
 )
-from understudy.model.causal.sampling import SamplingSettings  # noqa: E402
+from understudy.model.causal.sampling import SamplingSettings
 
-from support.causal import ask, assert_logprobs, done, plain_logits, prompts  # noqa: E402
+from support import optional
+from support.causal import ask, assert_logprobs, done, plain_logits, prompts
+from support.tiny_model import make_model
+
+torch: Any = optional("torch", "transformers")
 
 END = 2
 

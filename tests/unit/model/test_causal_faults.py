@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 
 from understudy.errors import BackendError
-
-np: Any = pytest.importorskip("numpy")
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from understudy.model.causal.cache import CachedSequence, PrefixCache  # noqa: E402
-from understudy.model.causal.checkpoint import load_model  # noqa: E402
-from understudy.model.causal.engine import (  # noqa: E402
+from understudy.model.causal.cache import CachedSequence, PrefixCache
+from understudy.model.causal.checkpoint import load_model
+from understudy.model.causal.engine import (
     CausalEngine,
     EngineLimits,
     ModelWeights,
     SamplingResult,
 )
-from understudy.model.causal.sampling import SamplingSettings  # noqa: E402
+from understudy.model.causal.sampling import SamplingSettings
 
-from support.causal import ask, assert_logprobs, done, prompts  # noqa: E402
+from support import optional
+from support.causal import ask, assert_logprobs, done, prompts
+
+np: Any = optional("numpy")
+torch: Any = optional("torch")
+optional("transformers")
 
 
 class Failing(torch.nn.Linear):

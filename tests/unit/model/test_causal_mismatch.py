@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-torch: Any = pytest.importorskip("torch")
-transformers: Any = pytest.importorskip("transformers")
+from understudy.model.causal.engine import CausalEngine, EngineLimits, ModelWeights
+from understudy.model.causal.sampling import SamplingSettings
+from understudy.train.algorithms.forward import behaviours, masks, micro_batches, token_logprobs
+from understudy.train.groups import TokenSequence
 
-from understudy.model.causal.engine import CausalEngine, EngineLimits, ModelWeights  # noqa: E402
-from understudy.model.causal.sampling import SamplingSettings  # noqa: E402
-from understudy.train.algorithms.forward import behaviours, masks, micro_batches, token_logprobs  # noqa: E402
-from understudy.train.groups import TokenSequence  # noqa: E402
+from support import optional
+from support.causal import ask, done, prompts
 
-from support.causal import ask, done, prompts  # noqa: E402
+torch: Any = optional("torch")
+transformers: Any = optional("transformers")
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

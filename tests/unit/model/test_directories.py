@@ -11,10 +11,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
-import torch
-
 from understudy.errors import ConfigError
 from understudy.model.causal.checkpoint import load_model as load_to_serve
 from understudy.model.causal.checkpoint import read_checkpoint
@@ -22,7 +18,9 @@ from understudy.train.options import SFTOptions
 from understudy.train.weights import WeightsRecord, load_chat_tokenizer, save_model
 from understudy.train.weights import load_model as load_to_train
 
-from support import files_of_at_most
+from support import files_of_at_most, optional
+
+torch: Any = optional("torch")
 
 CODE = """
 from pathlib import Path

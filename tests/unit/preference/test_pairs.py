@@ -28,7 +28,7 @@ from understudy.preference.rollouts import rollout_pairs
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.store.asks import AskKind, StoredAsk
-from understudy.types import Call, Integrity, Verdict
+from understudy.types import SCHEMA, Call, Integrity, Verdict
 from understudy.wire.arguments import UNPARSED_INPUT
 
 from support import calc_task
@@ -577,7 +577,8 @@ def test_the_command_writes_whole_files_and_counts(tmp_path: Path, command: Call
     assert sum(told["replaced"].values()) > 0
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [line["origin"] for line in lines] == ["replay", "rollouts"]
-    assert set(lines[0]) == set(Pair.__struct_fields__)
+    assert set(lines[0]) == {*Pair.__struct_fields__, "schema"}
+    assert [line["schema"] for line in lines] == [SCHEMA, SCHEMA]
     assert secret not in output.read_text()
     assert output.stat().st_mode & 0o777 == 0o600
     counted = command(directory, "--from", "replay", "--unredacted")

@@ -53,6 +53,6 @@ def test_asks_are_looked_up_for_many_states_at_once_and_each_counts() -> None:
     assert sum(lookups) == STATES * 2 * 2
     assert len(lookups) <= STATES / 50  # each is a query of the store
     assert {name: (share.asks, share.done) for name, share in shares.items()} == {"a": (300, 1), "b": (300, 0)}
-    tokens = [2 * request_for(one, TEACHERS[0]).likely_tokens for one in states()]
+    tokens = [2 * request_for(one, TEACHERS[0]).size.likely_tokens for one in states()]
     assert shares["b"].prompt_tokens == sum(tokens)
     assert shares["a"].prompt_tokens == sum(tokens) - tokens[0] // 2

@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
 from understudy.gateway.prices import Price
 from understudy.gateway.session import GatewaySession
-from understudy.ingest.trace import MISSING_RESULT, TurnAction
+from understudy.ingest.trace import MISSING_RESULT, TurnAction, normalise_messages
 from understudy.preference.consensus import Proposal
 from understudy.preference.proposals import sent_name
 from understudy.replay.asker import CostBudget, to_units
 from understudy.replay.replay import question
+from understudy.replay.request_sizes import RequestSizer
 from understudy.replay.requests import (
     GO_ON,
     IMAGE_TOKENS,
@@ -31,7 +33,7 @@ from understudy.replay.requests import (
     shown_messages,
     worst_cost,
 )
-from understudy.replay.teachers import TeacherConfig
+from understudy.replay.teachers import Teacher, TeacherConfig
 from understudy.wire import chat_request
 from understudy.wire.anthropic_request import read_request
 from understudy.wire.chat import OpenAIChat
@@ -101,7 +103,7 @@ def test_any_conversation_is_one_that_the_gateway_takes_as_chat(messages: list[d
     text = json.dumps([part for m in json.loads(made.body)["messages"] for part in [m.get("content")]])
     images = text.count('"image_url":')
     sent = len(made.body) - images * len(IMAGE["image_url"]["url"])  # pyright: ignore[reportIndexIssue, reportArgumentType]
-    assert made.most_tokens >= sent + images * IMAGE_TOKENS
+    assert made.size.most_tokens >= sent + images * IMAGE_TOKENS
 
 
 EVERY_BLOCK: list[dict[str, Any]] = [
@@ -165,13 +167,13 @@ def test_images_are_bounded_by_what_they_can_count_not_by_their_bytes():
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
     for backend in ("openai", "anthropic"):
         made = build_request(TeacherConfig(backend=backend, model="m"), messages, None)
-        assert IMAGE_TOKENS < made.most_tokens < IMAGE_TOKENS + 10_000
+        assert IMAGE_TOKENS < made.size.most_tokens < IMAGE_TOKENS + 10_000
 
 
 def test_letters_beyond_ascii_count_as_they_may_be_written():
     plain = build_request(TeacherConfig(backend="openai", model="m"), [{"role": "user", "content": "ab"}], None)
     odd = build_request(TeacherConfig(backend="openai", model="m"), [{"role": "user", "content": "é😀"}], None)
-    assert odd.most_tokens - plain.most_tokens == 6 + 12 - 2
+    assert odd.size.most_tokens - plain.size.most_tokens == 6 + 12 - 2
 
 
 def test_half_a_letter_is_sent_as_something_else():
@@ -265,3 +267,65 @@ async def test_a_stop_ends_the_waiting():
 def test_what_is_no_ceiling(limit: float):
     with pytest.raises(ConfigError, match="expected a positive number of US dollars"):
         CostBudget(limit)
+
+
+# --- sizes ---------------------------------------------------------------------------------------------
+
+TEACHERS = [
+    Teacher(name=backend, config=TeacherConfig(backend=backend, model="m"), family="x")
+    for backend in ("anthropic", "openai")
+]
+ANY_MESSAGE = st.one_of(
+    st.fixed_dictionaries({"role": st.just("user"), "content": CONTENT}),
+    st.fixed_dictionaries(
+        {"role": st.just("assistant"), "content": TEXT, "tool_calls": st.lists(IDS.map(call), max_size=2)}
+    ),
+    st.fixed_dictionaries({"role": st.just("tool"), "tool_call_id": IDS, "content": CONTENT}),
+    st.just({"role": "system", "content": "Mind the gap."}),
+    st.just({"role": "user", "content": "half \ud83d"}),
+    st.just({"role": "user", "content": [{"type": "text", "text": 5}]}),
+)
+STEPS = st.lists(st.tuples(st.integers(0, 6), st.lists(ANY_MESSAGE, max_size=4)), max_size=6)
+
+
+@settings(max_examples=300)
+@given(STEPS, st.booleans())
+def test_sizes_are_those_of_the_requests(steps: list[tuple[int, list[dict[str, Any]]]], normal: bool) -> None:
+    """Each conversation goes on from the one before it, some messages of which it lacks."""
+    sizer, log = RequestSizer(), list[dict[str, Any]]()
+    for undone, more in steps:
+        log = log[: max(len(log) - undone, 0)] + more
+        messages = [{"role": "system", "content": "ü"}, *normalise_messages(log)] if normal else log
+        for teacher in TEACHERS:
+            built = build_request(teacher.config, messages, TOOLS)
+            assert sizer.size(teacher, messages, TOOLS) == built.size
+
+
+def test_tools_count_as_they_are_sent() -> None:
+    sizer, messages = RequestSizer(), [{"role": "user", "content": "go"}]
+    tools: list[dict[str, Any]] = [{"type": "function", "function": {"name": "Read", "parameters": {"a": 1}}}]
+    for teacher in TEACHERS:
+        for some in (None, tools, TOOLS, [*tools, *TOOLS]):
+            assert sizer.size(teacher, messages, some) == build_request(teacher.config, messages, some).size
+
+
+@pytest.mark.parametrize("teacher", TEACHERS, ids=lambda teacher: teacher.name)
+def test_the_work_grows_with_a_conversation_and_not_with_its_square(teacher: Teacher) -> None:
+    def calls(turns: int) -> int:
+        sizer, log, counted = RequestSizer(), [{"role": "user", "content": "go"}], 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal counted
+            counted += 1
+
+        for number in range(turns):
+            sys.setprofile(count)
+            sizer.size(teacher, list(log), TOOLS)
+            sys.setprofile(None)
+            log += [
+                {"role": "assistant", "content": f"step {number}", "tool_calls": [call(f"call_{number}")]},
+                {"role": "tool", "tool_call_id": f"call_{number}", "content": "done"},
+            ]
+        return counted
+
+    assert calls(200) < 2.5 * calls(100)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from understudy.report.figures import SolveCounts, compare, mean_reward, permutation_p_value, rate
+from understudy.errors import ConfigError
+from understudy.report.figures import SolveCounts, compare, compare_by_task, mean_reward, permutation_p_value, rate
+from understudy.report.read import read_figures, run_directories
+from understudy.report.runs import agent_rows, read_run_figures
 from understudy.util.statistics import MeanEstimate, mean_estimate, wilson
+
+from support.report import put_run, solved
 
 counts = st.integers(1, 5).flatmap(lambda graded: st.builds(SolveCounts, st.integers(0, graded), st.just(graded)))
 
@@ -105,3 +112,34 @@ def test_few_tasks_with_odd_numbers_of_rollouts_are_enumerated():
     assert permutation_p_value(pairs) == pytest.approx(2 / 2**6)
     pairs = [(SolveCounts(0, graded), SolveCounts(1, graded)) for graded in (97, 89, 83, 79, 73, 71)]
     assert permutation_p_value(pairs) == pytest.approx(2 / 2**6)
+
+
+def test_tasks_of_two_runs_are_compared_one_by_one():
+    common, difference, p = compare_by_task(tasks(9, 10), tasks(3, 12))
+    assert (common, p) == (10, 2 / 2**6)
+    assert difference is not None and difference.estimate == pytest.approx(-0.6)
+    assert difference.low < -0.6 < difference.high < 0
+    assert compare_by_task(tasks(1, 1), {"other": SolveCounts(1, 1)}) == (0, None, None)
+
+
+def test_agents_are_compared_with_that_of_the_first_run(tmp_path: Path):
+    kept = {f"t{n}": (2, 2) for n in range(8)}
+    lost = {f"t{n}": (2 * (n < 2), 2) for n in range(8)}
+    for name, counts_of in (("codex", kept), ("pi", lost)):
+        put_run(tmp_path / "runs" / name, solved(counts_of))
+    assert run_directories([tmp_path / "runs"]) == [tmp_path / "runs" / "codex", tmp_path / "runs" / "pi"]
+    assert run_directories([tmp_path / "runs" / "pi"]) == [tmp_path / "runs" / "pi"]
+    gathered = [
+        structs.replace(read_run_figures(tmp_path / "runs" / name, name), agent=name) for name in ("codex", "pi")
+    ]
+    first, second = agent_rows(gathered)
+    assert (first.agent, first.solve_rate, first.difference) == ("codex", 1.0, None)
+    assert (second.agent, second.solve_rate, second.common_tasks) == ("pi", 0.25, 8)
+    assert second.difference is not None and second.difference.high < 0 and second.p_by_task == 2 / 2**6
+    same = read_figures([tmp_path / "runs" / "codex", tmp_path / "runs" / "pi"])
+    assert same.agents == (), "runs of one agent are not compared by agent"
+
+
+def test_a_directory_that_holds_nothing_is_still_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="holds neither a run"):
+        read_figures(run_directories([tmp_path]))

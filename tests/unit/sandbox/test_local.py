@@ -217,7 +217,7 @@ while not os.path.exists("/tmp/beat"):
 """
     started = time.monotonic()
     done = await python(sandbox, script, timeout_s=20)
-    assert done.exit_code == 0 and time.monotonic() - started < 5
+    assert done.exit_code == 0 and time.monotonic() - started < 15
     beat = await sandbox.read("/tmp/beat")
     await asyncio.sleep(0.05)
     assert await sandbox.read("/tmp/beat") == beat
@@ -320,7 +320,7 @@ async def test_links_lead_nowhere(sandbox: LocalSandbox, target: str) -> None:
     await sh(sandbox, f"ln -s {target} link; mkdir d; ln -s {os.path.dirname(target)} d/up")  # noqa: PTH120
     for path in ("link", f"d/up/{Path(target).name}", target):
         with pytest.raises((FileNotFoundError, SandboxError)):
-            await asyncio.wait_for(sandbox.read(path), 5)
+            await asyncio.wait_for(sandbox.read(path), 60)
 
 
 async def test_a_link_within_the_sandbox_is_followed_as_seen_from_inside(sandbox: LocalSandbox) -> None:

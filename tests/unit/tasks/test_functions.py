@@ -174,7 +174,7 @@ def test_no_meaning_passes_the_tests_of_another(number: int) -> None:
 
 
 @pytest.mark.usefixtures("isolation")
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.services), "held-out"])
 async def test_the_grader_takes_them(split: Split, tmp_path: Path) -> None:
     """By its own reporter in a sandbox: gold scores 1 and nothing scores 0."""
     sandboxes, environment = LocalSandboxes(), python_environment(cache_dir())

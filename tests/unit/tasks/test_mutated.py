@@ -37,9 +37,9 @@ async def made(count: int, seed: int, jobs: int) -> list[Task]:
 
 
 async def test_make_is_deterministic_and_keeps_its_promises(tmp_path: Path) -> None:
-    tasks = await made(3, 7, 1)
-    assert await made(3, 7, 2) == tasks
-    assert len({task.instance_id for task in tasks}) == len({task.instruction for task in tasks}) == 3
+    tasks = await made(2, 7, 1)
+    assert await made(2, 7, 2) == tasks
+    assert len({task.instance_id for task in tasks}) == len({task.instruction for task in tasks}) == 2
     original = tmp_path / "original"
     materialise(tasks[0].source, original, cache_dir())
     for task in tasks:

@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct, structs
@@ -18,8 +17,11 @@ from understudy.train.algorithms.losses import policy_loss, tokens_of_rollouts
 from understudy.train.groups import TokenSequence
 from understudy.train.options import GRPOOptions
 
+from support import optional
 from support.losses import Batch, plain_policy_loss
 from support.tiny_model import make_model
+
+torch: Any = optional("torch")
 
 TEMPERATURE = 0.7
 VOCABULARY = 256

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-pytest.importorskip("torch")
-
 from understudy.errors import ConfigError
 from understudy.train.algorithms.updater import UpdateReport, train_grpo
 from understudy.train.metrics import read_metrics
 from understudy.train.options import GRPOOptions, LoraOptions
 from understudy.train.weights import check_model
 
+from support import optional
 from support.train import make_groups
+
+optional("torch")
 
 OPTIONS = GRPOOptions(learning_rate=1e-2)
 

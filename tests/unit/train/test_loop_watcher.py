@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("accelerate")
-pytest.importorskip("tensorboard")
-
 from understudy.train.loop.loop import Watcher
 from understudy.train.loop.runtime import TrackingWatcher
 from understudy.train.loop.state import Evaluation, StepState
+
+from support import optional
+
+optional("accelerate", "tensorboard")
 
 STEP = StepState(
     step=1, phase="published", run="r", sampled_by="step-0000", tasks=("a",), reward=0.25, report={"loss": 0.5}

@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 import uvloop
-
-pytest.importorskip("torch")
-
 from msgspec import structs
 
 from understudy.errors import ConfigError
@@ -23,7 +20,10 @@ from understudy.train.loop.worker import TrainerProcess, start_trainer
 from understudy.train.options import GRPOOptions
 from understudy.train.weights import read_weights_record
 
+from support import optional
 from support.train import make_groups
+
+optional("torch")
 
 OPTIONS = GRPOOptions(learning_rate=1e-2)
 

@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -16,7 +15,10 @@ from msgspec import structs
 from understudy.train.algorithms.losses import Sums, policy_loss, token_weights, tokens_of_rollouts
 from understudy.train.options import GRPOOptions
 
+from support import optional
 from support.losses import Batch, Rows, plain_policy_loss, slopes
+
+torch: Any = optional("torch")
 
 NAMES = ("logprobs", "old", "behaviour", "reference", "entropy")
 SETTINGS = [
@@ -54,9 +56,9 @@ def some_batch(seed: int, *, rollouts: int = 3, sequences: int = 6, longest: int
     )
 
 
-def tensor(rows: list[Any], fill: float = 0.0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def tensor(rows: list[Any], fill: float = 0.0, dtype: Any = None) -> torch.Tensor:
     width = max(map(len, rows))
-    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype)
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype or torch.float64)
 
 
 def number(loss: torch.Tensor) -> float:

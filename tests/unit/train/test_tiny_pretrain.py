@@ -11,10 +11,10 @@ import pytest
 
 from understudy.train.tiny import corpus
 
+from support import optional
 from support.tiny import encode
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+torch: Any = optional("torch", "transformers")
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,11 @@ from understudy.model.hermes import SPECIAL_TOKENS
 from understudy.tasks.generate.functions import modules
 from understudy.train.tiny import corpus, tokenizer
 
+from support import optional
 from support.tiny import encode
 
-pytest.importorskip("transformers")
+optional("transformers")
+
 
 Message = corpus.Message
 

@@ -11,11 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("trl")
-
-import torch
 from msgspec import structs
 
 from understudy import plugins
@@ -30,12 +25,19 @@ from understudy.train.options import DPOOptions, LoraOptions, SFTOptions
 from understudy.train.render import SMUGGLED, Renderer, sequences_from_export
 from understudy.train.weights import check_model, load_model, quiet
 
-from support import files_of_at_most
+from support import files_of_at_most, optional
 from support.losses import plain_dpo_loss, slopes
 from support.tiny_model import make_model
 from support.train import encoder, make_groups, put_training_run
 
+torch: Any = optional("torch", "trl")
+
 SFT = SFTOptions(learning_rate=1e-2, batch_rollouts=4, epochs=3)
+FULL_AND_LORA = pytest.mark.parametrize(
+    "lora",
+    # An adapter is merged too, so it shows all that a full training does.
+    [pytest.param(None, id="full", marks=pytest.mark.services), pytest.param(LoraOptions(rank=4), id="lora")],
+)
 CALL = {
     "id": "c1",
     "type": "function",
@@ -110,17 +112,18 @@ def test_a_step_is_over_as_many_rows_as_it_was_told(tmp_path: Path, batch: int, 
     assert config.train_batch_size * config.gradient_accumulation_steps == batch
 
 
-def test_with_gradient_checkpointing_it_is_the_same_training(run: Path, model: Path, tmp_path: Path):
+@FULL_AND_LORA
+def test_with_gradient_checkpointing_it_is_the_same_training(
+    run: Path, model: Path, tmp_path: Path, lora: LoraOptions | None
+):
     pairs = preferences([run], model, left_out=Counter())[:2]
-    for lora in (None, LoraOptions(rank=4)):
-        found: list[tuple[float, float]] = []
-        for wanted in (False, True):
-            output = tmp_path / f"{wanted}-{lora is None}"
-            more: Any = {"gradient_checkpointing": wanted, "lora": lora, "epochs": 2}
-            imitated = train_sft(model, sequences()[:4], output / "sft", structs.replace(SFT, **more))
-            preferred = train_dpo(model, pairs, output / "dpo", DPOOptions(learning_rate=1e-3, **more))
-            found.append((imitated.last_loss, preferred.last_loss))
-        assert found[0] == pytest.approx(found[1], rel=1e-3)
+    found: list[tuple[float, float]] = []
+    for wanted in (False, True):
+        more: Any = {"gradient_checkpointing": wanted, "lora": lora, "epochs": 2}
+        imitated = train_sft(model, sequences()[:4], tmp_path / f"sft-{wanted}", structs.replace(SFT, **more))
+        preferred = train_dpo(model, pairs, tmp_path / f"dpo-{wanted}", DPOOptions(learning_rate=1e-3, **more))
+        found.append((imitated.last_loss, preferred.last_loss))
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
 
 
 def test_what_is_not_sampled_is_not_learned(model: Path, tmp_path: Path):
@@ -145,7 +148,7 @@ def test_what_is_not_sampled_is_not_learned(model: Path, tmp_path: Path):
     assert apart[1] < 0.005 and apart[2] > 0.05, apart
 
 
-@pytest.mark.parametrize("lora", [None, LoraOptions(rank=4)], ids=["full", "lora"])
+@FULL_AND_LORA
 def test_a_training_goes_on_from_a_checkpoint_to_the_same_weights(
     model: Path, tmp_path: Path, lora: LoraOptions | None
 ):

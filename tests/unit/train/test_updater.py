@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
-
-pytest.importorskip("torch")
-
-import torch
 
 from understudy.errors import ConfigError
 from understudy.store import Store
@@ -27,8 +24,11 @@ from understudy.train.weights import (
     trained_weights,
 )
 
+from support import optional
 from support.tiny_model import make_model
 from support.train import make_groups
+
+torch: Any = optional("torch")
 
 OPTIONS = GRPOOptions(learning_rate=1e-2)
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

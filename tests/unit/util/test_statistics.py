@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.util.statistics import Z_95, mean_estimate, newcombe, wilson
+from understudy.util.statistics import Z_95, mean_estimate, newcombe, newcombe_paired, wilson
 
 
 def counts() -> st.SearchStrategy[tuple[int, int]]:
@@ -89,3 +89,26 @@ def test_a_mean_of_one_value_has_no_interval():
 
 def test_a_mean_of_no_values_is_none():
     assert mean_estimate([]) is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=40
+    )
+)
+def test_a_difference_of_pairs_is_within_its_interval_and_turns_with_them(pairs: list[tuple[float, float]]):
+    found, opposite = newcombe_paired(pairs), newcombe_paired([(after, before) for before, after in pairs])
+    assert -1.0 <= found.low <= found.estimate + 1e-12 and found.estimate - 1e-12 <= found.high <= 1.0
+    assert (found.low, found.high) == (pytest.approx(-opposite.high), pytest.approx(-opposite.low))
+    assert found.high > found.low, "nothing tried a few times is certain"
+
+
+def test_pairs_that_go_together_tell_more_than_two_samples():
+    together = [(1.0, 1.0)] * 20 + [(0.0, 0.0)] * 15 + [(0.0, 1.0)] * 5
+    apart = [(1.0, 1.0)] * 12 + [(1.0, 0.0)] * 8 + [(0.0, 1.0)] * 13 + [(0.0, 0.0)] * 7
+    loose = newcombe((20, 40), (25, 40))
+    tight, unrelated = newcombe_paired(together), newcombe_paired(apart)
+    assert tight.estimate == unrelated.estimate == loose.estimate
+    assert tight.low > 0 > loose.low
+    assert abs(unrelated.low - loose.low) < 0.02
+    assert newcombe_paired([]).low == -1.0

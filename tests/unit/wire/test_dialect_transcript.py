@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -140,6 +140,43 @@ def responses(told: Conversation) -> dict[str, Any]:
     return {"model": "m", "instructions": told.system[0] if told.system else None, "input": items}
 
 
+def gemini(told: Conversation) -> dict[str, Any]:
+    image = {"inlineData": {"mimeType": "image/png", "data": "AA=="}}
+
+    def parts(said: list[str | None]) -> list[dict[str, Any]]:
+        return [image if part is None else {"text": part} for part in said]
+
+    def result(id_: str, gave: list[str | None]) -> dict[str, Any]:
+        text = "\n".join(part for part in gave if part is not None)
+        response = {"response": {"output": text}, "parts": [image for part in gave if part is None]}
+        return {"functionResponse": {"id": id_, "name": "run"} | response}
+
+    def turn(said: Turn) -> Iterator[dict[str, Any]]:
+        thought = [{"text": said.reasoning, "thought": True}] if said.reasoning else []
+        calls = [
+            {"functionCall": {"id": id_, "name": "run", "args": Raw(arguments(id_))}, "thoughtSignature": "c2ln"}
+            for id_ in said.calls
+        ]
+        yield {"role": "model", "parts": [*thought, *parts([said.text]), *calls]}
+        if said.results:
+            yield {"role": "user", "parts": [result(id_, gave) for id_, gave in said.results]}
+        for words in said.then:
+            yield {"role": "user", "parts": parts(words.parts)}
+
+    contents = [{"role": "user", "parts": parts(told.asked.parts)}, *(c for t in told.turns for c in turn(t))]
+    return {"systemInstruction": {"parts": parts([*told.system])}, "contents": contents}
+
+
+def as_gemini_can_say(told: Conversation) -> Conversation:
+    """The same where all that follows the instructions is the user's, and images of results follow their texts."""
+
+    def turn(said: Turn) -> Turn:
+        results = [(id_, sorted(gave, key=lambda part: part is None)) for id_, gave in said.results]
+        return replace(said, results=results, then=[replace(words, role="user") for words in said.then])
+
+    return replace(told, turns=[turn(said) for said in told.turns])
+
+
 class Raw(str):
     """JSON text that stands in a body as it is."""
 
@@ -165,7 +202,8 @@ def shown(dialect: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     session = GatewaySession("attempt", {})
     sampled = {f"t{n}": ToolCall(f"backend-{n}", "run", SAMPLED) for n in range(1, 100, 2)}
     session.record_response(MAIN, "call_0", sampled)
-    return DIALECTS[dialect].parse(encoded(body), session, MAIN).chat.messages
+    target = DIALECTS[dialect].target("m")
+    return DIALECTS[dialect].parse(encoded(body), session, MAIN, target).chat.messages
 
 
 @given(conversations(), st.booleans())
@@ -173,6 +211,8 @@ def test_a_conversation_is_the_same_prompt_from_every_dialect(told: Conversation
     expected = shown("openai-chat", chat(told))
     assert shown("openai-responses", responses(told)) == expected
     assert shown("anthropic", anthropic(told, merged=merged)) == expected
+    same = as_gemini_can_say(told)
+    assert shown("gemini", gemini(same)) == shown("openai-chat", chat(same))
 
 
 CONVERSATION = Conversation(

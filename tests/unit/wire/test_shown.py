@@ -358,9 +358,56 @@ RESPONSES: dict[str, Item] = {
     ),
 }
 
+
+def contents(*parts: Item | list[Item], **fields: Any) -> Item:
+    """Contents in turn the user's and the model's."""
+    roles = ("user", "model")
+    sent = [each if isinstance(each, list) else [each] for each in parts]
+    return {"contents": [{"role": roles[n % 2], "parts": each} for n, each in enumerate(sent)]} | fields
+
+
+GO: Item = {"text": "go"}
+RUN: Item = {"functionCall": {"name": "run", "args": {"a": 1}}}
+RAN: Item = {"functionResponse": {"name": "run", "response": {"output": "ok"}}}
+INLINE: Item = {"inlineData": {"mimeType": "image/png", "data": "AA=="}}
+
+GEMINI: dict[str, Item] = {
+    "text": contents(GO),
+    "without a role": {"contents": [{"parts": [GO]}]},
+    "several texts": contents([GO, {"text": ""}, GO]),
+    "instruction": contents(GO, systemInstruction={"parts": [{"text": "A"}, {"text": "B"}]}),
+    "no parts": contents([], [], GO),
+    "thought": contents(GO, [{"text": "hm", "thought": True}, {"text": "yes"}], GO),
+    "pieces of a text": contents(GO, [{"text": "y"}, {"text": "es"}, {"thoughtSignature": "c2ln"}], GO),
+    "text after a call": contents(GO, [{"text": "a"}, RUN, {"text": "b"}], RAN),
+    "calls": contents(GO, [RUN, {"functionCall": {"name": "see", "id": "x"}}], [RAN, RAN, GO]),
+    "result of no call": contents(RAN),
+    "error": contents(GO, RUN, {"functionResponse": {"name": "run", "response": {"error": "bad"}}}),
+    "result with an image": contents(GO, RUN, {"functionResponse": RAN["functionResponse"] | {"parts": [INLINE]}}),
+    "image": contents([GO, INLINE]),
+    "image beside a result": contents(GO, RUN, [RAN, INLINE, GO]),
+    "tools": contents(
+        GO,
+        tools=[
+            {"functionDeclarations": [{"name": "run", "parameters": {"type": "OBJECT"}}]},
+            {"googleSearch": {}},
+        ],
+    ),
+    "allowed tools": contents(
+        GO,
+        tools=[{"functionDeclarations": [{"name": "a"}, {"name": "b"}]}],
+        toolConfig={"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["b"]}},
+    ),
+}
+
 CASES = [
     pytest.param(dialect, body, id=f"{dialect}: {name}")
-    for dialect, bodies in {"anthropic": ANTHROPIC, "openai-chat": CHAT, "openai-responses": RESPONSES}.items()
+    for dialect, bodies in {
+        "anthropic": ANTHROPIC,
+        "openai-chat": CHAT,
+        "openai-responses": RESPONSES,
+        "gemini": GEMINI,
+    }.items()
     for name, body in bodies.items()
 ]
 
@@ -384,7 +431,8 @@ def stored(dialect: str, request: object, response: object = None) -> Call:
 
 @pytest.mark.parametrize(("dialect", "body"), CASES)
 def test_an_export_says_what_the_gateway_showed(dialect: str, body: Item):
-    shown = DIALECTS[dialect].parse(json.dumps(body).encode(), GatewaySession("a1", {}), Branch("s", None)).chat
+    session, target = GatewaySession("a1", {}), DIALECTS[dialect].target("m")
+    shown = DIALECTS[dialect].parse(json.dumps(body).encode(), session, Branch("s", None), target).chat
     conversation = read_request(stored(dialect, body))
     assert shown_messages(conversation) == [_exported(message) for message in shown.messages]
     assert conversation.tools == shown.tools

@@ -86,6 +86,8 @@ export function rolloutQuery(key: RolloutKey) {
           signal,
         }),
       ),
+    // Each answer about a long rollout has read more of its calls.
+    refetchInterval: (query) => ((query.state.data?.unread ?? 0) > 0 ? 200 : false),
   });
 }
 
@@ -141,6 +143,29 @@ export function bodyQuery(key: RolloutKey, ref: string, field: "text" | "argumen
           signal,
         }),
       ),
+  });
+}
+
+/** The data URL of an image in a block, which comes in ranges of text. */
+export function imageQuery(key: RolloutKey, ref: string, image: number) {
+  const { store, rollout } = key;
+  return queryOptions({
+    queryKey: [...inRollout(key), "image", ref, image],
+    staleTime: Infinity,
+    gcTime: 10_000, // Images are large, and are read again in no time.
+    queryFn: async ({ signal }) => {
+      const parts: string[] = [];
+      let offset: number | null = 0;
+      while (offset !== null) {
+        const query = { ...attemptOf(key), ref, field: "image" as const, image, offset, length: 200_000 };
+        const range: { text: string; next: number | null } = await answer(
+          api.GET("/api/stores/{store}/rollouts/{rollout}/body", { params: { path: { store, rollout }, query }, signal }),
+        );
+        parts.push(range.text);
+        offset = range.next;
+      }
+      return parts.join("");
+    },
   });
 }
 
@@ -218,6 +243,14 @@ export function loopQuery(store: string) {
   return queryOptions({
     queryKey: [...inStore(store), "loop"],
     queryFn: ({ signal }) => answer(api.GET("/api/stores/{store}/loop", { params: { path: { store } }, signal })),
+  });
+}
+
+/** The report of a loop or a run, or of several runs, by ids with commas between. */
+export function reportQuery(stores: string) {
+  return queryOptions({
+    queryKey: ["report", stores],
+    queryFn: ({ signal }) => answer(api.GET("/api/report", { params: { query: { stores } }, signal })),
   });
 }
 

@@ -259,6 +259,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/report": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Whether a policy got better, beyond chance. */
+        get: operations["read_report"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/stores/{store}/loop": {
         parameters: {
             query?: never;
@@ -715,7 +732,8 @@ export interface components {
          * @description All of a rollout but its turns, tokens, patch and raw bodies. `attempt_id` is the attempt that is shown.
          *
          *         A client of a gateway that runs alone has neither row nor task nor verdict. `segments` are empty where the
-         *         backend gave no token ids; `segment_reasons` counts why segments begin.
+         *         backend gave no token ids; `segment_reasons` counts why segments begin. Of a long rollout `unread` calls are
+         *         not read yet, which branches and segments then lack: asked again, there are fewer.
          */
         RolloutHead: {
             id: string;
@@ -729,6 +747,7 @@ export interface components {
                 [key: string]: number;
             };
             turns: number;
+            unread: number;
             branches: components["schemas"]["BranchView"][];
             segments: components["schemas"]["SegmentView"][];
             segment_reasons: {
@@ -950,7 +969,7 @@ export interface components {
          * @description One block of a conversation. `text` and `arguments` are cut; their sizes are those of the whole.
          *
          *         `ref` names the block for the route that reads the rest. `arguments` of a tool call are the JSON text that the
-         *         model wrote. `images` are data URLs or addresses, which are left out above a size.
+         *         model wrote.
          */
         BlockView: {
             ref: string;
@@ -973,8 +992,16 @@ export interface components {
             is_error: boolean;
             /** @default false */
             malformed: boolean;
-            /** @default 0 */
-            images: number;
+            /** @default [] */
+            images: components["schemas"]["ImageView"][];
+        };
+        /**
+         * ImageView
+         * @description An image in a block: its type, as the agent said, and about how many bytes; those elsewhere have no type.
+         */
+        ImageView: {
+            media_type: string;
+            size: number;
         };
         /**
          * Usage
@@ -1106,6 +1133,255 @@ export interface components {
             after_graded: number;
         };
         /**
+         * ReportView
+         * @description A report: what its figures come to (`verdict`, `sentence`, `reasons`), and the charts of it.
+         *
+         *         `point_stores` are the ids of the stores of `figures.points`, None where one cannot be opened.
+         */
+        ReportView: {
+            figures: components["schemas"]["ReportFigures"];
+            verdict: string;
+            /** @enum {unknown} */
+            mood: "better" | "open" | "worse";
+            sentence: string;
+            reasons: components["schemas"]["ReportReason"][];
+            charts: components["schemas"]["ReportChart"][];
+            training: components["schemas"]["ReportChart"][];
+            point_stores: (string | null)[];
+        };
+        /**
+         * ReportFigures
+         * @description A report in numbers.
+         *
+         *         `points` are what is compared: the evaluations of a loop, or the runs that were given; `collected` are a
+         *         loop's steps on its training tasks. `tasks` are those of `points`. `about` says what was run, `unsolved`
+         *         counts why graded rollouts were not solved; `notes` say what of it is missing or does not agree. `made_at` in
+         *         Unix seconds.
+         */
+        ReportFigures: {
+            title: string;
+            /** @enum {unknown} */
+            kind: "loop" | "run" | "runs" | "training";
+            directory: string;
+            made_at: number;
+            about: {
+                [key: string]: string;
+            };
+            /** @default [] */
+            points: components["schemas"]["Point"][];
+            /** @default [] */
+            collected: components["schemas"]["Point"][];
+            /** @default null */
+            headline: components["schemas"]["Headline"] | null;
+            /** @default [] */
+            training: components["schemas"]["TrainingStep"][];
+            /** @default [] */
+            tasks: components["schemas"]["TaskRow"][];
+            /** @default [] */
+            boundaries: components["schemas"]["BoundaryRow"][];
+            unsolved: {
+                [key: string]: number;
+            };
+            /** @default [] */
+            versions: components["schemas"]["VersionUse"][];
+            /** @default [] */
+            agents: components["schemas"]["AgentRow"][];
+            /** @default [] */
+            notes: string[];
+        };
+        /**
+         * AgentRow
+         * @description How a model does with the agent of one run: `label` is the run's, `solve_rate` the mean over its tasks.
+         *
+         *         `difference` is that to the first run over the tasks that both have, task by task; None in the first run, or
+         *         where there is no such task. `p_by_task` as in RateDifference.
+         */
+        AgentRow: {
+            label: string;
+            agent: string;
+            tasks: number;
+            solve_rate: number;
+            /** @default 0 */
+            common_tasks: number;
+            /** @default null */
+            difference: components["schemas"]["ConfidenceInterval"] | null;
+            /** @default null */
+            p_by_task: number | null;
+        };
+        /**
+         * Point
+         * @description One collection of rollouts by one policy: a run, a step of a loop, or an evaluation in it.
+         *
+         *         `step` is None outside of a loop. `solved` and `unsolved` are rollouts whose last verdict is a reward of 1, or
+         *         less; `suspicious` counts those of either whose patch may deceive the grader, `failed` the infrastructure
+         *         failures, `pending` those that have not ended. `solve_rate` and `reward` are over graded rollouts; `turns`
+         *         (answered calls), `sampled` (completion tokens) and `seconds` are means of a graded rollout; None where
+         *         there is none. Tokens, calls and costs are sums over all attempts. `from_store` is False where only the loop's
+         *         own word is left.
+         */
+        Point: {
+            label: string;
+            /** @default null */
+            step: number | null;
+            /** @default null */
+            version: string | null;
+            /** @default  */
+            directory: string;
+            /** @default 0 */
+            solved: number;
+            /** @default 0 */
+            unsolved: number;
+            /** @default 0 */
+            suspicious: number;
+            /** @default 0 */
+            suspicious_solved: number;
+            /** @default 0 */
+            failed: number;
+            /** @default 0 */
+            pending: number;
+            /** @default 0 */
+            timeouts: number;
+            /** @default null */
+            solve_rate: components["schemas"]["ConfidenceInterval"] | null;
+            /** @default null */
+            reward: components["schemas"]["MeanEstimate"] | null;
+            /** @default null */
+            turns: components["schemas"]["MeanEstimate"] | null;
+            /** @default null */
+            sampled: components["schemas"]["MeanEstimate"] | null;
+            /** @default null */
+            seconds: components["schemas"]["MeanEstimate"] | null;
+            /** @default 0 */
+            calls: number;
+            /** @default 0 */
+            prompt_tokens: number;
+            /** @default 0 */
+            completion_tokens: number;
+            /** @default 0 */
+            cost_usd: number;
+            /** @default true */
+            from_store: boolean;
+        };
+        /**
+         * MeanEstimate
+         * @description A mean with the bounds of its 95 % interval; None where it is of one value, whose spread nobody knows.
+         */
+        MeanEstimate: {
+            estimate: number;
+            low: number | null;
+            high: number | null;
+        };
+        /**
+         * Headline
+         * @description The first of the points beside the last. `strict` is the same where no suspicious patch counts as solved.
+         */
+        Headline: {
+            before: components["schemas"]["Point"];
+            after: components["schemas"]["Point"];
+            difference: components["schemas"]["RateDifference"];
+            strict: components["schemas"]["RateDifference"];
+        };
+        /**
+         * RateDifference
+         * @description The later of two solve rates less the earlier.
+         *
+         *         `apart`: the two rates' own intervals do not touch. `p_by_task` is None where the two have no task in common.
+         *         `judgement` is "open" unless zero is outside the interval and, where there is one, `p_by_task` is below 0.05.
+         */
+        RateDifference: {
+            value: number;
+            low: number;
+            high: number;
+            apart: boolean;
+            p_by_task: number | null;
+            common_tasks: number;
+            /** @enum {unknown} */
+            judgement: "better" | "open" | "worse";
+        };
+        /**
+         * TrainingStep
+         * @description What the trainer told of one step: numbers by name, and how many of what were skipped, by why.
+         */
+        TrainingStep: {
+            step: number;
+            version: string | null;
+            values: {
+                [key: string]: number;
+            };
+            skipped: {
+                [key: string]: number;
+            };
+        };
+        /**
+         * TaskRow
+         * @description One task: (solved, graded) in each of the points of the report, and its turns in the last of them.
+         */
+        TaskRow: {
+            task_id: string;
+            tried: [
+                number,
+                number
+            ][];
+            /** @default null */
+            turns: number | null;
+        };
+        /**
+         * BoundaryRow
+         * @description Faults that crossed one boundary: attempts that met one, rollouts given up for it, what most of them say.
+         */
+        BoundaryRow: {
+            boundary: string;
+            attempts: number;
+            given_up: number;
+            example: string;
+        };
+        /**
+         * VersionUse
+         * @description The answered calls that ended with one version of the weights; None: no version is known.
+         *
+         *         `mixed` counts those during which the weights were updated, so that more than one version sampled them. Times
+         *         in Unix seconds.
+         */
+        VersionUse: {
+            version: string | null;
+            calls: number;
+            mixed: number;
+            completion_tokens: number;
+            first_at: number;
+            last_at: number;
+        };
+        /**
+         * ReportReason
+         * @description A sentence that speaks for a difference beyond chance (`holds`), or against it.
+         */
+        ReportReason: {
+            holds: boolean;
+            text: string;
+        };
+        /**
+         * ReportChart
+         * @description Curves on one pair of axes. `share`: the values are shares of 1.
+         */
+        ReportChart: {
+            title: string;
+            caption: string;
+            x_name: string;
+            share: boolean;
+            curves: components["schemas"]["ReportCurve"][];
+        };
+        /**
+         * ReportCurve
+         * @description Values over whole numbers, with bounds where there are intervals. `main` is what matters more.
+         */
+        ReportCurve: {
+            name: string;
+            main: boolean;
+            x: number[];
+            values: number[];
+            low: (number | null)[];
+            high: (number | null)[];
+        };
+        /**
          * LoopView
          * @description A loop: its curves and, for each step, why what was collected did or did not reach the update.
          */
@@ -1190,6 +1466,8 @@ export interface components {
         /**
          * SessionRow
          * @description A logged conversation. Signals are sums over its turns; `losses` count what its log does not hold.
+         *
+         *         `tests`, `feedback` and `fidelity` count turns by value; `began` is the first timestamp of one.
          */
         SessionRow: {
             trace_id: string;
@@ -1235,7 +1513,7 @@ export interface components {
         };
         /**
          * StateRow
-         * @description A state: one turn of a logged conversation, with what became of it.
+         * @description A state: one turn of a logged conversation, with what became of it; fields as in `TurnRow`.
          */
         StateRow: {
             state_id: string;
@@ -1743,7 +2021,8 @@ export interface operations {
         parameters: {
             query: {
                 ref: string;
-                field?: "arguments" | "text";
+                field?: "arguments" | "image" | "text";
+                image?: number;
                 attempt?: string | null;
                 offset?: number;
                 length?: number;
@@ -1943,6 +2222,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ComparedRuns"];
+                };
+            };
+            /** @description What went wrong. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorAnswer"];
+                };
+            };
+        };
+    };
+    read_report: {
+        parameters: {
+            query: {
+                stores: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ReportView"];
                 };
             };
             /** @description What went wrong. */

@@ -1,5 +1,5 @@
 import createClient from "openapi-fetch";
-import { embeddedData, embeddedFetch } from "./embedded";
+import { embeddedData, embeddedFetch, holdsAnswer } from "./embedded";
 import type { paths } from "./schema";
 import type { ErrorAnswer } from "./types";
 
@@ -11,12 +11,20 @@ export type DataSource = {
   origin: string;
   /** There are events about changes, and orders can be sent. */
   isServer: boolean;
+  /** Whether there is an answer at a path of the API; a server has all of them. */
+  holds: (path: string) => boolean;
+  /** The page that is shown first. */
+  start: string;
 };
 
 function openSource(): DataSource {
   const data = embeddedData(document);
-  if (data !== null) return { fetch: embeddedFetch(data), origin: "http://file.invalid", isServer: false };
-  return { fetch: (request) => window.fetch(request), origin: window.location.origin, isServer: true };
+  if (data === null) {
+    const fetch = (request: Request) => window.fetch(request);
+    return { fetch, origin: window.location.origin, isServer: true, holds: () => true, start: "/" };
+  }
+  const holds = (path: string) => holdsAnswer(data, path);
+  return { fetch: embeddedFetch(data), origin: "http://file.invalid", isServer: false, holds, start: data.start ?? "/" };
 }
 
 export const source = openSource();

@@ -11,6 +11,7 @@ export type GatewayView = Schemas["GatewayView"];
 export type LoopStep = Schemas["LoopStep"];
 export type LoopView = Schemas["LoopView"];
 export type PairView = Schemas["PairView"];
+export type ReportChart = Schemas["ReportChart"];
 export type RolloutHead = Schemas["RolloutHead"];
 export type RolloutRow = Schemas["RolloutRow"];
 export type SegmentView = Schemas["SegmentView"];
@@ -27,3 +28,9 @@ export type VerdictView = Schemas["VerdictView"];
 export type VoteOrder = Schemas["VoteOrder"];
 
 export type RolloutFilter = NonNullable<operations["list_rollouts"]["parameters"]["query"]>;
+
+/** What `openapi-fetch` answers with: pairs of numbers are lists of numbers there. */
+export type ReportFigures = Omit<Schemas["ReportFigures"], "tasks"> & {
+  tasks: { task_id: string; tried: number[][]; turns: number | null }[];
+};
+export type ReportView = Omit<Schemas["ReportView"], "figures"> & { figures: ReportFigures };

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -12,12 +13,15 @@ from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec import Struct
 
-from understudy.cli.output import Json, print_json
-from understudy.errors import ConfigError
+from understudy.cli.output import Json, print_facts, print_json
+
+if TYPE_CHECKING:
+    from understudy.model.memory import MemoryEstimate
 
 
 class HealthCheck(Struct, frozen=True):
@@ -30,9 +34,54 @@ class HealthCheck(Struct, frozen=True):
     required: bool = True
 
 
-def doctor(json_: Json = False) -> None:
-    """Show everything a run needs, with its state. Exits with 1 when something required is missing."""
+def doctor(
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Calculate whether a GPU has the memory for this model, and nothing else."
+        ),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="With --gpu: tokens of a sequence [default: the model's context].")
+    ] = None,
+    sequences: Annotated[int, typer.Option(min=1, help="With --gpu: sequences that are sampled at once.")] = 8,
+    micro_batch_tokens: Annotated[int, typer.Option(min=1, help="With --gpu: tokens learned at once.")] = 8192,
+    lora_rank: Annotated[
+        int | None, typer.Option(min=1, help="With --gpu: train an adapter of this rank.")
+    ] = None,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="With --gpu: less memory, more time.")
+    ] = False,
+    memory_gib: Annotated[
+        float | None, typer.Option(min=0.1, help="With --gpu: the GPU's memory [default: that of the first here].")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Show everything a run needs, with its state. Exits with 1 when something required is missing.
+
+    With --gpu MODEL, calculate the memory that serving and training the model take, beside that of a GPU; exits
+    with 1 when either does not fit.
+    """
+    if gpu is not None:
+        from understudy.model.fetch import model_path
+        from understudy.model.memory import estimate_memory, read_shape
+
+        shape = read_shape(model_path(gpu))
+        needed = estimate_memory(
+            shape,
+            context=context or shape.context,
+            sequences=sequences,
+            micro_batch_tokens=micro_batch_tokens,
+            lora_rank=lora_rank,
+            checkpointing=gradient_checkpointing,
+        )
+        _print_memory(shape.parameters, needed, memory_gib or _gpu_memory_gib(), json_)
+        return
+    from understudy.agents.packages import AGENT_PACKAGES
+
     checks = [HealthCheck(name, *check(), required) for name, required, check in _CHECKS]
+    others = (package for name, package in AGENT_PACKAGES.items() if name != "claude-code")
+    checks += [HealthCheck(f"agent: {each.title}", *_agent(each.agent), False) for each in others]
     healthy = all(check.ok for check in checks if check.required)
     if json_:
         print_json({"ok": healthy, "checks": checks})
@@ -42,16 +91,52 @@ def doctor(json_: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def setup() -> None:
+def _print_memory(parameters: int, needed: MemoryEstimate, memory_gib: float | None, as_json: bool) -> None:
+    """Print what a model needs beside what there is. Exits with 1 where it does not fit."""
+    room = None if memory_gib is None else memory_gib * 2**30 * _USABLE
+    fits = {name: None if room is None else getattr(needed, name) <= room for name in ("serving", "training")}
+    if as_json:
+        print_json({"parameters": parameters, "bytes": needed, "memory_gib": memory_gib, "fits": fits})
+    else:
+        sizes = {name: getattr(needed, name) for name in ("weights", "kv_cache", "serving", "optimizer")}
+        sizes |= {name: getattr(needed, name) for name in ("activations", "training")}
+        words = {True: "fits", False: "does not fit", None: ""}
+        facts = [("parameters", f"{parameters / 1e6:.0f} M")]
+        for name, size in sizes.items():
+            facts.append((name.replace("_", " "), f"{size / 2**30:.2f} GiB {words[fits.get(name)]}".rstrip()))
+        memory = "no GPU here; give --memory-gib" if memory_gib is None else f"{memory_gib:.0f} GiB"
+        print_facts("memory, calculated", [*facts, ("GPU", memory)])
+    if False in fits.values():
+        raise typer.Exit(1)
+
+
+def _gpu_memory_gib() -> float | None:
+    """The memory of the first GPU that torch can use; None where there is none."""
+    seen = _gpu()[1]
+    match = re.search(r", ([0-9]+) GiB", seen)
+    return float(match[1]) if match else None
+
+
+_USABLE = 0.9
+"""The share of a GPU's memory that weights and tensors get: the rest is the context's and lost between blocks."""
+
+
+def setup(
+    agent: Annotated[
+        list[str] | None,
+        typer.Option(help="Also fetch this agent, as codex; may be repeated."),
+    ] = None,
+) -> None:
     """Fetch what a run needs and is not here yet: Claude Code, the tasks' environment, the pinned packages."""
-    from understudy.agents.claude_install import install
+    from understudy.agents.install import agent_package, install
     from understudy.config import cache_dir
     from understudy.tasks.environment import python_environment
     from understudy.tasks.generate.packages import CATALOG
     from understudy.tasks.materialise import fetch
 
     cache = cache_dir()
-    typer.echo(f"Claude Code: {install(cache)}", err=True)
+    for name in dict.fromkeys(("claude-code", *(agent or ()))):
+        typer.echo(f"{agent_package(name).title}: {install(name, cache)}", err=True)
     python_environment(cache)
     typer.echo("tasks' environment: ready", err=True)
     sdists = [package.sdist for package in CATALOG.values()]
@@ -105,7 +190,7 @@ def _sandbox(kind: str) -> _Result:
 
 
 def _npm() -> _Result:
-    from understudy.agents.claude_install import find_npm
+    from understudy.agents.install import find_npm
 
     npm = find_npm()
     if npm is None:
@@ -113,17 +198,17 @@ def _npm() -> _Result:
     return True, " ".join(npm), ""
 
 
-def _claude_code() -> _Result:
-    from understudy.agents.claude_install import binary_path, is_installed
-    from understudy.config import CLAUDE_CODE_VERSION
+def _agent(name: str) -> _Result:
+    from understudy.agents.packages import AGENT_PACKAGES
 
-    try:
-        binary = binary_path()
-    except ConfigError as error:
-        return False, str(error), ""
-    if is_installed(binary):
-        return True, f"{CLAUDE_CODE_VERSION} at {binary}", ""
-    return False, f"{CLAUDE_CODE_VERSION} is not fetched", "understudy setup"
+    package = AGENT_PACKAGES[name]
+    if package.unsupported:
+        return False, package.unsupported, ""
+    if not package.is_installed():
+        return False, f"{package.version} is not fetched", package.setup_command
+    if problems := package.problems():
+        return False, problems[0], package.setup_command
+    return True, f"{package.version} at {package.directory()}", ""
 
 
 def _task_environment() -> _Result:
@@ -195,7 +280,7 @@ _CHECKS: tuple[tuple[str, bool, Callable[[], _Result]], ...] = (
     ("sandbox: local", True, partial(_sandbox, "local")),
     ("sandbox: docker (container images)", False, partial(_sandbox, "docker")),
     ("npm", False, _npm),
-    ("Claude Code", True, _claude_code),
+    ("Claude Code", True, partial(_agent, "claude-code")),
     ("tasks' environment", True, _task_environment),
     ("packages (tasks make)", False, _packages),
     ("cache directory", True, _cache),

@@ -57,8 +57,10 @@ def _formats() -> None:  # pyright: ignore[reportUnusedFunction]
 
 def _common(
     directory: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="The directory of a store: a run's output, or where sessions are."),
+        str,
+        typer.Argument(
+            metavar="DIR", help="The directory of a store, a run's output or sessions, or its database."
+        ),
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write [default: DIR].")] = None,
     from_: Annotated[
@@ -103,6 +105,14 @@ def _overlap(
         bool,
         typer.Option("--drop-near-duplicates", help="Leave out sessions that nearly are another one, as copies."),
     ] = False,
+    apart_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--apart-from",
+            metavar="STORE",
+            help="Treat the sessions of this store as exported before; can be repeated.",
+        ),
+    ] = None,
     exclude_tasks: Annotated[
         Path | None,
         typer.Option(
@@ -215,6 +225,7 @@ def _applies(name: str, traits: FormatTraits) -> bool:
         "from_": len(traits.origins) > 1,
         "where": "sessions" in traits.origins,
         "drop_near_duplicates": "sessions" in traits.origins,
+        "apart_from": "sessions" in traits.origins,
         "include_lossy": "sessions" in traits.origins,
         "thinking": traits.chooses_thinking,
         "weight": traits.weights,
@@ -282,11 +293,15 @@ def _export(
     from understudy.export.mixture import weight_rule
     from understudy.redact.redactor import Redactor
     from understudy.store import Store
+    from understudy.store.address import StoreUrl, parse_location
 
     roles = roles_of(options["roles"], traits.roles)
     clients, since, until = _chosen_clients(options)
     tokenizer: Path | None = options.get("tokenizer")
-    with Store.open(options["directory"], create=False) as store, chat_template(tokenizer) as template:
+    location = parse_location(options["directory"])
+    if isinstance(location, StoreUrl) and options["output"] is None:
+        raise ConfigError(f"{location} is a database; say with --output which directory to write to")
+    with Store.open(location, create=False) as store, chat_template(tokenizer) as template:
         origins = () if clients else _origins(options.get("from_", "all"), traits, store)
         unredacted: bool = options.get("unredacted", False)
         selection = ExportSelection(
@@ -301,6 +316,7 @@ def _export(
             test_share=options.get("test_share", 0.0),
             seed=options.get("seed", 0),
             drop_near_duplicates=options.get("drop_near_duplicates", False),
+            apart_from=tuple(map(parse_location, options.get("apart_from") or ())),
             exclude_tasks=options.get("exclude_tasks"),
             cut_tokens=options.get("max_tokens"),
             cut_chars=options.get("max_chars"),
@@ -312,7 +328,7 @@ def _export(
         )
         redactor = Redactor.from_user_key() if "sessions" in origins and not unredacted else None
         corpus = Corpus(store, selection, redactor, unredacted=unredacted, template=template)
-        exported = function(corpus, options["output"] or options["directory"], report=ExportProgress(), **own)
+        exported = function(corpus, options["output"] or location, report=ExportProgress(), **own)
     if options["json_"]:
         print_json(exported)
     else:
@@ -332,6 +348,7 @@ _NOT_OF_CLIENTS = (
     "include_suspicious",
     "include_lossy",
     "drop_near_duplicates",
+    "apart_from",
     "weight",
 )
 """Options that say nothing of a gateway's calls."""

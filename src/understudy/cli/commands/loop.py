@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from pathlib import Path
@@ -15,19 +16,21 @@ from understudy.cli import EXIT_INTERRUPTED
 from understudy.cli.interrupts import raise_file_limit, run_stoppable
 from understudy.cli.options import command
 from understudy.cli.output import Json, print_facts, print_json
-from understudy.cli.progress import LiveStatus, live
+from understudy.cli.progress import LiveStatus, live, short
 from understudy.cli.settings import DOCKER, DRAIN_TIMEOUT_S, LOCAL, AgentRunSettings, DrainTimeout, sandbox_for
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
-from understudy.model.directory import TINY, directory_of, require_packages
+from understudy.model.directory import TINY, require_packages
+from understudy.model.fetch import model_path
 from understudy.run.collector import RolloutCollector, RolloutSettings
 from understudy.run.config import digest, task_digests
+from understudy.run.estimate import RunEstimate, estimate, measure
 from understudy.sandbox.base import Sandboxes, load_sandboxes
 from understudy.tasks.load import load_tasks
 from understudy.tasks.recipes import ImageChoice
 from understudy.train.loop.loop import Loop, Watcher
 from understudy.train.loop.runtime import LoopRuntime, LoopSummary, model_digest, run_loop
-from understudy.train.loop.state import Evaluation, LoopConfig, LoopSchedule, StepState
+from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopSchedule, StepState
 from understudy.train.metrics import parse_trackers
 from understudy.train.options import GRPOOptions
 from understudy.train.weights import check_model
@@ -42,7 +45,12 @@ class LoopSettings(Struct, frozen=True, kw_only=True):
 
     table: ClassVar[str] = "loop"
     model: Annotated[
-        str, option(f"A model's directory, or {TINY}: the one that comes with us.", argument=True, metavar="MODEL")
+        str,
+        option(
+            f"A model's directory, a GGUF file, a fetched model's name, or {TINY}: the one that comes with us.",
+            argument=True,
+            metavar="MODEL",
+        ),
     ]
     tasks: Annotated[
         tuple[str, ...], option("What is learned from, as understudy run takes it; repeatable.", "--tasks", "-t")
@@ -62,6 +70,13 @@ class LoopSettings(Struct, frozen=True, kw_only=True):
     sandbox: Annotated[str | None, option("docker, local or unsafe-local [default: as understudy run].")] = None
     runtime: LoopRuntime = field(default_factory=LoopRuntime)
     drain_timeout: DrainTimeout = DRAIN_TIMEOUT_S
+    measured_by: Annotated[
+        Path | None,
+        option("With --dry-run: the output of a loop, or a run, of the same kind to estimate by.", metavar="DIR"),
+    ] = None
+    dry_run: Annotated[bool, option("Only estimate hours, tokens and dollars; nothing is run.", "--dry-run")] = (
+        False
+    )
     config: Annotated[
         Path | None, option("Options from its tables [loop] and, for the trainer, [grpo].", metavar="FILE.toml")
     ] = None
@@ -79,6 +94,9 @@ def loop(settings: LoopSettings, json_: Json = False) -> None:
     finish, for --drain-timeout seconds; a second one stops at once.
     """
     _check(settings)
+    if settings.dry_run:
+        print_loop_estimate(asyncio.run(_estimate(settings)), json_)
+        return
     require_packages()
     runtime = msgspec.structs.replace(settings.runtime, trackers=parse_trackers(settings.track))
     settings = msgspec.structs.replace(settings, model=str(model_directory(settings.model)), runtime=runtime)
@@ -108,7 +126,7 @@ def _check(settings: LoopSettings) -> None:
             "say what to learn from with --tasks; to make some: "
             "understudy tasks make functions --count 64 --output train.jsonl"
         )
-    if agent.agent == "shell" and agent.agent_command is None:
+    if agent.only_agent == "shell" and agent.agent_command is None:
         raise ConfigError("the shell agent needs a command: --agent-command 'COMMAND'")
     if schedule.backend not in SERVERS:
         raise ConfigError(f"--backend {schedule.backend}: what is trained is served by {', '.join(SERVERS)}")
@@ -117,6 +135,10 @@ def _check(settings: LoopSettings) -> None:
     if schedule.min_groups > schedule.groups:
         raise ConfigError(
             f"--min-groups {schedule.min_groups}: a step has only {schedule.groups} groups; give it more --groups"
+        )
+    if schedule.min_groups and settings.runtime.teacher.teacher is not None:
+        raise ConfigError(
+            "--min-groups counts groups whose rewards differ, and a teacher teaches of all: leave it out"
         )
     if schedule.min_groups and not settings.trainer.dynamic_sampling:
         raise ConfigError("--min-groups is a part of dynamic sampling: leave it, or --no-dynamic-sampling, out")
@@ -150,6 +172,70 @@ async def _run_loop(
         await sandboxes.aclose()
 
 
+class LoopEstimate(Struct, frozen=True, kw_only=True):
+    """What a loop is likely to take. `update_hours` are None where nothing tells how long an update takes."""
+
+    rollouts: RunEstimate
+    update_hours: float | None
+    hours: float
+    cost_usd: float | None
+
+
+async def _estimate(settings: LoopSettings) -> LoopEstimate:
+    """Hours, tokens and dollars of a loop by those of another. Raises ConfigError where nothing was measured."""
+    source = settings.measured_by
+    if source is None:
+        raise ConfigError(
+            "--dry-run: give --measured-by DIR, the output of a loop of the same kind with --steps 1, or of a run"
+        )
+    updates: list[float] = []
+    directories = [source]
+    if (state := LoopDirectory(source.absolute()).load()) is not None:
+        over = [step for step in state.steps if step.phase == "published"]
+        updates = [step.seconds.get("update", 0.0) + step.seconds.get("publish", 0.0) for step in over]
+        runs = [*(step.run for step in over), *(each.run for each in state.evaluations)]
+        directories = [source.absolute() / run for run in runs]
+    sandboxes = load_sandboxes(settings.sandbox or LOCAL)
+    try:
+        held_out = await _load(settings.eval_tasks, sandboxes) if settings.eval_tasks else []
+    finally:
+        await sandboxes.aclose()
+    schedule = settings.schedule
+    every = schedule.eval_every
+    evaluations = len({0, schedule.steps, *(range(every, schedule.steps, every) if every else ())})
+    count = schedule.steps * schedule.groups * schedule.samples
+    count += evaluations * len(held_out) * schedule.eval_samples
+    rollouts = estimate(measure(directories), count, settings.runtime.concurrency, None)
+    update_hours = round(schedule.steps * sum(updates) / len(updates) / 3600, 3) if updates else None
+    hours = rollouts.hours + (update_hours or 0.0)
+    rate = settings.runtime.usd_per_hour
+    return LoopEstimate(
+        rollouts=rollouts,
+        update_hours=update_hours,
+        hours=round(hours, 3),
+        cost_usd=None if rate is None else round(hours * rate, 2),
+    )
+
+
+def print_loop_estimate(result: LoopEstimate, as_json: bool) -> None:
+    """Print an estimate to stdout."""
+    if as_json:
+        print_json(result)
+        return
+    updates = "unknown: measure by a loop" if result.update_hours is None else f"{result.update_hours:.2f}"
+    facts: list[tuple[str, object]] = [
+        ("rollouts", result.rollouts.rollouts),
+        ("measured by", f"{result.rollouts.measured} rollouts"),
+        ("prompt tokens", short(result.rollouts.prompt_tokens)),
+        ("completion tokens", short(result.rollouts.completion_tokens)),
+        ("hours of rollouts", f"{result.rollouts.hours:.2f}"),
+        ("hours of updates", updates),
+        ("hours", f"{result.hours:.2f}"),
+        ("cost", "give --usd-per-hour" if result.cost_usd is None else f"{result.cost_usd:.2f} US dollars"),
+    ]
+    print_facts("estimate; nothing was run", facts)
+
+
 async def _load(specs: tuple[str, ...], sandboxes: Sandboxes) -> list[Task]:
     loaded = await load_tasks(
         specs, sandboxes=sandboxes, cache=cache_dir(), images=ImageChoice(None, None), instance_ids=None
@@ -172,6 +258,8 @@ def loop_config_of(settings: LoopSettings, tasks: list[Task], eval_tasks: list[T
                 f"--eval-tasks: {task.instance_id} is among --tasks too; what is learned from cannot measure"
             )
     schedule, agent, trainer = settings.schedule, settings.agent, settings.trainer
+    if settings.runtime.teacher.teacher is not None:
+        trainer = settings.runtime.teacher.options(trainer)
     if schedule.groups > len(tasks):
         raise ConfigError(
             f"--groups {schedule.groups}: there are only {len(tasks)} tasks; give more tasks, or fewer groups"
@@ -180,8 +268,8 @@ def loop_config_of(settings: LoopSettings, tasks: list[Task], eval_tasks: list[T
         schedule = msgspec.structs.replace(schedule, served_model=settings.model)
     eval_temperature = settings.eval_temperature
     rollouts = RolloutSettings(
-        agent=agent.agent,
-        agent_options=agent.agent_options,
+        agent=agent.only_agent,
+        agent_options=agent.options_of(agent.only_agent),
         max_turns=agent.max_turns,
         timeout_s=agent.timeout,
         temperature=trainer.temperature,
@@ -207,9 +295,7 @@ def _nameless(task: Task) -> Task:
 
 def model_directory(name: str) -> Path:
     """The directory that a model's name means. Raises ConfigError when there is none."""
-    path = directory_of(name)
-    if not path.is_dir():
-        raise ConfigError(f"there is no directory {path}; expected a model in Hugging Face's form, or {TINY}")
+    path = model_path(name, lambda text: typer.echo(text, err=True))
     check_model(path)
     return path
 

@@ -28,6 +28,8 @@ from understudy.preference.rollouts import rollout_pairs
 from understudy.redact.redactor import Redactor
 from understudy.redact.report import write_report_beside
 from understudy.store import Store
+from understudy.store.address import parse_location
+from understudy.types import SCHEMA
 from understudy.util.files import atomic_path
 from understudy.util.settings import option
 
@@ -78,7 +80,10 @@ class PairSettings(Struct, frozen=True, kw_only=True):
 @command
 def pairs(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The directory of a store: of a run, or of sessions and replays.")
+        str,
+        typer.Argument(
+            metavar="DIR", help="The directory of a store, or its database: of a run, or of sessions and replays."
+        ),
     ],
     settings: PairSettings,
     output: Annotated[
@@ -109,7 +114,7 @@ def pairs(
     limits = Limits(chars=settings.max_chars, tokens=settings.max_tokens)
     try:
         with (
-            Store.open(directory, create=False) as store,
+            Store.open(parse_location(directory), create=False) as store,
             chat_template(settings.tokenizer) as template,
             live(PairProgress(tallies), sys.stderr),
         ):
@@ -167,7 +172,7 @@ def _write(pairs: Iterator[Pair], output: Path) -> None:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 for pair in pairs:
-                    file.write(json_bytes(msgspec.to_builtins(pair)) + b"\n")
+                    file.write(json_bytes({**msgspec.to_builtins(pair), "schema": SCHEMA}) + b"\n")
     except OSError as error:
         raise ConfigError(f"cannot write {output}: {error}; choose another --output") from error
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from understudy.errors import ConfigError
-from understudy.util.files import atomic_write
 
 if TYPE_CHECKING:
     from understudy.report.figures import ReportFigures
@@ -30,26 +29,38 @@ def report(
     label: Annotated[
         list[str] | None, typer.Option("--label", help="A run's name in the report; once for each, in order.")
     ] = None,
+    unredacted: Annotated[
+        bool, typer.Option("--unredacted", help="Keep secrets, names and paths in the page.")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
 ) -> None:
     """Say whether the policy got better, and whether that is beyond chance.
 
-    Writes one HTML file: solve rates and rewards with 95 % intervals, tokens, turns, tasks, failures by boundary,
-    policy versions, the trainer's numbers. Of several runs the first is the baseline. A run that is still going
-    is reported as it stands.
+    Writes one HTML file, the viewer's pages: solve rates and rewards with 95 % intervals, tokens, turns, tasks,
+    failures by boundary, policy versions, the trainer's numbers, a loop's curves. Of several runs the first is the
+    baseline. A run that is still going is reported as it stands.
     """
-    from understudy.cli.output import print_json
-    from understudy.report.html import page
-    from understudy.report.picture import draw
-    from understudy.report.read import read_figures
+    from contextlib import closing
 
+    from understudy.cli.output import print_json
+    from understudy.redact.redactor import Redactor
+    from understudy.report.formatting import describe_judgement
+    from understudy.report.picture import draw
+    from understudy.report.read import read_figures, run_directories
+    from understudy.view.export import export_report
+
+    runs = run_directories(runs)
     figures = read_figures(runs, label or [])
     target = output if output is not None else _output_directory(figures, runs[-1]) / _PAGE
     if target.is_dir():
         raise ConfigError(f"--output: {target} is a directory; give a file, as {target / _PAGE}")
     if png and target.suffix == _PICTURE:
         raise ConfigError(f"--output: {target} is where --png has the picture; give {target.with_suffix('.html')}")
-    write_page(target, page(figures))
+    redactor = None if unredacted else Redactor.from_user_key()
+    answers, start = export_report(figures, runs)
+    with closing(answers.api):
+        page = answers.page(start, f"{figures.title}: {describe_judgement(figures)[0]}", redactor)
+    page.write(target)
     if png:
         draw(figures, target.with_suffix(_PICTURE))
     if json_:
@@ -74,12 +85,3 @@ def show(figures: ReportFigures) -> None:
 
     out = console()
     out.print(terminal(figures, width=max(20, min(60, (out.width if out.is_terminal else 100) - 56))))
-
-
-def write_page(path: Path, text: str) -> None:
-    """Put a page in place whole. Raises ConfigError when it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, text.encode(errors="replace"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another --output") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 import threading
 import time
@@ -37,17 +38,21 @@ from understudy.cli.settings import (
 )
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
-from understudy.model.directory import directory_of
+from understudy.model.fetch import model_path
 from understudy.run.config import RunConfig, task_digests
-from understudy.run.runner import RunMonitor, RunSummary, execute_run
-from understudy.run.scheduler import Scheduler
+from understudy.run.estimate import RunEstimate, estimate, measure
+from understudy.run.executors import RunEngine, RunInProgress, RunMonitor
+from understudy.run.runner import RunLimits, RunSummary, check_prices, execute_run
 from understudy.sandbox.base import Sandboxes, load_sandboxes
 from understudy.store import Store
+from understudy.store.address import parse_location
 from understudy.store.outcomes import RunCounts
+from understudy.store.sqlite import sample_rank
 from understudy.tasks.load import load_tasks
 from understudy.tasks.records import LoadedTasks
 from understudy.types import Task
 from understudy.util.settings import option
+from understudy.util.text import visible_line
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +64,7 @@ class RunSettings(Struct, frozen=True, kw_only=True):
     needs_table: ClassVar[bool] = False
     model: ModelSettings = ModelSettings()
     task: TaskSettings = TaskSettings()
-    limit: Annotated[int, option("Only the first N tasks.", ge=1)] | None = None
+    limit: Annotated[int, option("Only a random sample of N tasks, by --seed.", ge=1)] | None = None
     samples: Annotated[int, option("Rollouts per task.", "--samples", "-n", ge=1)] = 1
     concurrency: Annotated[int, option("Agents at a time [default: CPUs + 1].", "--concurrency", "-j", ge=1)] = (
         field(default_factory=default_concurrency)
@@ -73,10 +78,35 @@ class RunSettings(Struct, frozen=True, kw_only=True):
     output_dir: Annotated[
         Path | None, option("Store and outputs [default: runs/BACKEND-POLICY-ID].", "--output-dir", "-o")
     ] = None
+    store: Annotated[
+        str | None, option("Where the store is, if not in the output directory: postgresql://USER@HOST/DATABASE.")
+    ] = None
+    engine: Annotated[
+        RunEngine,
+        option("Who executes: this process; workers (see understudy worker), waited for; or not waited for."),
+    ] = "local"
     rewrite_reports: Annotated[
         bool, option("Write the files of rollouts that ended before once more.", "--rewrite-reports")
     ] = False
     drain_timeout: DrainTimeout = DRAIN_TIMEOUT_S
+    max_cost_usd: (
+        Annotated[
+            float,
+            option(
+                "The most US dollars that the run's calls may cost, over all invocations.",
+                "--max-cost",
+                gt=0,
+                metavar="USD",
+            ),
+        ]
+        | None
+    ) = None
+    measured_by: Annotated[
+        Path | None, option("With --dry-run: the output of a run of the same kind to estimate by.", metavar="DIR")
+    ] = None
+    dry_run: Annotated[bool, option("Only estimate hours, tokens and dollars; nothing is run.", "--dry-run")] = (
+        False
+    )
     debug: Annotated[
         bool, option("Keep debug.log in the output directory, and Claude Code's own in logs/.", "--debug")
     ] = False
@@ -95,34 +125,60 @@ def run(settings: RunSettings, json_: Json = False) -> None:
             "say which tasks to run with --tasks or --dataset-path; to make some: "
             "understudy tasks make toolz --count 5 --output tasks.jsonl"
         )
-    config = run_config_of(settings)
+    configs = [run_config_of(settings, agent) for agent in dict.fromkeys(settings.agent.agents)]
+    if not configs:
+        raise ConfigError("--agent: expected an agent, got none")
+    if settings.max_cost_usd is not None:
+        for config in configs:
+            check_prices(config.gateway)
+    if settings.dry_run:
+        print_estimate(asyncio.run(_estimate(configs, settings)), json_)
+        return
     raise_file_limit()
-    with live(RunDisplay(), sys.stderr) as display:
-
-        def drain() -> bool:
-            scheduler = display.scheduler
-            if scheduler is None or scheduler.draining:
-                return False
-            scheduler.drain()
-            return True
-
-        work = _run_tasks(config, settings, display)
-        summary = run_stoppable(work, drain, drain_timeout_s=settings.drain_timeout)
-    print_summary(summary, json_)
-    if summary.pending:
-        raise typer.Exit(EXIT_INTERRUPTED)
-    if summary.infrastructure_failures or summary.refused_tasks:
+    summaries: list[RunSummary] = []
+    for config in configs:
+        with live(RunDisplay(), sys.stderr) as display:
+            spent = sum(summary.cost_usd for summary in summaries)
+            work = _run_tasks(config, _settings_of(settings, config, configs, spent), display)
+            summary = run_stoppable(work, display.drain, drain_timeout_s=settings.drain_timeout)
+        print_summary(summary, json_)
+        summaries.append(summary)
+        if summary.pending and settings.engine != "detached":
+            raise typer.Exit(EXIT_INTERRUPTED)
+    if any(summary.infrastructure_failures or summary.refused_tasks for summary in summaries):
         raise typer.Exit(1)
 
 
-def run_config_of(settings: RunSettings) -> RunConfig:
-    """What the run is, but for its sandboxes and tasks, which are known once the tasks are loaded.
+def _settings_of(
+    settings: RunSettings, config: RunConfig, configs: list[RunConfig], spent_usd: float
+) -> RunSettings:
+    """The settings of one of the runs, which have directories of their own where there are several.
+
+    Those before it have spent some of their common ceiling. Raises ConfigError where nothing is left.
+    """
+    if settings.max_cost_usd is not None:
+        left = settings.max_cost_usd - spent_usd
+        if left <= 0:
+            raise ConfigError(
+                f"--max-cost: the runs of other agents have spent {spent_usd:.4f} US dollars, and nothing is left "
+                f"for {config.agent}; run the same command again with a higher --max-cost"
+            )
+        settings = msgspec.structs.replace(settings, max_cost_usd=left)
+    if settings.output_dir is None or len(configs) == 1:
+        return settings
+    return msgspec.structs.replace(
+        settings, output_dir=settings.output_dir / re.sub(r"[^\w.-]+", "-", config.agent)
+    )
+
+
+def run_config_of(settings: RunSettings, agent_name: str) -> RunConfig:
+    """What the run of an agent is, but for its sandboxes and tasks, which are known once the tasks are loaded.
 
     Raises ConfigError for settings that contradict each other.
     """
     model, agent = settings.model, settings.agent
     if model.weights is not None:
-        model = msgspec.structs.replace(model, weights=directory_of(model.weights))
+        model = msgspec.structs.replace(model, weights=model_path(model.weights))
     gateway, frontend_high, frontend_low = run_gateway_config(model)
     policy, weights, version = embedded_server(gateway, model)
     return RunConfig(
@@ -134,13 +190,54 @@ def run_config_of(settings: RunSettings) -> RunConfig:
         weights_version=version,
         frontend_high=frontend_high,
         frontend_low=frontend_low,
-        agent=agent.agent,
-        agent_options=agent.agent_options,
+        agent=agent_name,
+        agent_options=agent.options_of(agent_name),
         samples=settings.samples,
         seed=settings.seed,
         max_turns=agent.max_turns,
         timeout_s=agent.timeout,
     )
+
+
+async def _estimate(configs: list[RunConfig], settings: RunSettings) -> RunEstimate:
+    """What the run, of every agent, is likely to take. Raises ConfigError where there is nothing to measure by."""
+    if settings.measured_by is None:
+        raise ConfigError(
+            "--dry-run: give --measured-by DIR, the output of a small run of the same kind, as made by --limit 4"
+        )
+    measured = measure([settings.measured_by])
+    sandboxes = load_sandboxes(settings.sandbox.sandbox or LOCAL)
+    try:
+        loaded = await load_tasks(
+            settings.task.tasks,
+            sandboxes=sandboxes,
+            cache=cache_dir(),
+            images=settings.task.images,
+            instance_ids=settings.task.ids,
+        )
+    finally:
+        await sandboxes.aclose()
+    rollouts = len(tasks_to_run(loaded, settings)) * settings.samples
+    price = configs[0].gateway.models.high.effective_price
+    return estimate(measured, rollouts * len(configs), settings.concurrency, price)
+
+
+def print_estimate(result: RunEstimate, as_json: bool) -> None:
+    """Print an estimate to stdout."""
+    if as_json:
+        print_json(result)
+        return
+    dollars = "no price is known" if result.cost_usd is None else f"{result.cost_usd:.2f} US dollars"
+    facts: list[tuple[str, object]] = [
+        ("rollouts", result.rollouts),
+        ("measured by", f"{result.measured} rollouts"),
+        ("calls", result.calls),
+        ("prompt tokens", short(result.prompt_tokens)),
+        ("completion tokens", short(result.completion_tokens)),
+        ("hours", f"{result.hours:.2f}"),
+        ("cost", dollars),
+    ]
+    print_facts("estimate; nothing was run", facts)
 
 
 async def _run_tasks(config: RunConfig, settings: RunSettings, display: RunDisplay) -> RunSummary:
@@ -157,7 +254,7 @@ async def _run_tasks(config: RunConfig, settings: RunSettings, display: RunDispl
             images=settings.task.images,
             instance_ids=settings.task.ids,
         )
-        tasks = _report_loaded(loaded, settings)[: settings.limit]
+        tasks = tasks_to_run(loaded, settings)
         if chosen is None and kind == LOCAL and sandbox_for(tasks) == DOCKER:
             sandboxes = _open_sandboxes(DOCKER, settings.sandbox, display)
         config = msgspec.structs.replace(config, sandbox=sandboxes.name, tasks=task_digests(tasks))
@@ -172,10 +269,10 @@ async def _run_in(
     sandboxes: Sandboxes, config: RunConfig, tasks: list[Task], settings: RunSettings, display: RunDisplay
 ) -> RunSummary:
     if config.agent_options.get("run_method") == "python":
-        from understudy.agents.claude_install import sdk_runtime
+        from understudy.agents.claude_install import sdk_directories
 
         display.stage("preparing the Python that drives Claude Code")
-        await asyncio.to_thread(sdk_runtime, cache_dir())
+        await asyncio.to_thread(sdk_directories, cache_dir())
     model = Path(config.weights).name if config.weights else config.gateway.models.high.model or config.model
     label = config.policy or model.replace("/", "-")
     directory = (settings.output_dir or Path("runs") / f"{config.backend}-{label}-{config.run_id}").absolute()
@@ -188,14 +285,16 @@ async def _run_in(
             sandboxes=sandboxes,
             concurrency=settings.concurrency,
             monitor=display,
-            cooldown_s=settings.cooldown_seconds,
+            limits=RunLimits(cooldown_s=settings.cooldown_seconds, max_cost_usd=settings.max_cost_usd),
             rewrite=settings.rewrite_reports,
+            location=None if settings.store is None else parse_location(settings.store),
+            engine=settings.engine,
             agent_extras={"debug": "1"} if settings.debug and config.agent == "claude-code" else {},
         )
 
 
-def _report_loaded(loaded: LoadedTasks, settings: RunSettings) -> list[Task]:
-    """The tasks that were loaded; what was refused or not there goes to stderr. Raises TaskError for none."""
+def tasks_to_run(loaded: LoadedTasks, settings: RunSettings) -> list[Task]:
+    """The tasks to run; what was refused or not there goes to stderr. Raises TaskError for none."""
     for line in loaded.report():
         typer.echo(f"understudy: {line}", err=True)
     specs = ", ".join(settings.task.tasks)
@@ -203,7 +302,9 @@ def _report_loaded(loaded: LoadedTasks, settings: RunSettings) -> list[Task]:
         typer.echo(f"understudy: there is no instance {id!r} in {specs}", err=True)
     if not loaded.tasks:
         raise TaskError(f"no task is left to run; look for the ids that {specs} has, and for refused rows above")
-    return loaded.tasks
+    ids = sorted((task.instance_id for task in loaded.tasks), key=lambda id: sample_rank(id, settings.seed))
+    chosen = set(ids[: settings.limit])
+    return [task for task in loaded.tasks if task.instance_id in chosen]
 
 
 def _open_sandboxes(kind: str, settings: SandboxSettings, display: RunDisplay) -> Sandboxes:
@@ -251,8 +352,9 @@ class RunDisplay(RunMonitor, LiveStatus):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler: Scheduler | None = None
+        self.scheduler: RunInProgress | None = None
         self._stage = "starting"
+        self._waits = ""
         self._reading = threading.Lock()
         self._store: Store | None = None
         self._began = time.monotonic()
@@ -267,13 +369,28 @@ class RunDisplay(RunMonitor, LiveStatus):
             self.changed.set()
         self._stage = text
 
-    def running(self, scheduler: Scheduler, store: Store) -> None:
+    def running(self, scheduler: RunInProgress, store: Store) -> None:
         """Show the rollouts' counters from now on."""
         self._store = store
         self._began = time.monotonic()
         self._done_before = scheduler.progress.done
         self.scheduler = scheduler
         self.changed.set()
+
+    def waits(self, reason: str) -> None:
+        """Show why nobody works on the run."""
+        reason = visible_line(reason)
+        if reason != self._waits:
+            self._waits = reason
+            if reason:
+                self.changed.set()
+
+    def drain(self) -> bool:
+        """Start no more rollouts; False where none was started yet, or that was said before."""
+        if self.scheduler is None or self.scheduler.draining:
+            return False
+        self.scheduler.drain()
+        return True
 
     def stopped(self) -> None:
         """Read the store no more."""
@@ -303,6 +420,8 @@ class RunDisplay(RunMonitor, LiveStatus):
             parts.append(f"{progress.failed} failed, {progress.retried} retried")
         if progress.last_error is not None:
             parts.append(f"last fault at the {progress.last_error.boundary}")
+        if self._waits:
+            parts.append(self._waits)
         if self.scheduler.draining:
             parts.append("finishing what runs; Ctrl-C again stops at once")
         return " · ".join(parts)

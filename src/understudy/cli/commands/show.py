@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from understudy.cli.transcript import RolloutRecord
     from understudy.ingest.trace import Trace
     from understudy.store import Store
+    from understudy.store.address import StoreLocation
     from understudy.types import Attempt, Rollout
 
 
@@ -32,7 +33,8 @@ def show(
         ),
     ] = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="A run's output directory [default: the newest in ./runs].")
+        str | None,
+        typer.Option("--dir", help="A run's directory, or its database [default: the newest in ./runs]."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Print everything in full.")] = False,
     unredacted: Annotated[
@@ -62,8 +64,9 @@ def show(
             _show(_record(store, name), full=full, as_json=json_)
 
 
-def _store_and_name(names: list[str], directory: Path | None) -> tuple[Path | None, str | None]:
+def _store_and_name(names: list[str], directory: str | None) -> tuple[StoreLocation | None, str | None]:
     """The directory and the id among the arguments. Raises ConfigError where there are too many."""
+    from understudy.store.address import StoreUrl, parse_location
     from understudy.store.sqlite import FILE
 
     if len(names) > 2 or (len(names) == 2 and directory is not None):
@@ -71,10 +74,13 @@ def _store_and_name(names: list[str], directory: Path | None) -> tuple[Path | No
             f"{' '.join(names)}: expected at most a store's directory and one id; with --dir the id alone"
         )
     if len(names) == 2:
-        return Path(names[0]), names[1]
-    if names and directory is None and (Path(names[0]) / FILE).is_file():
-        return Path(names[0]), None
-    return directory, names[0] if names else None
+        return parse_location(names[0]), names[1]
+    place = None if directory is None else parse_location(directory)
+    if names and place is None:
+        named = parse_location(names[0])
+        if isinstance(named, StoreUrl) or (named / FILE).is_file():
+            return named, None
+    return place, names[0] if names else None
 
 
 def _is_of_run(store: Store, name: str) -> bool:
@@ -285,11 +291,13 @@ def _list(store: Store, as_json: bool) -> None:
         typer.echo(f"{'the newest ' if len(summaries) < number else ''}{len(summaries)} of {number} sessions")
 
 
-def _print_json(value: Any) -> None:
+def _print_json(value: dict[str, Any]) -> None:
     """Print JSON in ASCII: what a transcript holds cannot steer a terminal from there either."""
     import json
 
-    typer.echo(json.dumps(value))
+    from understudy.types import SCHEMA
+
+    typer.echo(json.dumps({"schema": SCHEMA, **value}))
 
 
 class IntegrityStatus(StrEnum):
@@ -304,7 +312,8 @@ def integrity(
     status: Annotated[IntegrityStatus, typer.Argument(help="The verdict of the review.")],
     reason: Annotated[str, typer.Option("--reason", help="Why, for whoever reads it later.")],
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="A run's output directory [default: the newest in ./runs].")
+        str | None,
+        typer.Option("--dir", help="A run's directory, or its database [default: the newest in ./runs]."),
     ] = None,
 ) -> None:
     """Say after review whether a rollout's patch is clean or suspicious.
@@ -312,8 +321,10 @@ def integrity(
     Exports leave suspicious ones out. What the grader found stays on record beside it.
     """
     from understudy.store import Store
+    from understudy.store.address import parse_location
 
-    with Store.open(directory or newest_run(Path("runs")), create=False) as store:
+    location = newest_run(Path("runs")) if directory is None else parse_location(directory)
+    with Store.open(location, create=False) as store:
         attempt_id = rollout
         rollout_id, _, number = rollout.rpartition(".")
         if not (number.isdecimal() and any(each.id == rollout_id for each in store.runs.rollouts())):

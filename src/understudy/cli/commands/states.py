@@ -27,8 +27,8 @@ _COLUMNS = (
 
 def states(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The store, as `understudy ingest` makes it.")
-    ] = Path("sessions"),
+        str, typer.Argument(metavar="DIR", help="The store, as `understudy ingest` makes it, or a database.")
+    ] = "sessions",
     where: Annotated[
         str | None,
         typer.Option(
@@ -77,6 +77,7 @@ def states(
     --where takes an SQL condition over the columns of states and conversations; --columns lists them.
     """
     from understudy.store import Store
+    from understudy.store.address import parse_location
     from understudy.store.sqlite import COLUMNS
 
     if columns:
@@ -89,11 +90,11 @@ def states(
     from understudy.redact.redactor import Redactor
 
     if by is not None:
-        with Store.open(directory, create=False) as store:
+        with Store.open(parse_location(directory), create=False) as store:
             _counts(store.sessions, by, where, text, json_)
         return
     redactor = None if unredacted or not (json_ or output or text) else Redactor.from_user_key()
-    with Store.open(directory, create=False) as store:
+    with Store.open(parse_location(directory), create=False) as store:
         sessions = store.sessions
         chosen: str | TurnSelection | None = where
         matches: dict[str, TextMatch] = {}

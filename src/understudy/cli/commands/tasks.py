@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +21,7 @@ from understudy.util.processes import available_cpus
 
 if TYPE_CHECKING:
     from understudy.sandbox.base import Sandboxes
+    from understudy.tasks.generate.history import HistoryTasks
     from understudy.types import Task
 
 app = command_group("Make tasks, and check those you have.")
@@ -38,9 +40,19 @@ class TaskSplit(StrEnum):
 @app.command("make")
 def make_tasks(
     package: Annotated[
-        str,
+        str | None,
         typer.Argument(help="A package of the catalog, as toolz or boltons, or functions: small generated ones."),
-    ],
+    ] = None,
+    repo: Annotated[
+        Path | None,
+        typer.Option(help="In place of a package: a git repository, of whose newest changes tasks are made."),
+    ] = None,
+    requirements: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --repo: packages that its tests need [default: what its pyproject.toml declares]."
+        ),
+    ] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many tasks.")] = 10,
     seed: Annotated[int, typer.Option(help="The same seed makes the same tasks.")] = 0,
     split: Annotated[
@@ -56,6 +68,7 @@ def make_tasks(
     """Make programming tasks: bugs in a package that its own tests catch, with those tests hidden.
 
     Of functions: small modules with one wrong function each, as many as are wanted, for small models to learn on.
+    Of a repository: its changes whose tests fail before and pass after them; their trees are kept beside the file.
     """
 
     from understudy.config import cache_dir
@@ -64,42 +77,120 @@ def make_tasks(
     from understudy.tasks.environment import python_environment
     from understudy.tasks.records import dump
 
+    if (package is None) == (repo is None):
+        raise ConfigError("say what to make tasks of: a PACKAGE, or --repo PATH, and not both")
     if split is not None and package != _FUNCTIONS:
-        raise ConfigError(f"--split: {package} has no such parts; it is for: understudy tasks make {_FUNCTIONS}")
-    name = f"{_FUNCTIONS}-{(split or TaskSplit.train).value}" if package == _FUNCTIONS else package
+        raise ConfigError(
+            f"--split: {package or repo} has no such parts; it is for: understudy tasks make {_FUNCTIONS}"
+        )
+    if requirements is not None and repo is None:
+        raise ConfigError("--requirements: expected only with --repo; a package's are known")
+    if package == _FUNCTIONS:
+        name = f"{_FUNCTIONS}-{(split or TaskSplit.train).value}"
+    else:
+        name = package or _repository_name(repo)
     path = output or Path("tasks") / f"{name}-{count}-{seed}.jsonl"
+    trees = path.absolute().with_name(f"{path.stem}-trees")
     workers = jobs or available_cpus()
     cache = cache_dir()
     sandboxes = load_sandboxes("local")
-    environment = python_environment(cache)
 
     async def work() -> None:
-        tasks = await _generate(package, count, seed, split or TaskSplit.train, sandboxes, cache, workers)
+        commits: dict[str, int] = {}
+        if repo is not None:
+            made = await _from_repository(repo, name, count, trees, requirements, sandboxes, cache, workers)
+            tasks, commits = made.tasks, made.refused
+        else:
+            assert package is not None
+            tasks = await _generate(package, count, seed, split or TaskSplit.train, sandboxes, cache, workers)
         intake = await validate_tasks(
             tasks,
             cache=cache,
             sandboxes=sandboxes,
-            environment=environment,
+            environment=python_environment(cache),
             concurrency=workers,
             progress=_counter("{} of {} tasks validated"),
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        dump(intake.accepted, path)
+        dump([_with_relative_source(task, path) for task in intake.accepted], path)
         accepted, refused = len(intake.accepted), intake.refused
         if json_:
             report = {
                 "path": str(path),
                 "tasks": [task.instance_id for task in intake.accepted],
                 "refused": refused,
+                **({"refused_commits": commits} if repo is not None else {}),
             }
             print_json(report)
         else:
+            for reason, number in commits.items():
+                typer.echo(f"{number} commits refused: {reason}")
             typer.echo(f"{accepted} tasks in {path}")
             typer.echo(f"next: understudy run --tasks {path}")
-        if refused:
+        # A change of a history may well be no task; a bug that we made is one.
+        if refused and repo is None:
             raise TaskError(f"{len(refused)} tasks did not pass validation: {refused}")
+        for task, reason in refused.items():
+            typer.echo(f"{task} did not pass validation: {reason}", err=True)
 
     asyncio.run(work())
+
+
+def _repository_name(repo: Path | None) -> str:
+    """What tasks of a repository are named after: its directory, or the one above where that is a bare one's."""
+    assert repo is not None
+    path = repo.resolve()
+    name = path.parent.name if path.name in (".git", "repo", "git") else path.name.removesuffix(".git")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "repository"
+
+
+async def _from_repository(
+    repo: Path,
+    name: str,
+    count: int,
+    trees: Path,
+    requirements: Path | None,
+    sandboxes: Sandboxes,
+    cache: Path,
+    jobs: int,
+) -> HistoryTasks:
+    """The tasks of a repository's history, not validated yet. Raises TaskError and ConfigError."""
+    from understudy.tasks.environment import python_environment
+    from understudy.tasks.generate.git_history import History
+    from understudy.tasks.generate.history import make_from_history
+    from understudy.tasks.generate.requirements import declared_requirements, pin
+    from understudy.tasks.materialise import read_text
+
+    history = History(repo)
+    if requirements is not None:
+        lines = read_text(requirements, "requirements, one a line").splitlines()
+    else:
+        lines = declared_requirements(history.file("HEAD", "pyproject.toml") or "")
+    packages = pin(lines, cache=cache)
+    return await make_from_history(
+        history,
+        name,
+        count,
+        trees=trees,
+        packages=packages,
+        sandboxes=sandboxes,
+        environment=python_environment(cache, packages),
+        cache=cache,
+        jobs=jobs,
+        progress=_counter(f"{{}} of {count} tasks made, {{}} commits looked at"),
+    )
+
+
+def _with_relative_source(task: Task, path: Path) -> Task:
+    """A task whose tree lies beside the file of its record, so that both can be moved."""
+    from msgspec.structs import replace
+
+    from understudy.types import Directory
+
+    base = path.absolute().parent
+    if isinstance(task.source, Directory) and Path(task.source.path).is_relative_to(base):
+        return replace(task, source=Directory(str(Path(task.source.path).relative_to(base))))
+    return task
 
 
 async def _generate(

@@ -19,6 +19,7 @@ from understudy.cli.progress import ProgressLine
 from understudy.cli.settings import roles_of
 from understudy.errors import ConfigError
 from understudy.train.options import DPOOptions, GRPOOptions, SFTOptions
+from understudy.train.teacher import TeacherSettings
 from understudy.util.settings import option
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from understudy.train.algorithms.trl import TrainingContext, TrainingSummary
     from understudy.train.algorithms.updater import GRPOSummary
     from understudy.train.engines.llamafactory import LlamaFactorySummary
-    from understudy.train.groups import TokenSequence
+    from understudy.train.groups import RolloutGroup, TokenSequence
     from understudy.trajectory.roles import Role
 
 app = command_group("Train a model on what a run gathered: imitate, prefer, reinforce.")
@@ -37,7 +38,12 @@ class TrainingSettings(Struct, frozen=True, kw_only=True):
     """What every training can be told beside the options of its trainer."""
 
     model: Annotated[
-        str, option("A model's directory, or tiny: the one that comes with us.", argument=True, metavar="MODEL")
+        str,
+        option(
+            "A model's directory, a GGUF file, a fetched model's name, or tiny: the one that comes with us.",
+            argument=True,
+            metavar="MODEL",
+        ),
     ]
     sources: Annotated[
         tuple[Path, ...],
@@ -111,6 +117,15 @@ class GRPOSettings(_RoleSettings, frozen=True, kw_only=True):
     trainer: GRPOOptions = GRPOOptions()
 
 
+class DistillSettings(_RoleSettings, frozen=True, kw_only=True):
+    """All that `understudy train distill` can be told. The options of its updates are in the table [grpo]."""
+
+    table: ClassVar[str] = "distill"
+    groups_per_update: Annotated[int, option("Groups that make one update [default: all].", ge=0)] = 0
+    teacher: TeacherSettings = TeacherSettings()
+    trainer: GRPOOptions = GRPOOptions()
+
+
 @command
 def sft(settings: SFTSettings, json_: Json = False) -> None:
     """Imitate what solved the tasks: the loss is on the sampled tokens alone.
@@ -170,36 +185,81 @@ def grpo(settings: GRPOSettings, json_: Json = False) -> None:
 
     From a run's output, or an export in the format trl-tokens, with token ids and logprobs.
     """
+    left_out = Counter[str]()
+    directory, loaded = _sampled_groups(settings, left_out)
+    _update_policy(settings, settings.trainer, directory, loaded, left_out, "grpo", json_)
+
+
+@command
+def distill(settings: DistillSettings, json_: Json = False) -> None:
+    """Move the student towards a teacher by the teacher's logprobs of what the student itself sampled.
+
+    The rollouts are the student's own, from a run's output or an export in the format trl-tokens. A token's
+    advantage is how much likelier the teacher finds it (reverse KL); --reward-coefficient adds the reward's. The
+    teacher must have the student's vocabulary.
+    """
+    import asyncio
+
+    from understudy.train.teacher import open_teacher
+
+    if settings.teacher.teacher is None:
+        raise ConfigError("say who teaches: --teacher URL, or a model's directory")
+    options = settings.teacher.options(settings.trainer)
+    left_out = Counter[str]()
+    directory, loaded = _sampled_groups(settings, left_out)
+
+    async def scored() -> list[RolloutGroup]:
+        async with open_teacher(settings.teacher, directory) as teacher:
+            return await teacher.with_logprobs(loaded, left_out)
+
+    groups = asyncio.run(scored())
+    _update_policy(settings, options, directory, groups, left_out, "distill", json_)
+
+
+def _sampled_groups(
+    settings: GRPOSettings | DistillSettings, left_out: Counter[str]
+) -> tuple[Path, list[RolloutGroup]]:
+    """The model's directory, and the groups that it may be updated with. Raises ConfigError."""
     from understudy.model.directory import require_packages
     from understudy.train.groups import load_groups
-    from understudy.train.metrics import parse_trackers
     from understudy.train.render import check_tokenizer_matches
 
     require_packages()
     _refuse_choices_in_exports(settings, settings.roles)
-    trackers = parse_trackers(settings.track)
     directory = model_directory(settings.model)
     check_tokenizer_matches(settings.sources, directory, settings.run)
-    left_out = Counter[str]()
-    loaded = list(
-        load_groups(
-            settings.sources,
-            run=settings.run,
-            roles=settings.chosen_roles,
-            include_suspicious=settings.include_suspicious,
-            logprobs=settings.trainer.correction != "none",
-            temperature=settings.trainer.temperature,
-            left_out=left_out,
-        )
+    loaded = load_groups(
+        settings.sources,
+        run=settings.run,
+        roles=settings.chosen_roles,
+        include_suspicious=settings.include_suspicious,
+        logprobs=settings.trainer.correction != "none",
+        temperature=settings.trainer.temperature,
+        left_out=left_out,
     )
-    from understudy.train.algorithms.updater import train_grpo
+    return directory, list(loaded)
 
-    with _claim(settings, directory), StepProgress("grpo") as progress:
+
+def _update_policy(
+    settings: GRPOSettings | DistillSettings,
+    options: GRPOOptions,
+    directory: Path,
+    groups: list[RolloutGroup],
+    left_out: Counter[str],
+    name: str,
+    json_: bool,
+) -> None:
+    """Make the updates, and print what came of them."""
+    from understudy.train.algorithms.updater import train_grpo
+    from understudy.train.metrics import parse_trackers
+
+    trackers = parse_trackers(settings.track)
+    with _claim(settings, directory), StepProgress(name) as progress:
         result = train_grpo(
             directory,
-            loaded,
+            groups,
             settings.output,
-            settings.trainer,
+            options,
             groups_per_update=settings.groups_per_update,
             left_out=left_out,
             resume=settings.resume_from,
@@ -220,6 +280,7 @@ def grpo(settings: GRPOSettings, json_: Json = False) -> None:
 app.command("sft", short_help="Imitate what solved the tasks.")(sft)
 app.command("dpo", short_help="Prefer what solved a task to what did not.")(dpo)
 app.command("grpo", short_help="Reinforce what did better than its group.")(grpo)
+app.command("distill", short_help="Move towards a teacher, on one's own rollouts.")(distill)
 app.command("loop", short_help="Collect, grade, update, publish, and again.")(loop)
 
 

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from understudy.cli.output import Json
+from understudy.errors import ConfigError
 
 
 def view(
     directories: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
             metavar="DIR...",
             help="Directories of runs, loops, gateways, sessions, or of many [default: runs, else this one].",
@@ -32,6 +33,17 @@ def view(
             metavar="MODEL_DIR", help="A model's directory, for the texts of tokens [default: the run's]."
         ),
     ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html",
+            help="Write one file to mail instead: of the run or loop that is named, or of the ROLLOUTs after it.",
+        ),
+    ] = None,
+    unredacted: Annotated[
+        bool, typer.Option("--unredacted", help="With --export: keep secrets, names and paths.")
+    ] = False,
+    max_mb: Annotated[int, typer.Option(min=1, max=500, help="With --export: the most MB of data in it.")] = 50,
     openapi: Annotated[
         bool, typer.Option("--openapi", help="Print the API as an OpenAPI 3.1 document and end.")
     ] = False,
@@ -41,21 +53,30 @@ def view(
 
     Stores are opened for reading alone; what a person decides there (votes, integrity) is written to the store.
     With --json the address is printed as one JSON object.
+
+    `understudy view --export FILE.html RUN [ROLLOUT...]` writes the same pages into one file that can be mailed.
     """
     import asyncio
 
     from understudy.cli.output import print_json
 
     if openapi:
+        import msgspec
+
         from understudy.view.openapi import document
 
-        print_json(document())
+        typer.echo(msgspec.json.encode(document()))
         return
     from understudy.view.api import ViewApi
     from understudy.view.catalog import Catalog
     from understudy.view.server import serve_view
 
-    chosen = directories or [Path("runs") if Path("runs").is_dir() else Path()]
+    if export is not None:
+        _export(export, directories or [], tokenizer, max_mb, unredacted=unredacted, as_json=json_)
+        return
+    if unredacted:
+        raise ConfigError("--unredacted: nothing is redacted in the browser; it goes with --export")
+    chosen = [Path(each) for each in directories or ()] or [Path("runs") if Path("runs").is_dir() else Path()]
     api = ViewApi(Catalog(chosen), may_write=not read_only, tokenizer=tokenizer)
 
     def started(url: str, token: str | None) -> None:
@@ -78,3 +99,46 @@ def _open_browser(address: str) -> bool:
         return webbrowser.open(address)
     except webbrowser.Error:
         return False
+
+
+def _export(
+    file: Path, names: list[str], tokenizer: Path | None, max_mb: int, *, unredacted: bool, as_json: bool
+) -> None:
+    """Write the pages of a run, or of some of its rollouts, into one file."""
+    from contextlib import closing
+
+    from understudy.cli.output import counted, print_json
+    from understudy.redact.redactor import Redactor
+    from understudy.view.api import ViewApi
+    from understudy.view.catalog import Catalog
+    from understudy.view.export import export_rollouts
+
+    if not names:
+        raise ConfigError("--export: expected the directory of a run or a loop, then ids of rollouts if not all")
+    if file.is_dir():
+        raise ConfigError(f"--export: {file} is a directory; give a file, as {file / 'run.html'}")
+    directory = Path(names[0])
+    redactor = None if unredacted else Redactor.from_user_key()
+    with closing(ViewApi(Catalog([directory]), may_write=False, tokenizer=tokenizer)) as api:
+        answers, start = export_rollouts(api, directory, names[1:], max_mb * 1_000_000)
+        page = answers.page(start, f"{directory.resolve().name} · Understudy", redactor)
+    page.write(file)
+    if as_json:
+        print_json(
+            {
+                "file": str(file),
+                "bytes": len(page.content),
+                "rollouts": page.rollouts,
+                "redacted": page.redacted,
+                "replaced": page.replaced,
+                "notes": page.notes,
+            }
+        )
+        return
+    typer.echo(f"written: {file}, {len(page.content) / 1e6:.1f} MB, {page.rollouts} whole rollouts")
+    if page.redacted:
+        typer.echo(f"redaction replaced: {counted(page.replaced) or 'nothing'}")
+    else:
+        typer.echo("it is not redacted, and readable by you alone")
+    for note in page.notes:
+        typer.echo(f"note: {note}")

@@ -11,21 +11,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from understudy import __version__
 from understudy.errors import ConfigError
 from understudy.export.base import ExportSummary, FormatTraits, ProgressCallback, exporter, no_progress
 from understudy.export.corpus import CallSource, ClientSession, Corpus, CorpusCounts
-from understudy.export.examples import arguments_of, group_of, is_valid_call, node_path
+from understudy.export.examples import group_of, node_path
 from understudy.export.files import ExportWriter, safe_file_name
+from understudy.export.formats.atif_steps import ModelTurn, Step, steps, totals
 from understudy.export.parquet import json_bytes
 from understudy.ingest.trace import Message, OfferedTools, RequestShape, Trace, TraceTurn, state_id
 from understudy.preference.checks import message_of
@@ -33,7 +34,6 @@ from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Call, is_solved
-from understudy.wire.arguments import unwrapped
 from understudy.wire.model import Block
 from understudy.wire.stored import response_message, shown_messages
 
@@ -68,27 +68,43 @@ def export(
 
     Raises ConfigError when there is nothing to write, or it cannot be written.
     """
+    with ExportWriter(corpus, output, "atif", report) as writing:
+        for group, name, document in trajectories(corpus):
+            if not tokens:
+                without_tokens(document)
+            write_trajectory(writing, group, name, document, json_bytes(document) + b"\n")
+        return writing.finish(_ABOUT, _LOAD)
+
+
+def trajectories(corpus: Corpus) -> Iterator[tuple[str, str, Document]]:
+    """The group, the file's name and the trajectory of each session and rollout of a corpus."""
     agents = {run.id: str(run.config.get("agent") or "unknown") for run in corpus.store.runs.all()}
     roles = corpus.selection.roles
-    with ExportWriter(corpus, output, "atif", report) as writing:
-        subagents = _subagents(corpus)
-        for trace in corpus.traces():
-            for name, document in session_documents(trace, subagents.get(trace.session_id, {})).items():
-                _write_document(writing, group_of(trace), name, document)
-        sessions = corpus.counts
-        for item in corpus.client_sessions() if corpus.selection.clients else corpus.rollouts():
-            of_client = isinstance(item, ClientSession)
-            version = agent_version(corpus.store.runs.logs(item.attempt.id))
-            agent = {"name": "unknown" if of_client else agents[item.rollout.run_id], "version": version}
-            base = safe_file_name(item.id if of_client else item.rollout.id)
-            documents = rollout_documents(corpus.trajectory(item), item, roles, agent, base)
-            for name, document in documents.items():
-                if not tokens:
-                    without_tokens(document)
-                _write_document(writing, item.id if of_client else item.rollout.task_id, name, document)
-        for name in CorpusCounts.__struct_fields__:
-            setattr(corpus.counts, name, getattr(sessions, name) + getattr(corpus.counts, name))
-        return writing.finish(_ABOUT, _LOAD)
+    subagents = _subagents(corpus)
+    for trace in corpus.traces():
+        for name, document in session_documents(trace, subagents.get(trace.session_id, {})).items():
+            yield group_of(trace), name, document
+    sessions = corpus.counts
+    for item in corpus.client_sessions() if corpus.selection.clients else corpus.rollouts():
+        of_client = isinstance(item, ClientSession)
+        version = agent_version(corpus.store.runs.logs(item.attempt.id))
+        agent = {"name": "unknown" if of_client else agents[item.rollout.run_id], "version": version}
+        base = safe_file_name(item.id if of_client else item.rollout.id)
+        for name, document in rollout_documents(corpus.trajectory(item), item, roles, agent, base).items():
+            yield item.id if of_client else item.rollout.task_id, name, document
+    for name in CorpusCounts.__struct_fields__:
+        setattr(corpus.counts, name, getattr(sessions, name) + getattr(corpus.counts, name))
+
+
+def write_trajectory(writing: ExportWriter, group: str, name: str, document: Document, content: bytes) -> None:
+    """Write the file of a trajectory, and the row that names it. Raises ConfigError when it cannot be written."""
+    try:
+        writing.path(name).write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"cannot write {name}: {error}; choose another --output") from error
+    extra: dict[str, Any] = document["extra"]
+    row = {"file": name, "group": group, "reward": extra.get("reward"), "steps": len(document["steps"])}
+    writing.add(group, row)
 
 
 def session_documents(trace: Trace, started: Mapping[str, str]) -> dict[str, Document]:
@@ -137,144 +153,6 @@ def agent_version(logs: Mapping[str, bytes]) -> str:
     """The version of the agent, which Claude Code tells at the beginning of its stream; the format demands one."""
     matches = (_VERSION.search(log, 0, _BEGINNING) for log in logs.values())
     return next((match[1].decode() for match in matches if match), "unknown")
-
-
-def _write_document(writing: ExportWriter, group: str, name: str, document: Document) -> None:
-    try:
-        writing.path(name).write_bytes(json_bytes(document) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"cannot write {name}: {error}; choose another --output") from error
-    extra: dict[str, Any] = document["extra"]
-    row = {"file": name, "group": group, "reward": extra.get("reward"), "steps": len(document["steps"])}
-    writing.add(group, row)
-
-
-# --- Steps -------------------------------------------------------------------------------------
-
-Step = dict[str, Any]
-
-_MEDIA = {"jpg": "image/jpeg", "jpeg": "image/jpeg", "png": "image/png", "gif": "image/gif", "webp": "image/webp"}
-
-
-class ModelTurn(Struct, frozen=True, kw_only=True):
-    """What the model did in one turn: `message` is the assistant's, thinking in `reasoning_content`.
-
-    `copied`: it stands in another trajectory too, which it is to be learned from.
-    """
-
-    message: Message
-    model: str | None = None
-    timestamp: str | None = None
-    metrics: dict[str, Any] = field(default_factory=dict[str, Any])
-    extra: dict[str, Any] = field(default_factory=dict[str, Any])
-    copied: bool = False
-
-
-def steps(items: Sequence[Message | ModelTurn], agents: Mapping[str, str] | None = None) -> list[Step]:
-    """The steps of a conversation, numbered from 1.
-
-    An assistant's message that is no `ModelTurn` was not the model's turn here, so it is copied context. Tool
-    results are in the step that asked for them; one that nothing asked for is the user's words. `agents` maps the
-    ids of tool calls to the trajectories that they started.
-    """
-    result: list[Step] = []
-    callers: dict[Any, Step] = {}
-    for item in items:
-        message = item.message if isinstance(item, ModelTurn) else item
-        role: str = message["role"]
-        caller = callers.pop(message.get("tool_call_id"), None) if role == "tool" else None
-        if caller is not None:
-            _add_observation(caller, message, agents or {})
-            continue
-        if role == "assistant":
-            turn = item if isinstance(item, ModelTurn) else ModelTurn(message=message, copied=True)
-            step: Step = _agent_step(turn)
-        else:
-            source = "system" if role == "system" else "user"
-            step = {"source": source, "message": _content(message.get("content"))}
-        result.append(step)
-        callers |= {call["tool_call_id"]: step for call in step.get("tool_calls", ())}
-    return [{"step_id": number, **step} for number, step in enumerate(result, 1)]
-
-
-def totals(all_steps: Sequence[Step]) -> dict[str, Any]:
-    """The sums over steps, without those that are copied; what no step tells is not there."""
-    metrics_list = [step["metrics"] for step in all_steps if "metrics" in step and "is_copied_context" not in step]
-    sums: dict[str, Any] = {}
-    for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd"):
-        values = [metrics[name] for metrics in metrics_list if name in metrics]
-        if values:
-            sums[f"total_{name}"] = sum(values)
-    return {**sums, "total_steps": len(all_steps)}
-
-
-def _agent_step(turn: ModelTurn) -> Step:
-    message = turn.message
-    step: Step = {"source": "agent", "message": _content(message.get("content"))}
-    extra = dict(turn.extra)
-    if turn.timestamp is not None:
-        try:
-            datetime.fromisoformat(turn.timestamp.replace("Z", "+00:00"))
-            step["timestamp"] = turn.timestamp
-        except ValueError:  # ATIF takes ISO 8601 only; logs may have anything.
-            extra["timestamp"] = turn.timestamp
-    fields = {
-        "model_name": turn.model,
-        "reasoning_content": message.get("reasoning_content"),
-        "tool_calls": [_call(call) for call in message.get("tool_calls") or ()],
-        **({"is_copied_context": True} if turn.copied else {"llm_call_count": 1}),
-        "metrics": turn.metrics,
-        "extra": extra,
-    }
-    return step | {name: value for name, value in fields.items() if value}
-
-
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    function = cast(dict[str, Any], call["function"])
-    step = {"tool_call_id": call["id"], "function_name": function["name"]}
-    if is_valid_call(call):
-        return {**step, "arguments": arguments_of(call) or {}}
-    # ATIF has objects only: what the model wrote in their place is kept beside.
-    raw = function.get("arguments")
-    return {**step, "arguments": {}, "extra": {"arguments": unwrapped(raw) if isinstance(raw, str) else raw}}
-
-
-def _add_observation(step: Step, message: Message, agents: Mapping[str, str]) -> None:
-    call_id = message["tool_call_id"]
-    result: dict[str, Any] = {"source_call_id": call_id, "content": _content(message.get("content"))}
-    if call_id in agents:
-        key = "trajectory_path" if agents[call_id].endswith(".json") else "trajectory_id"
-        result["subagent_trajectory_ref"] = [{key: agents[call_id]}]
-    if message.get("is_error"):
-        result["extra"] = {"is_error": True}
-    step.setdefault("observation", {"results": []})["results"].append(result)
-
-
-def _content(content: Any) -> str | list[dict[str, Any]]:
-    if isinstance(content, str):
-        return content
-    parts = [_part(part) for part in cast(list[Any], content)] if isinstance(content, list) else []
-    return parts or ""
-
-
-def _part(part: Any) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    fields = cast(dict[str, Any], part) if isinstance(part, dict) else {}
-    if "text" in fields:
-        return {"type": "text", "text": str(fields["text"] or "")}
-    address: Any = fields.get("image_url")
-    url = cast(dict[str, Any], address).get("url") if isinstance(address, dict) else address
-    if isinstance(url, str) and url:
-        return {"type": "image", "source": {"media_type": _media_type(url), "path": url}}
-    return {"type": "text", "text": f"[{fields.get('type', 'other')}]"}
-
-
-def _media_type(url: str) -> str:
-    if url.startswith("data:"):
-        media_type = url[5:].partition(";")[0].partition(",")[0]
-        return media_type if media_type in _MEDIA.values() else "image/png"
-    return _MEDIA.get(url.partition("?")[0].rpartition(".")[2].lower(), "image/png")
 
 
 # --- Sessions ----------------------------------------------------------------------------------

@@ -179,4 +179,6 @@ class StoredKeys:
             prompt_token_ids=call.prompt_token_ids,
             completion_token_ids=call.completion_token_ids,
         )
-        server.restore(DIALECTS[call.dialect].parse(call.request, session, branch).chat, generation)
+        dialect = DIALECTS[call.dialect]
+        request = dialect.parse(call.request, session, branch, dialect.target(call.requested_model))
+        server.restore(request.chat, generation)

@@ -36,11 +36,13 @@ from understudy.wire.chat import OpenAIChat
 from understudy.wire.dialect import Dialect
 from understudy.wire.dialects import DIALECTS
 from understudy.wire.errors import Fault, InvalidRequest, too_deep
+from understudy.wire.gemini import Gemini, read_target, target_of
 from understudy.wire.responses import OpenAIResponses
 
 _LIMITS = RequestLimits()
-_MODEL_PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses", "/v1/models")
+_MODEL_PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses", "/v1/models", target_of("MODEL"))
 _OPENAI_PATHS = ("/v1/chat", "/v1/responses", "/v1/models")
+_GEMINI_PATHS = ("/v1beta/", "/v1alpha/")
 
 
 class Gateway:
@@ -81,6 +83,7 @@ class Gateway:
             ("POST", "/v1/chat/completions"): (OpenAIChat.name, self._generate),
             ("POST", "/v1/responses"): (OpenAIResponses.name, self._generate),
             ("GET", "/v1/models"): (None, self._list_models),
+            ("GET", "/v1beta/models"): (Gemini.name, self._list_models),
             ("HEAD", "/"): (None, _alive),
             ("GET", "/healthz"): (None, _alive),
             **{("POST", path): (None, self._take_telemetry) for path in PATHS},
@@ -111,8 +114,8 @@ class Gateway:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         request = HttpRequest(scope, receive, send)
-        _, handler = self._routes.get((request.method, request.path), (None, _not_found))
-        dialect = self.dialect_of(request)
+        name, handler = self._route(request)
+        dialect = self.dialect_of(request) if name is None else DIALECTS[name]
         try:
             await handler(request, dialect)
         except ClientGone:
@@ -124,12 +127,23 @@ class Gateway:
         finally:
             request.release_body()
 
+    def _route(self, request: HttpRequest) -> tuple[str | None, _Handler]:
+        """The dialect that a request's path belongs to, if it does, and what handles it."""
+        if (route := self._routes.get((request.method, request.path))) is not None:
+            return route
+        if request.method == "POST" and (asked := read_target(request.path)) is not None:
+            return Gemini.name, self._count_tokens if asked.method == "countTokens" else self._generate
+        return None, _not_found
+
     def dialect_of(self, request: HttpRequest) -> Dialect:
         """The dialect of a request: its path decides, or its headers where the path belongs to no dialect."""
-        name, _ = self._routes.get((request.method, request.path), (None, None))
+        name, _ = self._route(request)
         if name is None:
-            openai = request.path.startswith(_OPENAI_PATHS) and b"anthropic-version" not in request.headers
-            name = OpenAIChat.name if openai else Anthropic.name
+            if request.path.startswith(_GEMINI_PATHS) or b"x-goog-api-key" in request.headers:
+                name = Gemini.name
+            else:
+                openai = request.path.startswith(_OPENAI_PATHS) and b"anthropic-version" not in request.headers
+                name = OpenAIChat.name if openai else Anthropic.name
         return DIALECTS[name]
 
     # --- handlers ---------------------------------------------------------------------------------------

@@ -150,6 +150,11 @@ class InFlightCall:
             adjustable=request.adjustable,
         )
         recorder.reservation = reservation  # settled when the call is stored, however it ends
+        if session.ceiling is not None:
+            most = reservation.max_tokens or request.max_tokens
+            recorder.under_ceiling = await session.ceiling.reserve(
+                len(request.agent_request.body), most, request.server.price
+            )
         if reservation.max_tokens is not None:
             request.sampling["max_tokens"] = reservation.max_tokens
         push = self._push if capture.streaming and request.stream else None
@@ -182,6 +187,7 @@ class _CallRecorder:
         self.generation: Generation | None = None
         self.policy_spans: tuple[PolicySpan, ...] = ()
         self.reservation: Reservation | None = None
+        self.under_ceiling: Reservation | None = None
         self._capture = capture
         self._request = agent_request
         self._server = server
@@ -229,6 +235,10 @@ class _CallRecorder:
                 spending.settle(self.reservation, call.usage, call.cost_usd)
             elif not isinstance(error, BudgetExceeded):
                 spending.add(call.usage, call.cost_usd)
+            ceiling = self._request.session.ceiling
+            if ceiling is not None and self.under_ceiling is not None:
+                lost = isinstance(error, Abandoned)
+                ceiling.settle(self.under_ceiling, call.usage, call.cost_usd, lost=lost)
         for observe in self._capture.observers:
             try:
                 observe(call, self._request.headers)
@@ -277,8 +287,8 @@ def _status(error: UnderstudyError | None) -> CallStatus:
     return "abandoned" if isinstance(error, Abandoned) else "error"
 
 
-_RequestKey = tuple[str, Branch, str, bytes]
-"""Attempt, branch, dialect and body: requests that are equal in these are identical."""
+_RequestKey = tuple[str, Branch, str, str, bytes]
+"""Attempt, branch, dialect, target and body: requests that are equal in these are identical."""
 
 
 class Capture:
@@ -304,11 +314,11 @@ class Capture:
     def prepare(self, request: AgentRequest) -> PreparedRequest:
         """The request with the server that is to answer it. Raises InvalidRequest."""
         if self.models.has_relay:
-            model, stream = request.dialect.peek(request.body)
+            model, stream = request.dialect.peek(request.body, request.target)
             server = self.models.server_for(model)
             if is_relay(server):
                 return RelayedRequest(request, model, stream, server)
-        dialect_request = request.dialect.parse(request.body, request.session, request.branch)
+        dialect_request = request.dialect.parse(request.body, request.session, request.branch, request.target)
         server = self.models.server_for(dialect_request.model)
         assert not is_relay(server)
         return TranslatedRequest(request, dialect_request, server)
@@ -320,7 +330,8 @@ class Capture:
         """
         agent_request = request.agent_request
         session = agent_request.session
-        key = (session.attempt_id, agent_request.branch, agent_request.dialect.name, agent_request.body)
+        dialect, target = agent_request.dialect.name, agent_request.target
+        key = (session.attempt_id, agent_request.branch, dialect, target, agent_request.body)
         identical = self._in_flight.setdefault(key, [])
         retried = [call for call in identical if call.is_retried_by(agent_request)]
         if retried:
@@ -353,7 +364,7 @@ class Capture:
     async def record_invalid(self, request: AgentRequest, error: InvalidRequest) -> Fault:
         """Store an invalid request as a failed call; returns the fault for the agent."""
         try:
-            model, _ = request.dialect.peek(request.body)
+            model, _ = request.dialect.peek(request.body, request.target)
         except InvalidRequest:
             model = ""  # not even the model's name can be read
         recorder = _CallRecorder(self, request, self.models.server_for(model), model, {})

@@ -95,9 +95,11 @@ class HttpRequest:
         return f"{self.path}?{self.query.decode('latin-1')}" if self.query else self.path
 
     def api_key(self) -> str:
-        """The API key in either of the two headers for it, else an empty string."""
+        """The API key in one of the headers for it, else an empty string."""
         scheme, _, token = self.headers.get(b"authorization", b"").partition(b" ")
-        key = token.strip() if scheme.lower() == b"bearer" else self.headers.get(b"x-api-key", b"")
+        if scheme.lower() == b"bearer":
+            return token.strip().decode("latin-1")
+        key = self.headers.get(b"x-api-key") or self.headers.get(b"x-goog-api-key", b"")
         return key.decode("latin-1")
 
     def authenticate(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import msgspec
 from msgspec import Struct
 
 from understudy.gateway.backends.base import Backend, NativeRequest, Relay
@@ -138,10 +137,6 @@ class TranslatedRequest:
         return request.dialect.message(generation, self._dialect_request, request.session, message_id)
 
 
-class _MaxTokens(Struct):
-    max_tokens: int | None = None
-
-
 class RelayedRequest:
     """A PreparedRequest for a provider of the agent's own dialect. Raises InvalidRequest for any other."""
 
@@ -170,10 +165,7 @@ class RelayedRequest:
 
     @property
     def max_tokens(self) -> int | None:
-        try:
-            return msgspec.json.decode(self.agent_request.body, type=_MaxTokens).max_tokens
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return None  # the provider will refuse it
+        return self.agent_request.dialect.asked_tokens(self.agent_request.body)
 
     async def generate(self, message_id: str, push: Push | None) -> Generation:
         answer = await self.server.relay(self._request, push)
@@ -186,7 +178,7 @@ class RelayedRequest:
 
     def final_message(self, text: str, message_id: str) -> DialectResponse:
         generation = Generation(model=self.model, text=text, finish_reason="stop")
-        # The request was never parsed. Only Anthropic's dialect is relayed, and its messages need no more of it.
+        # The request was never parsed. The dialects that are relayed need no more of it for a message.
         request = DialectRequest(self.model, self.stream, ChatRequest(model=self.model, messages=[]))
         return self.agent_request.dialect.message(generation, request, self.agent_request.session, message_id)
 

@@ -12,19 +12,25 @@ from typing import Any
 
 from msgspec import Raw, Struct
 
+from understudy.ingest.claude_code import program_texts
 from understudy.ingest.claude_code.records import ClaudeBlock
 from understudy.ingest.claude_code.render import value_of
 from understudy.ingest.claude_code.versions import VersionBehaviour
 from understudy.ingest.json_values import items, mapping, string
 
 _WRAPPED = re.compile(r"^<system-reminder>\n?([\s\S]*?)\n?</system-reminder>$")
-_CONTEXT = frozenset(("instructions", "session_context", "remote_session_change"))
+_APART = "remote_session_change"
+_CONTEXT = frozenset(("instructions", "session_context", _APART))
+_FILES = frozenset(("directory", "file", "nested_memory"))
 
 Parts = Sequence[str | ClaudeBlock]
 """Texts, and blocks of images."""
 
 NOT_LOGGED = "reminders_not_logged"
 """The note on states behind a reminder of which the log holds that it was sent, but not its text."""
+
+OF_PROGRAM = "reminder_of_program"
+"""The note on states behind a reminder with the text of the version's program, which the account can change."""
 
 HOOK_ORDER = "hook_order_not_logged"
 """The note on states where a queued prompt was sent beside what hooks of tools added, in an unknown order."""
@@ -37,13 +43,15 @@ class SentAttachment(Struct, frozen=True):
     """What was sent for an attachment, and a note where that is not all of it.
 
     `tool_use_id` names the call whose result it was sent with, where it is not the last one. `amid_users`: it is
-    the user's text also for models that are sent reminders as system messages. `is_queued`: it is a queued prompt.
+    the user's text also for models that are sent reminders as system messages. `is_apart`: it never goes into a
+    tool result. `is_queued`: it is a queued prompt.
     """
 
     parts: Parts = ()
     note: str | None = None
     tool_use_id: str | None = None
     amid_users: bool = False
+    is_apart: bool = False
     is_queued: bool = False
 
     def bare_texts(self) -> list[str]:
@@ -53,16 +61,21 @@ class SentAttachment(Struct, frozen=True):
         return [_WRAPPED.sub(r"\1", part) for part in self.parts if isinstance(part, str)]
 
 
-def sent_attachment(attachment: Raw, behaviour: VersionBehaviour) -> SentAttachment:
-    """What the CLI sent for an attachment; hostile values give the note `UNKNOWN`."""
+def sent_attachment(attachment: Raw, rendered: Raw, behaviour: VersionBehaviour) -> SentAttachment:
+    """What the CLI sent for an attachment; hostile values give the note `UNKNOWN`.
+
+    `rendered` is the text as it was sent, in the logs of versions that have it; empty in others.
+    """
     fields = mapping(value_of(attachment))
     kind = string(fields.get("type")) or ""
     if kind in _NOT_SENT:
         return SentAttachment()
+    if (texts := _rendered(rendered)) is not None:
+        return _sent(fields, kind, texts, None, behaviour)
     if behaviour.logs_requests and kind in _CHANGED_TEXTS:
         return SentAttachment(note=UNKNOWN)
     if kind in _TEXT_IN_PROGRAM:
-        return SentAttachment(note=NOT_LOGGED)
+        return _of_program(fields, kind, behaviour)
     parts = _file(fields, behaviour) if kind == "file" else None
     if kind == "queued_command":
         parts = _queued_command(fields, behaviour)
@@ -81,18 +94,52 @@ def sent_attachment(attachment: Raw, behaviour: VersionBehaviour) -> SentAttachm
         kind == "file" and behaviour.adds_to_files and not any(isinstance(p, ClaudeBlock) for p in parts)
     )
     note = NOT_LOGGED if with_reminder else None
+    return _sent(fields, kind, parts, note, behaviour)
+
+
+def _of_program(fields: dict[str, Any], kind: str, behaviour: VersionBehaviour) -> SentAttachment:
+    """A reminder with the text of the version's program, without a text where that is not known."""
+    try:
+        if behaviour.known_reminders and kind == "plan_mode":
+            text = program_texts.plan_mode(fields, by_agents=behaviour.agents_name_files)
+            return SentAttachment([reminder(text)], OF_PROGRAM)
+        if behaviour.known_reminders and kind in _PROGRAM_TEXTS:
+            return SentAttachment([reminder(_PROGRAM_TEXTS[kind](fields))])
+    except (KeyError, TypeError, ValueError):
+        pass
+    return SentAttachment(note=NOT_LOGGED)
+
+
+def _sent(
+    fields: dict[str, Any], kind: str, parts: Parts, note: str | None, behaviour: VersionBehaviour
+) -> SentAttachment:
+    users = kind in _CONTEXT or (behaviour.files_are_users and kind in _FILES)
     return SentAttachment(
         parts,
         note,
         string(fields.get("toolUseID")),
-        amid_users=kind in _CONTEXT,
+        amid_users=users,
+        is_apart=kind == _APART,
         is_queued=kind == "queued_command",
     )
+
+
+def _rendered(rendered: Raw) -> list[str] | None:
+    """The texts that were sent, None where the log does not have them, or not only texts were sent."""
+    texts = [string(mapping(message).get("content")) for message in items(value_of(rendered))]
+    sent = [text for text in texts if text is not None]
+    return sent if sent and len(sent) == len(texts) else None
 
 
 def reminder(content: str) -> str:
     """A text as the CLI wraps what is its own and not the user's."""
     return f"<system-reminder>\n{content}\n</system-reminder>"
+
+
+def defers_plans(attachment: Raw) -> bool:
+    """Whether an attachment says that the tool which ends plan mode is yet to be searched for."""
+    fields = mapping(value_of(attachment))
+    return fields.get("type") == "deferred_tools_delta" and "ExitPlanMode" in items(fields.get("addedNames"))
 
 
 def queued_text(attachment: Raw) -> str:
@@ -134,12 +181,13 @@ def _file(fields: dict[str, Any], behaviour: VersionBehaviour) -> Parts | None:
     read, first = file.get("content"), file.get("startLine")
     if content.get("type") != "text" or not isinstance(read, str) or fields.get("truncated"):
         return None
+    warning = program_texts.MALWARE if behaviour.warns_of_files else ""
     line = "{}\t{}" if behaviour.numbers_with_tab else "{:>6}→{}"
     lines = read.replace("\r\n", "\n").split("\n") if read else []
     numbered = (
         line.format(number, one) for number, one in enumerate(lines, first if isinstance(first, int) else 1)
     )
-    return [call, reminder("Result of calling the Read tool:\n" + "\n".join(numbered))]
+    return [call, reminder("Result of calling the Read tool:\n" + "\n".join(numbered) + warning)]
 
 
 def _directory(fields: dict[str, Any]) -> list[str]:
@@ -267,6 +315,15 @@ def _selected_lines(fields: dict[str, Any]) -> str:
     )
 
 
+def _task_status(fields: dict[str, Any]) -> str:
+    if fields["status"] != "completed" or fields["deltaSummary"]:
+        raise ValueError("the text for this was not recorded")
+    return (
+        f"Task {fields['taskId']} (type: {fields['taskType']}) (status: completed) (description: "
+        f"{fields['description']}) Read the output file to retrieve the result: {fields['outputFilePath']}"
+    )
+
+
 _TEXTS: dict[str, Callable[[dict[str, Any]], str | list[str]]] = {
     "agent_listing_delta": _agents,
     "critical_system_reminder": lambda a: a["content"],
@@ -296,6 +353,7 @@ _TEXTS: dict[str, Callable[[dict[str, Any]], str | list[str]]] = {
     "selected_lines_in_ide": _selected_lines,
     "session_context": _session_context,
     "skill_listing": _skills,
+    "task_status": _task_status,
     "token_usage": lambda a: f"Token usage: {a['used']}/{a['total']}; {a['remaining']} remaining",
     "total_tokens_reminder": lambda a: a["text"],
 }
@@ -316,3 +374,9 @@ _CHANGED_TEXTS = frozenset(("environment", "session_context"))
 
 _TEXT_IN_PROGRAM = frozenset(_UNLOGGED_TEXT.split())
 """Reminders whose texts differ by version, and stand in the program only."""
+
+_PROGRAM_TEXTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "plan_mode_exit": program_texts.plan_mode_exit,
+    "plan_mode_reentry": program_texts.plan_mode_again,
+    "task_reminder": program_texts.task_reminder,
+}

@@ -24,23 +24,22 @@ def add_parts(
     at: int,
     sent: SentAttachment,
     behaviour: VersionBehaviour,
-    *,
-    system: bool,
 ) -> int:
     """Add what was sent beside the messages, behind `at`; returns the last node.
 
     It goes into the last tool result (that of `tool_use_id`, where it names another), unless a text was sent since
-    the response: then it follows that text. Where there is no result, it goes in front of what the user wrote. The
-    nodes are not changed, but get siblings: turns may have been sent them as they were. `damage` has the notes of
-    nodes, which a changed copy inherits. With `system`, the model is sent system messages.
+    the response, it is sent apart, or the model is sent system messages: then it is a text behind the results.
+    Where there is no result, it goes in front of what the user wrote. The nodes are not changed, but get siblings:
+    turns may have been sent them as they were. `damage` has the notes of nodes, which a changed copy inherits.
     """
+    system = behaviour.has_system_messages
     if system and not sent.amid_users and (texts := sent.bare_texts()):
         return add_bodies(nodes, [_system_message(texts)], at)
-    passed, step = _nodes_to_result(nodes, at, sent.tool_use_id)
+    passed, step = _nodes_to_result(nodes, at, sent)
     into = tree.sent_record(nodes[step].body) if step >= 0 else None
     if into is not None and into.record.type == "attachment":
         into = None
-    if into is not None and _has_text_before(nodes, step):
+    if into is not None and (system or sent.is_apart or _has_text_before(nodes, step)):
         into = None
     elif into is None and passed:
         step = passed.pop()
@@ -99,19 +98,22 @@ def _is_system_message(body: object) -> bool:
     return isinstance(body.message.content, str)
 
 
-def _nodes_to_result(nodes: Sequence[TraceNode], at: int, tool_use_id: str | None) -> tuple[list[int], int]:
+def _nodes_to_result(nodes: Sequence[TraceNode], at: int, added: SentAttachment) -> tuple[list[int], int]:
     """The nodes of the user's side from `at` back to a tool result, and the node before them.
 
-    It is the last result, or that of `tool_use_id` where it is among the results of the same response. Where there
-    is none, the nodes go back to the response, or to what was sent beside the messages.
+    It is the last result, or that of `added.tool_use_id` where it is among the results of the same response. Where
+    there is none, the nodes go back to the response, to what was sent beside the messages, or, for what is sent
+    apart, to a summary.
     """
     passed: list[int] = []
     last_result: tuple[list[int], int] | None = None
     while at >= 0 and (sent := tree.sent_record(nodes[at].body)) is not None:
         if sent.record.type == "attachment" and not _is_system_message(sent.record):
             break
+        if added.is_apart and sent.record.isCompactSummary:
+            return passed, at
         if ids := tree.result_ids(sent.record):
-            if tool_use_id is None or tool_use_id in ids:
+            if added.tool_use_id is None or added.tool_use_id in ids:
                 return passed, at
             last_result = last_result or (list(passed), at)
         passed.append(at)

@@ -152,6 +152,7 @@ class ClaudeRecord(Struct, gc=False):
     compactMetadata: Raw = _NOTHING
     microcompactMetadata: Raw = _NOTHING
     attachment: Raw = _NOTHING
+    rendered: Raw = _NOTHING
     content: Raw = _NOTHING
     requestRef: str | int | None = None
     operation: str | None = None
@@ -202,9 +203,10 @@ _block = msgspec.json.Decoder(ClaudeBlock | str).decode
 decode_envelope = msgspec.json.Decoder(ClaudeEnvelope).decode
 
 _SNAPSHOT = "file-history-snapshot"
+_SUMMARY = "summary"
 _LEDGER = ("api-request", "api-request-blob", "api-request-shape")
 _ASIDE_TEXT = """
-summary file-history-delta mode permission-mode ai-title custom-title agent-name
+file-history-delta mode permission-mode ai-title custom-title agent-name
 agent-color agent-setting pr-link worktree-state cost-state tag task-summary atis-latch relocated tools-used
 """
 _ASIDE = frozenset(_ASIDE_TEXT.split())
@@ -217,7 +219,7 @@ _SPOKEN = re.compile(rb'"(?:assistant|user)"')
 _HALF = re.compile(rb"\\u[dD]")
 _MARK = b"\xef\xbb\xbf"  # the byte order mark
 _FAILED = object()
-_NOTHING_SAID = ClaudeRecord(type="summary")
+_NOTHING_SAID = ClaudeRecord(type="mode")
 
 
 def read_log(file: LogFile) -> ClaudeLog:
@@ -290,6 +292,9 @@ def _file_records(lines: ClaudeLog, some: bytes, new_records: list[ClaudeRecord]
             ledger = True
         elif record.type == _SNAPSHOT:
             _file_snapshot(lines, record)
+        elif record.type == _SUMMARY:
+            if records and _ends_turn(records[-1]):
+                lines.ends.append(len(records))  # titles of sessions are written when the program starts
         elif record.type not in _ASIDE:
             _file_without_uuid(lines, record)
     if not lines.sidechains and True in [record.isSidechain for record in new_records]:
@@ -310,6 +315,14 @@ def _file_snapshot(lines: ClaudeLog, record: ClaudeRecord) -> None:
         # They may be written one by one amid the first turn: only the first of them shows where it begins.
         if lines.snapshots[record.messageId] > max(before, 1) and lines.records:
             lines.ends.append(len(lines.records))
+
+
+def _ends_turn(record: ClaudeRecord) -> bool:
+    """Whether it is a response without tool calls."""
+    content = record.message.content if record.type == "assistant" and record.message is not None else None
+    return isinstance(content, list) and all(
+        isinstance(block, ClaudeBlock) and block.type == "text" for block in content
+    )
 
 
 def _file_without_uuid(lines: ClaudeLog, record: ClaudeRecord) -> None:

@@ -35,7 +35,7 @@ class ClaudeCodeRenderer:
     def history(self, body: Any) -> list[Message]:
         """The messages of a node, without thinking."""
         if isinstance(body, ClaudeResponse):
-            return _assistant((block for record in body.records for block in _blocks(record)), body.hides_plans)
+            return _assistant((block for record in body.records for block in _blocks(record)), body)
         if isinstance(body, TrimmedResponse):
             blocks = [
                 block
@@ -43,7 +43,7 @@ class ClaudeCodeRenderer:
                 for block in _blocks(record)
                 if isinstance(block, str) or block.type != "tool_use" or block.id in body.tool_use_ids
             ]
-            return _assistant(blocks, body.response.hides_plans)
+            return _assistant(blocks, body.response)
         if isinstance(body, SentRecord):
             return _with_added(body)
         if isinstance(body, ClaudeRecord):
@@ -119,7 +119,8 @@ def _ledger_message(raw: Raw) -> list[Message]:
     return _assistant(blocks) if message.role == "assistant" else _user(blocks)
 
 
-def _assistant(blocks: Iterable[ClaudeBlock | str], hides_plans: bool = False) -> list[Message]:
+def _assistant(blocks: Iterable[ClaudeBlock | str], sent_back: ClaudeResponse | None = None) -> list[Message]:
+    """The message of a response; as its version sends it back where `sent_back` is the response."""
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     for block in blocks:
@@ -128,7 +129,11 @@ def _assistant(blocks: Iterable[ClaudeBlock | str], hides_plans: bool = False) -
         elif block.type == "text":
             texts.append(text(block.text))
         elif block.type == "tool_use":
-            calls.append(tool_call(block.id or "", block.name or "", _arguments(block, hides_plans)))
+            name = (
+                "Agent" if block.name == "Task" and sent_back and sent_back.renames_starter else block.name or ""
+            )
+            hides_plans = sent_back is not None and sent_back.hides_plans
+            calls.append(tool_call(block.id or "", name, _arguments(block, hides_plans)))
     content = "\n".join(part for part in texts if part)
     if not content and not calls:
         return []

@@ -11,7 +11,7 @@ import lzma
 import re
 from bisect import bisect_right
 from collections.abc import Collection
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -58,8 +58,9 @@ def claude_tools(
     for name in sorted(set(called).difference(table.names[at] for at in chosen)):
         others = (at for each in nearest for mode in table.versions[each] for at in mode["main"])
         chosen += [at for at in others if table.names[at] == name][:1]
-    tools = [json.loads(_dated(table.definitions[at], date)) for at in chosen]
-    return RecordedTools(".".join(map(str, nearest[0])), tools)
+    known = _DATE.match(date or "")
+    tools = _tools(tuple(chosen), None if known is None else known[0])
+    return RecordedTools(".".join(map(str, nearest[0])), tools.copy())
 
 
 def _nearest(versions: list[tuple[int, ...]], asked: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -70,8 +71,16 @@ def _nearest(versions: list[tuple[int, ...]], asked: tuple[int, ...]) -> list[tu
     return [versions[at] for at in sorted(range(len(versions)), key=lambda at: abs(at - first))]
 
 
+@lru_cache(maxsize=256)
+def _tools(chosen: tuple[int, ...], day: str | None) -> list[dict[str, Any]]:
+    """Some of the definitions, with the day of a session in their texts."""
+    definitions = _table().definitions
+    return [json.loads(_dated(definitions[at], day)) for at in chosen]
+
+
 def _dated(definition: str, date: str | None) -> str:
-    """A definition with the day of a session in its texts."""
+    if _DATE_MARK not in definition and _MONTH_MARK not in definition:
+        return definition
     known = _DATE.match(date or "")
     day, month = (known[0], f"{calendar.month_name[int(known[2])]} {known[1]}") if known else ("unknown",) * 2
     return definition.replace(_DATE_MARK, day).replace(_MONTH_MARK, month)

@@ -23,7 +23,8 @@ class ClaudeResponse(Struct, gc=False):
     """One response of the model: all records with its message id, in the order of the file.
 
     `key` is the message id. `node` is the response's node, `tail` that of the last of its results so far,
-    `pending` are the ids of its tool calls without a result. `hides_plans` as in `VersionBehaviour`.
+    `pending` are the ids of its tool calls without a result. `hides_plans` and `renames_starter` as in
+    `VersionBehaviour`.
     """
 
     key: str
@@ -32,6 +33,7 @@ class ClaudeResponse(Struct, gc=False):
     tail: int
     pending: list[str]
     hides_plans: bool
+    renames_starter: bool
 
 
 class TrimmedResponse(Struct, gc=False, frozen=True):

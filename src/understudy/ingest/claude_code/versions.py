@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 from msgspec import Struct
 
 from understudy.ingest.claude_code.records import ClaudeBlock, ClaudeRecord
@@ -75,8 +76,13 @@ _SKILLS_NOT_NEW = (
     'a "## User Request" or "## Input" heading — was captured when that skill was first invoked. It is NOT the '
     f"user's current message and NOT a new request: do not act on it as if it were live.{_SKILLS_EARLIER_END}"
 )
-_WITHOUT_SYSTEM_MESSAGES = re.compile(
+_OLDER_MODELS = re.compile(
     r"claude-(?:3-|opus-4-[0-7](?!\d)|opus-4(?!-\d)|opus-4-20|sonnet-4-[0-6](?!\d)|sonnet-4-20|haiku-4-5)"
+)
+"""Models that newer versions send no system messages amid the conversation; others, and unknown ones, they do."""
+
+_WARNED_MODELS = re.compile(
+    r"claude-(?:3-|opus-4-[0-5](?!\d)|opus-4(?!-\d)|opus-4-20|sonnet-4-[0-5](?!\d)|sonnet-4-20|haiku-4-5)"
 )
 NO_TOOL = b"No such tool available"
 """In the result of a call of a tool that was not among the request's tools."""
@@ -100,13 +106,18 @@ class VersionBehaviour(Struct, frozen=True):
     sends the first response to a prompt and its results twice. `queued` is what stands around a queued prompt.
     `resends_queued`: where the response to a queued prompt calls no tools, the prompt is sent once more.
     `numbers_with_tab`: a tab stands behind the numbers of a file's lines, not an arrow.
-    `adds_to_files`: a reminder that is not logged stands behind a mentioned file's lines.
+    `warns_of_files`: behind a mentioned file's lines it sends older models a reminder on malware that it does not
+    log. `adds_to_files`: it may do so.
     `forgets_images`: once it was answered, an image in a prompt is sent as the text `[image]`.
-    `notification` stands in front of a notification about a task in the background; `wraps_notifications`: also of
-    one that was sent as a prompt. `invoked_skills` stands in front of the skills that were invoked before a
-    compaction. `has_system_messages`: it sends reminders to newer models as system messages amid the conversation.
+    `notification` stands in front of a notification about a task in the background; `wraps_notifications`: also
+    of one that was sent as a prompt, which is a reminder then with `notifications_are_reminders`.
+    `invoked_skills` stands in front of the skills that were invoked before a compaction.
+    `has_system_messages`: it sends reminders to newer models as system messages amid the conversation.
+    `files_are_users`: what files say is the user's text to those models too.
     `extends_lists`: reminders go into the last tool result where that is a list of texts too. `logs_requests`: it
-    logs the ledger of requests.
+    logs the ledger of requests. `known_reminders`: the texts in `program_texts` are its own.
+    `agents_name_files`: in plan mode it has agents name the files that are read. `renames_starter`: calls of
+    `Task` are sent back as calls of `Agent`, the tool's later name.
     """
 
     hides_plans: bool = True
@@ -115,15 +126,32 @@ class VersionBehaviour(Struct, frozen=True):
     doubles_first: bool = False
     queued: tuple[str, str] = QUEUED
     numbers_with_tab: bool = True
+    warns_of_files: bool = False
     adds_to_files: bool = False
     resends_queued: bool = False
     forgets_images: bool = False
     notification: str = f"{_NOTIFIED}{_NO_INPUT_SINCE}\n"
     wraps_notifications: bool = True
+    notifications_are_reminders: bool = True
     invoked_skills: str = _SKILLS_NOT_NEW
     has_system_messages: bool = True
+    files_are_users: bool = True
     extends_lists: bool = True
     logs_requests: bool = True
+    known_reminders: bool = True
+    agents_name_files: bool = False
+    renames_starter: bool = True
+
+    def for_model(self, model: str | None) -> VersionBehaviour:
+        """The same as it is for a model; None for an unknown one."""
+        is_newer = model is not None and _OLDER_MODELS.search(model) is None
+        warned = model is None or _WARNED_MODELS.search(model) is not None or "claude" not in model
+        return msgspec.structs.replace(
+            self,
+            has_system_messages=self.has_system_messages and is_newer,
+            warns_of_files=self.warns_of_files and warned,
+            adds_to_files=self.adds_to_files and warned,
+        )
 
 
 def behaviour_of(version: str | None) -> VersionBehaviour:
@@ -133,8 +161,8 @@ def behaviour_of(version: str | None) -> VersionBehaviour:
         return VersionBehaviour()
     number = tuple(int(part) for part in match.groups())
     # From about 2.1.60 on tools are sent only once the model has searched for them, and the call of a tool that is
-    # not sent keeps its input. From 2.1.90 on that is so with Anthropic's own server only.
-    searches = (2, 1, 60) <= number < (2, 1, 90)
+    # not sent keeps its input. From 2.1.88 on that is so with Anthropic's own server only.
+    searches = (2, 1, 60) <= number < (2, 1, 88)
     return VersionBehaviour(
         hides_plans=number >= (2, 0, 51) and not searches,
         resumes_by_parent=(2, 1, 2) <= number < (2, 1, 80),
@@ -142,23 +170,24 @@ def behaviour_of(version: str | None) -> VersionBehaviour:
         doubles_first=number < (1, 0, 69),
         queued=_QUEUED_BEFORE if number < _QUEUE_MENDED else _QUEUED_LATER if number < (2, 1, 200) else QUEUED,
         numbers_with_tab=number >= (2, 1, 90),
-        adds_to_files=number < (2, 1, 200),
+        warns_of_files=number < (2, 1, 113),
+        adds_to_files=(2, 1, 113) <= number < (2, 1, 160),
         resends_queued=number < _QUEUE_MENDED,
         forgets_images=(2, 1, 31) <= number < (2, 1, 65),
         notification=_notification(number),
         wraps_notifications=number >= (2, 1, 200),
+        notifications_are_reminders=number >= (2, 1, 235),
         invoked_skills=(
             _SKILLS if number < (2, 1, 120) else _SKILLS_EARLIER if number < (2, 1, 230) else _SKILLS_NOT_NEW
         ),
         has_system_messages=number >= (2, 1, 135),
+        files_are_users=number >= (2, 1, 290),
         extends_lists=number >= (2, 1, 260),
         logs_requests=number >= (2, 1, 290),
+        known_reminders=number >= (2, 1, 160),
+        agents_name_files=number < (2, 1, 190),
+        renames_starter=number >= (2, 1, 63),
     )
-
-
-def takes_system_messages(model: str) -> bool:
-    """Whether newer versions send this model system messages amid the conversation; so they do to unknown ones."""
-    return _WITHOUT_SYSTEM_MESSAGES.search(model) is None
 
 
 def _notification(number: tuple[int, ...]) -> str:

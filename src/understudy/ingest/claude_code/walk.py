@@ -30,6 +30,7 @@ from understudy.ingest.claude_code.attachments import (
     HOOK_ORDER,
     NOT_LOGGED,
     SentAttachment,
+    defers_plans,
     reminder,
     sent_attachment,
 )
@@ -49,7 +50,6 @@ from understudy.ingest.claude_code.versions import (
     VersionBehaviour,
     continuation,
     is_sent_hook_output,
-    takes_system_messages,
 )
 from understudy.ingest.trace import TraceNode
 
@@ -113,7 +113,9 @@ class _Walk:
         arranged: bool = False,
         logs_attachments: bool = False,
     ) -> None:
-        self.behaviour = behaviour
+        models = (record.message.model for record in records if record.message is not None)
+        model = next((model for model in models if model and model != "<synthetic>"), None)
+        self.behaviour = behaviour = behaviour.for_model(model)
         self.records = records
         self._logs_attachments: bool | None = logs_attachments or None
         # Versions that log attachments send the same after a resume: their log holds it.
@@ -137,11 +139,12 @@ class _Walk:
         self.hurried: set[int] = set()  # nodes of messages that the user wrote before the last results were there
         self.unlogged: set[int] = set()  # nodes of messages that the CLI sent only until the user's next prompt
         self.own_notes: dict[int, tuple[str, ...]] = {}  # notes on a response that what follows does not inherit
+        self.lacks_summary = False  # a compaction came, and its summary not yet
         self.hooked: set[str] = set()  # keys of responses with tools that hooks ran at
+        self.hides_plans = behaviour.hides_plans
         self.has_images = False  # a prompt with images was not answered yet, by a version that forgets them then
         self.moved_up: set[str | None] = set()  # uuids of results that were placed before their turn in the file
         self._prompt_uuid: str | None = None
-        self._has_system_messages: bool | None = None
         self._parents: set[str | None] | None = None
         self._by_uuid: dict[str, ClaudeRecord] | None = None
         self._results_by_parent: dict[str | None, ClaudeRecord] | None = None
@@ -235,8 +238,12 @@ class _Walk:
             self.losses["no-message"] += 1
             return at
         if record.isCompactSummary:
+            self.lacks_summary = False
             # A summary begins a new conversation. Newer versions write a boundary before it, which has done that.
-            at = at if record.parentUuid in self.boundaries else -1
+            above = self.by_uuid().get(record.parentUuid or "")
+            while above is not None and above.type == "attachment":  # what is sent before the summary
+                above = self.by_uuid().get(above.parentUuid or "")
+            at = at if above is not None and above.uuid in self.boundaries else -1
         elif record.isVisibleInTranscriptOnly and not is_sent_hook_output(body.content):
             return at
         content = body.content
@@ -270,7 +277,8 @@ class _Walk:
         is_notification = isinstance(content, str) and content.startswith("<task-notification>")
         wrapped = is_notification and self.behaviour.wraps_notifications
         if wrapped:
-            prompt = reminder(f"{self.behaviour.notification}{content}")
+            prompt = f"{self.behaviour.notification}{content}"
+            prompt = reminder(prompt) if self.behaviour.notifications_are_reminders else prompt
             record = msgspec.structs.replace(record, message=ClaudeMessage(content=prompt))
         node = self.add_message(record, at)
         if record.isCompactSummary and self.calls and not self.logs_attachments():
@@ -337,7 +345,8 @@ class _Walk:
             at = self.position[record.parentUuid] = self.add_queued_prompts(prompts, at)
             self.queued_before[key] = prompts
         node = len(self.nodes)
-        response = ClaudeResponse(key, [record], node, node, [], self.behaviour.hides_plans)
+        renames = self.behaviour.renames_starter
+        response = ClaudeResponse(key, [record], node, node, [], self.hides_plans, renames)
         self.nodes.append(TraceNode(at, response))
         self.responses[key] = self.response_at[node] = response
         if self.has_images:
@@ -347,6 +356,8 @@ class _Walk:
             self.has_images = False
         if above is not None and above.pending:
             self.mark(node, "missing-result")
+        if self.lacks_summary:
+            self.mark(node, NOT_LOGGED)
         if above is None and at >= 0 and tree.is_older_than_summary(record, self.nodes[at].body):
             self.own_notes[node] = ("preserved_without_context",)
         if at in self.hurried:
@@ -372,6 +383,7 @@ class _Walk:
 
     def place_system(self, record: ClaudeRecord, at: int) -> int:
         if record.subtype == "compact_boundary":
+            self.lacks_summary = True
             self.boundaries[record.uuid] = len(self.nodes), self.position.get(record.logicalParentUuid, -1)
             # What came before is no longer sent, but for messages that are preserved behind an anchor, which is
             # mostly the summary. They are copied when the anchor comes.
@@ -398,9 +410,12 @@ class _Walk:
         return self.add_message(record, at) if record.subtype == _SENT_SYSTEM_SUBTYPE else at
 
     def place_attachment(self, record: ClaudeRecord, at: int) -> int:
-        if self.snapshot is None and b'"prompt_snapshot"' in bytes(record.attachment)[:80]:
+        head = bytes(record.attachment)[:80]
+        if self.snapshot is None and b'"prompt_snapshot"' in head:
             self.snapshot = record.attachment
-        sent = sent_attachment(record.attachment, self.behaviour)
+        if b'"deferred_tools_delta"' in head and defers_plans(record.attachment):
+            self.hides_plans = False  # the call of a tool that was not sent is sent back as it came
+        sent = sent_attachment(record.attachment, record.rendered, self.behaviour)
         if not sent.parts and sent.note is None:
             return at
         before = at = self.end(at)
@@ -473,21 +488,11 @@ class _Walk:
     def add_parts(self, sent: SentAttachment, at: int) -> int:
         """Add what was sent beside the messages, behind `at`; returns the last node."""
         response = self.response_at.get(at)
-        system = self.has_system_messages()
-        at = placement.add_parts(self.nodes, self.damage, at, sent, self.behaviour, system=system)
+        at = placement.add_parts(self.nodes, self.damage, at, sent, self.behaviour)
         if response is not None:
             response.tail = at
             self.response_at[at] = response
         return at
-
-    def has_system_messages(self) -> bool:
-        """Whether reminders are sent as system messages: by newer versions, to newer models."""
-        if self._has_system_messages is None:
-            models = (record.message.model for record in self.records if record.message is not None)
-            model = next((model for model in models if model and model != "<synthetic>"), None)
-            sends = self.behaviour.has_system_messages and model is not None
-            self._has_system_messages = sends and takes_system_messages(model or "")
-        return self._has_system_messages
 
     def mark(self, node: int, note: str) -> None:
         """Note what is missing from a node on."""
@@ -552,8 +557,10 @@ class _Walk:
                     self.nodes.append(TraceNode(at, response))
                     at = len(self.nodes) - 1
             elif record.type == "user" and body is not None and not record.isVisibleInTranscriptOnly:
-                self.nodes.append(TraceNode(at, record))
-                at = len(self.nodes) - 1
+                reminders, at = placement.system_messages_before(self.nodes, at)
+                at = placement.add_bodies(self.nodes, [record, *reminders], at)
+            elif record.type == "attachment":
+                at = self.place_attachment(record, at)
             copied[uuid] = at
         self.position.update(copied)
         return at

@@ -47,7 +47,7 @@ class GeminiFormat(LogFormat):
 _PLAIN = PlainRenderer()
 
 
-class _ReplyRenderer:
+class ReplyRenderer:
     """Renders nodes whose body is a list of messages: a response and the results of its calls, or a prompt."""
 
     def history(self, body: list[Message]) -> list[Message]:
@@ -66,7 +66,7 @@ class _GeminiSession:
         self.file = file
         self.losses = losses
         self.builder = TraceBuilder("gemini", file.path, file_name(file.path).partition(".")[0], losses=losses)
-        self.builder.trace.renderer = _ReplyRenderer()
+        self.builder.trace.renderer = ReplyRenderer()
         self.shown: list[tuple[str, int]] = []
         self.position: dict[str, int] = {}
         self.turn_ids: set[str] = set()
@@ -176,7 +176,7 @@ class _GeminiSession:
         nodes = self.builder.trace.nodes
         for index, record in self.records.items():
             answered = _answered(self.records.get(nodes[index].parent, {}))
-            nodes[index].body.extend(_messages(record, answered, self.losses))
+            nodes[index].body.extend(record_messages(record, answered, self.losses))
         empty = {index for index in self.records if not nodes[index].body}
         turns = self.builder.trace.turns
         self.losses["empty_answer"] += sum(turn.action[0] in empty for turn in turns)
@@ -192,7 +192,7 @@ def _answered(record: dict[str, Any]) -> set[str]:
     return {str(call.get("id")) for call in calls if call.get("result") is not None}
 
 
-def _messages(record: dict[str, Any], answered: set[str], losses: Counter[str]) -> list[Message]:
+def record_messages(record: dict[str, Any], answered: set[str], losses: Counter[str]) -> list[Message]:
     """The messages of a record; `answered` are the calls whose results are there already."""
     raw = record.get("content")
     parts: list[Any] = items(raw) or [raw]

@@ -6,6 +6,8 @@ the action itself is made into a call, and the turn is `repaired`.
 
 1.x: a directory `events/event-<n>-<id>.json`, or a list or lines of events. There is an event for each call; those
 of one response have the same `llm_response_id`. `base_state.json` beside the directory names the model.
+
+The SDK's messages: a list of them as the SDK writes its `Message`, the system prompt first.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from itertools import chain, takewhile
 from typing import Any
 
 from understudy.ingest.chat import calls, chat, content, response_message, result_message, thinking_text
-from understudy.ingest.formats.base import LogFormat, TraceBuilder, fingerprint, outcome_from, repository
+from understudy.ingest.formats.base import (
+    LogFormat,
+    TraceBuilder,
+    add_messages,
+    fingerprint,
+    outcome_from,
+    repository,
+)
 from understudy.ingest.json_values import items, mapping, string, value_at
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import (
@@ -449,3 +458,26 @@ _RESULTS: dict[str | None, Callable[[dict[str, Any], Counter[str]], Any]] = {
     "AgentErrorEvent": lambda event, _: string(event.get("error")),
     "UserRejectObservation": lambda event, _: f"Action rejected: {event.get('rejection_reason')}",
 }
+
+
+_SDK = re.compile(
+    rb'"(?:responses_reasoning_item|responses_item_id)"\s*:|"origin"\s*:\s*"(?:completion|responses)"'
+)
+
+
+class OpenHandsMessagesFormat(LogFormat):
+    """Reads lists of messages of OpenHands' SDK."""
+
+    name = "openhands-messages"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether it is a list of messages with a field that only this SDK writes."""
+        seen = outline(head)
+        return seen.kind == "[" and "role" in seen.keys and "content" in seen.keys and bool(_SDK.search(head))
+
+    def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
+        """The trace of a file."""
+        messages = [mapping(raw) for raw in items(read_document(file, losses))]
+        builder = TraceBuilder(self.name, file.path, fingerprint(file.path, messages[:3]), losses=losses)
+        add_messages(builder, messages, None)
+        return builder.finish()

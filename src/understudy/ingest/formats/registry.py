@@ -16,8 +16,11 @@ from understudy.ingest.formats.codex import CodexFormat
 from understudy.ingest.formats.gemini import GeminiFormat
 from understudy.ingest.formats.nemo_gym import NemoGymFormat
 from understudy.ingest.formats.opencode import OpenCodeFormat
-from understudy.ingest.formats.openhands import OpenHandsFormat, OpenHandsV1Format
+from understudy.ingest.formats.openhands import OpenHandsFormat, OpenHandsMessagesFormat, OpenHandsV1Format
+from understudy.ingest.formats.pi import PiFormat
 from understudy.ingest.formats.plain_text import AiderFormat, ClaudeTextFormat
+from understudy.ingest.formats.qwen_code import QwenCodeFormat
+from understudy.ingest.formats.session_traces import SessionTracesFormat
 from understudy.ingest.formats.swe_agents import (
     MiniSweAgentFormat,
     ParquetRowFormat,
@@ -29,12 +32,16 @@ from understudy.ingest.log_files import LogFile, read_head
 
 # A file belongs to the first format that detects it, so the formats with stricter tests come first.
 FORMATS: tuple[LogFormat, ...] = (
+    QwenCodeFormat(),
+    PiFormat(),
     ClaudeCodeFormat(),
     GeminiFormat(),
     CodexFormat(),
     AtifFormat(),
+    SessionTracesFormat(),
     OpenHandsFormat(),
     OpenHandsV1Format(),
+    OpenHandsMessagesFormat(),
     SweAgentFormat(),
     SweRebenchFormat(),
     ClineFormat(),

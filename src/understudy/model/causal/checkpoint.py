@@ -281,6 +281,20 @@ def forward(
     return answer.logits[:, -1]
 
 
+def prompt_logprobs(module: Any, tokens: Sequence[int], chunk: int) -> list[float]:
+    """The logprob of each token but the first given all before it, `chunk` tokens a pass: [len(tokens) - 1]."""
+    device = next(module.parameters()).device
+    ids = torch.tensor([tokens], device=device)
+    cache: Any = _library.DynamicCache(config=module.config)
+    values: list[float] = []
+    for start in range(0, len(tokens) - 1, chunk):
+        end = min(start + chunk, len(tokens) - 1)
+        logits = module(input_ids=ids[:, start:end], past_key_values=cache, use_cache=True).logits[0].float()
+        chosen = logits.gather(1, ids[0, start + 1 : end + 1].unsqueeze(1)).squeeze(1)
+        values += cast("list[float]", (chosen - logits.logsumexp(dim=-1)).tolist())
+    return values
+
+
 @torch.inference_mode()
 def _check_cached_forward(directory: Path, module: Any) -> None:
     """Raise ConfigError unless the model says with our cache what it says without."""

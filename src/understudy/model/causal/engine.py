@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from understudy.errors import BackendError
 from understudy.model.causal.cache import Ids, PrefixCache, SlotCache, common_prefix_length
-from understudy.model.causal.checkpoint import forward
+from understudy.model.causal.checkpoint import forward, prompt_logprobs
 from understudy.model.causal.sampling import SamplingSettings, random_source, sample_tokens
 from understudy.model.responses import ModelVersionSpan
 
@@ -202,6 +202,23 @@ class CausalEngine:
             self._waiting.append(job)
             self._wake.notify()
         return job.future
+
+    def score(self, prompt: Sequence[int], model: str) -> Future[list[float]]:
+        """The logprob of every token of a prompt but the first, at temperature 1, each given all before it.
+
+        Nothing is sampled while one prompt is computed. Raises BackendError (503) after `close`.
+        """
+        scored: Future[list[float]] = Future()
+
+        def order() -> None:
+            try:
+                module = self._weights[model].module
+                _set_result(scored, prompt_logprobs(module, prompt, self._limits.chunk))
+            except Exception as error:  # noqa: BLE001 - the caller gets the error; the thread must go on
+                _set_error(scored, BackendError(f"the engine failed: {error}", status=500))
+
+        self._run_between_steps(order)
+        return scored
 
     def pause(self, mode: PauseMode, *, clear_cache: bool) -> Future[None]:
         """Start no more requests; the future is done when those in progress are as `mode` asks."""

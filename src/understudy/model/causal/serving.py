@@ -255,6 +255,10 @@ class CausalModel:
         sampling = self._sampling_request(request.sampling_params, request.token_ids, limit, model)
         return self._completion(await asyncio.wrap_future(self._engine.submit(sampling)), sampling, [])
 
+    async def prompt_logprobs(self, prompt: Sequence[int], model: str) -> list[float]:
+        """See ServedModel."""
+        return await asyncio.wrap_future(self._engine.score(prompt, model))
+
     def close(self) -> None:
         """See ServedModel."""
         self._engine.close()

@@ -63,6 +63,12 @@ class ScriptedModel:
         check_chat(chat, len(self.vocabulary.token_bytes))
         return complete(self._policy, self._tokenizer, chat, limit)
 
+    async def prompt_logprobs(self, prompt: Sequence[int], model: str) -> list[float]:
+        """See ServedModel. A script has no probabilities of what it would not have said."""
+        raise InvalidRequestError(
+            "prompt_logprobs: a scripted policy has none; serve weights (--weights)", param="prompt_logprobs"
+        )
+
     def close(self) -> None:
         """See ServedModel."""
 

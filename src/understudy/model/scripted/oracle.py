@@ -7,37 +7,30 @@ gets the same answer.
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import shlex
-import unicodedata
 from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import cached_property
 from typing import Protocol
 
 from msgspec import Struct
 
 from understudy.model.protocol import ModelMessage, ModelTool
 from understudy.model.scripted.changes import Apply, Change, Edit, Remove, Write
+from understudy.model.scripted.toolsets import ActionCall, Toolset, patch_command, toolset_of
 
 
-class ChatTurn(Struct, frozen=True):
+class ChatTurn(Struct, frozen=True, dict=True):
     """What a policy is asked: the conversation so far, and the tools it may call now."""
 
     messages: Sequence[ModelMessage]
     tools: Sequence[ModelTool] = ()
     seed: int | None = None
 
-    def offers(self, *names: str) -> bool:
-        """Whether all these tools may be called."""
-        return {tool.function.name for tool in self.tools}.issuperset(names)
-
-
-class ActionCall(Struct, frozen=True):
-    """A tool and the JSON text of its arguments."""
-
-    name: str
-    arguments: str
+    @cached_property
+    def toolset(self) -> Toolset:
+        """The tools that may be called, as those of the agent that has them."""
+        return toolset_of(self.tools)
 
 
 class Action(Struct, frozen=True):
@@ -69,15 +62,16 @@ class Policy(Protocol):
 _AROUND = 20
 """Lines read before and after those that change."""
 
-_WORKDIR = re.compile(r"\b(?:Primary w|W)orking directory: (/[^\n]*)")
-_NUMBERED = re.compile(r" *(\d+)(?:\t|→)(.*)")
-_FAILURES = ("Error", "<tool_use_error>")
+_WORKDIR = re.compile(
+    r"(?:\b(?:Primary w|W)orking directory: |working in the directory: |<cwd>\n?"
+    r"|Workspace Directories:\*\*\n  - )(/[^\n<]*)"
+)
 _SUMMARY = re.compile(r"create a detailed summary of|TEXT ONLY")
 
 Results = Sequence[str]
 Work = Generator[Action, Results, bool]
-Editing = Callable[[Edit, str], Work]
-"""Makes an edit in the file at a path."""
+Editing = Callable[[Edit, str, Toolset], Work]
+"""Makes an edit in the file at a path with these tools."""
 
 
 def next_action(
@@ -97,7 +91,8 @@ def next_action(
             action = work.send(results)
     except StopIteration as end:
         done = "Done." if terse else "The change is made."
-        return Action(done if end.value else "I could not make the change with the tools I have.")
+        text = done if end.value else "I could not make the change with the tools I have."
+        return Action(text, turn.toolset.finish())
     return action
 
 
@@ -127,81 +122,80 @@ def tool_results(messages: Iterable[ModelMessage]) -> list[Results]:
 
 def _work(turn: ChatTurn, changes: Sequence[Change], workdir: str, edit: Editing) -> Work:
     """Make the changes one by one; what the editing tools cannot do goes through the shell."""
-    has_shell = turn.offers("Bash")
+    tools = turn.toolset
     left = list(changes)
-    while left and turn.offers("Read", "Edit"):
-        done = yield from _apply_change(left[0], turn, workdir, edit)
+    while left and tools.can_edit:
+        done = yield from _apply_change(left[0], tools, workdir, edit)
         if not done:
             if isinstance(left[0], Apply):
                 return False
             break
         left.pop(0)
-    if left and not has_shell:
+    if left and not tools.has_shell:
         return False
     if left:
-        results = yield _apply(left, "I apply the change as a patch.")
-        if _failed(results):
+        results = yield _apply(tools, left, "I apply the change as a patch.")
+        if tools.failed(results[0]):
             return False
-    if has_shell:
-        yield _call(
-            "Bash", "Let me look at what changed.", command="git diff --stat", description="Show what changed"
-        )
+    if tools.has_shell:
+        yield Action("Let me look at what changed.", (tools.run("git diff --stat", "Show what changed"),))
     return True
 
 
-def _apply_change(change: Change, turn: ChatTurn, workdir: str, edit: Editing) -> Work:
+def _apply_change(change: Change, tools: Toolset, workdir: str, edit: Editing) -> Work:
     """Make one change with the tools that fit it; False when that did not work."""
     root = workdir.rstrip("/")
     match change:
         case Edit():
-            return (yield from edit(change, f"{root}/{change.path}"))
-        case Write() if turn.offers("Write"):
-            path = f"{root}/{change.path}"
-            results = yield _call("Write", f"I write `{change.path}`.", file_path=path, content=change.content)
-            return not _failed(results)
-        case Remove() if turn.offers("Bash"):
+            return (yield from edit(change, f"{root}/{change.path}", tools))
+        case Write() if tools.can_write():
+            results = yield Action(
+                f"I write `{change.path}`.", (tools.write(f"{root}/{change.path}", change.content),)
+            )
+            return not tools.failed(results[0])
+        case Remove() if tools.has_shell:
             command = f"rm -f -- {shlex.quote(f'{root}/{change.path}')}"
-            results = yield _call("Bash", "This file goes.", command=command, description="Remove the file")
-            return not _failed(results)
-        case Apply() if turn.offers("Bash"):
-            results = yield _apply([change], "This part I apply as a patch.")
-            return not _failed(results)
+            results = yield Action("This file goes.", (tools.run(command, "Remove the file"),))
+            return not tools.failed(results[0])
+        case Apply() if tools.has_shell:
+            results = yield _apply(tools, [change], "This part I apply as a patch.")
+            return not tools.failed(results[0])
         case _:
             return False
 
 
-def _edit(edit: Edit, path: str) -> Work:
+def _edit(edit: Edit, path: str, tools: Toolset) -> Work:
     size = edit.old.count("\n") + 1
     offset = max(1, edit.line - _AROUND)
     limit = edit.line - offset + size + _AROUND
     say = f"Let me read `{edit.path}` around line {edit.line}."
-    results = yield _call("Read", say, file_path=path, offset=offset, limit=limit)
-    window = _numbered_lines(results)
+    results = yield Action(say, (tools.read(path, offset, limit),))
+    window = tools.lines_read(results[0], offset)
     seen = "\n".join(window.values())
     if _is_applied(edit, window):
         return True
     width = next(
         (width for width in range(_AROUND + 1) if _is_unique(_replacement(edit, window, width), seen)), _AROUND
     )
-    for attempt in dict.fromkeys((width, _AROUND)):
+    # A tool that takes the first lines that fit is told of as many as there are.
+    for attempt in dict.fromkeys((width, _AROUND) if tools.edits else (_AROUND,)):
         old, new = _replacement(edit, window, attempt)
         if not old or not new or any(line != line.rstrip() for line in new.split("\n")):
             return False
-        say = "I change these lines."
-        results = yield _call("Edit", say, file_path=path, old_string=old, new_string=new)
-        if not _failed(results):
+        results = yield Action("I change these lines.", (tools.edit(path, edit, old, new),))
+        if not tools.failed(results[0]):
             return True
-        if " matches " not in results[0]:
+        if not tools.ambiguous(results[0]):
             return False
     return False
 
 
-def _edit_tersely(edit: Edit, path: str) -> Work:
+def _edit_tersely(edit: Edit, path: str, tools: Toolset) -> Work:
     """Read the whole file, and replace the lines that change, with as many around them as make them unique."""
     if edit.old.endswith("\n") != edit.new.endswith("\n"):
         return False  # the file's last newline comes or goes, which lines do not tell
-    results = yield _call("Read", "", file_path=path)
-    window = _numbered_lines(results)
+    results = yield Action("", (tools.read(path),))
+    window = tools.lines_read(results[0], 1)
     seen = "\n".join(window.values())
     if _is_applied(edit, window):
         return True
@@ -210,11 +204,12 @@ def _edit_tersely(edit: Edit, path: str) -> Work:
     for width in range(len(lines)):
         part = lines[max(0, changed[0] - width) : changed[-1] + 1 + width]
         old, new = ("\n".join(text for tag, text in part if tag != other) for other in ("+", "-"))
-        indent = min(len(text) - len(text.lstrip(" ")) for text in (old, new))
+        # Lines of a patch are whole.
+        indent = min(len(text) - len(text.lstrip(" ")) for text in (old, new)) if tools.edits else 0
         if _is_unique((old[indent:], new[indent:]), seen):
             where = _definition(window, edit.line + changed[0])
-            results = yield _call("Edit", where, file_path=path, old_string=old[indent:], new_string=new[indent:])
-            return not _failed(results)
+            results = yield Action(where, (tools.edit(path, edit, old[indent:], new[indent:]),))
+            return not tools.failed(results[0])
     return False
 
 
@@ -257,35 +252,6 @@ def _is_unique(replacement: tuple[str, str], seen: str) -> bool:
     return bool(old.strip() and new.strip()) and -1 < seen.find(old) == seen.rfind(old)  # overlaps count too
 
 
-def _numbered_lines(results: Results) -> dict[int, str]:
-    """The lines of a Read result by their numbers."""
-    lines: dict[int, str] = {}
-    for line in results[0].split("\n"):
-        if match := _NUMBERED.fullmatch(line.removesuffix("\r")):
-            lines[int(match[1][:9])] = match[2]
-    return lines
-
-
-def _apply(changes: Sequence[Change], say: str) -> Action:
+def _apply(tools: Toolset, changes: Sequence[Change], say: str) -> Action:
     patch = "".join(change.patch if change.patch.endswith("\n") else change.patch + "\n" for change in changes)
-    # git asks for lines of context, or for this.
-    options = (
-        "--whitespace=nowarn" if re.search(r"^ ", patch, re.MULTILINE) else "--whitespace=nowarn --unidiff-zero"
-    )
-    command, text = f"git apply {options} <<'{{}}'", patch
-    if any(unicodedata.category(character) in ("Cc", "Cf") for character in patch if character not in "\n\t"):
-        # Claude Code refuses a command with characters that a person would not see.
-        command, text = f"base64 -d <<'{{}}' | git apply {options}", base64.encodebytes(patch.encode()).decode()
-    delimiter = "PATCH"
-    while delimiter in text:
-        delimiter += "_END"
-    command = f"{command.format(delimiter)}\n{text}{delimiter}"
-    return _call("Bash", say, command=command, description="Apply the patch")
-
-
-def _call(tool: str, say: str, **arguments: str | int) -> Action:
-    return Action(say, (ActionCall(tool, json.dumps(arguments, ensure_ascii=False)),))
-
-
-def _failed(results: Results) -> bool:
-    return results[0].lstrip().startswith(_FAILURES)
+    return Action(say, (tools.run(patch_command(patch), "Apply the patch"),))

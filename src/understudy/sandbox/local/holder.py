@@ -206,7 +206,8 @@ async def _end(transport: asyncio.SubprocessTransport, watch: _HolderProtocol) -
     except TimeoutError:
         kill_group(transport.get_pid())
         await watch.ended.wait()
-    transport.close()
+    finally:  # also when the loop ends meanwhile, and calls this off
+        transport.close()
 
 
 async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes: int) -> MountHolder:

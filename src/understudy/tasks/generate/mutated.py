@@ -6,11 +6,9 @@ import asyncio
 import hashlib
 import posixpath
 import random
-import re
 import tempfile
-import textwrap
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -20,7 +18,9 @@ from understudy.checks.pytest_checks import PytestReport, run_pytest
 from understudy.errors import TaskError
 from understudy.sandbox.base import Mount, Sandbox, Sandboxes, SandboxLimits
 from understudy.tasks.environment import python_environment
+from understudy.tasks.generate.instruction import FailedCheck, compose, leaks_fault, normalise_message
 from understudy.tasks.generate.mutations import ParsedModule, Site, hide_tests, mutate, sites
+from understudy.tasks.generate.ordered import ordered
 from understudy.tasks.generate.packages import Baseline, Package, find_package, measure_baseline, modules
 from understudy.tasks.prepare import sandbox_spec
 from understudy.types import PytestChecks, Task
@@ -75,7 +75,6 @@ async def make_mutated(
     candidates = _candidates(targets, f"{chosen.sdist.sha256}:{seed}", count * _TRIES_PER_TASK)
     free: asyncio.Queue[Sandbox] = asyncio.Queue()
     opened: list[Sandbox] = []
-    pending: deque[asyncio.Task[Task | None]] = deque()
     tasks: dict[str, Task] = {}
 
     async def attempt(mutant: Mutant) -> Task | None:
@@ -93,28 +92,22 @@ async def make_mutated(
             opened.append(await sandboxes.open(spec))
             free.put_nowait(opened[-1])
         tried = 0
-        # Mutants are tried several at a time and judged in their order: the result does not depend on timing.
-        while len(tasks) < count:
-            while len(pending) < jobs + 1 and (mutant := next(candidates, None)):
-                pending.append(asyncio.create_task(attempt(mutant)))
-            if not pending:
-                raise TaskError(
-                    f"{package}: found only {len(tasks)} of {count} tasks after {tried} mutants with seed {seed}; "
-                    f"use a smaller --count, another --seed or another package"
-                )
-            task = await pending.popleft()
-            tried += 1
-            if task:
-                tasks.setdefault(task.instruction, task)
-            progress(len(tasks), tried)
+        async with aclosing(ordered(candidates, attempt, jobs + 1)) as results:
+            async for task in results:
+                tried += 1
+                if task:
+                    tasks.setdefault(task.instruction, task)
+                progress(len(tasks), tried)
+                if len(tasks) == count:
+                    return list(tasks.values())
+        raise TaskError(
+            f"{package}: found only {len(tasks)} of {count} tasks after {tried} mutants with seed {seed}; "
+            f"use a smaller --count, another --seed or another package"
+        )
     finally:
-        for unfinished in pending:
-            unfinished.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
         for sandbox in opened:
             await sandbox.close()
         launcher.cleanup()
-    return list(tasks.values())
 
 
 def _launcher(python_home: str) -> tempfile.TemporaryDirectory[str]:
@@ -289,95 +282,3 @@ def _read(tree: Path, path: str) -> str:
         return (tree / path).read_bytes().decode()
     except UnicodeDecodeError as error:
         raise TaskError(f"{path}: is not UTF-8 ({error}); add it to the package's skip list") from error
-
-
-# --- the instruction: what fails, as the tests show it, without where the fault is ---------------------
-
-_MAX_EXAMPLES = 4
-_CONTEXT_LINES = 10
-_SAID_LINES = 12
-_LINE_CHARS = 200
-
-
-class FailedCheck(Struct, frozen=True):
-    """One failing test: its node id and what pytest says of it, as seen from the test's own file."""
-
-    node_id: str
-    message: str
-
-
-def compose(package: str, version: str, module: str, failures: Sequence[FailedCheck]) -> str:
-    """The instruction for a package with a fault in `module` (a dotted name), from at least one failure.
-
-    Test functions are shown once each, however many of their parameters fail.
-    """
-    by_function: dict[str, FailedCheck] = {}
-    for failure in failures:
-        by_function.setdefault(failure.node_id.partition("[")[0], failure)
-    shown = list(by_function.values())[:_MAX_EXAMPLES]
-    number = len(by_function)
-    broken = "One check that passed before fails" if number == 1 else f"{number} checks that passed before fail"
-    parts = [
-        f"# {package}: `{module}` misbehaves",
-        f"This is the source of {package} {version}. Code in `{module}` used to work and no longer does. "
-        f"{broken}:",
-        *(_example(number, failure) for number, failure in enumerate(shown, start=1)),
-    ]
-    if rest := number - len(shown):
-        checks = "check on the same code fails" if rest == 1 else "checks on the same code fail"
-        parts.append(f"{rest} further {checks} too.")
-    parts.append(
-        "Find the cause in the package's source and correct it there, so that the checks hold again and all "
-        "that works now goes on working. The checks themselves are not in this tree; tests and public interfaces "
-        "are to stay as they are."
-    )
-    return "\n\n".join(parts) + "\n"
-
-
-def leaks_fault(statement: str, lines: Sequence[str]) -> bool:
-    """Whether a statement contains one of the source lines that hold the fault, in its right or wrong form.
-
-    Lines of one word (`pass`, `else:`) say nothing and do not count.
-    """
-    flat = " ".join(statement.split())
-    telling = [line for line in (" ".join(line.split()) for line in lines) if not re.fullmatch(r"\w*:?", line)]
-    return any(line in flat for line in telling)
-
-
-def normalise_message(message: str, workdir: str) -> str:
-    """A failure's message without what differs from run to run: places on disk and in memory."""
-    message = message.replace(workdir, ".")
-    message = re.sub(r"\b0x[0-9a-f]{4,}\b", "0x…", message)
-    return re.sub(r"/(?:tmp|home|root|mnt|media|srv|opt|run|var)/[^\s'\",)\]]*", "/…", message)
-
-
-def _example(number: int, failure: FailedCheck) -> str:
-    name = failure.node_id.split("::")[-1].partition("[")[0]
-    source, error = _parts(failure.message)
-    runs = f" runs\n\n{_fenced('python', source)}\n\nand" if source else ""
-    return f"{number}. `{name}`{runs} gets\n\n{_fenced('text', error or 'an error without a message')}"
-
-
-def _parts(message: str) -> tuple[str, str]:
-    """The test's lines down to the statement that failed, and what pytest says of it."""
-    source: list[str] = []
-    error_lines: list[str] = []
-    marked = False
-    for line in message.splitlines():
-        if re.match(r"E(?: |$)", line):
-            error_lines.append(line[4:])
-        elif not error_lines:
-            marked = marked or line.startswith(">")
-            source.append(" " + line[1:] if line.startswith(">") else line)
-    if not marked:
-        source = []
-    code = textwrap.dedent("\n".join(source[-_CONTEXT_LINES:])).strip("\n")
-    if len(error_lines) > _SAID_LINES:
-        error_lines = [*error_lines[:_SAID_LINES], "…"]
-    short = (line if len(line) <= _LINE_CHARS else line[:_LINE_CHARS] + "…" for line in error_lines)
-    return code, textwrap.dedent("\n".join(short)).strip("\n")
-
-
-def _fenced(language: str, text: str) -> str:
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
-    return f"{fence}{language}\n{text}\n{fence}"

@@ -14,12 +14,13 @@ from msgspec import Struct, field
 from understudy.train.groups import (
     BAD_LOGPROBS,
     NO_LOGPROBS,
+    NO_TEACHER,
     NOTHING_SAMPLED,
     RolloutGroup,
     TokenSequence,
     leave_out,
 )
-from understudy.train.options import Advantage, GRPOOptions
+from understudy.train.options import Advantage, DistillOptions, GRPOOptions
 
 EQUAL = 1e-9
 """Rewards no further apart than this are the same reward."""
@@ -118,7 +119,8 @@ def build_batch(
 ) -> TrainingBatch:
     """What can be learned from in `groups`; what cannot is counted in `skipped` by why.
 
-    `vocabulary` is how many tokens the model has, `longest` how many a sequence may have.
+    `vocabulary` is how many tokens the model has, `longest` how many a sequence may have. With a teacher,
+    something is learned of groups with equal rewards too.
     """
     batch = TrainingBatch()
     for group in groups:
@@ -126,7 +128,7 @@ def build_batch(
         if not all(map(math.isfinite, rewards)):
             skipped[BAD_REWARD] += 1
             continue
-        if not has_signal(rewards):
+        if not has_signal(rewards) and not isinstance(options, DistillOptions):
             skipped[NO_SIGNAL] += 1
             if options.dynamic_sampling:
                 continue
@@ -191,6 +193,8 @@ def sequence_defect(sequence: TokenSequence, vocabulary: int, longest: int) -> s
 def _defect(sequence: TokenSequence, options: GRPOOptions, vocabulary: int, longest: int) -> str | None:
     if (why := sequence_defect(sequence, vocabulary, longest)) is not None:
         return why
+    if isinstance(options, DistillOptions) and sequence.teacher_logprobs is None:
+        return NO_TEACHER
     if sequence.logprobs is None:
         return None if options.correction == "none" else NO_LOGPROBS
     return None if all(map(math.isfinite, sequence.logprobs)) else BAD_LOGPROBS

@@ -67,6 +67,14 @@ def behaviours(sequences: Sequence[TokenSequence], device: torch.device | str = 
     return _rectangle(cast("list[tuple[float, ...]]", rows), 0.0, torch.float32, device)
 
 
+def teacher_logprobs(sequences: Sequence[TokenSequence], device: torch.device | str = "cpu") -> Tensor | None:
+    """The teacher's logprobs, [sequences, length of the longest]; None if a sequence has none."""
+    rows = [sequence.teacher_logprobs for sequence in sequences]
+    if any(row is None for row in rows):
+        return None
+    return _rectangle(cast("list[tuple[float, ...]]", rows), 0.0, torch.float32, device)
+
+
 def token_logprobs(model: nn.Module, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> Tensor:
     """The logprob of each sampled token given all before it, at `temperature`: [sequences, length of the longest].
 

@@ -15,7 +15,7 @@ import torch
 from msgspec import Struct, structs
 from torch import Tensor
 
-from understudy.train.options import GRPOOptions, Loss
+from understudy.train.options import DistillOptions, GRPOOptions, Loss
 
 _FAR = 20.0
 """Logprobs further apart count as this far apart: exp() of more is no number that a weight or a mean can hold."""
@@ -40,6 +40,8 @@ class Sums(Struct, frozen=True):
     mismatch_kl: float = 0.0
     """KL of the behaviour policy to `old`, estimated by k3."""
     mismatch_max: float = 0.0
+    teacher_kl: float = 0.0
+    """old − log p over sampled tokens, which estimates the reverse KL to the teacher; 0 where there is none."""
 
     def __add__(self, other: Sums) -> Sums:
         both: Any = {name: value + getattr(other, name) for name, value in structs.asdict(self).items()}
@@ -61,6 +63,7 @@ class Sums(Struct, frozen=True):
             "mismatch_mean": self.mismatch / count,
             "mismatch_kl": self.mismatch_kl / count,
             "mismatch_max": self.mismatch_max,
+            "teacher_kl": self.teacher_kl / count,
         }
 
 
@@ -104,17 +107,19 @@ def policy_loss(
     rollout_tokens: Tensor | None = None,
     reference: Tensor | None = None,
     entropy: Tensor | None = None,
+    teacher: Tensor | None = None,
 ) -> tuple[Tensor, Sums]:
     """The loss to go down on, and the sums of what it is made of.
 
     L = Σ_s Σ_t w_s · (c_t · l_t + kl_coefficient · k3_t − entropy_coefficient · H_t) over the sampled tokens, with
     w of `token_weights`; l is that of `options.loss` (see `ppo`, `gspo`, `cispo`), c of `correction`.
-    k3 = exp(ref − π) − (ref − π) − 1 estimates the KL to the reference, as in arXiv 2402.03300.
+    k3 = exp(ref − π) − (ref − π) − 1 estimates the KL to the reference, as in arXiv 2402.03300. With
+    DistillOptions the advantage is that of `distillation_gain`, token by token.
 
-    `logprobs` (the only one with a gradient, but for `entropy`), `old_logprobs`, `behaviour`, `reference` and
-    `entropy` are [sequences, width]; `advantages` is [rollouts], `rollout_index` [sequences] tells whose each
-    sequence is. A micro-batch passes the advantages and `rollout_tokens` (`tokens_of_rollouts`) of the whole
-    batch: then the losses of the micro-batches add up to the loss of the batch, and their gradients likewise,
+    `logprobs` (the only one with a gradient, but for `entropy`), `old_logprobs`, `behaviour`, `reference`,
+    `entropy` and `teacher` are [sequences, width]; `advantages` is [rollouts], `rollout_index` [sequences] tells
+    whose each sequence is. A micro-batch passes the advantages and `rollout_tokens` (`tokens_of_rollouts`) of
+    the whole batch: then the losses of micro-batches add up to the loss of the batch, and so do their gradients,
     however a rollout's sequences are spread over them.
 
     Raises ValueError where an option needs a tensor that was not given.
@@ -123,6 +128,7 @@ def policy_loss(
         ("behaviour logprobs", options.correction != "none", behaviour),
         ("reference logprobs", options.kl_coefficient > 0, reference),
         ("entropy", options.entropy_coefficient > 0, entropy),
+        ("the teacher's logprobs", isinstance(options, DistillOptions), teacher),
     ):
         if wanted and tensor is None:
             raise ValueError(f"these options need {name}, which are missing")
@@ -131,6 +137,10 @@ def policy_loss(
     # Before anything is computed of them: what stands off the mask may be inf or NaN, and 0 · NaN is NaN.
     logprobs, old = _sampled(logprobs, mask), _sampled(old_logprobs, mask)
     gain = advantages[rollout_index].unsqueeze(1)
+    teacher_gap: Tensor | None = None
+    if teacher is not None and isinstance(options, DistillOptions):
+        teacher_gap = old - _sampled(teacher, mask)
+        gain = distillation_gain(gain, teacher_gap, options)
     loss, ratio, low, high = _LOSSES[options.loss](logprobs, old, gain, mask, options.clip)
     cut = torch.zeros_like(mask)
     gap: Tensor | None = None
@@ -159,8 +169,22 @@ def policy_loss(
             mismatch=0.0 if gap is None else _total(gap.abs(), mask),
             mismatch_kl=0.0 if gap is None else _total(_k3(gap), mask),
             mismatch_max=0.0 if gap is None or not gap.numel() else float(gap.abs().max()),
+            teacher_kl=0.0 if teacher_gap is None else _total(teacher_gap, mask),
         )
     return loss, sums
+
+
+def distillation_gain(gain: Tensor, gap: Tensor, options: DistillOptions) -> Tensor:
+    """The advantage of each sampled token: reward_coefficient · A − teacher_coefficient · (old − log p).
+
+    `gap` is old − log p, p the teacher's probability of the very token that the student sampled. Its mean over
+    what the student samples is the reverse KL, KL(π ‖ p), at the states that the student visits; minus it is
+    rewarded where the token stands, and nothing later is (a discount of 0), so that the gradient with r = 1,
+    (old − log p) · ∇π, is an unbiased estimate of that of the KL at these states. On-policy distillation: MiniLLM,
+    arXiv 2306.08543 (reverse KL by policy gradient), GKD, arXiv 2306.13649 (on the student's own outputs). A gap
+    counts up to 20 nats.
+    """
+    return options.reward_coefficient * gain - options.teacher_coefficient * gap.clamp(-_FAR, _FAR)
 
 
 def ppo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[float, float]) -> _Parts:

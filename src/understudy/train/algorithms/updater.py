@@ -19,7 +19,7 @@ from understudy.store.training import TokenValues
 from understudy.train.algorithms.batch import TrainingBatch, build_batch, plan, with_signal
 from understudy.train.groups import RolloutGroup, TokenSequence, format_counts
 from understudy.train.metrics import MetricsWriter
-from understudy.train.options import GRPOOptions
+from understudy.train.options import DistillOptions, GRPOOptions
 from understudy.train.weights import (
     CHECKPOINTS,
     TRAINING,
@@ -55,8 +55,9 @@ class UpdateReport(Struct, frozen=True, kw_only=True):
     `updated` is false where nothing was learned, and the weights are those of before. `groups`, `rollouts`,
     `sequences` and `tokens` (sampled ones) could be learned from; `skipped` counts by why what was not, also
     optimizer steps. `mismatch_*` is how far the logprobs of the policy that sampled are from those that the
-    trainer recomputed for the same tokens. `reward_mean` is over all rollouts given whose reward is a number.
-    `stale` is how many sequences older weights than the latest had a part in.
+    trainer recomputed for the same tokens. `teacher_kl` is the reverse KL to a teacher, a token, estimated on
+    them. `reward_mean` is over all rollouts given whose reward is a number. `stale` is how many sequences older
+    weights than the latest had a part in.
     """
 
     step: int
@@ -73,6 +74,7 @@ class UpdateReport(Struct, frozen=True, kw_only=True):
     mismatch_mean: float = 0.0
     mismatch_max: float = 0.0
     mismatch_kl: float = 0.0
+    teacher_kl: float = 0.0
     reward_mean: float = 0.0
     tokens: int = 0
     groups: int = 0
@@ -229,7 +231,7 @@ class Updater:
             return report
         means = total.means()
         named = {name: means[name] for name in ("kl", "entropy", "ratio", "clip_fraction", "corrected_fraction")}
-        named |= {name: means[name] for name in ("mismatch_mean", "mismatch_max", "mismatch_kl")}
+        named |= {name: means[name] for name in ("mismatch_mean", "mismatch_max", "mismatch_kl", "teacher_kl")}
         return structs.replace(
             report,
             updated=True,
@@ -264,7 +266,7 @@ class Updater:
         """One step; the gradient's norm is None where nothing was learned for want of numbers."""
         import torch
 
-        from understudy.train.algorithms.forward import behaviours, masks, micro_batches, scores
+        from understudy.train.algorithms.forward import behaviours, masks, micro_batches, scores, teacher_logprobs
         from understudy.train.algorithms.losses import Sums, policy_loss, tokens_of_rollouts
 
         options, device = self.options, self.device
@@ -303,6 +305,7 @@ class Updater:
                 rollout_tokens=of_rollouts,
                 reference=self._reference_logprobs(rows) if options.kl_coefficient > 0 else None,
                 entropy=current.entropy,
+                teacher=teacher_logprobs(rows, device) if isinstance(options, DistillOptions) else None,
             )
             if not torch.isfinite(loss):
                 self.optimizer.zero_grad(set_to_none=True)
@@ -441,6 +444,8 @@ def _check(groups: Sequence[RolloutGroup], options: GRPOOptions, counts: Counter
             f"there are no groups to learn from; left out: {why}; GRPO needs token ids and logprobs: collect with "
             "--weights, or with a vLLM or SGLang server and tokens in and out"
         )
+    if isinstance(options, DistillOptions):
+        return
     if options.overlong_tokens is None and not with_signal(groups):
         rollouts = sum(len(group.rollouts) for group in groups)
         raise ConfigError(

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
-from msgspec import Struct, convert
+from msgspec import Struct
 from msgspec.structs import replace
 
 from understudy.errors import TaskError
@@ -25,7 +25,7 @@ from understudy.train.loop.state import (
     StepState,
     step_number,
 )
-from understudy.train.options import GRPOOptions
+from understudy.train.options import read_options
 
 STALE = "groups that are too old"
 EMPTY = "groups of which nothing can be learned"
@@ -146,7 +146,7 @@ def select_enough_groups(
     2503.14476.
     """
     selection = harvest(directory, state, ready, runs, max_staleness=config.max_staleness)
-    options = convert(config.trainer, GRPOOptions)
+    options = read_options(config.trainer)
     held = tuple(
         ref
         for ref, groups in selection.groups.items()

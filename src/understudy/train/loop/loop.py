@@ -41,6 +41,7 @@ from understudy.train.loop.state import (
 )
 from understudy.train.loop.worker import TrainerProcess
 from understudy.train.publish.base import Publisher
+from understudy.train.teacher import TeacherServer
 from understudy.train.weights import ADAPTER
 from understudy.types import Task
 
@@ -93,6 +94,7 @@ class Loop:
         publisher: Publisher,
         watcher: Watcher,
         token_values_bytes: int = 0,
+        teacher: TeacherServer | None = None,
     ) -> None:
         self.config = config
         self.directory = directory
@@ -104,6 +106,7 @@ class Loop:
         self._publisher = publisher
         self._watcher = watcher
         self._token_values_bytes = token_values_bytes
+        self._teacher = teacher
         self._waves: dict[int, RolloutBatch] = {}
         self._evaluating: RolloutBatch | None = None
         self._released = False
@@ -176,6 +179,10 @@ class Loop:
             last=step.step >= self.config.steps,
         )
         groups = [group for members in selection.groups.values() for group in members]
+        skipped = Counter(selection.skipped)
+        if self._teacher is not None:
+            self._doing = "asking the teacher"
+            groups = await self._teacher.with_logprobs(groups, skipped)
         await asyncio.to_thread(self._write_groups, step.step, groups)
         step = replace(
             step,
@@ -188,7 +195,7 @@ class Loop:
             reward=selection.reward,
             groups=len(groups),
             staleness=selection.staleness,
-            skipped=selection.skipped,
+            skipped=dict(sorted(skipped.items())),
             seconds=step.seconds | {"collect": round(time.monotonic() - began, 3)},
         )
         rates = dict(self.state.rates)

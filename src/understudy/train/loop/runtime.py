@@ -33,11 +33,12 @@ from understudy.train.loop.state import (
 )
 from understudy.train.loop.worker import TrainerProcess, start_trainer
 from understudy.train.metrics import Trackers
-from understudy.train.options import GRPOOptions
+from understudy.train.options import GRPOOptions, read_options
 from understudy.train.publish.base import PathMapping, Publisher
 from understudy.train.publish.choice import make_publisher
+from understudy.train.teacher import TeacherSettings, open_teacher
 from understudy.types import Task
-from understudy.util.files import locked
+from understudy.util.files import atomic_write, locked
 from understudy.util.processes import available_cpus
 from understudy.util.settings import option
 from understudy.util.statistics import ConfidenceInterval, newcombe
@@ -80,6 +81,26 @@ class LoopRuntime(Struct, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0
+    teacher: TeacherSettings = TeacherSettings()
+    usd_per_hour: (
+        Annotated[
+            float,
+            option("What an hour of these machines costs, for --dry-run and --max-cost.", ge=0, metavar="USD"),
+        ]
+        | None
+    ) = None
+    max_cost_usd: (
+        Annotated[
+            float,
+            option(
+                "The most US dollars that the loop's hours may cost, over all invocations.",
+                "--max-cost",
+                gt=0,
+                metavar="USD",
+            ),
+        ]
+        | None
+    ) = None
     trackers: tuple[str, ...] = ()
 
 
@@ -136,8 +157,12 @@ async def run_loop(
     """
     began = time.monotonic()
     directory = LoopDirectory(root)
+    if runtime.max_cost_usd is not None and not runtime.usd_per_hour:
+        raise ConfigError(
+            "--max-cost needs --usd-per-hour: a loop samples from its own server, whose cost is time"
+        )
     manner = msgspec.convert(config.manner, RolloutSettings)
-    options = msgspec.convert(config.trainer, GRPOOptions)
+    options = read_options(config.trainer)
     _check_publish_method(config, runtime, options)
     alone = locked(
         directory.lock,
@@ -166,6 +191,9 @@ async def run_loop(
             )
             stack.push_async_callback(collector.close)
             collects(collector)
+            teacher = None
+            if runtime.teacher.teacher is not None:
+                teacher = await stack.enter_async_context(open_teacher(runtime.teacher, Path(config.model)))
             loop = Loop(
                 config,
                 directory,
@@ -177,8 +205,10 @@ async def run_loop(
                 publisher=publisher,
                 watcher=watching,
                 token_values_bytes=runtime.token_values_mb << 20,
+                teacher=teacher,
             )
-            stopped = await _run_to_end(loop, watch)
+            clock = CostClock(directory.root / "hours.json", runtime.usd_per_hour, runtime.max_cost_usd)
+            stopped = await _run_to_end(loop, watch, clock.watch)
             return summary_of(config, directory, loop.state, stopped=stopped, wall_s=time.monotonic() - began)
 
 
@@ -306,9 +336,51 @@ async def _sync_server(publisher: Publisher, weights: Path, version: str, *, fre
     await publisher.publish(publishable_path(publisher, weights), version)
 
 
-async def _run_to_end(loop: Loop, watch: Callable[[], Awaitable[None]] | None) -> bool:
-    """Whether the loop was stopped before its end. Raises what ended it, or its server."""
-    async with concurrently(loop.run(), *([watch()] if watch is not None else [])) as tasks:
+class CostClock:
+    """The hours that a loop has taken, over all its starts, in a file; every so many seconds they are written.
+
+    A start that is killed is counted up to the last time, so that at most `every_s` seconds are missed.
+    """
+
+    def __init__(
+        self, path: Path, usd_per_hour: float | None, max_cost_usd: float | None, *, every_s: float = 10.0
+    ) -> None:
+        self._path = path
+        self._rate = usd_per_hour or 0.0
+        self._limit = max_cost_usd
+        self._every_s = every_s
+
+    async def watch(self) -> None:
+        """Count for ever. Raises ConfigError once the next interval would cost more than the ceiling leaves."""
+        seconds = self.seconds()
+        while True:
+            if self._limit is not None and (seconds + self._every_s) * self._rate / 3600 > self._limit:
+                raise ConfigError(
+                    f"--max-cost: {seconds / 3600:.2f} hours at {self._rate:g} US dollars are spent, of "
+                    f"{self._limit:g} US dollars in all; run the same command again with a higher --max-cost"
+                )
+            before = time.monotonic()
+            try:
+                await asyncio.sleep(self._every_s)
+            finally:
+                seconds += time.monotonic() - before
+                atomic_write(self._path, msgspec.json.encode({"seconds": round(seconds, 1)}))
+
+    def seconds(self) -> float:
+        """The seconds of all starts so far. Raises ConfigError for a damaged file."""
+        try:
+            return float(msgspec.json.decode(self._path.read_bytes(), type=dict[str, float])["seconds"])
+        except FileNotFoundError:
+            return 0.0
+        except (OSError, msgspec.MsgspecError, KeyError) as error:
+            raise ConfigError(
+                f"{self._path}: cannot be read ({error}); restore it, or remove it to count anew"
+            ) from error
+
+
+async def _run_to_end(loop: Loop, *watches: Callable[[], Awaitable[None]] | None) -> bool:
+    """Whether the loop was stopped before its end. Raises what ended it, its server or its ceiling."""
+    async with concurrently(loop.run(), *(watch() for watch in watches if watch is not None)) as tasks:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

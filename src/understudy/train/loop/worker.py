@@ -31,7 +31,7 @@ from msgspec import Struct
 
 from understudy.errors import ConfigError, UnderstudyError
 from understudy.train.algorithms.updater import UpdateReport
-from understudy.train.options import GRPOOptions
+from understudy.train.options import GRPOOptions, read_options
 from understudy.types import ErrorInfo, info_of
 from understudy.util.processes import ChildProcess
 
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
     os.dup2(2, 1)
     orders = _orders()
     try:
-        options = msgspec.json.decode(parsed.options, type=GRPOOptions)
+        options = read_options(msgspec.json.decode(parsed.options, type=dict[str, Any]))
         updater = _load(parsed.model, options, parsed.resume, parsed.reference)
     except (msgspec.MsgspecError, UnderstudyError) as error:
         _say_error(answers, error, "--options")

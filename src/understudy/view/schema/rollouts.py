@@ -193,7 +193,8 @@ class RolloutHead(Struct, frozen=True, kw_only=True):
     """All of a rollout but its turns, tokens, patch and raw bodies. `attempt_id` is the attempt that is shown.
 
     A client of a gateway that runs alone has neither row nor task nor verdict. `segments` are empty where the
-    backend gave no token ids; `segment_reasons` counts why segments begin.
+    backend gave no token ids; `segment_reasons` counts why segments begin. Of a long rollout `unread` calls are
+    not read yet, which branches and segments then lack: asked again, there are fewer.
     """
 
     id: str
@@ -205,6 +206,7 @@ class RolloutHead(Struct, frozen=True, kw_only=True):
     has_patch: bool
     logs: dict[str, int]
     turns: int
+    unread: int
     branches: tuple[BranchView, ...]
     segments: tuple[SegmentView, ...]
     segment_reasons: dict[str, int]
@@ -214,11 +216,18 @@ class RolloutHead(Struct, frozen=True, kw_only=True):
 # --- turns -----------------------------------------------------------------------------------------------
 
 
+class ImageView(Struct, frozen=True, kw_only=True):
+    """An image in a block: its type, as the agent said, and about how many bytes; those elsewhere have no type."""
+
+    media_type: str
+    size: Size
+
+
 class BlockView(Struct, frozen=True, kw_only=True):
     """One block of a conversation. `text` and `arguments` are cut; their sizes are those of the whole.
 
     `ref` names the block for the route that reads the rest. `arguments` of a tool call are the JSON text that the
-    model wrote. `images` are data URLs or addresses, which are left out above a size.
+    model wrote.
     """
 
     ref: str
@@ -232,7 +241,7 @@ class BlockView(Struct, frozen=True, kw_only=True):
     arguments_size: Size = 0
     is_error: bool = False
     malformed: bool = False
-    images: int = 0
+    images: tuple[ImageView, ...] = ()
 
 
 class TurnView(Struct, frozen=True, kw_only=True):

@@ -6,35 +6,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from understudy.store.session_lists import SessionRow, StateRow
 from understudy.view.schema.orders import VoteView
 from understudy.view.schema.rollouts import BlockView
-
-
-class SessionRow(Struct, frozen=True, kw_only=True):
-    """A logged conversation. Signals are sums over its turns; `losses` count what its log does not hold."""
-
-    trace_id: str
-    session_id: str
-    format: str
-    source: str
-    role: str
-    project: str | None
-    agent: str | None
-    version: str | None
-    states: int
-    tool_calls: int
-    tool_errors: int
-    denied: int
-    interrupted: int
-    edits: int
-    edits_survived: int | None
-    commits: int
-    tests: dict[str, int]
-    feedback: dict[str, int]
-    fidelity: dict[str, int]
-    losses: dict[str, int]
-    outcome: dict[str, Any] | None
-    began: str | None = None
 
 
 class SessionPage(Struct, frozen=True, kw_only=True):
@@ -43,28 +17,6 @@ class SessionPage(Struct, frozen=True, kw_only=True):
     sessions: tuple[SessionRow, ...]
     total: int
     next: str | None
-
-
-class StateRow(Struct, frozen=True, kw_only=True):
-    """A state: one turn of a logged conversation, with what became of it."""
-
-    state_id: str
-    trace_id: str
-    position: int
-    branch: str
-    fidelity: str
-    notes: str
-    model: str | None
-    timestamp: str | None
-    tool_calls: int
-    tool_errors: int
-    denied: int
-    interrupted: int
-    tests: str | None
-    edits: int
-    edits_survived: int | None
-    commits: int
-    feedback: str | None
 
 
 class StatePage(Struct, frozen=True, kw_only=True):

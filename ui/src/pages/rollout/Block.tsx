@@ -3,9 +3,10 @@ import { memo } from "react";
 import { bodyQuery, type RolloutKey } from "../../api/queries";
 import type { BlockView } from "../../api/types";
 import { Text } from "../../components/Text";
-import { bytes, count } from "../../text/format";
+import { bytes } from "../../text/format";
 import { terminalText } from "../../text/terminal";
 import { firstLine } from "./conversation";
+import { Image } from "./Image";
 import { LongText, type ReadMore } from "./LongText";
 import { ToolCall } from "./ToolCall";
 import styles from "./Block.module.css";
@@ -88,11 +89,9 @@ export const Block = memo(function Block(props: { block: BlockView; body: Rollou
       ) : (
         content
       )}
-      {block.images > 0 && (
-        <p className={styles.title}>
-          {count(block.images)} image{block.images === 1 ? "" : "s"}
-        </p>
-      )}
+      {block.images.map((image, index) => (
+        <Image key={index} body={body} block={block.ref} index={index} image={image} />
+      ))}
     </div>
   );
 });

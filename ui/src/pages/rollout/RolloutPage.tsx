@@ -1,6 +1,8 @@
-import { useQuery } from "@tanstack/react-query";
+import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useParams } from "@tanstack/react-router";
+import { useEffect, useRef } from "react";
 import { rolloutQuery, type RolloutKey } from "../../api/queries";
+import { source } from "../../api/source";
 import type { RolloutHead } from "../../api/types";
 import { Choice } from "../../components/controls";
 import { useKeys } from "../../components/keyboard";
@@ -29,12 +31,19 @@ const VIEWS: [string, string][] = [
   ["integrity", "Integrity"],
 ];
 
+/** The views that there is something for: an exported file has no raw calls, and tokens only where they were taken. */
+function viewsOf({ store, rollout }: RolloutKey): [string, string][] {
+  const base = `/api/stores/${store}`;
+  const needs: Record<string, string> = { tokens: `${base}/rollouts/${rollout}/tokens`, calls: `${base}/calls` };
+  return VIEWS.filter(([name]) => needs[name] === undefined || source.holds(needs[name]));
+}
+
 function Figures({ head }: { head: RolloutHead }) {
   const { row } = head;
   return (
     <Stats>
       {row !== null && <Stat label="Reward" value={reward(row.reward)} />}
-      <Stat label="Turns" value={count(head.turns)} />
+      <Stat label="Turns" value={head.unread > 0 ? `${count(head.turns)}, reading` : count(head.turns)} />
       {row !== null && (
         <>
           <Stat label="Tokens" value={`${short(row.prompt_tokens)} → ${short(row.completion_tokens)}`} />
@@ -63,6 +72,21 @@ function View({ view, body, head }: { view: string; body: RolloutKey; head: Roll
   }
 }
 
+/** Reads the turns again once all calls are read: a later call decides whether an earlier one was asked again. */
+function useRereadTurns({ store, rollout }: RolloutKey, isReading: boolean) {
+  const client = useQueryClient();
+  const wasReading = useRef(false);
+  useEffect(() => {
+    if (wasReading.current && !isReading) {
+      void client.invalidateQueries({
+        queryKey: ["store", store, "rollout", rollout],
+        predicate: (query) => query.queryKey[4] !== "head" && query.queryKey[5] !== "head",
+      });
+    }
+    wasReading.current = isReading;
+  }, [client, store, rollout, isReading]);
+}
+
 /** One rollout, in several views of one attempt. */
 export function RolloutPage() {
   const { store, rollout } = useParams({ from: "/s/$store/r/$rollout" });
@@ -70,6 +94,7 @@ export function RolloutPage() {
   const body: RolloutKey = { store, rollout, attempt: url["attempt"] };
   const result = useQuery(rolloutQuery(body));
   const view = url["view"] ?? "transcript";
+  useRereadTurns(body, (result.data?.unread ?? 0) > 0);
   useUpKey("/s/$store", { store });
   useKeys(
     Object.fromEntries(VIEWS.map(([name], index) => [String(index + 1), () => setUrl({ view: name, from: undefined })])),
@@ -113,7 +138,7 @@ export function RolloutPage() {
               </p>
             ) : null}
             <Tabs label="Views of the rollout">
-              {VIEWS.map(([name, label]) => (
+              {viewsOf(body).map(([name, label]) => (
                 <a
                   key={name}
                   href="#content"

@@ -1,6 +1,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { memo, useEffect, useMemo } from "react";
 import { type RolloutKey, tokensQuery } from "../../api/queries";
+import { source } from "../../api/source";
 import type { RolloutHead, TokenPage } from "../../api/types";
 import { Button, Choice, Toolbar } from "../../components/controls";
 import { useKeys } from "../../components/keyboard";
@@ -180,15 +181,17 @@ export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead
         <Button onClick={() => goTo(at + 1)} disabled={at === -1 || at >= calls.length - 1}>
           Call →
         </Button>
-        <Choice
-          label="Show"
-          value={scope}
-          options={[
-            ["call", "this call"],
-            ["segment", "its whole segment"],
-          ]}
-          onChange={(value) => setUrl({ scope: value === "segment" ? value : undefined, from: undefined })}
-        />
+        {source.isServer && (
+          <Choice
+            label="Show"
+            value={scope}
+            options={[
+              ["call", "this call"],
+              ["segment", "its whole segment"],
+            ]}
+            onChange={(value) => setUrl({ scope: value === "segment" ? value : undefined, from: undefined })}
+          />
+        )}
         <Choice label="Colour by" value={colour} options={COLOURS} onChange={(value) => setUrl({ colour: value })} />
         <Button onClick={() => improbable(-1)}>← Improbable</Button>
         <Button onClick={() => improbable(1)}>Improbable →</Button>

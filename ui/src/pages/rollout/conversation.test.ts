@@ -5,7 +5,7 @@ import { argumentsOf, commandOf, editsOf, fieldsOf, kindOf, summaryOf } from "./
 function block(changes: Partial<BlockView>): BlockView {
   const empty = { ref: "0", role: "assistant", kind: "text", text: "", id: "", name: "", arguments: "" } as const;
   const sizes = { text_size: changes.text?.length ?? 0, arguments_size: changes.arguments?.length ?? 0 };
-  return { ...empty, ...sizes, is_error: false, malformed: false, images: 0, ...changes };
+  return { ...empty, ...sizes, is_error: false, malformed: false, images: [], ...changes };
 }
 
 describe("argumentsOf", () => {

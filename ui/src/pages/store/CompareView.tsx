@@ -33,6 +33,11 @@ function Comparison({ before, after }: { before: string; after: string }) {
             <Stat label="p" value={compared.p_value === null ? "–" : compared.p_value.toPrecision(2)} note="two-sided, by task" />
             <Stat label="Tasks in both" value={count(compared.paired_tasks)} />
           </Stats>
+          <p className={styles.note}>
+            <Link to="/report" search={{ stores: `${before},${after}` } as never}>
+              Report of both
+            </Link>
+          </p>
           <table className={health.table}>
             <thead>
               <tr>

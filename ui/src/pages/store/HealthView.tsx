@@ -27,7 +27,7 @@ function Amounts({ amounts, name, search }: { amounts: Record<string, number>; n
               {search === undefined ? (
                 <Text>{text}</Text>
               ) : (
-                <Link to="/s/$store" params={{ store }} search={{ [search]: text } as never}>
+                <Link to="/s/$store" params={{ store }} search={{ [search]: text, outcome: "unsolved" } as never}>
                   <Text>{text}</Text>
                 </Link>
               )}

@@ -7,23 +7,28 @@ import { Page, Tabs, Trail } from "../../components/Page";
 import { ErrorNote, Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { useUpKey } from "../../components/useUpKey";
-import { ApiError } from "../../api/source";
+import { ApiError, source } from "../../api/source";
 import { count, money, percent, short } from "../../text/format";
 import { ended, rolloutsOf } from "../runs/stores";
 
 const INDEX = "/s/$store";
 
-const VIEWS: Record<StoreSummary["kind"], readonly (readonly [string, string])[]> = {
+/** Views by kind of store: the page, its name, and the path of the API without which it has nothing to show. */
+const VIEWS: Record<StoreSummary["kind"], readonly (readonly [string, string, string?])[]> = {
   run: [
-    [INDEX, "Rollouts"],
-    ["/s/$store/grid", "Tasks"],
-    ["/s/$store/scatter", "Reward and cost"],
-    ["/s/$store/health", "Health"],
-    ["/s/$store/pairs", "Pairs"],
-    ["/s/$store/compare", "Compare"],
-    ["/s/$store/redaction", "Redaction"],
+    [INDEX, "Rollouts", "/rollouts"],
+    ["/s/$store/grid", "Tasks", "/tasks"],
+    ["/s/$store/scatter", "Reward and cost", "/rollouts"],
+    ["/s/$store/health", "Health", "/health"],
+    ["/s/$store/report", "Report", "/api/report"],
+    ["/s/$store/pairs", "Pairs", "/pairs"],
+    ["/s/$store/compare", "Compare", "/pairs"],
+    ["/s/$store/redaction", "Redaction", "/redaction"],
   ],
-  loop: [[INDEX, "Loop"]],
+  loop: [
+    [INDEX, "Loop"],
+    ["/s/$store/report", "Report", "/api/report"],
+  ],
   sessions: [
     [INDEX, "Conversations"],
     ["/s/$store/states", "States"],
@@ -33,6 +38,10 @@ const VIEWS: Record<StoreSummary["kind"], readonly (readonly [string, string])[]
   gateway: [[INDEX, "Gateway"]],
   empty: [[INDEX, "Rollouts"]],
 };
+
+function viewsOf(store: StoreSummary) {
+  return VIEWS[store.kind].filter(([, , path]) => path === undefined || source.holds(path.startsWith("/api") ? path : `/api/stores/${store.id}${path}`));
+}
 
 function Figures({ store }: { store: StoreSummary }) {
   const total = rolloutsOf(store);
@@ -109,7 +118,7 @@ export function StorePage() {
           store.state === "ok" ? (
             <>
               <Tabs label="Views of the store">
-                {VIEWS[store.kind].map(([to, name]) => (
+                {viewsOf(store).map(([to, name]) => (
                   <Link key={to} to={to} params={{ store: id }} activeOptions={{ exact: true, includeSearch: false }}>
                     {name}
                   </Link>

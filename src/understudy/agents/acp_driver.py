@@ -1,0 +1,158 @@
+"""Drives an agent over the Agent Client Protocol in a sandbox. A script of its own, without other modules of ours.
+
+Reads one JSON object from stdin: `argv` (the agent) and `prompt`. The agent gets one session and one prompt,
+and every permission that it asks for. Each message that it sends is a line of stdout; the last line is an object
+whose `type` is `result`, with the `stopReason`, or `error`, with a `message`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+VERSION = 1
+AUTH_REQUIRED = -32000
+METHOD_NOT_FOUND = -32601
+LINE_LIMIT = 256 << 20
+END_S = 5.0
+ALLOWING = ("allow_always", "allow_once")
+
+
+class AcpError(Exception):
+    """An error that the agent answered with, or its end."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class AcpConnection:
+    """JSON-RPC with an agent, an object a line."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._writer, self._reader = process.stdin, process.stdout
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+
+    async def request(self, method: str, params: dict[str, Any]) -> Any:
+        """The result of a request. Raises AcpError."""
+        number = next(self._numbers)
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        await self._send({"id": number, "method": method, "params": params})
+        return await future
+
+    async def read(self) -> None:
+        """Take what the agent sends until it closes its output; then every open request fails."""
+        while line := await self._reader.readline():
+            try:
+                message: Any = json.loads(line)
+            except ValueError:
+                continue  # what else it prints is no message
+            if isinstance(message, dict):
+                received = cast("dict[str, Any]", message)
+                write_line({"type": "message", "message": received})
+                await self._take(received)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(AcpError("the agent ended before it answered"))
+
+    async def _take(self, message: dict[str, Any]) -> None:
+        if "method" not in message:
+            future = self._waiting.pop(message.get("id", -1), None)
+            if future is not None and not future.done():
+                if error := message.get("error"):
+                    details = json.dumps(error["data"]) if error.get("data") else ""
+                    text = f"{error.get('message', 'error')} {details}".strip()
+                    future.set_exception(AcpError(text, error.get("code", 0)))
+                else:
+                    future.set_result(message.get("result"))
+        elif "id" in message:
+            if message["method"] == "session/request_permission":
+                await self._send({"id": message["id"], "result": {"outcome": allowed(message["params"])}})
+            else:
+                error = {"code": METHOD_NOT_FOUND, "message": f"{message['method']}: not offered by this client"}
+                await self._send({"id": message["id"], "error": error})
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self._writer.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        await self._writer.drain()
+
+
+def allowed(params: dict[str, Any]) -> dict[str, Any]:
+    """The outcome of a request for a permission: allowed for good where that is offered, else once."""
+    options = {option.get("kind"): option["optionId"] for option in params.get("options", ())}
+    chosen = next((options[kind] for kind in ALLOWING if kind in options), None)
+    return {"outcome": "cancelled"} if chosen is None else {"outcome": "selected", "optionId": chosen}
+
+
+async def converse(connection: AcpConnection, job: dict[str, Any]) -> str:
+    """Begin a session and give it the prompt; returns why it stopped. Raises AcpError."""
+    capabilities = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
+    client = {"name": "understudy", "version": "1"}
+    opening = {"protocolVersion": VERSION, "clientCapabilities": capabilities, "clientInfo": client}
+    agent = await connection.request("initialize", opening)
+    if agent.get("protocolVersion") != VERSION:
+        raise AcpError(f"it speaks version {agent.get('protocolVersion')} of the protocol, expected {VERSION}")
+    setting: dict[str, Any] = {"cwd": str(Path.cwd()), "mcpServers": []}
+    try:
+        session = await connection.request("session/new", setting)
+    except AcpError as error:
+        if error.code != AUTH_REQUIRED:
+            raise
+        ids = [method["id"] for method in agent.get("authMethods", ())]
+        by_key = next((id_ for id_ in ids if "key" in id_), None)
+        if by_key is None:
+            raise AcpError(f"it needs a login, by one of: {', '.join(ids)}") from error
+        await connection.request("authenticate", {"methodId": by_key})
+        session = await connection.request("session/new", setting)
+    prompt = [{"type": "text", "text": job["prompt"]}]
+    result = await connection.request("session/prompt", {"sessionId": session["sessionId"], "prompt": prompt})
+    return str(result["stopReason"])
+
+
+async def drive(job: dict[str, Any]) -> dict[str, Any]:
+    """Run the agent; returns the last line of the output."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *job["argv"], stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=LINE_LIMIT
+        )
+    except OSError as error:
+        return {"type": "error", "message": f"it could not be started: {error}"}
+    connection = AcpConnection(process)
+    reading = asyncio.ensure_future(connection.read())
+    try:
+        return {"type": "result", "stopReason": await converse(connection, job)}
+    except (AcpError, OSError) as error:
+        return {"type": "error", "message": str(error)}
+    except (KeyError, TypeError, AttributeError) as error:
+        return {"type": "error", "message": f"its answer is not one of the protocol: {error!r}"}
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), END_S)
+        except TimeoutError:
+            process.kill()
+        reading.cancel()
+
+
+def write_line(value: dict[str, Any]) -> None:
+    """Print a value as a line of JSON."""
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Returns the exit code."""
+    end = asyncio.run(drive(json.load(sys.stdin)))
+    write_line(end)
+    return 0 if end["type"] == "result" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Gemini CLI, headless, speaking Gemini's generateContent to the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from understudy.agents.base import AgentJob
+from understudy.agents.packaged import GATEWAY, AgentEnd, Launch, PackagedAgent, session_files, text_at
+from understudy.agents.packages import AGENT_PACKAGES
+from understudy.agents.turn_log import LoggedTurn, read_turns
+from understudy.ingest.formats.gemini import GeminiFormat
+from understudy.sandbox.base import Completed, Sandbox
+
+_TURN_LIMIT_EXIT_CODE = 53
+_NEEDS_GOOGLE = ("google_web_search", "web_fetch")
+"""Tools that have Google's servers look something up."""
+
+_ENVIRONMENT = {
+    "GOOGLE_GEMINI_BASE_URL": GATEWAY,
+    "GEMINI_CLI_NO_RELAUNCH": "true",
+    "GEMINI_CLI_TRUST_WORKSPACE": "true",
+    "NO_BROWSER": "true",
+    "NO_COLOR": "1",
+}
+
+
+class GeminiCli(PackagedAgent):
+    """Runs Gemini CLI once per attempt and collects its session log and how it ended.
+
+    It prints its result alone: of a stream of events it loses the end when a tool printed much.
+    """
+
+    name: ClassVar[str] = "gemini"
+    version: ClassVar[str | None] = AGENT_PACKAGES["gemini"].version
+    log_directories: ClassVar[tuple[str, ...]] = (".gemini/tmp",)
+
+    def launch(self, sandbox: Sandbox, job: AgentJob) -> Launch:
+        """See PackagedAgent. The instruction goes in by stdin: it may be longer than an argument may be."""
+        home = f"{sandbox.home}/.gemini"
+        settings = settings_of(self._tools, job.max_turns)
+        files = {f"{home}/settings.json": msgspec.json.encode(settings).decode()}
+        env = {**_ENVIRONMENT, "GEMINI_API_KEY": job.key}
+        if self._system_prompt:
+            env["GEMINI_SYSTEM_MD"] = f"{home}/system.md"
+            files[env["GEMINI_SYSTEM_MD"]] = self._system_prompt
+        return Launch(
+            arguments=("--yolo", "--model", job.model, "--output-format", "json"),
+            env=env,
+            files=files,
+            stdin=job.instruction,
+        )
+
+    def logged_turns(self, logs: Mapping[str, bytes]) -> Iterable[LoggedTurn]:
+        """See PackagedAgent."""
+        return read_turns(GeminiFormat(), session_files(logs, ".jsonl"))
+
+    def end_of(self, completed: Completed, logs: Mapping[str, bytes]) -> AgentEnd:
+        """See PackagedAgent: by its result, or the exit code for the limit of turns."""
+        if completed.exit_code == _TURN_LIMIT_EXIT_CODE:
+            return AgentEnd("max_turns")
+        if completed.exit_code == 0 and "response" in _result(completed.stdout):
+            return AgentEnd("completed")
+        errors = (text_at(_result(output), "error", "message") for output in (completed.stdout, completed.stderr))
+        return self.crash(completed, next(filter(None, errors), ""))
+
+
+def _result(output: bytes) -> dict[str, Any]:
+    """The JSON object, over several lines, that an output ends with; empty where it does not end so."""
+    _, _, text = (b"\n" + output.strip()).rpartition(b"\n{\n")
+    try:
+        return msgspec.json.decode(b"{" + text, type=dict[str, Any])
+    except (ValueError, RecursionError):
+        return {}
+
+
+def settings_of(tools: tuple[str, ...], max_turns: int) -> dict[str, Any]:
+    """Gemini CLI's settings: the gateway's key, nobody to call, and these tools alone where there are any."""
+    return {
+        "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False, "maxAttempts": 6},
+        "privacy": {"usageStatisticsEnabled": False},
+        "telemetry": {"enabled": False},
+        "security": {"auth": {"selectedType": "gemini-api-key"}},
+        "model": {"maxSessionTurns": max_turns},
+        "tools": {"exclude": list(_NEEDS_GOOGLE)} | ({"core": list(tools)} if tools else {}),
+    }

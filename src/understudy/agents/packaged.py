@@ -1,0 +1,227 @@
+"""What agents that are fetched from a registry have in common: how they are mounted, started, and logged."""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import msgspec
+from msgspec import Struct
+
+from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentOutcome, AgentResult
+from understudy.agents.packages import AGENT_PACKAGES, AgentPackage
+from understudy.agents.runtimes import launcher_command, node_path, python_command, python_path
+from understudy.agents.turn_log import LoggedTurn, compare_turns
+from understudy.config import cache_dir
+from understudy.errors import ConfigError, SandboxError
+from understudy.sandbox.base import Completed, Mount, Sandbox
+from understudy.trajectory.tree import build
+from understudy.types import Call, Finding
+
+_AGENT = "/opt/understudy/agent"
+_PYTHON = "/opt/understudy/python"
+_NODE = "/opt/understudy/node"
+_TAIL = 500
+
+GATEWAY = "{gateway}"
+"""Stands for the gateway's address in what `launcher.py` writes and runs."""
+
+
+class Launch(Struct, frozen=True, kw_only=True):
+    """What `launcher.py` is to do: see there. The command's program is not in `arguments`."""
+
+    arguments: Sequence[str]
+    env: Mapping[str, str]
+    files: Mapping[str, str]
+    stdin: str = ""
+
+
+class AgentEnd(Struct, frozen=True):
+    """How an agent ended, with the reason when it crashed."""
+
+    outcome: AgentOutcome
+    message: str = ""
+
+
+class PackagedAgent(ABC):
+    """An agent of `AGENT_PACKAGES` that is started by `launcher.py` and speaks to the gateway over TCP.
+
+    `tools` are the only tools it has, separated by commas, and `system_prompt` stands in the place of its own.
+    Raises ConfigError where it has no such setting.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[str | None]
+    limits_turns: ClassVar[bool] = True
+    needs_model: ClassVar[bool] = True
+    log_directories: ClassVar[tuple[str, ...]] = ()
+    """Where it keeps its logs, relative to the home."""
+    tools_missing: ClassVar[str] = ""
+    """Why `tools` is unsupported; "" where it is not."""
+
+    def __init__(self, tools: str = "", system_prompt: str = "") -> None:
+        if tools and self.tools_missing:
+            raise ConfigError(f"--tools: unsupported by --agent {self.name}: {self.tools_missing}")
+        self._tools = tuple(name.strip() for name in tools.split(",")) if tools else ()
+        if any(re.fullmatch(r"[\w.-]+", name) is None for name in self._tools):
+            raise ConfigError(f"--tools: expected names separated by commas, as in read,edit, got {tools!r}")
+        self._system_prompt = system_prompt
+        self.package: AgentPackage = AGENT_PACKAGES[self.name]
+
+    def problems(self) -> list[str]:
+        """Why it cannot run here, each with what to do about it; empty when it can."""
+        return self.package.problems()
+
+    def mounts(self) -> tuple[Mount, ...]:
+        """Its package and the runtimes that it needs. Raises ConfigError when it has not been fetched."""
+        if problems := self.problems():
+            raise ConfigError(problems[0])
+        cache = cache_dir()
+        mounts = (Mount(self.package.directory(cache), _AGENT), Mount(python_path(cache), _PYTHON))
+        return (*mounts, Mount(node_path(cache), _NODE)) if self.package.kind == "node" else mounts
+
+    async def run(self, sandbox: Sandbox, job: AgentJob) -> AgentResult:
+        """Work on the job to its end or the job's wall-clock limit."""
+        launch = self.launch(sandbox, job)
+        completed = await run_launched(sandbox, job, self.program(sandbox), launch)
+        logs = {"stdout.txt": completed.stdout, "stderr.txt": completed.stderr}
+        logs |= await collect_logs(sandbox, self.log_directories)
+        logs = {name: content.replace(job.key.encode(), b"<key>") for name, content in logs.items()}
+        if completed.timed_out:
+            end = AgentEnd("timeout", f"stopped after {completed.duration_s:.0f} s")
+        else:
+            end = self.end_of(completed, logs)
+        return AgentResult(outcome=end.outcome, exit_code=completed.exit_code, message=end.message, logs=logs)
+
+    def check(self, result: AgentResult, calls: Iterable[Call]) -> list[Finding]:
+        """How its log differs from the calls."""
+        turns = self.logged_turns(result.logs)
+        cut_off = result.outcome in ("timeout", "crashed")
+        return [] if turns is None else compare_turns(turns, build(calls), cut_off=cut_off, must=self.must_log)
+
+    def logged_turns(self, logs: Mapping[str, bytes]) -> Iterable[LoggedTurn] | None:
+        """The responses in its own log, in order; None where that is not compared."""
+        return None
+
+    def must_log(self, turn: LoggedTurn) -> bool:
+        """Whether a response of the model has to be in its own log."""
+        return True
+
+    @abstractmethod
+    def launch(self, sandbox: Sandbox, job: AgentJob) -> Launch:
+        """The arguments, files and variables that make it work on the job, ask nobody and call nobody else."""
+
+    @abstractmethod
+    def end_of(self, completed: Completed, logs: Mapping[str, bytes]) -> AgentEnd:
+        """How a run that was not stopped ended."""
+
+    def crash(self, completed: Completed, reason: str = "") -> AgentEnd:
+        """The end of a run that has none of its own, with the last words on stderr where there is no reason."""
+        tail = completed.stderr.decode(errors="replace").strip()[-_TAIL:] or "nothing on stderr"
+        reason = f"reported: {reason[:_TAIL]}" if reason else f"left no result: {tail}"
+        return AgentEnd("crashed", f"{self.package.title} ended with exit code {completed.exit_code} and {reason}")
+
+    def program(self, sandbox: Sandbox) -> list[str]:
+        """The command that runs its program in a sandbox."""
+        root = sandbox.locate(_AGENT)
+        program = str(self.package.program_path(root))
+        match self.package.kind:
+            case "native":
+                return [program]
+            case "node":
+                return [f"{sandbox.locate(_NODE)}/bin/node", program]
+            case "python":
+                python = python_command(sandbox.locate(_PYTHON), "-c", f"{root}/lib")
+                module = program.removeprefix(f"{root}/site/").removesuffix(".py").replace("/", ".")
+                return [*python, _RUN_MODULE, f"{root}/site", module]
+
+
+_RUN_MODULE = """\
+import runpy, sys
+sys.path.insert(0, sys.argv[1])
+del sys.argv[1]
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+async def run_launched(sandbox: Sandbox, job: AgentJob, program: Sequence[str], launch: Launch) -> Completed:
+    """Run a program by `launcher.py`, to its end or the job's wall-clock limit. Raises SandboxError."""
+    order = {
+        "socket": sandbox.locate(GATEWAY_SOCKET),
+        "argv": [*program, *launch.arguments],
+        "env": {**job.env, **launch.env},
+        "files": launch.files,
+        "stdin": launch.stdin,
+    }
+    return await sandbox.run(
+        launcher_command(sandbox.locate(_PYTHON)), stdin=msgspec.json.encode(order), timeout_s=job.timeout_s
+    )
+
+
+def runtime_mount() -> Mount:
+    """The Python that drives agents."""
+    return Mount(python_path(cache_dir()), _PYTHON)
+
+
+def runtime_command(sandbox: Sandbox) -> list[str]:
+    """The command of that Python in a sandbox, without what it is to run."""
+    return python_command(sandbox.locate(_PYTHON), "")[:-1]
+
+
+async def collect_logs(sandbox: Sandbox, directories: Sequence[str]) -> dict[str, bytes]:
+    """The files below directories of the home, by their paths in it, as `session/…`; none of what is not there.
+
+    An agent that ruins its own logs loses them, not its attempt: else it could choose to have failed for reasons
+    of infrastructure. A sandbox that is truly broken fails again when the patch is taken.
+    """
+    if not directories:
+        return {}
+    try:
+        archive = await sandbox.run(
+            ["tar", "-C", sandbox.home, "--ignore-failed-read", "-cf", "-", "--", *directories], timeout_s=30
+        )
+    except SandboxError:
+        return {}
+    return {f"session/{name}": content for name, content in tar_members(archive.stdout)}
+
+
+def tar_members(archive: bytes) -> Iterator[tuple[str, bytes]]:
+    """The regular files of a tar archive, as far as it can be read."""
+    try:
+        # Not compressed and not sparse: what is read is never more than what was sent.
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as members:
+            for member in members:
+                plain = member.isfile() and not member.issparse()
+                content = members.extractfile(member) if plain else None
+                if content is not None:
+                    # The store takes no other names.
+                    yield member.name.encode(errors="replace").decode(), content.read()
+    except tarfile.TarError:
+        return
+
+
+def session_files(logs: Mapping[str, bytes], suffix: str) -> dict[str, bytes]:
+    """The files of its session log with names that end so."""
+    return {name: log for name, log in logs.items() if name.startswith("session/") and name.endswith(suffix)}
+
+
+def json_events(output: bytes) -> Iterator[dict[str, Any]]:
+    """The JSON objects among the lines of an output; what else its programs printed is passed over."""
+    for line in output.splitlines():
+        try:
+            event = msgspec.json.decode(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict):
+            yield cast(dict[str, Any], event)
+
+
+def text_at(value: Any, *path: str) -> str:
+    """The text at a path of keys in a JSON value; "" where there is none."""
+    for key in path:
+        value = cast(dict[str, Any], value).get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else ""

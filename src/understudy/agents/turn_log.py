@@ -1,0 +1,128 @@
+"""Compares the responses that an agent logged itself with the stored calls: both must be the same, in one order.
+
+The log was written in a sandbox that a model ruled: whatever it holds, the outcome is findings, never a failure.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from itertools import zip_longest
+from typing import Any, cast
+
+import msgspec
+from msgspec import Struct
+
+from understudy.agents.session_log import FINDINGS_LIMIT, KIND
+from understudy.ingest.formats.base import LogFormat
+from understudy.ingest.log_files import LogFile
+from understudy.trajectory.tree import Node, Trajectory
+from understudy.types import Finding
+from understudy.wire.stored import response_blocks
+
+_SHOWN = 120
+_UNLOGGED_ROLES = ("compaction", "auxiliary")
+
+
+class LoggedTurn(Struct, frozen=True):
+    """A response of the model: its text, and the names and arguments (JSON) of its tool calls."""
+
+    text: str
+    calls: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """What must be equal: the text without outer white space, and the values of the arguments."""
+        return self.text.strip(), tuple((name, _sorted_arguments(arguments)) for name, arguments in self.calls)
+
+
+def read_turns(format: LogFormat, files: Mapping[str, bytes]) -> Iterator[LoggedTurn]:
+    """The turns that a format of `ingest` reads in logs."""
+
+    def opened(name: str, content: bytes) -> LogFile:
+        return LogFile(name, len(content), lambda: io.BytesIO(content))
+
+    for trace in format.read([opened(name, content) for name, content in sorted(files.items())]):
+        for turn in trace.turns:
+            action = trace.renderer.action([trace.nodes[index].body for index in turn.action])
+            functions = [call["function"] for call in action.tool_calls]
+            yield LoggedTurn(action.content or "", tuple((each["name"], each["arguments"]) for each in functions))
+
+
+def compare_turns(
+    logged: Iterable[LoggedTurn],
+    trajectory: Trajectory,
+    *,
+    cut_off: bool,
+    must: Callable[[LoggedTurn], bool] = lambda _: True,
+) -> list[Finding]:
+    """How the logged turns differ from the answers of the calls; nothing when they agree.
+
+    Titles and the like are no part of it, nor are answers that the agent asked for again or that hold nothing. The
+    gateway's last words, where a budget was used up, may be in the log. Where it was `cut_off`, stopped or
+    crashed, its last answers may be missing. `must` says whether an answer has to be in the log.
+    """
+    turns = [turn for turn in logged if turn.text.strip() or turn.calls]
+    nodes = [node for node in trajectory.nodes if _is_logged(node)]
+    answers = [_answer(node) for node in nodes]
+    findings: list[Finding] = []
+    matcher = SequenceMatcher(None, [turn.key for turn in turns], [turn.key for turn in answers], autojunk=False)
+    for tag, first, last, low, high in matcher.get_opcodes():
+        if tag == "equal" or (tag == "insert" and cut_off and high == len(answers)):
+            continue
+        unmatched = [node for node in nodes[low:high] if node.call.status == "ok" and must(_answer(node))]
+        for turn, node in zip_longest(turns[first:last], unmatched):
+            findings.append(_finding(turn, node))
+    if len(findings) > FINDINGS_LIMIT:
+        more = Finding(kind=KIND, message=f"and {len(findings) - FINDINGS_LIMIT + 1} more differences")
+        findings = [*findings[: FINDINGS_LIMIT - 1], more]
+    return findings
+
+
+def _is_logged(node: Node) -> bool:
+    return (
+        node.role not in _UNLOGGED_ROLES
+        and not (node.superseded or node.alternative)
+        and bool(_answer(node).text.strip() or _answer(node).calls)
+    )
+
+
+def _answer(node: Node) -> LoggedTurn:
+    call = node.call
+    blocks = (node.answer if call.status == "ok" else response_blocks(call.dialect, call.response)) or ()
+    text = "\n".join(block.text for block in blocks if block.kind == "text" and block.text.strip())
+    return LoggedTurn(text, tuple((block.name, block.arguments) for block in blocks if block.kind == "tool_use"))
+
+
+def _finding(turn: LoggedTurn | None, node: Node | None) -> Finding:
+    if node is None:
+        return Finding(kind=KIND, message=f"the log has a response that no call has: {_short(turn)}")
+    call, answer = node.call, _answer(node)
+    if turn is None:
+        return Finding(kind=KIND, message=f"the answer of call {call.sequence} is not in the log", call_id=call.id)
+    what = f"the log has the answer of call {call.sequence} otherwise: {_short(turn)}, not {_short(answer)}"
+    return Finding(kind=KIND, message=what, call_id=call.id)
+
+
+def _sorted_arguments(arguments: str) -> str:
+    """Arguments as JSON with sorted keys. A tool that takes a text has it in one field, or as it is."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    text = cast(dict[str, Any], value).get("input") if isinstance(value, dict) else None
+    if isinstance(text, str) and len(cast(dict[str, Any], value)) == 1:
+        return text
+    try:
+        return msgspec.json.encode(value, order="deterministic").decode()
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _short(turn: LoggedTurn | None) -> str:
+    if turn is None:
+        return "nothing"
+    parts: Sequence[Any] = (turn.text, *turn.calls)
+    text = ", ".join(repr(part) for part in parts if part)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

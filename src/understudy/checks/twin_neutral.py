@@ -1,0 +1,76 @@
+"""What the tests of a version say of themselves and of each other (see `twins`).
+
+Names are replaced, as `test_empty_is_false` tells too much.
+The code under test can read which test runs: in `PYTEST_CURRENT_TEST`, in frames, in the test's own node.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import TypeVar
+
+from understudy.checks.twin_ids import functions_of_tests
+
+T = TypeVar("T")
+
+
+def rename_tests(tree: ast.Module) -> dict[str, str]:
+    """Give the tests of a file, and the classes that they are in, neutral names; returns the old ones by the new.
+
+    Their alphabetical order stays, by which some runners run them. A name stays that the file uses for something
+    else too, or as an attribute.
+    """
+    tests = list(functions_of_tests(tree))
+    functions = sorted({function.name for _, function in tests})
+    classes = sorted({name for owner, _ in tests for name in owner})
+    named = {name: f"test_{number:04}" for number, name in enumerate(functions)}
+    for number, name in enumerate(classes):
+        named[name] = f"{'Test' if name.startswith('Test') else 'Case'}{number:04}"
+    taken = _other_names(tree)
+    named = {old: new for old, new in named.items() if old not in taken and new not in taken}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            node.id = named.get(node.id, node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            node.name = named.get(node.name, node.name)
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            node.names = [named.get(name, name) for name in node.names]
+    return {new: old for old, new in named.items()}
+
+
+def empty_tests(tree: ast.Module, names: frozenset[str]) -> None:
+    """Let the tests of these names do nothing."""
+    for _, function in functions_of_tests(tree):
+        if function.name in names:
+            function.body = [ast.Pass()]
+
+
+def _other_names(tree: ast.Module) -> set[str]:
+    """The names of a file that are imported, are attributes, parameters or arguments, or stand in a text."""
+    taken: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.alias(name=name, asname=other):
+                taken |= {name.partition(".")[0], name, other or name}
+            case ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                taken.add(name)
+            case ast.Constant(value=str(text)):
+                taken.add(text)
+            case _:
+                pass
+    return taken
+
+
+def original_node(node: str, names: Mapping[str, Mapping[str, str]]) -> str:
+    """The node as it would be called with the file's own names; `names` has the old ones by the new, by file."""
+    file, separator, rest = node.partition("::")
+    old = names.get(file, {})
+    parts, bracket, parameters = rest.partition("[")
+    original = "::".join(old.get(part, part) for part in parts.split("::"))
+    return f"{file}{separator}{original}{bracket}{parameters}"
+
+
+def by_own_names(by_node: Mapping[str, T], names: Mapping[str, Mapping[str, str]]) -> dict[str, T]:
+    """What is given by node, by `original_node`."""
+    return {original_node(node, names): each for node, each in by_node.items()}

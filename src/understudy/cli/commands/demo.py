@@ -1,0 +1,67 @@
+"""`understudy demo`: the whole loop on this machine, in the commands that a person would type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from understudy.cli.demo.training import DemoSize
+from understudy.errors import ConfigError
+
+_SIZE = DemoSize()
+_QUICK_TASKS = 10
+
+
+def demo(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Scripted models in place of one that learns; needs no torch.")
+    ] = False,
+    agent: Annotated[
+        str | None, typer.Option(help="With --quick: the agent that works, as codex [default: claude-code].")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 1,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="For all files [default: runs/demo/seed-N; with --quick runs/demo-quick, or runs/demo-AGENT]."
+        ),
+    ] = None,
+    tasks: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"To learn from [default: {_SIZE.tasks}; with --quick {_QUICK_TASKS} of each package]."
+        ),
+    ] = None,
+    evaluated: Annotated[int, typer.Option(min=1, help="Held-out tasks.")] = _SIZE.evaluated,
+    steps: Annotated[int, typer.Option(min=1, help="Of GRPO.")] = _SIZE.steps,
+    groups: Annotated[int, typer.Option(min=1, help="Tasks a step of GRPO.")] = _SIZE.groups,
+    samples: Annotated[int, typer.Option(min=2, help="Rollouts a task of GRPO.")] = _SIZE.samples,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="End with 1 where the figures are not as expected.")
+    ] = True,
+) -> None:
+    """Run the whole loop: a small model works through the real CLI, learns, and is measured before and after.
+
+    Takes about ten minutes on two cores; with --quick one or two. Interrupted, the same command goes on.
+    """
+    from understudy.cli.demo.quick import run_quick
+    from understudy.cli.demo.training import run_training
+
+    if agent and not quick:
+        raise ConfigError(
+            "--agent: the model of the demo learns Claude Code's job; other agents work with --quick"
+        )
+    if quick:
+        name = "demo-quick" if agent is None else f"demo-{agent}"
+        directory = output_dir or Path("runs") / name
+        as_expected = run_quick(directory, seed=seed, tasks=tasks or _QUICK_TASKS, agent=agent or "claude-code")
+    else:
+        directory = output_dir or Path("runs/demo") / f"seed-{seed}"
+        size = DemoSize(
+            tasks=tasks or _SIZE.tasks, evaluated=evaluated, steps=steps, groups=groups, samples=samples
+        )
+        as_expected = run_training(directory, seed=seed, size=size)
+    if check and not as_expected:
+        raise typer.Exit(1)

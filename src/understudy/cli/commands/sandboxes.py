@@ -1,0 +1,98 @@
+"""`understudy sandboxes`: those that are open on other machines, and what serves one there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from understudy.cli.options import command_group
+from understudy.cli.output import Json, print_json
+from understudy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from understudy.sandbox.base import RemoteSandboxes
+    from understudy.sandbox.remote.messages import RemoteEnvironment
+
+app = command_group("List and end the sandboxes on other machines; serve one of this machine.")
+
+_Kind = Annotated[
+    str, typer.Option("--sandbox", help="Where they are, as --sandbox of a run has it: ssh:MACHINE.")
+]
+
+
+@app.command("list")
+def list_sandboxes(sandbox: _Kind, json_: Json = False) -> None:
+    """Show the sandboxes that are open, the oldest first: for which run and attempt, since when, till when."""
+    kind = _remote(sandbox)
+    open_ones = asyncio.run(kind.sandboxes())
+    if json_:
+        print_json(open_ones)
+        return
+    now = time.time()
+    for each in open_ones:
+        labels = " ".join(f"{name}={value}" for name, value in sorted(each.labels.items()))
+        left = each.deadline - now
+        typer.echo(f"{each.id}  open for {now - each.opened:.0f} s, {left:.0f} s left  {labels}".rstrip())
+    typer.echo(f"{len(open_ones)} open", err=True)
+
+
+@app.command("reap")
+def reap_sandboxes(
+    sandbox: _Kind,
+    ids: Annotated[list[str] | None, typer.Argument(help="The ids of sandboxes to end.")] = None,
+    run: Annotated[str | None, typer.Option(help="End all sandboxes of this run.")] = None,
+    json_: Json = False,
+) -> None:
+    """End sandboxes: those past their deadline, and those that are named or belong to a run.
+
+    An attempt whose sandbox is ended is tried again.
+    """
+    kind = _remote(sandbox)
+
+    async def reap() -> list[str]:
+        of_run = [each.id for each in await kind.sandboxes() if run is not None and each.labels.get("run") == run]
+        return await kind.reap([*(ids or ()), *of_run])
+
+    ended = asyncio.run(reap())
+    if json_:
+        print_json(ended)
+        return
+    for each in ended:
+        typer.echo(each)
+    typer.echo(f"{len(ended)} ended", err=True)
+
+
+@app.command("serve")
+def serve() -> None:
+    """Serve one local sandbox over stdin and stdout, as `--sandbox ssh:MACHINE` starts it; ends with its stdin."""
+    from understudy.config import cache_dir
+    from understudy.sandbox.remote.worker import serve_sandbox
+
+    reason = asyncio.run(serve_sandbox(cache_dir(), _environment))
+    typer.echo(f"understudy: {reason}", err=True)
+
+
+def _environment() -> RemoteEnvironment:
+    """What this machine offers to run tasks with."""
+    from understudy.config import cache_dir
+    from understudy.sandbox.remote.messages import RemoteEnvironment, RemoteMount
+    from understudy.tasks.environment import python_environment
+
+    own = python_environment(cache_dir())
+    mounts = tuple(RemoteMount(mount.target, path=str(mount.source)) for mount in own.mounts)
+    return RemoteEnvironment(mounts, own.path_prefixes, own.env)
+
+
+def _remote(name: str) -> RemoteSandboxes:
+    """Sandboxes of another machine. Raises ConfigError for kinds of this one."""
+    from understudy.sandbox.base import RemoteSandboxes, open_kind
+
+    kind = open_kind(name)
+    if not isinstance(kind, RemoteSandboxes):
+        raise ConfigError(
+            f"--sandbox {name}: expected a kind whose sandboxes are on other machines, as ssh:MACHINE"
+        )
+    return kind

@@ -1,0 +1,47 @@
+"""The commands of a demonstration, each in a process of its own as a person would start it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from understudy.errors import ConfigError
+
+
+class DemoSteps:
+    """Runs commands one after the other, prints each before it begins, and passes on their progress."""
+
+    def __init__(self, directory: Path, agent: str = "claude-code") -> None:
+        """`directory` is made, for the files of the demonstration; what a run of the agent needs is fetched."""
+        self.directory = directory
+        self._began = time.monotonic()
+        directory.mkdir(parents=True, exist_ok=True)
+        self._run("setup", "--agent", agent)
+
+    def command(self, *arguments: str | Path) -> dict[str, Any]:
+        """Run a command with `--json`; returns what it printed. Raises ConfigError when it ends with an error."""
+        return json.loads(self._run(*arguments, "--json"))
+
+    def say(self, text: str) -> None:
+        """Print a line with the time since the demonstration began."""
+        typer.echo(f"[{time.monotonic() - self._began:4.0f} s] {text}")
+
+    def _run(self, *arguments: str | Path) -> str:
+        texts = [str(argument) for argument in arguments]
+        typer.echo(f"\n$ understudy {shlex.join(texts)}")
+        done = subprocess.run(
+            [sys.executable, "-m", "understudy", *texts], stdout=subprocess.PIPE, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise ConfigError(
+                f"the command above ended with exit code {done.returncode}; its message says why. After that is "
+                f"mended, the same demo goes on where this one ended\n{done.stdout}".rstrip()
+            )
+        return done.stdout

@@ -1,0 +1,212 @@
+"""The sessions of pi: lines that form a tree, each naming the one it follows.
+
+The first line is the session's own. Of the entries only messages and summaries are shown to the model. After a
+compaction it is shown the summary and the entries from `firstKeptEntryId` on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from understudy.ingest.chat import content, response_message, result_message, thinking_text
+from understudy.ingest.formats.base import LogFormat, TraceBuilder
+from understudy.ingest.json_values import items, mapping, string
+from understudy.ingest.log_files import LogFile
+from understudy.ingest.log_reader import file_name, outline, read_records
+from understudy.ingest.trace import Message, Trace, text_of, tool_call
+
+_COMPACTED = "The conversation history before this point was compacted into the following summary:\n\n<summary>\n"
+_BRANCH = "The following is a summary of a branch that this conversation came back from:\n\n<summary>\n"
+_BROKEN = frozenset(("error", "aborted"))
+# Entries that the model is not shown.
+_SILENT = frozenset(
+    ("custom", "label", "model_change", "session", "session_info", "thinking_level_change", "usage")
+)
+
+
+class PiFormat(LogFormat):
+    """Reads sessions of pi."""
+
+    name = "pi"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether it begins with a session's own line, which has neither a payload nor a message.
+
+        The Hugging Face Hub's session traces have such a line too, with any other keys.
+        """
+        keys = outline(head).keys
+        traces = "harness" in keys and b'"parentId"' not in head
+        return keys.get("type") == "session" and {"id", "timestamp", "cwd"} <= keys.keys() and not traces
+
+    def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
+        """The trace of a file."""
+        return _PiSession(file, losses).read()
+
+
+class _PiSession:
+    """One file as it is read."""
+
+    def __init__(self, file: LogFile, losses: Counter[str]) -> None:
+        self.file = file
+        self.losses = losses
+        self.builder = TraceBuilder("pi", file.path, file_name(file.path).removesuffix(".jsonl"), losses=losses)
+        self.last: str | None = None
+        self.parents: dict[str, str | None] = {}
+        self.tips: dict[str, int] = {}
+        """The node that the conversation ends with at an entry."""
+        self.messages: dict[str, Message] = {}
+
+    def read(self) -> Trace:
+        for number, entry in enumerate(read_records(self.file, self.losses)):
+            if entry.get("type") == "session":
+                self.meta(entry)
+                continue
+            own = string(entry.get("id")) or f"line {number}"
+            if own in self.parents:
+                self.losses["repeated_id"] += 1
+                continue
+            # The first versions wrote no tree. What follows an entry that is not there follows the last one.
+            parent = string(entry.get("parentId"))
+            if parent not in self.parents and not ("parentId" in entry and parent is None):
+                parent = self.last
+            self.parents[own] = parent
+            self.builder.tip = -1 if parent is None else self.tips[parent]
+            self.entry(own, entry)
+            self.tips[own] = self.builder.tip
+            self.last = own
+        return self.builder.finish()
+
+    def meta(self, entry: dict[str, Any]) -> None:
+        """The session's own line."""
+        trace = self.builder.trace
+        if session := string(entry.get("id")):
+            trace.session_id, trace.trace_id = session, f"pi:{session}"
+        trace.project = string(entry.get("cwd"))
+
+    def entry(self, own: str, entry: dict[str, Any]) -> None:
+        """An entry, at the tip."""
+        kind = str(entry.get("type"))
+        if kind == "message":
+            self.message(own, mapping(entry.get("message")), string(entry.get("timestamp")))
+        elif kind == "custom_message":
+            self.show(own, {"role": "user", "content": self.content(entry.get("content"))})
+        elif kind == "branch_summary":
+            self.show(own, {"role": "user", "content": f"{_BRANCH}{string(entry.get('summary')) or ''}</summary>"})
+        elif kind == "compaction":
+            self.compact(own, entry)
+        elif kind == "context_edit":
+            self.builder.fidelity, self.builder.notes = "lossy", ("context_edited",)
+        elif kind not in _SILENT:
+            self.losses[f"unknown_record:{kind[:60]}"] += 1
+
+    def message(self, own: str, message: dict[str, Any], timestamp: str | None) -> None:
+        """A message of the conversation."""
+        role = str(message.get("role"))
+        if role == "system":
+            self.system(message)
+        elif role == "assistant":
+            answer = self.answer(items(message.get("content")))
+            if string(message.get("stopReason")) in _BROKEN:
+                self.losses["broken_answer"] += 1  # it is not shown to the model again
+            elif not (answer["content"] or answer.get("tool_calls")):
+                self.losses["empty_answer"] += 1
+            else:
+                self.messages[own] = answer
+                self.builder.add_turn(own, [answer], model=string(message.get("model")), timestamp=timestamp)
+        elif role == "toolResult":
+            call_id = string(message.get("toolCallId")) or ""
+            text = self.content(message.get("content")) or ""
+            self.show(own, result_message(call_id, text, is_error=bool(message.get("isError"))))
+        elif role == "bashExecution":
+            if not message.get("excludeFromContext"):
+                self.show(own, {"role": "user", "content": _command(message)})
+        elif role in ("user", "custom"):
+            self.show(own, {"role": "user", "content": self.content(message.get("content"))})
+        else:
+            self.losses["unknown_role"] += 1
+
+    def system(self, message: dict[str, Any]) -> None:
+        """The system prompt in sections, and the tools."""
+        if self.builder.trace.shape.system is not None or self.builder.trace.turns:
+            self.losses["system_changed"] += 1
+            self.builder.fidelity, self.builder.notes = "repaired", ("system_changed",)
+            return
+        sections = (text_of(self.content(message.get("content"))), *mapping(message.get("sections")).values())
+        self.builder.add_system("\n\n".join(text for text in sections if isinstance(text, str) and text))
+        self.builder.set_tools([{"type": "function", "function": tool} for tool in _tools(message)])
+
+    def show(self, own: str, message: Message) -> None:
+        """Add a message, unless it is empty."""
+        if message["content"] or message["role"] == "tool":
+            self.messages[own] = message
+            self.builder.add(message)
+
+    def answer(self, parts: list[Any]) -> Message:
+        """A response of the model."""
+        of_kind: dict[str, list[dict[str, Any]]] = {}
+        for part in map(mapping, parts):
+            of_kind.setdefault(str(part.get("type")), []).append(part)
+        calls: list[dict[str, Any]] = []
+        for part in of_kind.pop("toolCall", ()):
+            name = string(part.get("name")) or "unknown"
+            calls.append(
+                tool_call(string(part.get("id")) or f"call_{len(calls)}", name, part.get("arguments") or {})
+            )
+        thoughts: list[Any] = [*of_kind.pop("thinking", ())]
+        rest = [part for same in of_kind.values() for part in same]
+        return response_message(self.content(rest), calls, thinking_text(thoughts), hidden=bool(thoughts))
+
+    def content(self, raw: Any) -> Any:
+        """The content of a message."""
+        if not isinstance(raw, list):
+            return content(raw, self.losses)
+        return content([_image(part) or part for part in items(raw)], self.losses)
+
+    def compact(self, own: str, entry: dict[str, Any]) -> None:
+        """The conversation is the summary and the kept entries now."""
+        if not self.builder.may_repeat():
+            return
+        first = string(entry.get("firstKeptEntryId"))
+        kept: list[str] = []
+        for before in self.path(self.parents[own]) if first in self.parents and first != own else ():
+            kept.append(before)
+            if before == first:
+                break
+        self.builder.count_repeated(len(kept))
+        self.builder.continue_from()
+        summary = f"{_COMPACTED}{string(entry.get('summary')) or ''}\n</summary>"
+        self.show(own, {"role": "user", "content": summary})
+        for before in reversed(kept):
+            if (message := self.messages.get(before)) is not None:
+                self.builder.add(message)
+
+    def path(self, at: str | None) -> Iterator[str]:
+        """The entries from one back to the beginning."""
+        while at is not None:
+            yield at
+            at = self.parents[at]
+
+
+def _tools(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for tool in map(mapping, items(message.get("toolsAdded"))):
+        yield {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
+
+
+def _image(part: Any) -> dict[str, Any] | None:
+    """An image in OpenAI's form; None for other parts."""
+    image = mapping(part)
+    if image.get("type") != "image" or "data" not in image:
+        return None
+    return {"type": "image_url", "image_url": f"data:{image.get('mimeType')};base64,{image['data']}"}
+
+
+def _command(message: dict[str, Any]) -> str:
+    """A command that the user ran, as the model is shown it."""
+    output = string(message.get("output"))
+    text = f"Ran `{message.get('command')}`\n" + (f"```\n{output}\n```" if output else "(no output)")
+    code = message.get("exitCode")
+    if message.get("cancelled"):
+        return f"{text}\n\n(command cancelled)"
+    return f"{text}\n\nCommand exited with code {code}" if code else text

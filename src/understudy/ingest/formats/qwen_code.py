@@ -1,0 +1,77 @@
+"""The chats of Qwen Code: lines that form a tree, with messages in Gemini's form.
+
+`uuid` and `parentUuid` are as in Claude Code's logs, the messages have `parts`. A `chat_compression` has the whole
+conversation that goes on. A subagent's chat is a file of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from understudy.ingest.formats.base import LogFormat, TraceBuilder
+from understudy.ingest.formats.gemini import ReplyRenderer, record_messages
+from understudy.ingest.json_values import items, mapping, string, value_at
+from understudy.ingest.log_files import LogFile
+from understudy.ingest.log_reader import file_name, outline, read_records
+from understudy.ingest.trace import Trace
+
+_KINDS = {"user": "user", "tool_result": "user", "assistant": "gemini"}
+_ROLES = {"user": "user", "model": "gemini"}
+
+
+class QwenCodeFormat(LogFormat):
+    """Reads chats of Qwen Code."""
+
+    name = "qwen-code"
+
+    def detect(self, path: str, head: bytes) -> bool:
+        """Whether lines of a tree have messages with parts."""
+        seen = outline(head)
+        if {"uuid", "parentUuid", "provenance"} <= seen.keys.keys():
+            return True
+        return any("parentUuid" in row and "parts" in mapping(row.get("message")) for row in seen.rows)
+
+    def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
+        """The trace of a file."""
+        name = file_name(file.path).removesuffix(".jsonl")
+        builder = TraceBuilder("qwen-code", file.path, name, losses=losses)
+        builder.trace.renderer = ReplyRenderer()
+        tips: dict[str | None, int] = {None: -1}
+        for number, record in enumerate(read_records(file, losses)):
+            parent = string(record.get("parentUuid"))
+            # What follows a record that is not there follows the last one.
+            builder.tip = tips.get(parent, builder.tip)
+            _add(builder, record, number)
+            tips[string(record.get("uuid")) or f"line {number}"] = builder.tip
+            builder.trace.session_id = string(record.get("sessionId")) or builder.trace.session_id
+            builder.trace.version = builder.trace.version or string(record.get("version"))
+            builder.trace.project = builder.trace.project or string(record.get("cwd"))
+        return builder.finish()
+
+
+def _add(builder: TraceBuilder, record: dict[str, Any], number: int) -> None:
+    """Add a record at the tip."""
+    kind, subtype = str(record.get("type")), record.get("subtype")
+    message = mapping(record.get("message"))
+    if kind == "system" and subtype == "chat_compression":
+        history = items(value_at(record, "systemPayload", "compressedHistory"))
+        if history and builder.may_repeat():
+            builder.count_repeated(len(history))
+            builder.continue_from()
+            for one in map(mapping, history):
+                shown = {"type": _ROLES.get(str(one.get("role"))), "content": items(one.get("parts"))}
+                builder.add(record_messages(shown, set(), builder.losses))
+    elif kind in _KINDS and message and subtype != "realtime_message":
+        shown = {"type": _KINDS[kind], "content": items(message.get("parts"))}
+        messages = record_messages(shown, set(), builder.losses)
+        if kind != "assistant":
+            builder.add(messages)
+        elif messages:
+            own = string(record.get("uuid")) or f"line {number}"
+            timestamp = string(record.get("timestamp"))
+            builder.add_turn(own, [messages], model=string(record.get("model")), timestamp=timestamp)
+        else:
+            builder.losses["empty_answer"] += 1
+    elif kind != "system":
+        builder.losses[f"unknown_record:{kind[:60]}"] += 1

@@ -1,0 +1,141 @@
+"""How much memory of a GPU a model takes, calculated from its shapes: to serve it, and to train it."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from understudy.errors import ConfigError
+from understudy.model.directory import require_files
+
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "F8_E4M3": 1}
+_HEADER_LIMIT = 100 << 20
+_ADAM = 16
+"""Bytes a trained parameter takes: weight, gradient and AdamW's two moments, all in fp32."""
+_ACTIVATIONS = 34
+"""Bytes a token's activations take in a layer, by hidden size: bf16, no attention matrices (arXiv 2205.05198)."""
+_CHECKPOINT = 2
+"""The same where only a layer's input is kept."""
+_LOGITS = 12
+"""Bytes that a token's logits take, by vocabulary: themselves in fp32, their log-softmax and its gradient."""
+
+
+class ModelShape(Struct, frozen=True, kw_only=True):
+    """The numbers of a model that memory depends on; `weight_bytes` are those of its files."""
+
+    parameters: int
+    weight_bytes: int
+    layers: int
+    hidden: int
+    kv_width: int
+    vocabulary: int
+    context: int
+
+
+class MemoryEstimate(Struct, frozen=True, kw_only=True):
+    """Bytes, calculated and not measured: what libraries and fragmentation add comes on top."""
+
+    weights: int
+    kv_cache: int
+    optimizer: int
+    activations: int
+
+    @property
+    def serving(self) -> int:
+        """What serving takes, in the type of the files."""
+        return self.weights + self.kv_cache
+
+    @property
+    def training(self) -> int:
+        """What an update takes."""
+        return self.optimizer + self.activations
+
+
+def read_shape(directory: Path) -> ModelShape:
+    """The shape of the model in a directory, from `config.json` and the heads of its safetensors; none is loaded.
+
+    Raises ConfigError where something is missing or damaged.
+    """
+    require_files(directory, "config.json")
+    try:
+        config: dict[str, Any] = json.loads((directory / "config.json").read_text("utf-8"))
+        config = config.get("text_config", config)
+        heads = int(config["num_attention_heads"])
+        hidden = int(config["hidden_size"])
+        head = int(config.get("head_dim") or hidden // heads)
+        layers, vocabulary = int(config["num_hidden_layers"]), int(config["vocab_size"])
+        context = int(config["max_position_embeddings"])
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{directory / 'config.json'}: the shape of the model cannot be read ({error!r}); expected a causal "
+            "language model's"
+        ) from error
+    parameters = weight_bytes = 0
+    for path in sorted(directory.glob("*.safetensors")):
+        for count, size in _tensors(path):
+            parameters += count
+            weight_bytes += count * size
+    if not parameters:
+        raise ConfigError(f"{directory} has no *.safetensors to count the weights of")
+    return ModelShape(
+        parameters=parameters,
+        weight_bytes=weight_bytes,
+        layers=layers,
+        hidden=hidden,
+        kv_width=kv_heads * head,
+        vocabulary=vocabulary,
+        context=context,
+    )
+
+
+def estimate_memory(
+    shape: ModelShape,
+    *,
+    context: int,
+    sequences: int,
+    micro_batch_tokens: int,
+    lora_rank: int | None = None,
+    checkpointing: bool = False,
+) -> MemoryEstimate:
+    """What the model takes: `sequences` of `context` tokens served at once, `micro_batch_tokens` learned at once.
+
+    Keys and values are 2 · layers · kv_width · 2 bytes a token. With an adapter of rank r on every linear layer
+    the trained parameters are about r · 2 · √(p · n) for the p parameters of n matrices, seven a layer; the base
+    stays in the type of its files.
+    """
+    trained = shape.parameters
+    base = 0
+    if lora_rank is not None:
+        body = max(shape.parameters - shape.vocabulary * shape.hidden, 1)
+        matrices = 7 * shape.layers
+        trained = round(lora_rank * 2 * math.sqrt(body / matrices) * matrices)
+        base = shape.weight_bytes
+    a_layer = shape.hidden * micro_batch_tokens
+    activations = a_layer * _ACTIVATIONS * (1 if checkpointing else shape.layers)
+    activations += a_layer * _CHECKPOINT * shape.layers if checkpointing else 0
+    return MemoryEstimate(
+        weights=shape.weight_bytes,
+        kv_cache=2 * 2 * shape.layers * shape.kv_width * context * sequences,
+        optimizer=base + trained * _ADAM,
+        activations=activations + micro_batch_tokens * shape.vocabulary * _LOGITS,
+    )
+
+
+def _tensors(path: Path) -> list[tuple[int, int]]:
+    """How many numbers each tensor of a file has, and the bytes of one. Raises ConfigError for a damaged file."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > _HEADER_LIMIT:
+                raise ValueError(f"a header of {length} bytes")
+            header: dict[str, Any] = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        return [(math.prod(each["shape"]), _BYTES[each["dtype"]]) for each in header.values()]
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise ConfigError(f"{path}: damaged safetensors ({error!r}); download the model again") from error

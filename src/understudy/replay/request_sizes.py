@@ -1,0 +1,99 @@
+"""How large the requests to teachers would be, without building each: conversations mostly go on from one another.
+
+What comes before an answer is laid out once, and a request's size is the sum of its parts' sizes. So an estimate
+over a conversation of n turns costs O(n), where its requests together are O(n²) bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from understudy.ingest.trace import Message
+from understudy.replay.requests import RequestSize, build_request, empty_size, rest_size
+from understudy.replay.teachers import Teacher
+
+
+class _SizedPart(Struct, frozen=True):
+    """The first `number` messages of a conversation: the size of all of them, and ids that are new in its end."""
+
+    number: int
+    size: RequestSize
+    new_ids: frozenset[str]
+
+
+class RequestSizer:
+    """The sizes of the requests that `build_request` would build. It remembers the last conversation."""
+
+    def __init__(self) -> None:
+        self._conversations: dict[bool, _ConversationSizer] = {}
+        self._empty: dict[str, tuple[list[dict[str, Any]] | None, RequestSize]] = {}
+
+    def size(self, teacher: Teacher, messages: list[Message], tools: list[dict[str, Any]] | None) -> RequestSize:
+        """The size of the request that asks a teacher what comes next in a conversation, with these tools."""
+        anthropic = teacher.config.backend == "anthropic"
+        conversation = self._conversations.get(anthropic)
+        if conversation is None:
+            conversation = self._conversations[anthropic] = _ConversationSizer(teacher)
+        try:
+            cached = self._empty.get(teacher.name)
+            if cached is None or cached[0] != tools:
+                self._empty[teacher.name] = cached = (tools, empty_size(teacher.config, tools))
+            size = conversation.size(messages)
+        except (UnicodeEncodeError, msgspec.ValidationError):
+            return build_request(teacher.config, messages, tools).size
+        return build_request(teacher.config, messages, tools).size if size is None else cached[1].plus(size)
+
+
+class _ConversationSizer:
+    """The sizes of the messages of conversations, as the API of a teacher takes them."""
+
+    def __init__(self, teacher: Teacher) -> None:
+        self._config = teacher.config
+        self._messages: list[Message] = []
+        self._parts: list[_SizedPart] = []
+        self._ids: set[str] = set()
+
+    def size(self, messages: list[Message]) -> RequestSize | None:
+        """The size of the messages; None where they cannot be laid out in parts.
+
+        Raises UnicodeEncodeError and msgspec.ValidationError where `build_request` would change them all.
+        """
+        self._forget(messages)
+        self._messages = messages
+        before = self._parts[-1] if self._parts else None
+        rest = messages if before is None else messages[before.number :]
+        if before is not None and not rest:
+            return before.size
+        ids = self._ids.copy()
+        size = rest_size(self._config, rest, ids, begins=before is None)
+        if size is None:
+            return None
+        total = size if before is None else before.size.plus(size, comma=True)
+        if rest and rest[-1]["role"] in ("user", "tool"):
+            self._parts.append(_SizedPart(len(messages), total, frozenset(ids - self._ids)))
+            self._ids = ids
+        return total
+
+    def _forget(self, messages: list[Message]) -> None:
+        """Forget the parts that are not the beginning of these messages, or that no answer follows here."""
+        known = self._parts[-1].number if self._parts else 0
+        if messages[:known] != self._messages[:known]:
+            pairs = enumerate(zip(messages, self._messages[:known], strict=False))
+            known = next((at for at, (one, other) in pairs if one != other), min(len(messages), known))
+        while self._parts:
+            number = self._parts[-1].number
+            if number <= known and (number == len(messages) or _is_spoken(messages[number])):
+                return
+            self._ids -= self._parts.pop().new_ids
+
+
+def _is_spoken(message: Message) -> bool:
+    """Whether a message is an answer that every API is shown."""
+    content = message.get("content")
+    return message["role"] == "assistant" and (
+        any(call.get("type") == "function" for call in message.get("tool_calls") or ())
+        or (isinstance(content, str) and bool(content.strip()))
+    )

@@ -1,0 +1,73 @@
+"""How the runs of a store stand now: queues, workers, faults by boundary, how long each phase takes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from msgspec import Struct
+
+from understudy.errors import ConfigError
+from understudy.store import Store
+from understudy.store.leases import RunQueue, Worker
+from understudy.util.statistics import percentile
+
+
+class PhaseSeconds(Struct, frozen=True):
+    """How long a phase of ended attempts took, in seconds: half of them no longer than `p50_s`."""
+
+    attempts: int
+    p50_s: float
+    p99_s: float
+
+
+class RunStatus(Struct, frozen=True, kw_only=True):
+    """How a run stands. `faults` counts the errors that ended attempts by the boundary that they crossed.
+
+    Of those, `given_up` counts the rollouts that failed for good.
+    """
+
+    queue: RunQueue
+    faults: dict[str, int]
+    given_up: int
+    phases: dict[str, PhaseSeconds]
+
+
+class StoreStatus(Struct, frozen=True):
+    """Runs, the oldest first, and the processes that work on them, some of which were lost not long ago."""
+
+    store: str
+    runs: list[RunStatus]
+    workers: list[Worker]
+
+
+def store_status(store: Store, run_id: str | None = None) -> StoreStatus:
+    """The status of one run; else of those that are not done, or if all are, of the newest.
+
+    Raises ConfigError when the store has no such run.
+    """
+    queues = store.leases.queues()
+    if run_id is not None:
+        chosen = [queue for queue in queues if queue.run_id == run_id]
+        if not chosen:
+            names = ", ".join(queue.run_id for queue in queues) or "none"
+            raise ConfigError(f"{store.location} has no run {run_id!r} with rollouts; it has: {names}")
+    else:
+        chosen = [queue for queue in queues if queue.is_open] or queues[-1:]
+    return StoreStatus(str(store.location), [_status(store, queue) for queue in chosen], store.leases.workers())
+
+
+def _status(store: Store, queue: RunQueue) -> RunStatus:
+    faults = store.outcomes.faults(queue.run_id)
+    phases: defaultdict[str, list[float]] = defaultdict(list)
+    for timings in store.outcomes.timings(queue.run_id):
+        for name, seconds in timings.items():
+            phases[name.removesuffix("_s")].append(seconds)
+    return RunStatus(
+        queue=queue,
+        faults=dict(Counter(fault.error.boundary for fault in faults).most_common()),
+        given_up=sum(fault.given_up for fault in faults),
+        phases={
+            name: PhaseSeconds(len(seconds), percentile(seconds, 0.5), percentile(seconds, 0.99))
+            for name, seconds in phases.items()
+        },
+    )

@@ -1,0 +1,121 @@
+"""What an agent is made to do by a scripted model when a version of it is tried, and what must come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from understudy.agents.base import AgentOutcome
+from understudy.model.scripted.changes import Edit
+from understudy.model.scripted.toolsets import ActionCall, Toolset, action_call
+
+FILE = "calc.py"
+BEFORE, AFTER = "x = 1\n", "x = 2\n"
+NEW_FILE = "new.py"
+_PATH, _NEW_PATH = f"/workspace/{FILE}", f"/workspace/{NEW_FILE}"
+_EDIT = Edit(FILE, 1, (("-", BEFORE), ("+", AFTER)))
+_MANY = 25
+
+Calls = Callable[[Toolset], tuple[ActionCall, ...]]
+
+
+class ScriptStep(Struct, frozen=True):
+    """What the model answers: a text and tool calls, or with a `status` an error."""
+
+    text: str = ""
+    calls: Calls = lambda tools: ()
+    status: int = 0
+
+
+class Behaviour(Struct, frozen=True, kw_only=True):
+    """A script, behind which the model ends its work, and what must come of it.
+
+    `ends` are the outcomes that are right. `shows` are texts in the results of its tool calls, in their order.
+    `file` is what `FILE` holds in the end.
+    """
+
+    name: str
+    steps: tuple[ScriptStep, ...]
+    ends: tuple[AgentOutcome, ...] = ("completed",)
+    shows: tuple[str, ...] = ()
+    file: str = BEFORE
+    max_turns: int = 60
+
+
+def _shell(*commands: str) -> Calls:
+    return lambda tools: tuple(tools.run(command, "try it") for command in commands)
+
+
+def _read(tools: Toolset) -> tuple[ActionCall, ...]:
+    return (tools.read(_PATH),)
+
+
+def _edit(tools: Toolset) -> tuple[ActionCall, ...]:
+    return (tools.edit(_PATH, _EDIT, BEFORE.strip(), AFTER.strip()),)
+
+
+def _write(tools: Toolset) -> tuple[ActionCall, ...]:
+    if tools.can_write():
+        return (tools.write(_NEW_PATH, "y = 'ü'\n"),)
+    return (tools.run(f"""echo "y = 'ü'" > {_NEW_PATH}""", "Write the file"),)
+
+
+BEHAVIOURS = (
+    Behaviour(
+        name="edit",
+        steps=(ScriptStep("I look.", _read), ScriptStep("I mend.", _edit)),
+        shows=(BEFORE.strip(), ""),
+        file=AFTER,
+    ),
+    Behaviour(
+        name="new file",
+        steps=(ScriptStep("I write.", _write), ScriptStep("", _shell(f"cat {_NEW_PATH}"))),
+        shows=("", "y = 'ü'"),
+    ),
+    Behaviour(
+        name="parallel tools",
+        steps=(ScriptStep("Three at once.", _shell("echo one-1", "echo two-2", "echo three-3")),),
+        shows=("one-1", "two-2", "three-3"),
+    ),
+    Behaviour(
+        name="failing command", steps=(ScriptStep("", _shell("echo broken >&2; exit 3")),), shows=("broken",)
+    ),
+    Behaviour(name="long output", steps=(ScriptStep("Much.", _shell("seq 1 50000")),), shows=("1",)),
+    Behaviour(
+        name="unknown tool",
+        steps=(ScriptStep("", lambda tools: (action_call("no_such_tool", path="x"),)),),
+    ),
+    Behaviour(
+        name="missing arguments",
+        steps=(ScriptStep("", lambda tools: (action_call(tools.shell),)), ScriptStep("So.", _shell("echo so"))),
+    ),
+    Behaviour(
+        name="special characters",
+        steps=(ScriptStep("„ü“ 🙂 <b>\\n</b>\t{x}", _shell("printf '%s' 'ä \"q\" \\\\ $HOME 🙂'")),),
+        shows=("$HOME",),
+    ),
+    Behaviour(
+        name="passing faults",
+        steps=(
+            ScriptStep(status=429),
+            ScriptStep(status=500),
+            ScriptStep(status=529),
+            ScriptStep("", _shell("echo on")),
+        ),
+        shows=("on",),
+    ),
+    Behaviour(name="refusal", steps=(ScriptStep(status=400),) * 12, ends=("crashed",)),
+    Behaviour(
+        name="turn limit",
+        steps=tuple(ScriptStep("On.", _shell(f"echo turn-{number}")) for number in range(9)),
+        ends=("completed", "max_turns"),
+        max_turns=3,
+    ),
+    Behaviour(
+        name="many turns",
+        steps=tuple(ScriptStep(f"Turn {number}.", _shell(f"echo turn-{number}")) for number in range(_MANY)),
+        shows=tuple(f"turn-{number}" for number in range(_MANY)),
+    ),
+)
+"""What every agent must do."""

@@ -1,0 +1,82 @@
+"""What a run will take in hours, tokens and dollars, by what rollouts of the same kind took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+
+from msgspec import Struct
+
+from understudy.errors import ConfigError
+from understudy.gateway.prices import Price, cost
+from understudy.store import Store
+from understudy.store.outcomes import RolloutOutcome
+from understudy.types import Usage
+
+
+class MeasuredRollouts(Struct, frozen=True, kw_only=True):
+    """Means over `count` rollouts that ended: calls, tokens, seconds from an attempt's start to its verdict."""
+
+    count: int
+    calls: float
+    prompt_tokens: float
+    cached_tokens: float
+    completion_tokens: float
+    seconds: float
+
+
+class RunEstimate(Struct, frozen=True, kw_only=True):
+    """What `rollouts` are likely to take. `cost_usd` is None where there is no price."""
+
+    rollouts: int
+    measured: int
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    hours: float
+    cost_usd: float | None
+
+
+def measure(directories: Iterable[Path]) -> MeasuredRollouts:
+    """Means over the rollouts with a verdict in runs' directories. Raises ConfigError where there are none."""
+    paths = list(directories)
+    ended: list[RolloutOutcome] = []
+    for directory in paths:
+        with Store.open(directory, create=False) as store:
+            for run in store.runs.all():
+                ended += [each for each in store.outcomes.of_run(run.id) if each.reward is not None]
+    if not ended:
+        raise ConfigError(
+            f"{', '.join(map(str, paths)) or 'the directory'}: has no rollout with a verdict to measure by; make "
+            "a small run first, with the same model, agent and kind of tasks: --limit 4"
+        )
+    return MeasuredRollouts(
+        count=len(ended),
+        calls=fmean(each.turns for each in ended),
+        prompt_tokens=fmean(each.prompt_tokens for each in ended),
+        cached_tokens=fmean(each.cached_tokens for each in ended),
+        completion_tokens=fmean(each.completion_tokens for each in ended),
+        seconds=fmean(each.seconds or 0.0 for each in ended),
+    )
+
+
+def estimate(measured: MeasuredRollouts, rollouts: int, concurrency: int, price: Price | None) -> RunEstimate:
+    """What so many rollouts like those measured take, `concurrency` at a time, each as fast as they were.
+
+    `price` is that of tokens; what was read from a cache then counts as read from one again.
+    """
+    usage = Usage(
+        prompt_tokens=round(measured.prompt_tokens * rollouts),
+        completion_tokens=round(measured.completion_tokens * rollouts),
+        cached_tokens=round(measured.cached_tokens * rollouts),
+    )
+    return RunEstimate(
+        rollouts=rollouts,
+        measured=measured.count,
+        calls=round(measured.calls * rollouts),
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        hours=round(measured.seconds * rollouts / max(1, min(concurrency, rollouts)) / 3600, 3),
+        cost_usd=None if price is None else round(cost(usage, price), 4),
+    )

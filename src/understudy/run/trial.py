@@ -1,0 +1,323 @@
+"""Tries a version of an agent: real runs against a scripted model, compared with those of the pinned version."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, field
+
+from understudy.agents.acp import make_agent
+from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentResult
+from understudy.agents.claude_code import ClaudeCode
+from understudy.agents.install import agent_package, install
+from understudy.agents.packaged import PackagedAgent
+from understudy.agents.packages import AgentPackage
+from understudy.config import cache_dir
+from understudy.errors import BackendError, ConfigError
+from understudy.gateway.budget import Budget
+from understudy.gateway.keys import Keys
+from understudy.gateway.prices import Price
+from understudy.gateway.router import ModelRouter
+from understudy.gateway.server.app import Gateway
+from understudy.ingest.json_values import mapping
+from understudy.model.protocol import ModelTool, ModelToolFunction
+from understudy.model.scripted.toolsets import Toolset, toolset_of
+from understudy.run.behaviours import BEFORE, BEHAVIOURS, FILE, Behaviour, ScriptStep
+from understudy.sandbox.base import Mount, SandboxSpec
+from understudy.sandbox.local.sandboxes import LocalSandboxes
+from understudy.store import Store
+from understudy.tasks.environment import python_environment
+from understudy.trajectory.tree import build
+from understudy.types import WORK_ROLES, Call, Files, PytestChecks, Task, Usage
+from understudy.wire.model import ChatRequest, Emit, Generation, ToolCall
+
+_TIMEOUT_S = 180.0
+_SHOWN = 160
+_VERSION = re.compile(r"\d[\w.+-]*")
+_CHANGING = re.compile(r"\b(?=\w*\d)\w{6,}\b|\d+")
+"""What differs from run to run: ids, times, numbers of processes."""
+
+
+class Observation(Struct, frozen=True, kw_only=True):
+    """What one behaviour of a version was seen to be.
+
+    `problems` say what should not be. `statuses` are those of the calls that are work on the task, `results` the
+    texts of tool results that the model was shown, `tools` the tools that were offered, as JSON by their names.
+    `turns` counts the answers of which the agent's own log must have each, `misses` what it has otherwise.
+    """
+
+    behaviour: str
+    problems: list[str]
+    outcome: str
+    statuses: list[str]
+    roles: list[str]
+    results: list[str]
+    system: str
+    tools: dict[str, str] = field(default_factory=dict[str, str])
+    turns: int = 0
+    misses: list[str] = field(default_factory=list[str])
+    logs: list[str] = field(default_factory=list[str])
+
+
+class VersionTrial(Struct, frozen=True, kw_only=True):
+    """What a version did in every behaviour."""
+
+    agent: str
+    version: str
+    observations: list[Observation]
+
+    @property
+    def problems(self) -> list[str]:
+        """All that should not be, each with its behaviour."""
+        return [f"{one.behaviour}: {problem}" for one in self.observations for problem in one.problems]
+
+
+class ScriptedBackend:
+    """Answers the steps of a script, then ends the work; what is asked without tools is no part of it."""
+
+    name = "script"
+    model = "script"
+    price: Price | None = None
+
+    def __init__(self, steps: Sequence[ScriptStep]) -> None:
+        self._steps = list(steps)
+        self.requests: list[ChatRequest] = []
+
+    async def generate(self, request: ChatRequest, emit: Emit | None = None) -> Generation:
+        """See Backend."""
+        if not request.tools:
+            return Generation(model=self.model, text="A title", finish_reason="stop")
+        self.requests.append(request)
+        toolset = _toolset(request)
+        step = self._steps.pop(0) if self._steps else ScriptStep("Done.", lambda tools: tools.finish())
+        if step.status:
+            raise BackendError("the script has an error here", status=step.status, retry_after_s=0)
+        calls = tuple(
+            ToolCall(f"call_{len(self.requests)}_{number}", call.name, call.arguments)
+            for number, call in enumerate(step.calls(toolset))
+        )
+        usage = Usage(prompt_tokens=1000 + 10 * len(self.requests), completion_tokens=10)
+        end = "tool_calls" if calls else "stop"
+        return Generation(model=self.model, text=step.text, tool_calls=calls, finish_reason=end, usage=usage)
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """See Backend."""
+        return 1000
+
+    async def models(self) -> list[str]:
+        """See Backend."""
+        return [self.model]
+
+    async def close(self) -> None:
+        """See Backend."""
+
+
+def _toolset(request: ChatRequest) -> Toolset:
+    functions = [tool["function"] for tool in request.tools]
+    return toolset_of(
+        ModelTool(function=ModelToolFunction(name=each["name"], parameters=each.get("parameters")))
+        for each in functions
+    )
+
+
+def parse_version(text: str) -> list[AgentPackage]:
+    """The pinned package of `NAME@VERSION`, and the one to try where it is another. Raises ConfigError."""
+    name, separator, version = text.partition("@")
+    pinned = agent_package(name)
+    if separator and _VERSION.fullmatch(version) is None:
+        raise ConfigError(f"{text}: expected a version as in {name}@{pinned.version}, got {version!r}")
+    return [pinned] if version in ("", pinned.version) else [pinned, pinned.at_version(version)]
+
+
+async def try_version(
+    package: AgentPackage,
+    tell: Callable[[str], None] = lambda _: None,
+    behaviours: Sequence[Behaviour] = BEHAVIOURS,
+) -> VersionTrial:
+    """Fetch a version, unless it is here, and have it do every behaviour. Raises ConfigError, SandboxError."""
+    install(package.agent, package=package)
+    sandboxes = LocalSandboxes()
+    if problems := sandboxes.problems():
+        raise ConfigError(problems[0])
+    observations: list[Observation] = []
+    root = Path(tempfile.mkdtemp(prefix="understudy-trial-"))
+    try:
+        with Store.open(root / "store") as store:
+            store.runs.create("trial", {}).result()
+            store.runs.add_tasks("trial", [_task()]).result()
+            rollouts = [(behaviour.name, "trial", number) for number, behaviour in enumerate(behaviours)]
+            store.runs.create_rollouts("trial", rollouts).result()
+            for behaviour in behaviours:
+                tell(f"{package.title} {package.version}: {behaviour.name}")
+                observations.append(await _observe(package, behaviour, store, root, sandboxes))
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    return VersionTrial(agent=package.agent, version=package.version, observations=observations)
+
+
+def _task() -> Task:
+    return Task(
+        instance_id="trial",
+        repo="trial",
+        instruction=f"Change {FILE}.",
+        source=Files({FILE: BEFORE}),
+        checks=PytestChecks(files={}, fail_to_pass=(), pass_to_pass=()),
+        gold_patch="",
+    )
+
+
+async def _observe(
+    package: AgentPackage, behaviour: Behaviour, store: Store, root: Path, sandboxes: LocalSandboxes
+) -> Observation:
+    agent = make_agent(package.agent, {})
+    assert isinstance(agent, PackagedAgent | ClaudeCode), "only agents that are fetched have versions"
+    agent.package = package
+    environment = python_environment(cache_dir())
+    tree, socket = root / "tree", root / "gateway.sock"
+    shutil.rmtree(tree, ignore_errors=True)
+    tree.mkdir()
+    (tree / FILE).write_text(BEFORE, encoding="utf-8")
+    (tree / ".git").mkdir()
+    sandboxes.prepare_tree(tree)
+    attempt = store.runs.start_attempt(behaviour.name).result().id
+    store.runs.mark_running(attempt).result()
+    backend, keys = ScriptedBackend(behaviour.steps), Keys()
+    gateway = Gateway(ModelRouter(backend), store.calls, keys)
+    await gateway.start_unix(socket)
+    try:
+        mounts = (*agent.mounts(), Mount(socket, GATEWAY_SOCKET), *environment.mounts)
+        spec = SandboxSpec(tree=tree, mounts=mounts, env=environment.env, path_prefixes=environment.path_prefixes)
+        sandbox = await sandboxes.open(spec)
+        try:
+            budget = None if agent.limits_turns else Budget(calls=behaviour.max_turns)
+            job = AgentJob(
+                instruction=_task().instruction,
+                key=keys.issue(attempt, budget=budget),
+                model="big",
+                small_model="small",
+                max_turns=behaviour.max_turns,
+                timeout_s=_TIMEOUT_S,
+            )
+            result = await agent.run(sandbox, job)
+            try:
+                content = (await sandbox.read(FILE)).decode(errors="replace")
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                content = ""  # the agent removed it, or something else is there: not what was asked of it
+        finally:
+            await sandbox.close()
+    finally:
+        await gateway.stop()
+        socket.unlink(missing_ok=True)
+    calls = list(store.calls.of_attempt(attempt))
+    findings = [finding.message for finding in agent.check(result, calls)]
+    return _observation(behaviour, backend.requests, result, calls, content, findings)
+
+
+def _observation(
+    behaviour: Behaviour,
+    requests: Sequence[ChatRequest],
+    result: AgentResult,
+    calls: Sequence[Call],
+    content: str,
+    findings: list[str],
+) -> Observation:
+    nodes = build(calls).nodes
+    last = max(requests, key=lambda request: len(request.messages), default=None)
+    messages = last.messages if last else []
+    results = [_text(message["content"]) for message in messages if message["role"] == "tool"]
+    problems = [f"its own log: {finding}" for finding in findings]
+    if result.outcome not in behaviour.ends:
+        expected = " or ".join(behaviour.ends)
+        problems.append(f"it ended as {result.outcome}, expected {expected}: {result.message or 'no message'}")
+    if len(results) < len(behaviour.shows):
+        problems.append(f"the model was shown {len(results)} results of tools, expected {len(behaviour.shows)}")
+    problems += [
+        f"the result {text[:_SHOWN]!r} should have {shown!r}"
+        for shown, text in zip(behaviour.shows, results, strict=False)
+        if shown not in text
+    ]
+    if content != behaviour.file:
+        problems.append(f"{FILE} holds {content[:_SHOWN]!r}, expected {behaviour.file!r}")
+    work = [node for node in nodes if node.role in WORK_ROLES]
+    if rewritten := [node for node in work if node.origin == "history rewritten"]:
+        problems.append(f"{len(rewritten)} requests do not go on from an earlier one: a history was rewritten")
+    first = requests[0] if requests else None
+    tools = [tool["function"] for tool in first.tools] if first else []
+    system = [_text(one["content"]) for one in (first.messages if first else ()) if one["role"] == "system"]
+    return Observation(
+        behaviour=behaviour.name,
+        problems=problems,
+        outcome=result.outcome,
+        statuses=[node.call.status for node in work],
+        roles=sorted({node.role for node in nodes}),
+        results=results,
+        system="\n".join(system),
+        tools={tool["name"]: json.dumps(tool, sort_keys=True) for tool in tools},
+        turns=sum(node.call.status == "ok" for node in work),
+        misses=findings,
+        logs=sorted({Path(name).suffix for name in result.logs if name.startswith("session/")}),
+    )
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.get("text", "") for part in content or ())
+
+
+def changes(before: VersionTrial, after: VersionTrial) -> list[str]:
+    """What another version does otherwise, in words."""
+    lines: list[str] = []
+    for one, other in zip(before.observations, after.observations, strict=True):
+        pairs: list[tuple[str, Any, Any]] = [
+            ("it ends as", one.outcome, other.outcome),
+            ("calls of the work", one.statuses, other.statuses),
+            ("roles of its calls", one.roles, other.roles),
+            ("files of its session log", one.logs, other.logs),
+            ("differences to its own log", len(one.misses), len(other.misses)),
+            ("results of tools", len(one.results), len(other.results)),
+        ]
+        lines += [f"{one.behaviour}: {what}: {old}, now {new}" for what, old, new in pairs if old != new]
+        texts = zip(one.results, other.results, strict=False)
+        different = [pair for pair in texts if _level(pair[0]) != _level(pair[1])]
+        for old, new in different[:1]:
+            at = _first_difference(old, new)
+            lines.append(f"{one.behaviour}: a tool's result: {old[at:][:_SHOWN]!r}, now {new[at:][:_SHOWN]!r}")
+    one, other = before.observations[0], after.observations[0]
+    lines += [f"tool {name}: gone" for name in one.tools if name not in other.tools]
+    lines += [f"tool {name}: new" for name in other.tools if name not in one.tools]
+    lines += [
+        f"tool {name}: {_changed_part(text, other.tools[name])}"
+        for name, text in one.tools.items()
+        if other.tools.get(name, text) != text
+    ]
+    if _level(one.system) != _level(other.system):
+        at = _first_difference(one.system, other.system)
+        sizes = f"{len(one.system)} characters, now {len(other.system)}"
+        lines.append(f"system prompt: {sizes}; it differs from {other.system[at:][:_SHOWN]!r} on")
+    return lines
+
+
+def _changed_part(old: str, new: str) -> str:
+    one, other = (mapping(mapping(json.loads(text)).get("parameters")) for text in (old, new))
+    if one == other:
+        return "another description"
+    names, others = set(mapping(one.get("properties"))), set(mapping(other.get("properties")))
+    parts = [f"without {name}" for name in sorted(names - others)]
+    parts += [f"with {name}" for name in sorted(others - names)]
+    return f"other parameters ({', '.join(parts) or 'the same names'})"
+
+
+def _level(text: str) -> str:
+    return _CHANGING.sub("#", text)
+
+
+def _first_difference(one: str, other: str) -> int:
+    at = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return max(0, at - 20)

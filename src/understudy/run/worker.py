@@ -1,0 +1,341 @@
+"""A worker: claims rollouts of runs in a store, executes them with sandboxes and gateways of its own.
+
+Any number of workers may work on a run, on any number of machines; each rollout is one worker's at a time
+(`store.leases`). A worker that dies is missed when its leases end, and others go on with its rollouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+
+from understudy import __version__
+from understudy.agents.acp import make_agent
+from understudy.config import cache_dir
+from understudy.errors import ConfigError, LeaseLost, SandboxError, StoreError, UnderstudyError
+from understudy.run.attempt import RunContext, execute_attempt
+from understudy.run.config import RunConfig
+from understudy.run.executors import WORKERS_POLL_S, WatchServer
+from understudy.run.runner import open_run, validate_tasks
+from understudy.run.scheduler import MAX_ATTEMPTS, FailureStreak, internal_error
+from understudy.sandbox.base import Sandboxes, load_sandboxes
+from understudy.store import Store
+from understudy.store.leases import ClaimedRollout, OpenRun
+from understudy.store.runs import Lease
+from understudy.tasks.environment import environment_for
+from understudy.types import info_of
+from understudy.util.text import visible_line
+
+_LEASE_CHECK_S = 3.0
+_OPEN_AGAIN_S = 30.0
+"""After how long a run is tried again that could not be begun, as where its model server was not up."""
+
+_REST_S, _LONGEST_REST_S = 30.0, 600.0
+"""For how long nothing of a run is claimed whose attempts fail in a row; each time twice as long."""
+
+_log = logging.getLogger(__name__)
+
+
+class RunWorker:
+    """Executes rollouts until it is told to stop: `capacity` at a time, of some runs or of any.
+
+    `report` is told what people should know, a line at a time. Belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        directory: Path,
+        *,
+        capacity: int,
+        lease: Lease,
+        run_ids: Sequence[str] = (),
+        stop_when_idle: bool = False,
+        report: Callable[[str], None] = _log.info,
+    ) -> None:
+        """`directory` is for sockets and the like, and short: a socket's path has 107 characters."""
+        self._store = store
+        self._directory = directory
+        self._capacity = capacity
+        self._lease = lease
+        self._run_ids = frozenset(run_ids)
+        self._stop_when_idle = stop_when_idle
+        self._report = report
+        self._stack = AsyncExitStack()
+        self._contexts: dict[str, RunContext] = {}
+        self._leaves: dict[str, str] = {}
+        self._retry_at: dict[str, float] = {}
+        self._refused: dict[str, str | None] = {}
+        """Runs that this worker cannot execute → the release that had enqueued them then."""
+        self._streaks: dict[str, FailureStreak] = {}
+        self._rests: dict[str, float] = {}
+        self._store_fault: StoreError | None = None
+        self._sandboxes: dict[str, Sandboxes] = {}
+        self._validated: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._active: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        self._watches: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+        self.executed = 0
+
+    def drain(self) -> bool:
+        """Claim nothing more; what runs goes on to its end. False when that was said before."""
+        first = not self._stopping.is_set()
+        self._stopping.set()
+        return first
+
+    async def run(self) -> int:
+        """Work until `drain` was called and nothing runs; how many attempts ended here.
+
+        When it is cancelled, what still runs is queued again for others. Raises StoreError when the store cannot
+        be written any more, and the error of a model server that ended.
+        """
+        await self._announce()
+        leases = asyncio.create_task(self._keep_leases())
+        try:
+            while not (self._stopping.is_set() and not self._active):
+                claimed = 0 if self._stopping.is_set() else await self._claim()
+                for task in (leases, *self._watches):
+                    if task.done():
+                        task.result()
+                if self._store_fault is not None:
+                    raise self._store_fault
+                if not claimed:
+                    if self._stop_when_idle and not self._active:
+                        break
+                    await self._wait_for_change()
+        finally:
+            tasks = (leases, *self._tasks(), *self._watches)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            try:
+                await asyncio.wrap_future(self._store.leases.give_back(self._lease))
+            except StoreError as error:
+                _log.warning("the leases of this worker end by themselves: %s", error)
+            finally:
+                await self._stack.aclose()
+                for sandboxes in self._sandboxes.values():
+                    await sandboxes.aclose()
+        return self.executed
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [task for _, task in self._active.values()]
+
+    async def _wait_for_change(self) -> None:
+        waiting = asyncio.create_task(asyncio.to_thread(self._store.wait_for_change, WORKERS_POLL_S))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            others = (stopping,) if not self._stopping.is_set() else ()
+            await asyncio.wait((waiting, *others, *self._tasks()), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            await waiting
+
+    async def _claim(self) -> int:
+        """Claim what there is room for, and begin with it. How many rollouts that were."""
+        if (room := self._capacity - len(self._active)) <= 0:
+            return 0
+        open_runs = await asyncio.to_thread(self._store.leases.open_runs)
+        open_runs = [run for run in open_runs if self._is_mine(run.id)]
+        for run in open_runs:
+            if self._refused.get(run.id, run.release) != run.release:
+                del self._refused[run.id]  # it was enqueued again
+                await self._welcome(run.id)
+            if run.release != __version__ and run.id not in self._refused:
+                await self._refuse(
+                    run,
+                    f"it was enqueued by Understudy {run.release}, this is {__version__}; start workers of that "
+                    "release, or enqueue the run again with this one",
+                )
+        open_runs = [run for run in open_runs if run.id not in self._refused and self._has_rested(run.id)]
+        for run in open_runs:
+            if run.id not in self._contexts:
+                await self._open(run)
+        ready = [run.id for run in open_runs if run.id in self._contexts]
+        if not ready:
+            return 0
+        claims: list[ClaimedRollout] = []
+        for run_id in [run_id for run_id in ready if run_id in self._rests]:
+            ready.remove(run_id)
+            if not any(run == run_id for run, _ in self._active.values()) and len(claims) < room:
+                claims += await self._take([run_id], 1)  # one, to see whether the cause is mended
+        if ready and len(claims) < room:
+            claims += await self._take(ready, room - len(claims))
+        return len(claims)
+
+    async def _take(self, run_ids: Sequence[str], limit: int) -> list[ClaimedRollout]:
+        """Claim rollouts of runs, and begin with them."""
+        claims = await asyncio.wrap_future(self._store.leases.claim(self._lease, run_ids, limit))
+        for claim in claims:
+            run_id = claim.rollout.run_id
+            task = asyncio.create_task(self._execute(self._contexts[run_id], claim))
+            self._active[claim.attempt.id] = run_id, task
+            task.add_done_callback(lambda _, key=claim.attempt.id: self._active.pop(key, None))
+        return claims
+
+    def _is_mine(self, run_id: str) -> bool:
+        return not self._run_ids or run_id in self._run_ids
+
+    def _has_rested(self, run_id: str) -> bool:
+        return time.monotonic() >= self._retry_at.get(run_id, 0.0)
+
+    async def _refuse(self, run: OpenRun, reason: str) -> None:
+        """Claim nothing of a run, unless another release enqueues it again."""
+        self._refused[run.id] = run.release
+        await self._leave(run.id, reason, 0.0, f"run {run.id} is left to other workers: {reason}")
+
+    async def _leave(self, run_id: str, reason: str, seconds: float, line: str) -> None:
+        """Claim nothing of a run for so long; people are told why, here and wherever they look at the workers.
+
+        A reason may hold what an agent printed: its first line is shown, and nothing that steers a terminal.
+        """
+        self._retry_at[run_id] = time.monotonic() + seconds
+        self._leaves[run_id] = visible_line(reason)
+        self._report(visible_line(line))
+        await self._announce()
+
+    async def _announce(self) -> None:
+        announced = self._store.leases.announce(self._lease, __version__, self._capacity, dict(self._leaves))
+        await asyncio.wrap_future(announced)
+
+    async def _failed(self, run_id: str, rollout_id: str, error: UnderstudyError) -> None:
+        """Count a failure of an attempt; after many in a row the run rests here."""
+        streak = self._streaks.setdefault(run_id, FailureStreak(self._capacity))
+        if streak.add(rollout_id, error) and self._has_rested(run_id):
+            rest = self._rests[run_id] = min(2 * self._rests.get(run_id, _REST_S / 2), _LONGEST_REST_S)
+            line = f"run {run_id} rests for {rest:.0f} s, then one rollout is tried: {streak}: {error}"
+            await self._leave(run_id, f"{streak}: {error}", rest, line)
+
+    async def _succeeded(self, run_id: str) -> None:
+        if (streak := self._streaks.get(run_id)) is not None:
+            streak.clear()
+        if self._rests.pop(run_id, None) is not None:
+            self._retry_at.pop(run_id, None)
+            await self._welcome(run_id)
+
+    async def _welcome(self, run_id: str) -> None:
+        """Nothing keeps this worker from a run any more, unless the run was refused meanwhile."""
+        if run_id not in self._refused and self._leaves.pop(run_id, None) is not None:
+            await self._announce()
+
+    async def _open(self, run: OpenRun) -> None:
+        """Start what the attempts of a run need. A run that is impossible here is left to other workers."""
+        try:
+            record = next(each.config for each in self._store.runs.all() if each.id == run.id)
+            config = msgspec.convert(record, RunConfig)
+            agent = make_agent(config.agent, config.agent_options)
+            if problems := agent.problems():
+                raise ConfigError("; ".join(problems))
+            sandboxes = self._sandboxes.get(config.sandbox) or load_sandboxes(config.sandbox)
+            self._sandboxes[config.sandbox] = sandboxes
+            environment = await asyncio.to_thread(environment_for, sandboxes, cache_dir())
+            names = dict.fromkeys(rollout.task_id for rollout in self._store.runs.rollouts(run.id))
+            tasks = [self._store.runs.task(run.id, name) for name in names]
+            directory = self._directory / run.id
+            directory.mkdir(exist_ok=True)
+            context, watch = await self._stack.enter_async_context(
+                open_run(
+                    config,
+                    self._store,
+                    tasks,
+                    directory,
+                    agent=agent,
+                    sandboxes=sandboxes,
+                    environment=environment,
+                )
+            )
+        except (UnderstudyError, msgspec.ValidationError) as error:
+            if isinstance(error, UnderstudyError) and error.retryable:
+                line = f"run {run.id} cannot be begun yet, next try in {_OPEN_AGAIN_S:.0f} s: {error}"
+                await self._leave(run.id, str(error), _OPEN_AGAIN_S, line)
+            else:
+                await self._refuse(run, str(error))
+            return
+        if watch is not None:
+            self._watches.append(asyncio.create_task(_raise_at_end(watch)))
+        self._contexts[run.id] = context
+        await self._welcome(run.id)
+
+    async def _execute(self, context: RunContext, claim: ClaimedRollout) -> None:
+        """Make an attempt, and store how it ended."""
+        runs, attempt = self._store.runs, claim.attempt
+        final = claim.failures % MAX_ATTEMPTS == MAX_ATTEMPTS - 1
+        try:
+            await self._validate(context, claim)
+            await execute_attempt(context, claim.rollout, attempt, final, lambda: None)
+        except LeaseLost as error:
+            _log.warning("%s", error)
+            return
+        except Exception as raised:  # noqa: BLE001 - an error of one attempt must not end the others
+            error = raised if isinstance(raised, UnderstudyError) else internal_error(raised)
+            # A store that was away says nothing about the rollout.
+            again = error.retryable or isinstance(error, StoreError)
+            status = "requeuing" if again and not final else "failed"
+            try:
+                finish = runs.finish_attempt(attempt.id, "failed", status, error=info_of(error))
+                await asyncio.wrap_future(finish)
+                await self._failed(claim.rollout.run_id, claim.rollout.id, error)
+            except LeaseLost as late:
+                _log.warning("%s", late)
+                return
+            except StoreError as gone:
+                self._store_fault = gone  # which ends this worker; the lease ends by itself
+                return
+        else:
+            try:
+                await self._succeeded(claim.rollout.run_id)
+            except StoreError as gone:
+                self._store_fault = gone
+        self.executed += 1
+
+    async def _validate(self, context: RunContext, claim: ClaimedRollout) -> None:
+        """Validate a task where this machine has not done so: how it has to be graded is found that way."""
+        key = claim.rollout.run_id, claim.rollout.task_id
+        if key not in self._validated:
+            self._validated[key] = asyncio.create_task(_validate(context, *key))
+        validation = self._validated[key]
+        try:
+            await asyncio.shield(validation)
+        except UnderstudyError:
+            self._validated.pop(key, None)  # a fault of this moment must not decide for the next attempt
+            raise
+
+    async def _keep_leases(self) -> None:
+        """Renew the leases of what runs here, stop what was taken from here, and take from those who died."""
+        while True:
+            await asyncio.sleep(min(self._lease.seconds / 4, _LEASE_CHECK_S))
+            active = dict(self._active)
+            own = await asyncio.wrap_future(self._store.leases.renew(self._lease, list(active)))
+            for attempt_id, (_, task) in active.items():
+                if attempt_id not in own and not task.done():
+                    _log.warning("attempt %s was taken from this worker and is stopped", attempt_id)
+                    task.cancel()
+            await asyncio.wrap_future(self._store.leases.requeue_expired(self._lease.seconds))
+
+
+async def _raise_at_end(watch: WatchServer) -> None:
+    await watch()
+
+
+async def _validate(context: RunContext, run_id: str, task_id: str) -> None:
+    task = context.store.runs.task(run_id, task_id)
+    intake = await validate_tasks(
+        [task],
+        cache=context.cache,
+        sandboxes=context.sandboxes,
+        environment=context.environment,
+        concurrency=1,
+    )
+    if intake.refused:
+        # It was valid where the run was enqueued: another machine, or a later moment, may do better.
+        raise SandboxError(
+            f"{task_id} cannot be validated on {socket.gethostname()}: {intake.refused[task_id]}; "
+            "`understudy tasks check` there says more"
+        )

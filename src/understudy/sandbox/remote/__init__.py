@@ -1,0 +1,1 @@
+"""Sandboxes on other machines, whose agents reach the gateway through the connection that started them."""

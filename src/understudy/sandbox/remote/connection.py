@@ -1,0 +1,241 @@
+"""A connection to a worker on another machine: a program of ours whose stdin and stdout lead there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from understudy import errors
+from understudy.errors import SandboxError, SandboxLost
+from understudy.sandbox.process import seal_descriptors
+from understudy.sandbox.remote import messages
+from understudy.sandbox.remote.messages import MessageStream, NumberedReply, NumberedRequest, Request
+from understudy.sandbox.remote.relay import START_S, SocketRelay, read_greeting
+from understudy.sandbox.remote.relay_program import FRAME_BYTES, Channel, Multiplexer, RelayBroken
+
+T = TypeVar("T")
+
+_REPLY = msgspec.msgpack.Decoder(NumberedReply)
+ANSWER_S = 600.0
+"""How long a request is waited for that has no time limit of its own."""
+
+_END_S = 5.0
+_ERROR_BYTES = 2000
+_ERRORS: dict[str, type[Exception]] = {
+    each.__name__: each
+    for each in (errors.SandboxError, errors.SandboxLost, errors.ConfigError, errors.TaskError, FileNotFoundError)
+}
+
+
+class WorkerConnection:
+    """Requests to one worker, and the relay of the sockets in its sandbox. Opened by `connect`.
+
+    A worker of which nothing is heard for `silence_s` seconds is given up, for it answers our pings while it can.
+    """
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, name: str, sockets: Sequence[Path], silence_s: float
+    ) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process = process
+        self._name = name
+        self._silence_s = silence_s
+        self._relay = SocketRelay(sockets)
+        self._multiplexer = Multiplexer(process.stdout, process.stdin, self._accept)
+        self._stream: asyncio.Future[MessageStream] = asyncio.get_running_loop().create_future()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[NumberedReply]] = {}
+        self._stderr = bytearray()
+        self._reason = ""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Wait until the worker answers. Raises SandboxError."""
+        assert self._process.stdout is not None
+        self._tasks.append(asyncio.create_task(self._read_errors()))
+        try:
+            await read_greeting(self._process.stdout)
+        except SandboxError as error:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), 1.0)
+            raise SandboxError(f"{self._name}: {self._last_words() or error}") from error
+        self._tasks += [asyncio.create_task(self._read()), asyncio.create_task(self._keep_alive())]
+        self._tasks.append(asyncio.create_task(self._end_when_silent()))
+        try:
+            await asyncio.wait_for(asyncio.shield(self._stream), START_S)
+        except TimeoutError as error:
+            raise SandboxError(f"{self._name}: the worker did not answer within {START_S:g} s") from error
+
+    async def ask(self, request: Request, type_: type[T], within_s: float = ANSWER_S) -> T:
+        """Send a request; returns its answer. Raises what it raised there; SandboxLost when the worker is gone.
+
+        It is gone, too, when it has not answered `within_s` seconds. When cancelled, the request is given up there
+        too, before this returns.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._ask(request, type_)
+        except TimeoutError as error:
+            what = type(request).__name__
+            raise SandboxLost(f"{self._name}: no answer to a {what} within {within_s:g} s") from error
+
+    async def _ask(self, request: Request, type_: type[T]) -> T:
+        number = next(self._numbers)
+        reply = self._waiting[number] = asyncio.get_running_loop().create_future()
+        # Never cancelled: half a message would garble all that follow.
+        sending = asyncio.ensure_future(self._send(number, request))
+        try:
+            await asyncio.shield(sending)
+            answer = await asyncio.shield(reply)
+        except asyncio.CancelledError:
+            with contextlib.suppress(SandboxError, TimeoutError):
+                await sending
+                await self._send(next(self._numbers), messages.CancelRequest(number))
+                await asyncio.wait_for(reply, START_S)
+            raise
+        finally:
+            del self._waiting[number]
+        if answer.error:
+            raise _ERRORS.get(answer.error, SandboxError)(answer.result)
+        return msgspec.convert(answer.result, type_)
+
+    async def close(self) -> None:
+        """End the connection, and with it the worker. Never raises; may be called twice."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the worker is still connected."""
+        return not self._reason and self._closing is None
+
+    # --- in between ----------------------------------------------------------------------------------------
+
+    async def _send(self, number: int, request: Request) -> None:
+        if not self.alive:
+            raise self._lost()
+        try:
+            await (await asyncio.shield(self._stream)).send(NumberedRequest(number, request))
+        except ConnectionError as error:
+            raise self._lost() from error
+
+    async def _accept(self, channel: Channel, number: int) -> None:
+        if number != messages.CONTROL:
+            await self._relay.connect(channel, number)
+            return
+        if self._stream.done():
+            raise ConnectionRefusedError("there is a channel for messages already")
+        stream = MessageStream(channel)
+        self._stream.set_result(stream)
+        while (content := await stream.receive()) is not None:
+            reply = _REPLY.decode(content)
+            future = self._waiting.get(reply.number)
+            if future is not None and not future.done():
+                future.set_result(reply)
+
+    async def _read(self) -> None:
+        """Read to the end of the connection; then nobody waits any longer."""
+        try:
+            await self._multiplexer.run()
+            ended = "the connection ended" if self._closing is None else "the connection was closed"
+            self._reason = self._reason or ended
+        except (RelayBroken, SandboxError, msgspec.DecodeError) as error:
+            self._reason = f"it sent {error}"
+        finally:
+            self._reason = self._reason or "the connection was closed"
+            with contextlib.suppress(TimeoutError):  # what it says last tells why
+                await asyncio.wait_for(self._process.wait(), 1.0)
+            for future in (*self._waiting.values(), self._stream):
+                if not future.done():
+                    future.set_exception(self._lost())
+                    future.exception()
+
+    async def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        while content := await self._process.stderr.read(FRAME_BYTES):
+            self._stderr += content
+            del self._stderr[:-_ERROR_BYTES]
+
+    async def _keep_alive(self) -> None:
+        with contextlib.suppress(SandboxError):
+            while True:
+                await asyncio.sleep(messages.PING_S)
+                await self.ask(messages.PingRequest(), type(None))
+
+    async def _end_when_silent(self) -> None:
+        left_s = self._silence_s
+        while left_s > 0:
+            await asyncio.sleep(left_s)
+            left_s = self._multiplexer.heard_at + self._silence_s - time.monotonic()
+        self._reason = f"nothing was heard of it for {self._silence_s:g} s"
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    def _last_words(self) -> str:
+        return bytes(self._stderr).decode(errors="replace").strip()[-500:]
+
+    def _lost(self) -> SandboxLost:
+        return SandboxLost(f"{self._name}: {self._reason or 'the connection was closed'}; {self._last_words()}")
+
+    async def _close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _END_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._process._transport.close()  # pyright: ignore  # a child of it may hold the pipes open
+
+
+async def connect(
+    argv: Sequence[str], name: str, sockets: Sequence[Path] = (), silence_s: float = messages.LEASE_S
+) -> WorkerConnection:
+    """Start a program that leads to a worker, and wait until that answers. `name` is how errors call it.
+
+    A worker that is silent for `silence_s` seconds is given up.
+
+    What a sandbox of the worker says to its socket of a number reaches the one of `sockets` at that position.
+    Raises SandboxError. When cancelled, nothing stays behind.
+    """
+    seal_descriptors()
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            limit=2 * FRAME_BYTES,
+            env=_environment(),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise SandboxError(f"{name}: cannot start {argv[0]}: {error}") from error
+    connection = WorkerConnection(process, name, sockets, silence_s)
+    try:
+        await connection.start()
+    except BaseException:
+        await asyncio.shield(connection.close())
+        raise
+    return connection
+
+
+def _environment() -> dict[str, str]:
+    """What ssh needs of our environment to find its keys; nothing else goes along."""
+    names = ("HOME", "PATH", "USER", "LOGNAME", "SSH_AUTH_SOCK", "LANG")
+    return {name: os.environ[name] for name in names if name in os.environ}

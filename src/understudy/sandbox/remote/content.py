@@ -1,0 +1,95 @@
+"""Files and directories that other machines need: known by their content, sent once, kept in their cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from understudy.errors import SandboxError
+from understudy.util.files import atomic_path, locked
+
+_NAME = "content"
+PIECE_BYTES = 1 << 20
+
+
+def digest_of(path: Path) -> str:
+    """What tells a file or directory from every other: names, kinds, permissions and bytes of all that is in it.
+
+    Raises SandboxError for what is neither file, directory nor link, or cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        for name, each, mode in _entries(path):
+            digest.update(f"{len(name)}:{stat.S_IFMT(mode):o}:{mode & 0o777:o}:".encode() + name)
+            if stat.S_ISLNK(mode):
+                digest.update(hashlib.sha256(os.fsencode(each.readlink())).digest())
+            elif stat.S_ISREG(mode):
+                with each.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+    except OSError as error:
+        raise SandboxError(f"cannot send {path} to another machine: {error}") from error
+    return digest.hexdigest()
+
+
+def pack(path: Path, into: IO[bytes]) -> None:
+    """Write a tar of a file or directory. Raises SandboxError."""
+    try:
+        with tarfile.open(fileobj=into, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            tar.dereference = path.is_file()
+            tar.add(path.resolve() if path.is_file() else path, _NAME)
+    except OSError as error:
+        raise SandboxError(f"cannot send {path} to another machine: {error}") from error
+
+
+class ContentCache:
+    """The contents that this machine was sent, by digest, in a directory; each was given to `prepare` before."""
+
+    def __init__(self, directory: Path, prepare: Callable[[Path], None] = lambda _: None) -> None:
+        self._directory = directory
+        self._prepare = prepare
+
+    def path_of(self, digest: str) -> Path | None:
+        """Where a content is, None where it is not here."""
+        path = self._directory / digest / _NAME
+        return path if os.path.lexists(path) else None
+
+    def add(self, digest: str, archive: Path) -> None:
+        """Unpack the tar of a content that was sent. Raises SandboxError when it is another one."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        target = self._directory / digest
+        with locked(target.with_suffix(".lock")):
+            if target.exists():
+                return
+            with atomic_path(target) as new:
+                new.mkdir()
+                try:
+                    with tarfile.open(archive) as tar:
+                        # It comes from whom we run commands for; what it has to hold is checked by its digest.
+                        tar.extractall(new, filter="fully_trusted")
+                except (OSError, tarfile.TarError) as error:
+                    raise SandboxError(f"cannot unpack what was sent to {target}: {error}") from error
+                if (actual := digest_of(new / _NAME)) != digest:
+                    raise SandboxError(
+                        f"invalid content: expected the digest {digest}, got {actual}; send it again"
+                    )
+                self._prepare(new / _NAME)
+
+
+def _entries(path: Path) -> Iterator[tuple[bytes, Path, int]]:
+    """Name below `path`, path and mode of all that is there, in order; a link that is `path` is followed."""
+    yield b"", path, path.stat().st_mode
+    if not path.is_dir():
+        return
+    for folder, directories, names in os.walk(path):
+        directories.sort()
+        for name in sorted((*directories, *names)):
+            each = Path(folder, name)
+            mode = each.lstat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+                raise SandboxError(f"cannot send {each} to another machine: expected a file, directory or link")
+            yield os.fsencode(each.relative_to(path)), each, mode

@@ -1,0 +1,206 @@
+"""What we and the worker on another machine say to each other, over one channel of the relay.
+
+We send requests, the worker answers each, in any order. Both ends are the same release of Understudy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from understudy.errors import SandboxError
+from understudy.sandbox.base import SandboxLimits
+from understudy.sandbox.remote.relay_program import Channel
+
+CONTROL = 1 << 31
+"""The number of the channel for messages; lower ones are sockets."""
+
+TREE = "tree-"
+"""What the digests of trees begin with: they belong to the user of sandboxes, apart from other files."""
+
+MESSAGE_BYTES = 160 << 20
+PING_S, LEASE_S = 20.0, 120.0
+"""How often a request is sent at least, and how long a worker waits for one before it ends."""
+
+
+class RemoteMount(Struct, frozen=True):
+    """What is mounted at `target`: content by its digest, the socket of a number, or a `path` of that machine."""
+
+    target: str
+    digest: str = ""
+    socket: int | None = None
+    path: str = ""
+    private: bool = False
+
+
+class RemoteEnvironment(Struct, frozen=True):
+    """What a machine offers to run tasks with: mounts of its own, places in PATH, variables."""
+
+    mounts: tuple[RemoteMount, ...] = ()
+    path_prefixes: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class HelloRequest(Struct, frozen=True, tag=True):
+    """What the worker's machine is like."""
+
+    version: str
+
+
+class HelloReply(Struct, frozen=True):
+    """Problems and warnings are those of local sandboxes there."""
+
+    problems: list[str]
+    warnings: list[str]
+    environment: RemoteEnvironment
+
+
+class MissingRequest(Struct, frozen=True, tag=True):
+    """Which of these contents the machine lacks."""
+
+    digests: list[str]
+
+
+class UploadRequest(Struct, frozen=True, tag=True):
+    """A piece of a tar of a content; with `last` it is unpacked."""
+
+    digest: str
+    piece: bytes
+    last: bool
+
+
+class OpenRequest(Struct, frozen=True, tag=True, kw_only=True):
+    """Open the worker's one sandbox. `tree` is the digest of a content."""
+
+    tree: str
+    workdir: str
+    mounts: list[RemoteMount]
+    env: dict[str, str]
+    path_prefixes: list[str]
+    limits: SandboxLimits
+    labels: dict[str, str]
+    deadline_s: float
+
+
+class OpenReply(Struct, frozen=True):
+    """The sandbox that was opened."""
+
+    id: str
+    home: str
+
+
+class RunRequest(Struct, frozen=True, tag=True, kw_only=True):
+    """See Sandbox.run."""
+
+    argv: list[str]
+    timeout_s: float
+    stdin: bytes
+    env: dict[str, str] | None
+    cwd: str | None
+    reveal: bool
+
+
+class ReadRequest(Struct, frozen=True, tag=True):
+    """See Sandbox.read."""
+
+    path: str
+    limit: int
+
+
+class WriteRequest(Struct, frozen=True, tag=True):
+    """See Sandbox.write."""
+
+    path: str
+    data: bytes
+    mode: int
+
+
+class SealRequest(Struct, frozen=True, tag=True):
+    """See Sandbox.seal."""
+
+    paths: list[str]
+
+
+class ResetRequest(Struct, frozen=True, tag=True):
+    """See Sandbox.reset."""
+
+
+class PingRequest(Struct, frozen=True, tag=True):
+    """We are still here."""
+
+
+class CancelRequest(Struct, frozen=True, tag=True):
+    """Give up a request that was sent before; it is answered all the same."""
+
+    number: int
+
+
+class ListRequest(Struct, frozen=True, tag=True):
+    """The sandboxes that are open on the machine."""
+
+
+class ReapRequest(Struct, frozen=True, tag=True):
+    """End sandboxes of the machine, by their ids."""
+
+    ids: list[str]
+
+
+Request = (
+    HelloRequest | MissingRequest | UploadRequest | OpenRequest | RunRequest | ReadRequest | WriteRequest
+    | SealRequest | ResetRequest | PingRequest | CancelRequest | ListRequest | ReapRequest
+)  # fmt: skip
+
+
+class NumberedRequest(Struct, frozen=True, array_like=True):
+    """A request, with a number that no other has."""
+
+    number: int
+    request: Request
+
+
+class NumberedReply(Struct, frozen=True, array_like=True):
+    """The answer to the request of that number; with the name of an `error` its `result` is the message."""
+
+    number: int
+    error: str
+    result: Any
+
+
+class MessageStream:
+    """Messages over a channel, each after its length."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._rest = bytearray()
+        self._sending = asyncio.Lock()
+
+    async def send(self, message: Struct) -> None:
+        """Send a message. Raises ConnectionResetError; SandboxError for one that is too long."""
+        content = msgspec.msgpack.encode(message)
+        if len(content) > MESSAGE_BYTES:
+            raise SandboxError(f"cannot send {len(content)} bytes to or from a remote sandbox at once")
+        async with self._sending:
+            await self._channel.write(len(content).to_bytes(4, "big") + content)
+
+    async def receive(self) -> bytes | None:
+        """The next message, None at the end of the stream. Raises ConnectionResetError, SandboxError."""
+        head = await self._take(4)
+        if head is None:
+            return None
+        size = int.from_bytes(head, "big")
+        if size > MESSAGE_BYTES:
+            raise SandboxError(f"invalid message: {size} bytes, expected {MESSAGE_BYTES} at most")
+        return await self._take(size)
+
+    async def _take(self, count: int) -> bytes | None:
+        while len(self._rest) < count:
+            content = await self._channel.read()
+            if not content:
+                return None
+            self._rest += content
+        taken = bytes(memoryview(self._rest)[:count])
+        del self._rest[:count]
+        return taken

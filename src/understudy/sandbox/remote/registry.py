@@ -1,0 +1,70 @@
+"""The sandboxes that are open on this machine for others: who may look, and who ends those past their deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from understudy.sandbox.base import OpenSandbox
+from understudy.sandbox.process import has_ended, process_stamp
+from understudy.util.files import atomic_write
+
+
+class _RegistryEntry(Struct, frozen=True):
+    sandbox: OpenSandbox
+    worker: str
+    """The stamp of the process that serves it, and with which it ends."""
+
+
+class SandboxRegistry:
+    """One file for each open sandbox, in a directory. What a killed worker leaves there is removed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def add(self, sandbox: OpenSandbox) -> None:
+        """Note a sandbox that this process serves. Raises OSError."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        entry = _RegistryEntry(sandbox, process_stamp(os.getpid()))
+        atomic_write(self._directory / f"{sandbox.id}.json", msgspec.json.encode(entry), mode=0o600)
+
+    def remove(self, sandbox_id: str) -> None:
+        """Forget a sandbox that was closed."""
+        (self._directory / f"{sandbox_id}.json").unlink(missing_ok=True)
+
+    def sandboxes(self) -> list[OpenSandbox]:
+        """Those that are open, the oldest first."""
+        return sorted((entry.sandbox for entry in self._entries()), key=lambda sandbox: sandbox.opened)
+
+    def reap(self, ids: list[str]) -> list[str]:
+        """End these sandboxes, and all that are past their deadline; returns the ids of those that were ended.
+
+        A sandbox ends with its worker, however that ends.
+        """
+        ended: list[str] = []
+        for entry in self._entries():
+            if entry.sandbox.id in ids or entry.sandbox.deadline < time.time():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(entry.worker.split("-")[1]), signal.SIGKILL)
+                self.remove(entry.sandbox.id)
+                ended.append(entry.sandbox.id)
+        return ended
+
+    def _entries(self) -> list[_RegistryEntry]:
+        entries: list[_RegistryEntry] = []
+        for path in self._directory.glob("*.json"):
+            try:
+                entry = msgspec.json.decode(path.read_bytes(), type=_RegistryEntry)
+            except FileNotFoundError:
+                continue
+            if has_ended(entry.worker):
+                path.unlink(missing_ok=True)
+            else:
+                entries.append(entry)
+        return entries

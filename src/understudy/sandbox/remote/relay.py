@@ -1,0 +1,60 @@
+"""Our end of the relay: what programs of a remote sandbox send to a socket reaches one of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from understudy.errors import SandboxError
+from understudy.sandbox.remote.relay_program import GREETING, Channel, Multiplexer, RelayBroken, carry
+
+START_S = 60.0
+_NOISE_BYTES = 300
+
+
+class SocketRelay:
+    """Connects channels to Unix sockets of this machine, in the order in which the other end has its own.
+
+    The other end is not trusted: it reaches these sockets and nothing else.
+    """
+
+    def __init__(self, sockets: Sequence[Path]) -> None:
+        self._sockets = list(sockets)
+
+    async def connect(self, channel: Channel, number: int) -> None:
+        """Carry a channel to the socket that it asks for; one that there is not is reset. Raises OSError."""
+        if number < len(self._sockets):
+            await carry(channel, *await _connect(self._sockets[number]))
+
+    async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Relay until the stream ends. Raises SandboxError when the other end is none, or breaks the rules."""
+        await read_greeting(reader)
+        try:
+            await Multiplexer(reader, writer, self.connect).run()
+        except RelayBroken as error:
+            raise SandboxError(f"the relay of a sandbox was ended: the sandbox sent {error}") from error
+
+
+async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Streams to a Unix socket, by way of its directory: the kernel takes 107 bytes for the name of a socket."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        return await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{path.name}")
+    finally:
+        os.close(directory)
+
+
+async def read_greeting(reader: asyncio.StreamReader) -> None:
+    """Read the line with which the other end begins. Raises SandboxError with what came instead."""
+    try:
+        async with asyncio.timeout(START_S):
+            content = await reader.readexactly(len(GREETING))
+    except asyncio.IncompleteReadError as error:
+        content = error.partial
+    except TimeoutError as error:
+        raise SandboxError(f"the relay of a sandbox did not start within {START_S:g} s") from error
+    if content != GREETING:
+        text = content[:_NOISE_BYTES].decode(errors="replace")
+        raise SandboxError(f"the relay of a sandbox did not start: expected {GREETING!r}, got {text!r}")

@@ -1,0 +1,303 @@
+"""The relay's end in a remote sandbox: connections to its sockets are carried over stdin and stdout.
+
+    python3 relay_program.py SOCKET…
+
+It needs Python 3.8 and nothing else, and no network: who started it connects each connection to a socket of its
+own (see `relay.py`). Both ends use the class `Multiplexer` of this module. After the line `GREETING` a stream of
+frames follows in both directions: type (1 byte), channel (4), length (4), content. Each channel may have `WINDOW`
+bytes on the way; more has to be allowed by the receiver. A frame that breaks a rule ends the whole stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import struct
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+GREETING = b"understudy-relay 1\n"
+HEAD = struct.Struct(">BII")
+OPEN, DATA, END, RESET, ALLOW = range(5)
+"""A new channel (content: the number of the socket); bytes of it; no more bytes; it is broken; bytes allowed."""
+
+NUMBER = struct.Struct(">I")
+FRAME_BYTES = 32 << 10
+WINDOW = 256 << 10
+CHANNELS = 256
+"""The most channels at a time."""
+
+
+class RelayBroken(Exception):
+    """The other end sent a frame that breaks a rule."""
+
+
+class Channel:
+    """One connection. What the other end sent waits here, at most `WINDOW` bytes."""
+
+    def __init__(self, number: int, owner: Multiplexer) -> None:
+        self.number = number
+        self._owner = owner
+        self._incoming = bytearray()
+        self._incoming_ended = False
+        self._outgoing_ended = False
+        self._broken = False
+        self._unacknowledged = 0
+        self._allowed = WINDOW
+        self._changed = asyncio.Event()
+
+    @property
+    def over(self) -> bool:
+        """Whether neither end sends any more."""
+        return self._broken or (self._incoming_ended and self._outgoing_ended)
+
+    # --- by the multiplexer --------------------------------------------------------------------------------
+
+    def take(self, type_: int, content: bytes) -> None:
+        """A frame of this channel. Raises RelayBroken."""
+        if type_ == DATA:
+            if (
+                self._incoming_ended
+                or not content
+                or len(self._incoming) + self._unacknowledged + len(content) > WINDOW
+            ):
+                raise RelayBroken(f"more data on channel {self.number} than was allowed")
+            self._incoming += content
+        elif type_ == ALLOW:
+            if len(content) != NUMBER.size or self._allowed + NUMBER.unpack(content)[0] > WINDOW:
+                raise RelayBroken(f"an invalid allowance on channel {self.number}")
+            self._allowed += NUMBER.unpack(content)[0]
+        elif content:
+            raise RelayBroken(f"a frame of type {type_} with content")
+        elif type_ == END:
+            self._incoming_ended = True
+        else:
+            self._broken = True
+        self._changed.set()
+
+    def break_off(self) -> None:
+        """End it from this side, without a word to the other."""
+        self._broken = True
+        self._changed.set()
+
+    # --- by whoever uses it --------------------------------------------------------------------------------
+
+    async def read(self) -> bytes:
+        """What has come in, b"" at its end. Raises ConnectionResetError."""
+        if self._unacknowledged:
+            allowed, self._unacknowledged = self._unacknowledged, 0
+            if not self._incoming_ended:
+                await self._owner.send(ALLOW, self.number, NUMBER.pack(allowed))
+        await self._wait(lambda: bool(self._incoming) or self._incoming_ended)
+        content = bytes(self._incoming)
+        self._incoming.clear()
+        self._unacknowledged = len(content)
+        return content
+
+    async def write(self, content: bytes) -> None:
+        """Send bytes, as fast as the other end takes them. Raises ConnectionResetError."""
+        rest = memoryview(content)
+        while rest:
+            await self._wait(lambda: self._allowed > 0)
+            count = min(len(rest), self._allowed, FRAME_BYTES)
+            self._allowed -= count
+            await self._owner.send(DATA, self.number, bytes(rest[:count]))
+            rest = rest[count:]
+
+    async def end(self) -> None:
+        """Say that no more bytes follow."""
+        if not (self._outgoing_ended or self._broken):
+            self._outgoing_ended = True
+            await self._owner.send(END, self.number)
+
+    async def close(self) -> None:
+        """Be done with it; what is not over is reset."""
+        if not self.over:
+            await self._owner.send(RESET, self.number)
+        self._broken = True
+        self._owner.forget(self)
+
+    async def _wait(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            if self._broken:
+                raise ConnectionResetError("the relayed connection was reset")
+            self._changed.clear()
+            await self._changed.wait()
+        if self._broken:
+            raise ConnectionResetError("the relayed connection was reset")
+
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Accept = Callable[[Channel, int], Awaitable[None]]
+
+
+class Multiplexer:
+    """Channels over one pair of streams. `accept` is called for each channel that the other end opens, with the
+    number that it asks for; without it the other end may open none.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        accept: Accept | None = None,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._accept = accept
+        self._channels: dict[int, Channel] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sending = asyncio.Lock()
+        self._last = 0
+        self._ended = False
+        self.heard_at = time.monotonic()
+        """When the last frame came, by the clock of `time.monotonic`."""
+
+    async def open(self, number: int) -> Channel:
+        """A new channel to what the other end calls `number`. Raises ConnectionError."""
+        if self._ended or len(self._channels) >= CHANNELS:
+            raise ConnectionRefusedError("the relay has ended, or has as many connections as it may")
+        self._last += 1
+        channel = self._channels[self._last] = Channel(self._last, self)
+        await self.send(OPEN, channel.number, NUMBER.pack(number))
+        return channel
+
+    async def send(self, type_: int, channel: int, content: bytes = b"") -> None:
+        """Send one frame; waits while the other end does not read. Raises ConnectionError."""
+        async with self._sending:
+            self._writer.write(HEAD.pack(type_, channel, len(content)) + content)
+            await self._writer.drain()
+
+    def forget(self, channel: Channel) -> None:
+        """A channel that nobody uses here any more."""
+        self._channels.pop(channel.number, None)
+
+    async def run(self) -> None:
+        """Read frames to the end of the stream; every channel is broken off then. Raises RelayBroken."""
+        try:
+            while True:
+                try:
+                    type_, number, size = HEAD.unpack(await self._reader.readexactly(HEAD.size))
+                    if type_ > ALLOW or size > FRAME_BYTES:
+                        raise RelayBroken(f"a frame of type {type_} with {size} bytes")
+                    content = await self._reader.readexactly(size)
+                except (asyncio.IncompleteReadError, ConnectionError):
+                    return
+                self.heard_at = time.monotonic()
+                if type_ == OPEN:
+                    self._opened(number, content)
+                elif number in self._channels:
+                    self._channels[number].take(type_, content)
+                elif (
+                    not 0 < number <= self._last
+                ):  # of a channel that ended here, frames may still be on their way
+                    raise RelayBroken(f"a frame of channel {number}, which was never open")
+        finally:
+            self._ended = True
+            for channel in self._channels.values():
+                channel.break_off()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _opened(self, number: int, content: bytes) -> None:
+        if self._accept is None or number != self._last + 1 or len(content) != NUMBER.size:
+            raise RelayBroken(f"an unexpected channel {number}")
+        if len(self._channels) >= CHANNELS:
+            raise RelayBroken(f"more than {CHANNELS} channels at a time")
+        self._last = number
+        channel = self._channels[number] = Channel(number, self)
+        task = asyncio.ensure_future(self._serve(self._accept, channel, NUMBER.unpack(content)[0]))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, accept: Accept, channel: Channel, number: int) -> None:
+        try:
+            await accept(channel, number)
+        except OSError:
+            pass  # of this connection; it is reset
+        finally:
+            with contextlib.suppress(ConnectionError):
+                await channel.close()
+
+
+async def carry(channel: Channel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Carry bytes between a channel and a socket, both ways, until both ways have ended or one broke."""
+
+    async def outward() -> None:
+        while True:
+            content = await reader.read(FRAME_BYTES)
+            if not content:
+                await channel.end()
+                return
+            await channel.write(content)
+
+    async def inward() -> None:
+        while True:
+            content = await channel.read()
+            if not content:
+                if writer.can_write_eof():
+                    writer.write_eof()
+                return
+            writer.write(content)
+            await writer.drain()
+
+    directions = [asyncio.ensure_future(outward()), asyncio.ensure_future(inward())]
+    try:
+        await asyncio.gather(*directions)
+    except (ConnectionError, OSError):
+        writer.transport.abort()
+    finally:
+        for direction in directions:
+            direction.cancel()
+        await asyncio.gather(*directions, return_exceptions=True)
+        with contextlib.suppress(ConnectionError):
+            await channel.close()
+        writer.close()
+
+
+async def listen(multiplexer: Multiplexer, sockets: Sequence[str]) -> None:
+    """Listen at these paths, which must be free; connections become channels that ask for the path's position."""
+    for number, path in enumerate(sockets):
+
+        async def connected(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int = number
+        ) -> None:
+            try:
+                channel = await multiplexer.open(number)
+            except ConnectionError:
+                writer.transport.abort()
+                return
+            await carry(channel, reader, writer)
+
+        await asyncio.start_unix_server(connected, path)
+        os.chmod(path, 0o666)  # noqa: PTH101 - who may reach it is decided by the directories above
+
+
+async def stdio() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Streams of this process's stdin and stdout."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=2 * FRAME_BYTES)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout.buffer)
+    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+async def main(sockets: Sequence[str]) -> None:
+    """Relay until stdin ends."""
+    reader, writer = await stdio()
+    multiplexer = Multiplexer(reader, writer)
+    for path in sockets:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108 - left by a relay that was killed
+    await listen(multiplexer, sockets)
+    writer.write(GREETING)
+    await writer.drain()
+    await multiplexer.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))

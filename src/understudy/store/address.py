@@ -1,0 +1,67 @@
+"""Where a store is: a directory, or a PostgreSQL database by its URL, whose password is never shown."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from understudy.errors import ConfigError
+
+_SCHEME = re.compile(r"postgres(?:ql)?://")
+_QUERY = re.compile(r"\?(?=[\w%]+=)")
+_SECRET_PARAMETERS = ("password", "sslpassword")
+
+
+class StoreUrl:
+    """The URL of a PostgreSQL database, as libpq reads it. As text it has no password; equal where the text is."""
+
+    def __init__(self, url: str) -> None:
+        """Raises ConfigError for what is no such URL."""
+        if not (scheme := _SCHEME.match(url)):
+            raise ConfigError("expected the URL of a PostgreSQL database: postgresql://USER@HOST:PORT/DATABASE")
+        self.secret_url = url
+        body, *query = _QUERY.split(url[scheme.end() :], maxsplit=1)
+        user, at, database = body.rpartition("@")
+        name, _, password = user.partition(":")
+        parameters = query[0].split("&") if query else []
+        secret = [each for each in parameters if unquote(each.partition("=")[0]).lower() in _SECRET_PARAMETERS]
+        self._passwords = [unquote(password), *(unquote(each.partition("=")[2]) for each in secret)]
+        shown = "&".join(each for each in parameters if each not in secret)
+        self._text = f"postgresql://{name}{at}{database}{'?' if shown else ''}{shown}"
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"StoreUrl({self._text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StoreUrl) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def without_passwords(self, text: str) -> str:
+        """A text of libpq's, with the passwords of this URL replaced."""
+        for password in filter(None, self._passwords):
+            for form in (password, quote(password, safe="")):
+                text = text.replace(form, "***")
+        return text.replace(self.secret_url, self._text)
+
+
+StoreLocation = Path | StoreUrl
+
+
+def parse_location(text: str | os.PathLike[str]) -> StoreLocation:
+    """The location that a user named: a URL of PostgreSQL, else a directory. Raises ConfigError."""
+    name = os.fspath(text)
+    if _SCHEME.match(name):
+        return StoreUrl(name)
+    if "://" in name:
+        raise ConfigError(
+            f"{name.partition('://')[0]}:// is no kind of store; expected a directory, or "
+            "postgresql://USER@HOST:PORT/DATABASE"
+        )
+    return Path(name)

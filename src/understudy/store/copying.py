@@ -1,0 +1,160 @@
+"""Copies of whole stores, from one database to another: what was interrupted goes on, and the end is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b, sha256
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import Table, func, select
+
+from understudy.errors import StoreError
+from understudy.store import Store
+from understudy.store.contents import HASH, read_blobs
+from understudy.store.database import WriteContext
+from understudy.store.schema import metadata, turns
+from understudy.store.statements import hot_insert_once, row_id
+
+_BATCH = 500
+_HASH_MASK = (1 << 128) - 1
+
+
+class TableCopy(Struct, frozen=True):
+    """How many rows of a table there are, and how many of them were written now."""
+
+    name: str
+    rows: int
+    written: int
+
+
+def copy_store(source: Store, target: Store, report: Callable[[str], None] = lambda line: None) -> list[TableCopy]:
+    """Copy all that a store holds into another, which is empty or an unfinished copy of it, and compare the two.
+
+    Numbers of rows stay what they are. Raises StoreError where the target holds something else, or where they
+    differ in the end: then the source was written meanwhile, and the same again brings the rest.
+    """
+    _refuse_another(source, target)
+    written = {table.name: _copy_table(source, target, table, report) for table in metadata.sorted_tables}
+    target._database.writer.submit(_finish).result()  # pyright: ignore[reportPrivateUsage]
+    copies: list[TableCopy] = []
+    for table in metadata.sorted_tables:
+        report(f"comparing {table.name}")
+        ours, theirs = _summary(source, table), _summary(target, table)
+        if ours != theirs:
+            raise StoreError(
+                f"{target.location}: {table.name} has {theirs[0]} rows, {source.location} has {ours[0]}, and they "
+                "are not the same; run the same command again when nothing writes the source"
+            )
+        copies.append(TableCopy(str(table.name), ours[0], written[table.name]))
+    _check_contents(target, report)
+    return copies
+
+
+def _refuse_another(source: Store, target: Store) -> None:
+    """Raise StoreError where the target has a row by whose key the source has another, or none."""
+    for name in ("runs", "blobs", "sources"):
+        table = metadata.tables[name]
+        first = select(table).order_by(*table.primary_key).limit(1)
+        with target._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
+            row = connection.execute(first).one_or_none()
+        if row is None:
+            continue
+        with source._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
+            if connection.execute(first).one_or_none() != row:
+                raise StoreError(
+                    f"{target.location} holds other things than {source.location}; give an empty target, or the "
+                    "unfinished copy of this store"
+                )
+
+
+def _number_of(table: Table) -> Any:
+    """The column that numbers the rows of a table; None where none does."""
+    columns = list(table.primary_key)
+    if table is turns:
+        return row_id(turns).label("rowid")
+    return (
+        columns[0]
+        if len(columns) == 1 and columns[0].name in ("id", "key") and table.autoincrement_column is not None
+        else None
+    )
+
+
+def _rows(store: Store, table: Table, after: int) -> Iterator[Sequence[tuple[Any, ...]]]:
+    """The rows of a table in batches; those that have numbers in their order, behind a number."""
+    number = _number_of(table)
+    while True:
+        query = select(*table.columns)
+        if number is not None:
+            query = query.add_columns(number.label("number")).where(number > after).order_by(number).limit(_BATCH)
+        with store._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
+            rows = [tuple(row) for row in connection.execute(query)]
+        for start in range(0, len(rows), _BATCH):
+            batch = rows[start : start + _BATCH]
+            yield batch if number is None else [row[:-1] for row in batch]
+        if number is None or len(rows) < _BATCH:
+            return
+        after = rows[-1][-1]
+
+
+def _copy_table(source: Store, target: Store, table: Table, report: Callable[[str], None]) -> int:
+    statement = hot_insert_once(table, *(column.name for column in table.columns))
+    number, after, before = _number_of(table), 0, 0
+    with target._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
+        before = connection.execute(select(func.count()).select_from(table)).scalar_one()
+        if number is not None and table is not turns:
+            after = connection.execute(select(func.coalesce(func.max(number), 0))).scalar_one()
+    seen = 0
+    for rows in _rows(source, table, after):
+
+        def write(context: WriteContext, rows: Sequence[tuple[Any, ...]] = rows) -> None:
+            context.session.insert_many(statement, rows)
+
+        target._database.writer.submit(write).result()  # pyright: ignore[reportPrivateUsage]
+        seen += len(rows)
+        report(f"copying {table.name}: {seen} rows")
+    with target._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
+        return connection.execute(select(func.count()).select_from(table)).scalar_one() - before
+
+
+def _finish(context: WriteContext) -> None:
+    """Let new rows have numbers behind those that were copied: PostgreSQL counts by itself."""
+    if context.session.dialect != "postgresql":
+        return
+    for table in metadata.sorted_tables:
+        number = _number_of(table)
+        if number is not None and table is not turns:
+            context.connection.exec_driver_sql(
+                f"SELECT setval(pg_get_serial_sequence('{table.name}', '{number.name}'), "
+                f"(SELECT coalesce(max({number.name}), 0) + 1 FROM {table.name}), false)"
+            ).close()
+
+
+def _summary(store: Store, table: Table) -> tuple[int, int]:
+    """How many rows a table has, and the sum of their hashes, in whatever order they come."""
+    count = total = 0
+    for rows in _rows(store, table, 0):
+        count += len(rows)
+        for row in rows:
+            digest = blake2b(msgspec.msgpack.encode(row), digest_size=16).digest()
+            total = (total + int.from_bytes(digest)) & _HASH_MASK
+    return count, total
+
+
+def _check_contents(store: Store, report: Callable[[str], None]) -> None:
+    """Read every content, and raise StoreError where one is not what its hash says."""
+    blobs = metadata.tables["blobs"]
+    report("reading every content")
+    after = 0
+    while True:
+        query = select(blobs.c.id, blobs.c.hash).where(blobs.c.id > after).order_by(blobs.c.id).limit(_BATCH)
+        with store._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
+            hashes: dict[int, bytes] = {row.id: row.hash for row in connection.execute(query)}
+            contents = read_blobs(connection, hashes)
+        if not hashes:
+            return
+        for key, digest in hashes.items():
+            if sha256(contents[key]).digest()[:HASH] != digest:
+                raise StoreError(f"{store.location}: the store is damaged: blob {key} is not what its hash says")
+        after = max(hashes)

@@ -1,0 +1,111 @@
+"""What the store asks of a database: `store.sqlite` and `store.postgresql` answer it, each in its own way."""
+
+from __future__ import annotations
+
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar
+
+import msgspec
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from understudy.errors import StoreError
+from understudy.store.statements import DatabaseDialect, HotStatement
+
+
+class WriterSession(ABC):
+    """The writer's connection: its transactions, and the statements that bypass SQLAlchemy."""
+
+    dialect: ClassVar[DatabaseDialect]
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    @abstractmethod
+    def begin(self, group: int) -> bool:
+        """Begin the transaction of the group with this number. False when it was committed before.
+
+        That happens where the connection was lost while it was committed, so that nobody knew.
+        """
+
+    @abstractmethod
+    def commit(self, group: int) -> None:
+        """End it, so that all of it survives a power cut."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Undo it, if it was begun."""
+
+    @abstractmethod
+    def insert(self, statement: HotStatement, row: Sequence[Any]) -> int | None:
+        """Insert a row; its number, or None where the statement did nothing, as there is an equal one."""
+
+    @abstractmethod
+    def fetch_one(self, statement: HotStatement, values: Sequence[Any]) -> tuple[Any, ...] | None:
+        """The first row of a query."""
+
+    @abstractmethod
+    def fetch_all(self, statement: HotStatement, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """The rows of a query."""
+
+    @abstractmethod
+    def insert_many(self, statement: HotStatement, rows: Sequence[Sequence[Any]]) -> None:
+        """Insert rows."""
+
+    @abstractmethod
+    def notify(self) -> None:
+        """Wake those who wait for changes, once the transaction is committed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the connection back."""
+
+
+class DatabaseDriver(ABC):
+    """One database with a store in it, open. `name` is what errors call it, and never has a password in it."""
+
+    dialect: ClassVar[DatabaseDialect]
+    exceptions: tuple[type[Exception], ...]
+
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name = name
+        self.engine = engine
+
+    @abstractmethod
+    def open_session(self) -> WriterSession:
+        """A connection to write with."""
+
+    @abstractmethod
+    def store_error(self, error: Exception) -> StoreError:
+        """The StoreError that says what happened to which database, and what to do next."""
+
+    @abstractmethod
+    def repeatable_for_s(self, error: Exception) -> float:
+        """For how many seconds a write that met this error is tried again; 0: it is not."""
+
+    @abstractmethod
+    def turns_connection(self) -> AbstractContextManager[sqlite3.Connection]:
+        """A connection that reads the tables of sessions alone, for expressions of users, which are SQLite's."""
+
+    @abstractmethod
+    def wait_for_change(self, timeout_s: float) -> None:
+        """Wait until another process says that something changed, or the time is over."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all connections."""
+
+    @contextmanager
+    def errors(self) -> Generator[None]:
+        """Raise what SQLAlchemy, the DB-API, msgspec and readers raise inside as a StoreError with the name."""
+        try:
+            yield
+        except StoreError as error:
+            if self.name in str(error):
+                raise
+            raise type(error)(f"{self.name}: {error}") from error
+        except (SQLAlchemyError, msgspec.MsgspecError, *self.exceptions) as error:
+            raise self.store_error(error) from error

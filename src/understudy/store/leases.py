@@ -1,0 +1,333 @@
+"""Leases: which worker holds which attempts, and until when.
+
+An attempt's number is its fencing number: a rollout's attempts are numbered, and only that with the highest number
+can be open. A lease that ends unrenewed is taken away: the attempt becomes unresponsive and its rollout requeuing,
+in one transaction. Every write of an attempt (its calls, its start, its end with patch and verdict) looks in its
+own transaction whether that has happened, and is refused with LeaseLost then: a worker that was thought dead does
+no harm when it wakes. Leases end by the database's clock, and none while its server has only just been started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import Select, delete, func, insert, literal, select, update
+
+from understudy.errors import StoreError
+from understudy.store.database import Database, Repository, WriteContext, encode, queued, row_reader
+from understudy.store.runs import OPEN_ATTEMPTS, Lease, begin_attempt, read_rollout, take_attempt
+from understudy.store.schema import attempts, rollouts, runs, workers
+from understudy.store.statements import json_field, server_started, store_clock
+from understudy.types import Attempt, ErrorInfo, Rollout, RolloutStatus
+
+RETRY_PAUSE_S = 1.0
+"""How long a rollout whose attempt failed rests before it can be claimed again."""
+
+MAX_LOST = 5
+"""A rollout that took so many workers with it is not tried again. Those that were told to stop do not count."""
+
+FORGET_WORKER_S = 3600.0
+"""For how long a worker that was lost is listed still."""
+
+_SILENT_S = 30.0
+"""A process that executes a run alone is alive that long after it was heard of, whatever its lease."""
+
+
+class ClaimedRollout(Struct, frozen=True):
+    """A rollout with the attempt that a worker may make now, and how many attempts have failed before."""
+
+    rollout: Rollout
+    attempt: Attempt
+    failures: int
+
+
+class OpenRun(Struct, frozen=True):
+    """A run that workers may work on, and the release of Understudy that it was enqueued with."""
+
+    id: str
+    release: str | None
+
+
+class RunQueue(Struct, frozen=True, kw_only=True):
+    """A run with its rollouts by status; the oldest of the queued ones has been so for `oldest_s` seconds."""
+
+    run_id: str
+    engine: str
+    release: str | None
+    rollouts: dict[RolloutStatus, int]
+    oldest_s: float | None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether rollouts of it have not ended."""
+        return not self.rollouts.keys() <= {"succeeded", "failed", "cancelled"}
+
+
+class Worker(Struct, frozen=True, kw_only=True):
+    """A process that claims rollouts or, where it has a `run_id`, executes that run alone.
+
+    It has `held` attempts. `leaves` are the runs that it leaves to others now, with the reasons. It is `alive`
+    while its leases have not ended or, executing a run alone, while it was heard of lately; `silent_s` seconds ago
+    it renewed them. Times in Unix seconds by the database's clock.
+    """
+
+    id: str
+    release: str
+    capacity: int
+    run_id: str | None
+    started_at: float
+    silent_s: float
+    leaves: dict[str, str]
+    alive: bool
+    held: int
+
+
+_worker = row_reader(Worker, leaves=msgspec.json.Decoder(dict[str, str]).decode, alive=bool)
+
+
+class LeaseRepository(Repository):
+    """`Store.leases`: claims of rollouts by workers."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._announced: dict[str, tuple[str, int, Mapping[str, str]]] = {}
+
+    @queued
+    def open_to_workers(self, context: WriteContext, run_id: str, release: str) -> None:
+        """From now on workers of this release of Understudy may claim the rollouts of a run.
+
+        Raises StoreError while a process executes it alone.
+        """
+        values = {"engine": "workers", "release": release}
+        context.connection.execute(update(runs).where(runs.c.id == run_id).values(values))
+        self._refuse_others(context, run_id, _alone(run_id), "")
+        context.session.notify()
+
+    @queued
+    def execute_alone(self, context: WriteContext, run_id: str, lease: Lease, release: str) -> None:
+        """From now on a process executes a run alone, till its lease ends; the same again renews that.
+
+        Workers claim nothing of it. Raises StoreError while another process executes it, or workers hold attempts.
+        """
+        # First, for it waits for claims that are under way: what they took is seen then.
+        context.connection.execute(update(runs).where(runs.c.id == run_id).values(engine="local"))
+        self._refuse_others(context, run_id, _alone(run_id), lease.worker)
+        self._refuse_others(context, run_id, _holders(run_id), lease.worker)
+        earlier = (workers.c.run_id == run_id) & (workers.c.id != lease.worker)
+        context.connection.execute(delete(workers).where(earlier))
+        _write_worker(context, lease, release, capacity=0, run_id=run_id)
+
+    def _refuse_others(self, context: WriteContext, run_id: str, query: Select[tuple[Any]], own: str) -> None:
+        ids = context.connection.execute(query).scalars()
+        if others := sorted(each for each in ids if each != own):
+            raise StoreError(executed_elsewhere(run_id, others))
+
+    @queued
+    def announce(
+        self, context: WriteContext, lease: Lease, release: str, capacity: int, leaves: Mapping[str, str]
+    ) -> None:
+        """Let others know of a worker, and which runs it leaves to them, and why."""
+        self._announced[lease.worker] = release, capacity, leaves
+        _write_worker(context, lease, release, capacity=capacity, leaves=leaves)
+
+    def workers(self) -> list[Worker]:
+        """The workers that there are, and those that were lost not long ago; the oldest first."""
+        columns = [column for column in workers.c if column.name not in ("seen_at", "lease_until")]
+        heard = workers.c.run_id.is_not(None) & (workers.c.seen_at >= store_clock() - _SILENT_S)
+        alive = ((workers.c.lease_until >= store_clock()) | heard).label("alive")
+        silent = (store_clock() - workers.c.seen_at).label("silent_s")
+        own = (attempts.c.worker == workers.c.id) & attempts.c.status.in_(OPEN_ATTEMPTS)
+        held = select(func.count()).select_from(attempts).where(own).scalar_subquery().label("held")
+        query = select(*columns, alive, silent, held).order_by(workers.c.started_at, workers.c.id)
+        return self._read_all(query, _worker)
+
+    def open_runs(self) -> list[OpenRun]:
+        """The runs that workers may work on and that have queued rollouts, oldest first."""
+        waiting = rollouts.c.status.in_(("queuing", "requeuing"))
+        query = (
+            select(runs.c.id, runs.c.release)
+            .where(runs.c.engine == "workers")
+            .where(select(rollouts.c.id).where(rollouts.c.run_id == runs.c.id, waiting).exists())
+            .order_by(runs.c.created_at, runs.c.id)
+        )
+        return self._read_all(query, lambda row: OpenRun(row["id"], row["release"]))
+
+    def queues(self) -> list[RunQueue]:
+        """The runs that have rollouts, the oldest first."""
+        since = func.min(rollouts.c.updated_at).label("since")
+        query = (
+            select(
+                runs.c.id, runs.c.engine, runs.c.release, rollouts.c.status, func.count().label("number"), since
+            )
+            .join(rollouts, rollouts.c.run_id == runs.c.id)
+            .group_by(runs.c.id, rollouts.c.status)
+            .order_by(runs.c.created_at, runs.c.id, rollouts.c.status)
+        )
+        queues: dict[str, RunQueue] = {}
+        for row in self._read_all(query, dict):
+            waits = max(0.0, time.time() - row["since"]) if row["status"] in ("queuing", "requeuing") else None
+            before = queues.get(row["id"])
+            ages = [age for age in (waits, before and before.oldest_s) if age is not None]
+            queues[row["id"]] = RunQueue(
+                run_id=row["id"],
+                engine=row["engine"],
+                release=row["release"],
+                rollouts={**(before.rollouts if before else {}), row["status"]: row["number"]},
+                oldest_s=max(ages, default=None),
+            )
+        return list(queues.values())
+
+    def holders(self, run_id: str) -> list[str]:
+        """The workers that hold attempts of a run now."""
+        with self._reading() as connection:
+            return sorted(connection.execute(_holders(run_id)).scalars())
+
+    @queued
+    def claim(
+        self, context: WriteContext, lease: Lease, run_ids: Sequence[str], limit: int
+    ) -> list[ClaimedRollout]:
+        """Start an attempt each of at most `limit` queued rollouts of runs, that nobody else is claiming now."""
+        # Held to the end, so that nobody begins to execute one of them alone meanwhile.
+        open_now = select(runs.c.id).where(runs.c.id.in_(run_ids), runs.c.engine == "workers")
+        ready = context.connection.execute(open_now.with_for_update(read=True)).scalars().all()
+        rested = (rollouts.c.status == "queuing") | (rollouts.c.updated_at < time.time() - RETRY_PAUSE_S)
+        query = (
+            select(rollouts)
+            .join(runs, runs.c.id == rollouts.c.run_id)
+            .where(rollouts.c.run_id.in_(ready))
+            .where(rollouts.c.status.in_(("queuing", "requeuing")), rested)
+            .order_by(runs.c.created_at, rollouts.c.created_at, rollouts.c.sample_index, rollouts.c.task_id)
+            .limit(limit)
+            .with_for_update(of=rollouts, skip_locked=True)
+        )
+        claimed: list[ClaimedRollout] = []
+        for row in context.connection.execute(query).mappings().all():
+            attempt = begin_attempt(context, row["id"], lease)
+            failed = select(func.count()).where(
+                attempts.c.rollout_id == row["id"], attempts.c.status.in_(("failed", "timeout"))
+            )
+            failures: int = context.connection.execute(failed).scalar_one()
+            claimed.append(ClaimedRollout(read_rollout(row), attempt, failures))
+        return claimed
+
+    @queued
+    def renew(self, context: WriteContext, lease: Lease, attempt_ids: Sequence[str]) -> frozenset[str]:
+        """Renew the lease of a worker and its attempts; returns those that are still its own, and open.
+
+        A worker that was forgotten meanwhile is listed again, as this store announced it last.
+        """
+        seen = {"seen_at": store_clock(), "lease_until": store_clock() + lease.seconds}
+        renewed = context.connection.execute(update(workers).where(workers.c.id == lease.worker).values(seen))
+        if renewed.rowcount == 0 and (announced := self._announced.get(lease.worker)) is not None:
+            release, capacity, leaves = announced
+            _write_worker(context, lease, release, capacity=capacity, leaves=leaves)
+        own = (
+            attempts.c.id.in_(attempt_ids)
+            & (attempts.c.worker == lease.worker)
+            & attempts.c.status.in_(OPEN_ATTEMPTS)
+        )
+        values = {"lease_until": store_clock() + lease.seconds, "heartbeat_at": time.time()}
+        context.connection.execute(update(attempts).where(own).values(values))
+        return frozenset(context.connection.execute(select(attempts.c.id).where(own)).scalars())
+
+    @queued
+    def give_back(self, context: WriteContext, lease: Lease) -> int:
+        """Queue again what a worker holds, which stops now and is forgotten. Returns how many."""
+        query = (
+            select(attempts.c.id, attempts.c.rollout_id)
+            .where(attempts.c.worker == lease.worker, attempts.c.status.in_(OPEN_ATTEMPTS))
+            .with_for_update()
+        )
+        held = context.connection.execute(query).all()
+        error = ErrorInfo("run", "WorkerStopped", f"worker {lease.worker} was stopped before this attempt ended")
+        for attempt_id, rollout_id in held:
+            take_attempt(context, attempt_id, rollout_id, error)
+        context.connection.execute(delete(workers).where(workers.c.id == lease.worker))
+        if held:
+            context.session.notify()
+        return len(held)
+
+    @queued
+    def requeue_expired(self, context: WriteContext, grace_s: float) -> int:
+        """Take away the leases that have ended, and queue their rollouts again. Returns how many.
+
+        None is taken in the first `grace_s` seconds of the database's server: who could not renew it can now. What
+        is being written at this moment keeps its lease till the next time.
+        """
+        settled = store_clock() - server_started() > literal(grace_s)
+        query = (
+            select(attempts.c.id, attempts.c.rollout_id, attempts.c.worker)
+            .where(attempts.c.status.in_(OPEN_ATTEMPTS), attempts.c.rollout_id.is_not(None))
+            .where(attempts.c.lease_until < store_clock())
+            .where(settled)
+            .with_for_update(skip_locked=True)
+        )
+        expired = context.connection.execute(query).all()
+        gone = workers.c.lease_until < store_clock() - FORGET_WORKER_S
+        context.connection.execute(delete(workers).where(gone, settled))
+        for attempt_id, rollout_id, worker in expired:
+            lost = select(func.count()).where(
+                attempts.c.rollout_id == rollout_id,
+                attempts.c.status == "unresponsive",
+                json_field(attempts.c.error, "type") == "WorkerLost",
+            )
+            last = context.connection.execute(lost).scalar_one() + 1 >= MAX_LOST
+            error = ErrorInfo("run", "WorkerLost", f"worker {worker} did not answer in time")
+            take_attempt(context, attempt_id, rollout_id, error, "failed" if last else "requeuing")
+        if expired:
+            context.session.notify()
+        return len(expired)
+
+
+def executed_elsewhere(run_id: str, who: Sequence[str]) -> str:
+    """What is said where a run cannot be executed, since others do so."""
+    return (
+        f"run {run_id} is being executed by {', '.join(who)}; wait for that, or if it has died, run the same "
+        "command again when its lease has ended"
+    )
+
+
+def _alone(run_id: str) -> Select[tuple[Any]]:
+    """The process that executes a run alone now."""
+    return select(workers.c.id).where(workers.c.run_id == run_id, workers.c.lease_until >= store_clock())
+
+
+def _holders(run_id: str) -> Select[tuple[Any]]:
+    """The workers that hold attempts of a run now."""
+    return (
+        select(attempts.c.worker)
+        .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
+        .where(rollouts.c.run_id == run_id, attempts.c.status.in_(OPEN_ATTEMPTS))
+        .where(attempts.c.lease_until >= store_clock())
+        .distinct()
+    )
+
+
+def _write_worker(
+    context: WriteContext,
+    lease: Lease,
+    release: str,
+    *,
+    capacity: int,
+    run_id: str | None = None,
+    leaves: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Write the row of a worker, which keeps the time at which it started."""
+    values = {
+        "release": release,
+        "capacity": capacity,
+        "run_id": run_id,
+        "seen_at": store_clock(),
+        "lease_until": store_clock() + lease.seconds,
+        "leaves": encode(dict(leaves)),
+    }
+    if (
+        context.connection.execute(update(workers).where(workers.c.id == lease.worker).values(values)).rowcount
+        == 0
+    ):
+        context.connection.execute(insert(workers).values(id=lease.worker, started_at=store_clock(), **values))

@@ -1,0 +1,104 @@
+"""The instruction of a task: what fails, as the tests show it, without where the fault is."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+_MAX_EXAMPLES = 4
+_CONTEXT_LINES = 10
+_SAID_LINES = 12
+_LINE_CHARS = 200
+
+
+class FailedCheck(Struct, frozen=True):
+    """One failing test: its node id and what pytest says of it, as seen from the test's own file."""
+
+    node_id: str
+    message: str
+
+
+def one_per_function(failures: Sequence[FailedCheck]) -> list[FailedCheck]:
+    """The first failure of each test function, however many of its parameters fail, in their order."""
+    first: dict[str, FailedCheck] = {}
+    for failure in failures:
+        first.setdefault(failure.node_id.partition("[")[0], failure)
+    return list(first.values())
+
+
+def compose(package: str, version: str, module: str, failures: Sequence[FailedCheck]) -> str:
+    """The instruction for a package with a fault in `module` (a dotted name), from at least one failure.
+
+    Test functions are shown once each, however many of their parameters fail.
+    """
+    functions = one_per_function(failures)
+    shown, number = functions[:_MAX_EXAMPLES], len(functions)
+    broken = "One check that passed before fails" if number == 1 else f"{number} checks that passed before fail"
+    parts = [
+        f"# {package}: `{module}` misbehaves",
+        f"This is the source of {package} {version}. Code in `{module}` used to work and no longer does. "
+        f"{broken}:",
+        *(failing_example(number, failure) for number, failure in enumerate(shown, start=1)),
+    ]
+    if rest := number - len(shown):
+        checks = "check on the same code fails" if rest == 1 else "checks on the same code fail"
+        parts.append(f"{rest} further {checks} too.")
+    parts.append(
+        "Find the cause in the package's source and correct it there, so that the checks hold again and all "
+        "that works now goes on working. The checks themselves are not in this tree; tests and public interfaces "
+        "are to stay as they are."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def leaks_fault(statement: str, lines: Sequence[str]) -> bool:
+    """Whether a statement contains one of the source lines that hold the fault, in its right or wrong form.
+
+    Lines of one word (`pass`, `else:`) say nothing and do not count.
+    """
+    flat = " ".join(statement.split())
+    telling = [line for line in (" ".join(line.split()) for line in lines) if not re.fullmatch(r"\w*:?", line)]
+    return any(line in flat for line in telling)
+
+
+def normalise_message(message: str, workdir: str) -> str:
+    """A failure's message without what differs from run to run: places on disk and in memory."""
+    message = message.replace(workdir, ".")
+    message = re.sub(r"\b0x[0-9a-f]{4,}\b", "0x…", message)
+    return re.sub(r"/(?:tmp|home|root|mnt|media|srv|opt|run|var)/[^\s'\",)\]]*", "/…", message)
+
+
+def failing_example(number: int, failure: FailedCheck) -> str:
+    """A numbered paragraph: the test's lines down to the statement that failed, and what it got."""
+    name = failure.node_id.split("::")[-1].partition("[")[0]
+    source, error = _parts(failure.message)
+    runs = f" runs\n\n{_fenced('python', source)}\n\nand" if source else ""
+    return f"{number}. `{name}`{runs} gets\n\n{_fenced('text', error or 'an error without a message')}"
+
+
+def _parts(message: str) -> tuple[str, str]:
+    """The test's lines down to the statement that failed, and what pytest says of it."""
+    source: list[str] = []
+    error_lines: list[str] = []
+    marked = False
+    for line in message.splitlines():
+        if re.match(r"E(?: |$)", line):
+            error_lines.append(line[4:])
+        elif not error_lines:
+            marked = marked or line.startswith(">")
+            source.append(" " + line[1:] if line.startswith(">") else line)
+    if not marked:
+        source = []
+    code = textwrap.dedent("\n".join(source[-_CONTEXT_LINES:])).strip("\n")
+    if len(error_lines) > _SAID_LINES:
+        error_lines = [*error_lines[:_SAID_LINES], "…"]
+    short = (line if len(line) <= _LINE_CHARS else line[:_LINE_CHARS] + "…" for line in error_lines)
+    return code, textwrap.dedent("\n".join(short)).strip("\n")
+
+
+def _fenced(language: str, text: str) -> str:
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
+    return f"{fence}{language}\n{text}\n{fence}"

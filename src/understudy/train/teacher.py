@@ -1,0 +1,333 @@
+"""A teacher of on-policy distillation: a model server that tells the logprobs of given tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import aiohttp
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from understudy.errors import BackendError, ConfigError
+from understudy.model.fetch import model_path
+from understudy.model.process import start_server
+from understudy.train.groups import RolloutGroup, TokenSequence
+from understudy.train.options import DistillOptions, GRPOOptions
+from understudy.train.render import load_tokenizer
+from understudy.util.http import HttpConnection, ResponseTooLarge, read_body
+from understudy.util.settings import option
+
+TeacherBackend = Literal["vllm", "sglang"]
+
+_BODY_LIMIT = 256 << 20
+_TIMEOUTS = aiohttp.ClientTimeout(total=None, connect=15.0, sock_read=600.0)
+_RETRY_PAUSES_S = (1.0, 4.0, 15.0)
+_AT_ONCE = 8
+_IDS_AT_ONCE = 2_048
+"""Token ids that are decoded by one request when vocabularies are compared."""
+_TEXTS = (
+    "def mean(values):\n    return sum(values) / len(values)  # 0.5\n",
+    '<tool_call>{"name": "Read", "arguments": {"file_path": "/workspace/a_1.py"}}</tool_call>',
+    "Grüße, 世界 \U0001f642\t\r\n  x==12345",
+)
+NO_ROOM = "sequences that are longer than the teacher's context"
+
+_T = TypeVar("_T")
+
+
+class TeacherSettings(Struct, frozen=True, kw_only=True):
+    """Which teacher is asked, and how much its word weighs beside the reward's."""
+
+    teacher: Annotated[
+        str | None,
+        option("The teacher: the address of its server, or a model as MODEL takes it, which is then served here."),
+    ] = None
+    teacher_backend: Annotated[TeacherBackend, option("What serves the teacher: vllm or sglang.")] = "vllm"
+    teacher_model: Annotated[str | None, option("The teacher's name at its server [default: its first].")] = None
+    teacher_tokenizer: Annotated[
+        Path | None,
+        option("The teacher's directory with tokenizer.json, for servers that do not tokenize.", metavar="DIR"),
+    ] = None
+    teacher_key_env: Annotated[
+        str | None, option("The environment variable with the key of the teacher's server.")
+    ] = None
+    teacher_coefficient: Annotated[
+        float, option("The weight of the reverse KL to the teacher in every token's advantage.", gt=0)
+    ] = 1.0
+    reward_coefficient: Annotated[
+        float, option("The weight of the reward's advantage beside it; 0: the teacher alone.", ge=0)
+    ] = 0.0
+
+    def options(self, trainer: GRPOOptions) -> DistillOptions:
+        """The options of updates towards this teacher. Raises ConfigError where they contradict each other."""
+        assert self.teacher is not None
+        if "@" in self.teacher.partition("://")[2].partition("/")[0]:
+            raise ConfigError("--teacher: leave name and password out of the address; give --teacher-key-env")
+        return DistillOptions(
+            **msgspec.structs.asdict(trainer),
+            teacher=self.teacher,
+            teacher_coefficient=self.teacher_coefficient,
+            reward_coefficient=self.reward_coefficient,
+        )
+
+
+class _ModelName(Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _ModelNames(Struct):
+    data: list[_ModelName]
+
+
+class _EncodedText(Struct):
+    tokens: list[int]
+
+
+class _DecodedText(Struct):
+    prompt: str | None = None
+    text: str | None = None
+
+
+class _PromptLogprob(Struct):
+    logprob: float
+
+
+class _ScoredChoice(Struct):
+    prompt_logprobs: list[dict[str, _PromptLogprob] | None] | None = None
+
+
+class _ScoredCompletion(Struct):
+    choices: list[_ScoredChoice]
+
+
+class _ScoredMeta(Struct):
+    input_token_logprobs: list[tuple[float | None, int, Any]] | None = None
+
+
+class _ScoredPrompt(Struct):
+    meta_info: _ScoredMeta = field(default_factory=_ScoredMeta)
+
+
+class TeacherServer:
+    """A server of vLLM's dialect, which the embedded server speaks too, at `url`, with or without /v1.
+
+    vLLM tells the logprobs of a prompt by `prompt_logprobs` of /v1/completions, at temperature 1.
+    """
+
+    remedy: ClassVar[str] = "serve it by vLLM, SGLang (--teacher-backend sglang) or our embedded server"
+
+    def __init__(self, url: str, *, model: str | None = None, key: str | None = None) -> None:
+        self._connection = HttpConnection(url.rstrip("/").removesuffix("/v1"), key)
+        self._base = self._connection.base
+        self._model = model
+        self._context: int | None = None
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def open(self) -> None:
+        """Ask for the teacher's name and context. Raises BackendError, and ConfigError for a name it has not."""
+        models = (await self._call("GET", "/v1/models", None, _ModelNames)).data
+        names = [each.id for each in models]
+        if not names or (self._model is not None and self._model not in names):
+            wanted = self._model or "a model"
+            raise ConfigError(
+                f"the teacher at {self._base} has {', '.join(names) or 'no model'}; expected {wanted}"
+            )
+        chosen = models[0 if self._model is None else names.index(self._model)]
+        self._model, self._context = chosen.id, chosen.max_model_len
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        await self._connection.close()
+
+    async def logprobs(self, tokens: Sequence[int]) -> list[float]:
+        """The teacher's logprob of each token given all before it; 0.0 for the first: [len(tokens)].
+
+        Raises BackendError, also for an answer that is not about exactly these tokens.
+        """
+        body = {"model": self._model, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        answer = await self._call("POST", "/v1/completions", body, _ScoredCompletion)
+        entries = answer.choices[0].prompt_logprobs if answer.choices else None
+        if entries is None:
+            raise self._no_logprobs("prompt_logprobs")
+        by_token = [
+            None if entry is None else entry.get(str(id_)) for entry, id_ in zip(entries, tokens, strict=False)
+        ]
+        values = [None if entry is None else entry.logprob for entry in by_token]
+        return self._checked(tokens, len(entries), values)
+
+    async def with_logprobs(self, groups: Sequence[RolloutGroup], left_out: Counter[str]) -> list[RolloutGroup]:
+        """The groups with the teacher's logprobs in every sequence that fits its context; others are counted.
+
+        Raises BackendError.
+        """
+
+        async def scored(sequence: TokenSequence) -> TokenSequence:
+            if self._context is not None and len(sequence.token_ids) >= self._context:
+                left_out[NO_ROOM] += 1
+                return sequence
+            async with self._turns:
+                values = await self.logprobs(sequence.token_ids)
+            masked = (value if one else 0.0 for value, one in zip(values, sequence.loss_mask, strict=True))
+            return replace(sequence, teacher_logprobs=tuple(masked))
+
+        groups_with_logprobs: list[RolloutGroup] = []
+        for group in groups:
+            parts = [each for rollout in group.rollouts for each in rollout.sequences]
+            values = iter(await asyncio.gather(*map(scored, parts)))
+            rollouts = [
+                replace(rollout, sequences=tuple(next(values) for _ in rollout.sequences))
+                for rollout in group.rollouts
+            ]
+            groups_with_logprobs.append(replace(group, rollouts=tuple(rollouts)))
+        return groups_with_logprobs
+
+    async def check_vocabulary(self, student: Path, directory: Path | None = None) -> None:
+        """Raise ConfigError unless the teacher's tokens are those of the model in `student`.
+
+        Compared are the tokenizers of both directories, where the teacher's is given; else what the server makes
+        of some texts, and how it spells every token of the student's. Raises BackendError.
+        """
+        tokenizer = load_tokenizer(student)
+        if directory is not None:
+            theirs = load_tokenizer(directory)
+            if theirs.get_vocab() != tokenizer.get_vocab():
+                raise self._other_vocabulary(student, f"{directory / 'tokenizer.json'} has another vocabulary")
+            return
+        for text in _TEXTS:
+            body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+            ours = tokenizer.encode(text, add_special_tokens=False).ids
+            if (ids := (await self._tokenizing("/tokenize", body, _EncodedText)).tokens) != ours:
+                raise self._other_vocabulary(
+                    student, f"of {text[:30]!r} it makes {ids[:8]}…, the student {ours[:8]}…"
+                )
+        texts = {id_: tokenizer.decode([id_], skip_special_tokens=False) for id_ in tokenizer.get_vocab().values()}
+        # What is a part of a character has no text of its own.
+        whole = [id_ for id_, text in sorted(texts.items()) if text and "\ufffd" not in text]
+        for start in range(0, len(whole), _IDS_AT_ONCE):
+            part = whole[start : start + _IDS_AT_ONCE]
+            answer = await self._tokenizing("/detokenize", {"model": self._model, "tokens": part}, _DecodedText)
+            expected = tokenizer.decode(part, skip_special_tokens=False)
+            if (answer.prompt if answer.text is None else answer.text) != expected:
+                raise self._other_vocabulary(
+                    student, f"tokens {part[0]} to {part[-1]} stand for another text there"
+                )
+
+    # --- how it is done --------------------------------------------------------------------------------
+
+    async def _tokenizing(self, path: str, body: dict[str, Any], kind: type[_T]) -> _T:
+        try:
+            return await self._call("POST", path, body, kind)
+        except BackendError as error:
+            if error.status not in (400, 404):
+                raise
+            raise ConfigError(
+                f"whether the teacher at {self._base} has the student's vocabulary cannot be asked there "
+                f"({error}); give its tokenizer: --teacher-tokenizer DIR"
+            ) from error
+
+    def _other_vocabulary(self, student: Path, why: str) -> ConfigError:
+        return ConfigError(
+            f"the teacher at {self._base} has another vocabulary than {student}: {why}; its logprobs would be of "
+            "other texts. Take a teacher of the same family, or let another one work itself and imitate it: "
+            "understudy train sft"
+        )
+
+    def _no_logprobs(self, name: str) -> BackendError:
+        return BackendError(
+            f"the teacher at {self._base} tells no logprobs of a prompt (its answer has no {name}); {self.remedy}",
+            status=200,
+        )
+
+    def _checked(self, tokens: Sequence[int], count: int, values: Sequence[float | None]) -> list[float]:
+        finite = [0.0, *(-math.inf if value is None else value for value in values[1:])]
+        if count != len(tokens) or not all(map(math.isfinite, finite)):
+            raise BackendError(
+                f"the teacher at {self._base} gave an invalid answer: expected a finite logprob of each of "
+                f"{len(tokens)} tokens but the first, got {count}, or those of other tokens",
+                status=200,
+            )
+        return finite
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None, kind: type[_T]) -> _T:
+        url = f"{self._base}{path}"
+        data = None if body is None else msgspec.json.encode(body)
+        try:
+            opened = await self._connection.open(
+                method, url, data, timeouts=_TIMEOUTS, retry_pauses_s=_RETRY_PAUSES_S
+            )
+            async with opened as response:
+                content = await read_body(response, _BODY_LIMIT)
+        except (aiohttp.ClientError, OSError, ResponseTooLarge) as error:
+            text = self._connection.redact(f"{type(error).__name__}: {error}")
+            raise BackendError(f"the teacher at {self._base} cannot be asked: {text}; check --teacher") from error
+        if response.status != 200:
+            text = self._connection.redact(content[:300].decode("utf-8", "replace"))
+            raise BackendError(f"the teacher refused {path} ({response.status}): {text}", status=response.status)
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except msgspec.MsgspecError as error:
+            raise BackendError(f"{url}: invalid response: {error}", status=200) from error
+
+
+class SGLangTeacherServer(TeacherServer):
+    """A server of SGLang, which tells the logprobs of a prompt as `input_token_logprobs` of /generate."""
+
+    remedy = "give the true --teacher-backend"
+
+    async def logprobs(self, tokens: Sequence[int]) -> list[float]:
+        """See TeacherServer."""
+        sampling = {"max_new_tokens": 1, "temperature": 0.0}
+        body = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+        answer = await self._call("POST", "/generate", body, _ScoredPrompt)
+        entries = answer.meta_info.input_token_logprobs
+        if entries is None:
+            raise self._no_logprobs("meta_info.input_token_logprobs")
+        values = [entry[0] if entry[1] == id_ else None for entry, id_ in zip(entries, tokens, strict=False)]
+        return self._checked(tokens, len(entries), values)
+
+
+_TEACHERS: dict[TeacherBackend, type[TeacherServer]] = {"vllm": TeacherServer, "sglang": SGLangTeacherServer}
+
+
+@asynccontextmanager
+async def open_teacher(settings: TeacherSettings, student: Path) -> AsyncGenerator[TeacherServer]:
+    """The teacher, while the context lasts; one that is no address is served by the embedded server.
+
+    Raises ConfigError where it has not the vocabulary of the model in `student`, BackendError where it cannot be
+    asked.
+    """
+    assert settings.teacher is not None
+    key = os.environ.get(settings.teacher_key_env) if settings.teacher_key_env else None
+    if settings.teacher_key_env and not key:
+        raise ConfigError(
+            f"the environment variable {settings.teacher_key_env} is not set; it must hold the key of the "
+            "teacher's server"
+        )
+    if settings.teacher.startswith(("http://", "https://")):
+        teacher = _TEACHERS[settings.teacher_backend](settings.teacher, model=settings.teacher_model, key=key)
+        async with _opened(teacher):
+            await teacher.check_vocabulary(student, settings.teacher_tokenizer)
+            yield teacher
+        return
+    directory = model_path(settings.teacher)
+    async with start_server(weights=directory) as server, _opened(TeacherServer(server.url)) as teacher:
+        await teacher.check_vocabulary(student, directory)
+        yield teacher
+
+
+@asynccontextmanager
+async def _opened(teacher: TeacherServer) -> AsyncGenerator[TeacherServer]:
+    try:
+        await teacher.open()
+        yield teacher
+    finally:
+        await teacher.close()

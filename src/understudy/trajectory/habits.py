@@ -1,0 +1,101 @@
+"""How agents word the requests that are not the work itself, by agent and version: one table.
+
+An agent that sends no ids of its sessions is known by such words alone, and so is what it does beside its work.
+Each was read in the agent's own program.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from msgspec import Struct
+
+Position = Literal["question", "fork", "instructions"]
+"""question: the user's last text, whatever is before it. fork: the same, behind a conversation; alone it may be a
+user's own. instructions: the system prompt."""
+
+Purpose = Literal["compaction", "auxiliary", "continued"]
+"""A request for a summary; one beside the work; a conversation that goes on from a summary."""
+
+
+class Habit(Struct, frozen=True):
+    """Words with which a text begins, as a regular expression."""
+
+    agent: str
+    version: str
+    purpose: Purpose
+    position: Position
+    wording: str
+
+
+HABITS = (
+    Habit(
+        "claude-code", "2.1.197", "compaction", "fork",
+        r"CRITICAL: Respond with TEXT ONLY\b|Your task is to create a detailed summary of",
+    ),
+    Habit(
+        "claude-code", "2.1.197", "auxiliary", "fork",
+        r"\[SUGGESTION MODE:|The user stepped away and is coming back\b|Describe your most recent action\b"
+        r"|(?:<system-reminder>)?This is a side question from the user\b|# Dream: Memory Consolidation"
+        r"|You are now acting as the memory extraction subagent\b",
+    ),
+    Habit(
+        "claude-code", "2.1.197", "continued", "question",
+        r"This session is being continued from a previous conversation",
+    ),
+    Habit("codex", "0.169.0", "compaction", "fork", r"You are performing a CONTEXT CHECKPOINT COMPACTION\b"),
+    Habit(
+        "codex", "0.169.0", "continued", "question",
+        r"Another language model started to solve this problem and produced a summary",
+    ),
+    Habit(
+        "gemini", "0.61.0", "compaction", "instructions",
+        r"You are a specialized system component responsible for distilling chat history",
+    ),
+    Habit(
+        "gemini", "0.61.0", "auxiliary", "fork",
+        r"Analyze \*only\* the content and structure of your immediately preceding response",
+    ),
+    Habit(
+        "gemini", "0.61.0", "auxiliary", "instructions",
+        r"You are a diagnostic agent that determines whether|You are a specialized Task Routing AI"
+        r"|You are an expert code-editing assistant\b|You are a sub-agent in a larger system",
+    ),
+    Habit(
+        "gemini", "0.61.0", "auxiliary", "question",
+        r"Summarize the user's primary intent or goal in this conversation in ONE sentence",
+    ),
+    Habit(
+        "qwen-code", "0.24.4", "compaction", "fork",
+        r"First, reason in your <analysis> block\. Then, produce the <state_snapshot> XML",
+    ),
+    Habit(
+        "qwen-code", "0.24.4", "auxiliary", "question",
+        r"You are now acting as the managed memory extraction subagent\b",
+    ),
+    Habit(
+        "qwen-code", "0.24.4", "auxiliary", "instructions",
+        r"You are now acting as the managed memory extraction subagent\b"
+        r"|You are selecting memories that will be useful"
+        r"|You are an assistant that rewrites raw coding-agent output",
+    ),
+    Habit("opencode", "1.18.33", "auxiliary", "instructions", r"You are a title generator\b"),
+    Habit(
+        "opencode", "1.18.33", "compaction", "question",
+        r".*(?:Create a new|Update the) anchored summary from the conversation history in the <conversation> tags",
+    ),
+    Habit(
+        "pi", "0.87.1", "compaction", "instructions", r"You are a context summarization assistant\b",
+    ),
+    Habit(
+        "pi", "0.87.1", "continued", "question",
+        r"The conversation history before this point was compacted into the following summary:",
+    ),
+)  # fmt: skip
+
+
+def pattern(purpose: Purpose, position: Position) -> re.Pattern[str]:
+    """What matches the beginning of a text with the words of any agent for a purpose."""
+    wordings = [habit.wording for habit in HABITS if (habit.purpose, habit.position) == (purpose, position)]
+    return re.compile(rf"\s*(?:{'|'.join(wordings)})", re.DOTALL) if wordings else re.compile(r"(?!)")

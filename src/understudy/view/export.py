@@ -1,0 +1,396 @@
+"""One HTML file with the viewer's page and the answers that it needs: `understudy view --export`.
+
+The page asks as it asks a server; what it gets is in the file, by path (`ui/src/api/embedded.ts`). Such a file
+loads nothing from elsewhere: its policy lets no more run than the one script whose digest it has.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from understudy import __version__
+from understudy.errors import ConfigError, StoreError
+from understudy.redact.redactor import Redactor
+from understudy.report.figures import ReportFigures
+from understudy.report.read import is_loop
+from understudy.store.sqlite import FILE
+from understudy.util.files import atomic_write
+from understudy.view.api import ViewApi
+from understudy.view.catalog import Catalog, store_id
+from understudy.view.faults import ViewRefused, encode
+from understudy.view.page import NOT_BUILT, Page
+from understudy.view.reports import report_view
+from understudy.view.routes import (
+    AttemptQuery,
+    GroupQuery,
+    LogQuery,
+    NoParameters,
+    RolloutFilter,
+    TaskGridQuery,
+    TextQuery,
+    TokenQuery,
+    TurnQuery,
+)
+from understudy.view.schema.rollouts import RolloutHead, RolloutRow, TextRange, TokenPage, TurnPage
+from understudy.view.schema.stores import StoreList, StoreSummary
+
+MOST_BYTES: Final = 50_000_000
+"""The most bytes of answers in a file, unless told otherwise: a browser reads all of them at once."""
+HIDDEN_TOKEN: Final = -1
+"""The id of a token that redaction took out; its text is `█`."""
+
+_ALL: Final = 1 << 53
+_NOTHING: Final = NoParameters()
+
+
+class ExportedPage(Struct, frozen=True, kw_only=True):
+    """A file's content. `replaced` counts places by rule of redaction; `notes` say what is not in it."""
+
+    content: bytes
+    rollouts: int
+    redacted: bool
+    replaced: dict[str, int]
+    notes: tuple[str, ...]
+
+    def write(self, path: Path) -> None:
+        """Put the file in place whole, unredacted ones for the owner alone. Raises ConfigError."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, self.content, mode=None if self.redacted else 0o600)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another file") from error
+
+
+class AnswerFile:
+    """Answers of the API by path, at most `most_bytes` of them as JSON."""
+
+    def __init__(self, api: ViewApi, most_bytes: int = MOST_BYTES) -> None:
+        self.api = api
+        self.rollouts = 0
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._answers: dict[str, Any] = {}
+        self._tokens: dict[str, TokenPage] = {}
+        self._stores: list[StoreSummary] = []
+
+    # --- what is in the file ---------------------------------------------------------------------------
+
+    def add(self, path: str, answer: Struct) -> None:
+        """Put an answer into the file. Raises ConfigError where the file becomes too large."""
+        self._grow(len(encode(answer)))
+        self._answers[path] = msgspec.to_builtins(answer)
+
+    def _grow(self, size: int) -> None:
+        self._bytes += size
+        if self._bytes > self._most_bytes:
+            raise ConfigError(
+                f"the file would be larger than {self._most_bytes / 1e6:,.0f} MB, after {self.rollouts} whole "
+                "rollouts; name the rollouts that are to be in it, or allow more with --max-mb"
+            )
+
+    def add_store(self, store: str, chosen: Sequence[str] = (), *, with_rollouts: bool = True) -> list[RolloutRow]:
+        """Put the lists of a run into the file: all its rollouts, or those chosen. Returns them."""
+        api, parts, base = self.api, {"store": store}, f"/api/stores/{store}"
+        self.add_summary(api.read_store(parts, _NOTHING))
+        self.add(f"{base}/health", api.read_health(parts, _NOTHING))
+        if not with_rollouts:
+            return []
+        rows = _pages(
+            lambda cursor: api.list_rollouts(parts, RolloutFilter(cursor=cursor, limit=1_000)), "rollouts"
+        )
+        wanted = set(chosen)
+        kept = [row for row in rows if not wanted or row.id in wanted]
+        page = api.list_rollouts(parts, RolloutFilter(limit=1))
+        self.add(
+            f"{base}/rollouts",
+            msgspec.structs.replace(page, rollouts=tuple(kept), total=len(kept), next=None, unsearched=0),
+        )
+        grid = _pages(lambda cursor: api.list_tasks(parts, TaskGridQuery(cursor=cursor, limit=1_000)), "tasks")
+        tasks = {row.task_id for row in kept}
+        lines = tuple(row for row in grid if row.task_id in tasks)
+        page = api.list_tasks(parts, TaskGridQuery(limit=1))
+        self.add(f"{base}/tasks", msgspec.structs.replace(page, tasks=lines, total=len(lines), next=None))
+        return kept
+
+    def add_summary(self, summary: StoreSummary) -> None:
+        """Put a store into the list of stores. Its path on this machine stays here."""
+        plain = msgspec.structs.replace(summary, path=summary.name, live=False)
+        self.add(f"/api/stores/{summary.id}", plain)
+        self._stores.append(plain)
+
+    def add_task(self, store: str, task_id: str) -> None:
+        """Put a task's rollouts, side by side, into the file."""
+        group = self.api.read_group({"store": store}, GroupQuery(task=task_id))
+        self.add(f"/api/stores/{store}/group?task={task_id}", group)
+
+    def add_rollout(self, store: str, rollout: str) -> None:
+        """Put all attempts of a rollout into the file, with turns, calls, patch, logs and tokens."""
+        parts = {"store": store, "rollout": rollout}
+        shown = self._head(parts, None)
+        for attempt in (None, *(each.id for each in shown.attempts if each.id != shown.attempt_id)):
+            head = shown if attempt is None else self._head(parts, attempt)
+            self._add_attempt(parts, attempt, head)
+        self.rollouts += 1
+
+    def _head(self, parts: dict[str, str], attempt: str | None) -> RolloutHead:
+        while (head := self.api.read_rollout(parts, AttemptQuery(attempt=attempt))).unread:
+            pass  # each answer has read more calls
+        return head
+
+    def _add_attempt(self, parts: dict[str, str], attempt: str | None, head: RolloutHead) -> None:
+        api, base = self.api, f"/api/stores/{parts['store']}/rollouts/{parts['rollout']}"
+        which = "" if attempt is None else f"?attempt={attempt}"
+
+        def key(part: str, more: str = "") -> str:
+            query = "&".join(filter(None, (which.removeprefix("?"), more)))
+            return f"{base}/{part}" + (f"?{query}" if query else "")
+
+        self.add(base + which, head)
+        turns = api.whole_turns(parts, attempt)
+        self.add(key("turns"), TurnPage(turns=turns, start=0, total=len(turns), next=None))
+        calls = _pages(
+            lambda start: api.list_calls(parts, TurnQuery(attempt=attempt, start=start or 0, limit=1_000)), "calls"
+        )
+        page = api.list_calls(parts, TurnQuery(attempt=attempt, limit=1))
+        self.add(key("calls"), msgspec.structs.replace(page, calls=tuple(calls), next=None))
+        patch = api.read_patch(parts, TextQuery(attempt=attempt))
+        if patch.patch is not None:
+            text = _whole(
+                lambda at: api.read_patch(parts, TextQuery(attempt=attempt, offset=at, length=_ALL)).patch
+            )
+            patch = msgspec.structs.replace(patch, patch=text)
+        self.add(key("patch"), patch)
+        for name in head.logs:
+            query = LogQuery(name=name, attempt=attempt, length=_ALL)
+            log = _whole(lambda at, query=query: api.read_log(parts, msgspec.structs.replace(query, offset=at)))
+            self.add(key("log", f"name={name}"), log)
+        for segment in head.segments:
+            for call in segment.call_ids:
+                tokens = api.list_tokens(parts, TokenQuery(call=call, attempt=attempt, limit=_ALL))
+                self._grow(len(encode(tokens)))
+                self._tokens[key("tokens", f"call={call}")] = tokens
+
+    # --- the file --------------------------------------------------------------------------------------
+
+    def page(self, start: str, title: str, redactor: Redactor | None) -> ExportedPage:
+        """The whole file; the page opens at `start`. Raises ConfigError where the page is not built."""
+        stores = StoreList(stores=tuple(self._stores), directories=(), may_write=False, version=__version__)
+        self.add("/api/stores", stores)
+        replaced = Counter[str]()
+        notes: list[str] = []
+        answers: dict[str, Any] = self._answers
+        tokens = self._tokens
+        if redactor is not None:
+            answers, tokens, title = redact_answers(answers, tokens, title, redactor, notes)
+            for _, rule, _, times in redactor.report.places():
+                replaced[rule] += times
+            replaced += redactor.report.more
+        data = encode({"start": start, "answers": {**answers, **msgspec.to_builtins(tokens)}})
+        return ExportedPage(
+            content=_document(title, data),
+            rollouts=self.rollouts,
+            redacted=redactor is not None,
+            replaced=dict(replaced),
+            notes=tuple(notes),
+        )
+
+
+def export_rollouts(
+    api: ViewApi, directory: Path, chosen: Sequence[str], most_bytes: int
+) -> tuple[AnswerFile, str]:
+    """The file of a run with its rollouts, or those chosen, and the page it opens at.
+
+    Of a loop all lists are in it, and the transcripts of chosen rollouts. Raises ConfigError for what is neither,
+    for rollouts that are not there, and where the file would be too large.
+    """
+    file = AnswerFile(api, most_bytes)
+    try:
+        return file, _fill(file, directory, chosen)
+    except ViewRefused as refused:
+        raise ConfigError(f"{refused}; {refused.error.remedy}") from refused
+
+
+def _fill(file: AnswerFile, directory: Path, chosen: Sequence[str]) -> str:
+    api = file.api
+    stores = api.list_stores({}, _NOTHING).stores
+    own = store_id(directory.resolve())
+    summary = next((each for each in stores if each.id == own), None)
+    if summary is None or summary.kind not in ("run", "loop"):
+        what = "no store" if summary is None else f"a store of kind `{summary.kind}`"
+        raise ConfigError(f"--export: {directory} is {what}; give the directory of a run or a loop")
+    if summary.state != "ok" and summary.error is not None:
+        raise StoreError(summary.error.message)
+    if summary.kind == "loop":
+        add_loop(file, summary)
+        runs = [each.id for each in stores if each.parent_id == own and each.state == "ok"]
+    else:
+        runs = [own]
+    missing = set(chosen)
+    start = f"/s/{own}"
+    for run in runs:
+        rows = file.add_store(run, chosen if summary.kind == "run" else ())
+        wanted = [row for row in rows if row.id in chosen] if chosen else rows if summary.kind == "run" else []
+        for row in wanted:
+            file.add_rollout(run, row.id)
+            missing.discard(row.id)
+        for task in dict.fromkeys(row.task_id for row in wanted):
+            file.add_task(run, task)
+        if len(chosen) == 1 and wanted:
+            start = f"/s/{run}/r/{wanted[0].id}"
+    if missing:
+        names = ", ".join(repr(each[:100]) for each in sorted(missing)[:5])
+        raise ConfigError(
+            f"--export: {directory} has no rollout {names}; `understudy show {directory}` lists them"
+        )
+    return start
+
+
+LISTED: Final = 2_000
+"""Up to so many rollouts, a report's file has the lists of them too."""
+
+
+def export_report(figures: ReportFigures, directories: Sequence[Path]) -> tuple[AnswerFile, str]:
+    """The file of a report, with the loop's page or the runs' lists where there are stores, and its first page."""
+    with_store = [each for each in directories if is_loop(each) or (each / FILE).is_file()]
+    file = AnswerFile(ViewApi(Catalog(with_store), may_write=False))
+    stores = file.api.list_stores({}, _NOTHING).stores
+    file.add("/api/report", report_view(figures, {each.id for each in stores}))
+    rollouts = sum(sum(each.rollouts.values()) for each in stores if each.kind != "loop")
+    for summary in stores:
+        if summary.kind == "loop":
+            add_loop(file, summary)
+        elif summary.state == "ok":
+            file.add_store(summary.id, with_rollouts=rollouts <= LISTED)
+    alone = len(directories) == 1 and len(with_store) == 1
+    return file, f"/s/{store_id(directories[0].resolve())}/report" if alone else "/report"
+
+
+def add_loop(file: AnswerFile, summary: StoreSummary) -> None:
+    """Put a loop's page into a file."""
+    file.add_summary(summary)
+    file.add(f"/api/stores/{summary.id}/loop", file.api.read_loop({"store": summary.id}, _NOTHING))
+
+
+def _pages(read: Callable[[Any], Any], field: str) -> list[Any]:
+    """All rows of a list that comes in pages."""
+    rows: list[Any] = []
+    cursor: Any = None
+    while True:
+        page = read(cursor)
+        rows += getattr(page, field)
+        cursor = page.next
+        if cursor is None:
+            return rows
+
+
+def _whole(read: Callable[[int], TextRange | None]) -> TextRange:
+    """A text that comes in ranges, as one."""
+    parts: list[str] = []
+    at: int | None = 0
+    while at is not None and (part := read(at)) is not None:
+        parts.append(part.text)
+        at = part.next
+    text = "".join(parts)
+    return TextRange(text=text, offset=0, size=len(text), next=None)
+
+
+# --- redaction -----------------------------------------------------------------------------------------
+
+
+def redact_answers(
+    answers: dict[str, Any], tokens: dict[str, TokenPage], title: str, redactor: Redactor, notes: list[str]
+) -> tuple[dict[str, Any], dict[str, TokenPage], str]:
+    """The answers without secrets. A value that is one in one of them is replaced in all, and in their paths."""
+    segments = list(_segments(tokens))
+    joined = ["".join(text for _, page in pages for text in page.texts) for pages in segments]
+    scope = redactor.scoped_to([*answers.values(), *joined, title])
+    voters: dict[str, str] = {}
+    cleaned = {
+        scope.name(path): _without_voters(scope.value(each, path), voters) for path, each in answers.items()
+    }
+    shown: dict[str, TokenPage] = {}
+    for pages, text in zip(segments, joined, strict=True):
+        if not text:
+            continue
+        at, spans = 0, iter([*scope.spans(text), (len(text), len(text))])
+        start, end = next(spans)
+        for path, page in pages:
+            ids, texts = list(page.ids), list(page.texts)
+            for index, each in enumerate(page.texts):
+                while end <= at and end < len(text):
+                    start, end = next(spans)
+                if each and start < at + len(each):
+                    ids[index], texts[index] = HIDDEN_TOKEN, "█"
+                at += len(each)
+            shown[scope.name(path)] = msgspec.structs.replace(
+                page,
+                ids=tuple(ids),
+                texts=tuple(texts),
+                tokenizer=None if page.tokenizer is None else scope.text(page.tokenizer),
+            )
+    if len(shown) < len(tokens):
+        notes.append(
+            "tokens are left out where no tokenizer is on this machine: their texts cannot be searched for "
+            "secrets (--tokenizer MODEL_DIR names one, --unredacted takes them as they are)"
+        )
+    return cleaned, shown, scope.text(title)
+
+
+def _segments(tokens: dict[str, TokenPage]) -> Iterator[list[tuple[str, TokenPage]]]:
+    """The pages of tokens by segment: one page for each call, in the order of the calls."""
+    segments: dict[tuple[str, ...], list[tuple[str, TokenPage]]] = {}
+    for path, page in tokens.items():
+        if page.segment is not None:
+            segments.setdefault(page.segment.call_ids, []).append((path, page))
+    yield from segments.values()
+
+
+def _without_voters(answer: Any, voters: dict[str, str]) -> Any:
+    """An answer in which people who voted are numbered."""
+    for vote in answer.get("votes") or ():
+        vote["voter"] = voters.setdefault(vote["voter"], f"voter {len(voters) + 1}")
+    return answer
+
+
+# --- the document --------------------------------------------------------------------------------------
+
+
+def _document(title: str, data: bytes) -> bytes:
+    """The page as one document. Raises ConfigError where it is not built."""
+    page = Page()
+    if not page.is_built:
+        raise ConfigError(f"--export: {NOT_BUILT.splitlines()[0]} Build it with `make view`.")
+    script = page.files["/assets/viewer.js"].content
+    # In a string, a template or a pattern `\\x3c` is `<`; a document's parser must see none of these.
+    for ending in (b"</script", b"<script", b"<!--"):
+        script = script.replace(ending, b"\\x3c" + ending[1:])
+    style = page.files["/assets/viewer.css"].content
+    policy = f"default-src 'none'; img-src data:; script-src {_digest(script)}; style-src {_digest(style)}"
+    # `<` is in no JSON but in texts, where it may be escaped: no end of the element can be in there.
+    data = data.replace(b"<", b"\\u003c")
+    return b"".join(
+        (
+            b'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'.encode(),
+            b'<meta name="viewport" content="width=device-width, initial-scale=1">\n',
+            b'<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n',
+            f"<title>{escape(title)}</title>\n".encode(errors="replace"),
+            b"<style>", style, b'</style>\n</head>\n<body>\n<div id="root"></div>\n',
+            b"<noscript>This page needs JavaScript.</noscript>\n",
+            b'<script type="application/json" id="understudy-data">', data, b"</script>\n",
+            b'<script type="module">', script, b"</script>\n</body>\n</html>\n",
+        )
+    )  # fmt: skip
+
+
+def _digest(content: bytes) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"

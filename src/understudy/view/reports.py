@@ -1,0 +1,66 @@
+"""The report of a run, a loop or several runs, as the page shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+from understudy.report import charts, formatting
+from understudy.report.charts import LineChart
+from understudy.report.figures import Headline, Point, ReportFigures
+from understudy.view.catalog import store_id
+from understudy.view.schema.report import ReportChart, ReportCurve, ReportReason, ReportView
+
+
+def report_view(figures: ReportFigures, stores: Collection[str]) -> ReportView:
+    """A report with its charts. `stores` are the ids of those that the page can open; paths are left out."""
+    verdict, mood = formatting.describe_judgement(figures)
+    opened = [store_id(Path(point.directory).resolve()) for point in figures.points]
+    headline = figures.headline
+    return ReportView(
+        figures=msgspec.structs.replace(
+            figures,
+            directory=Path(figures.directory).resolve().name,
+            points=_without_paths(figures.points),
+            collected=_without_paths(figures.collected),
+            headline=None if headline is None else _headline(headline),
+        ),
+        verdict=verdict,
+        mood=mood,
+        sentence=formatting.sentence(figures),
+        reasons=() if headline is None else tuple(ReportReason(*each) for each in formatting.reasons(headline)),
+        charts=tuple(map(_chart, charts.loop_charts(figures))),
+        training=tuple(map(_chart, charts.training_charts(figures))),
+        point_stores=tuple(each if each in stores else None for each in opened),
+    )
+
+
+def _headline(headline: Headline) -> Headline:
+    before, after = _without_paths((headline.before, headline.after))
+    return msgspec.structs.replace(headline, before=before, after=after)
+
+
+def _without_paths(points: tuple[Point, ...]) -> tuple[Point, ...]:
+    return tuple(msgspec.structs.replace(point, directory="") for point in points)
+
+
+def _chart(chart: LineChart) -> ReportChart:
+    return ReportChart(
+        title=chart.title,
+        caption=chart.caption,
+        x_name=chart.x_name,
+        share=chart.axis is formatting.tick,
+        curves=tuple(
+            ReportCurve(
+                name=series.name,
+                main=series.style == "main",
+                x=tuple(dot.x for dot in series.dots),
+                values=tuple(dot.y for dot in series.dots),
+                low=tuple(dot.low for dot in series.dots),
+                high=tuple(dot.high for dot in series.dots),
+            )
+            for series in chart.series
+        ),
+    )

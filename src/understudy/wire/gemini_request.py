@@ -1,0 +1,430 @@
+"""Gemini generateContent requests: their schema, and how they are read into a conversation.
+
+Clients need not send ids of tool calls. A call without one gets one of its name and arguments, so that a response
+and the request that brings it back agree; a result without one answers the first open call of its name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, Literal, cast
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+from understudy.wire.arguments import comparable_arguments, unwrapped, wrapped
+from understudy.wire.decoding import RequestTools, ToolCache, decode, decoded, function_tool
+from understudy.wire.layout import IMAGE
+from understudy.wire.model import TEXT_SEPARATOR, Block, BlockKind, Conversation, Part, as_stored
+from understudy.wire.openai import sent_name
+
+EXPECTED = "a Gemini generateContent request"
+_CONTENTS = "contents"
+
+
+# --- the schema -----------------------------------------------------------------------------------------
+
+
+class GeminiBlob(Struct, rename="camel", gc=False):
+    mime_type: str = ""
+    data: str = ""
+
+
+class GeminiFunctionCall(Struct, rename="camel", gc=False):
+    id: str | None = None
+    name: str = ""
+    args: Raw = Raw()
+
+
+class GeminiFunctionResponse(Struct, rename="camel", gc=False):
+    """`parts` are the images and files of the response, which are not in `response`."""
+
+    id: str | None = None
+    name: str = ""
+    response: Raw = Raw()
+    parts: list[GeminiPart] | None = None
+
+
+class GeminiPart(Struct, rename="camel", omit_defaults=True, gc=False):
+    """A part of a content: one of the fields says what it is. A signature belongs to the provider that made it."""
+
+    text: str | None = None
+    thought: bool | None = None
+    inline_data: GeminiBlob | None = None
+    function_call: GeminiFunctionCall | None = None
+    function_response: GeminiFunctionResponse | None = None
+    file_data: Any = None
+    executable_code: Any = None
+    code_execution_result: Any = None
+
+
+class GeminiContent(Struct, rename="camel", gc=False):
+    """A content of a request, or of a candidate."""
+
+    role: Literal["user", "model", "function"] | None = None
+    parts: list[GeminiPart] | None = None
+
+
+class GeminiFunction(Struct, rename="camel"):
+    """A function declaration; its parameters in one of two kinds of schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    parameters_json_schema: dict[str, Any] | None = None
+
+
+class GeminiTool(Struct, rename="camel"):
+    """A tool: functions of the client, or something that runs at the provider."""
+
+    function_declarations: list[GeminiFunction] | None = None
+    google_search: Any = None
+    google_search_retrieval: Any = None
+    google_maps: Any = None
+    url_context: Any = None
+    code_execution: Any = None
+    file_search: Any = None
+    computer_use: Any = None
+
+
+class FunctionCallingConfig(Struct, rename="camel"):
+    mode: Literal["MODE_UNSPECIFIED", "AUTO", "ANY", "NONE", "VALIDATED"] = "AUTO"
+    allowed_function_names: list[str] | None = None
+
+
+class ToolConfig(Struct, rename="camel"):
+    function_calling_config: FunctionCallingConfig | None = None
+
+
+class ThinkingConfig(Struct, rename="camel"):
+    thinking_budget: int | None = None
+    thinking_level: str | None = None
+
+
+class GenerationConfig(Struct, rename="camel"):
+    """The fields that change what is asked of a model, and those that ask for what is unsupported."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: float | None = None
+    max_output_tokens: int | None = None
+    stop_sequences: list[str] | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    response_mime_type: str | None = None
+    response_schema: dict[str, Any] | None = None
+    response_json_schema: dict[str, Any] | None = None
+    thinking_config: ThinkingConfig | None = None
+    # Refused, but for values that change nothing.
+    candidate_count: Any = None
+    response_modalities: Any = None
+    response_logprobs: Any = None
+    speech_config: Any = None
+
+
+class GeminiBody(Struct, rename="camel"):
+    """The fields of a request that make up the conversation."""
+
+    contents: list[GeminiContent]
+    system_instruction: GeminiContent | None = None
+    tools: Raw = Raw()
+    tool_config: ToolConfig | None = None
+    generation_config: GenerationConfig = field(default_factory=GenerationConfig)
+
+
+class GenerateContentRequest(GeminiBody, rename="camel", kw_only=True):
+    """All others (`safetySettings`, `labels`, `model`, …) are ignored, whatever they hold.
+
+    Google's servers take names in snake case too; those are refused, since a field that is not read is lost.
+    """
+
+    cached_content: Any = None
+    snake_system: Any = field(default=None, name="system_instruction")
+    snake_tool_config: Any = field(default=None, name="tool_config")
+    snake_config: Any = field(default=None, name="generation_config")
+    snake_cached: Any = field(default=None, name="cached_content")
+
+
+class CountTokensRequest(Struct, rename="camel"):
+    """A request for a token count: contents alone, or the whole request that they would be sent in."""
+
+    contents: list[GeminiContent] = field(default_factory=list[GeminiContent])
+    generate_content_request: GenerateContentRequest | None = None
+
+    def counted(self) -> GenerateContentRequest:
+        """The request whose prompt is counted."""
+        return self.generate_content_request or GenerateContentRequest(self.contents)
+
+
+_REQUEST = msgspec.json.Decoder(GenerateContentRequest)
+_COUNT = msgspec.json.Decoder(CountTokensRequest)
+_BODY = msgspec.json.Decoder(GeminiBody)
+
+
+# --- conversations --------------------------------------------------------------------------------------
+
+
+def decode_request(body: bytes, *, count: bool = False) -> GenerateContentRequest:
+    """A request from its bytes, or with `count` the one whose prompt is to be counted.
+
+    Raises InvalidRequest naming what is wrong, and where.
+    """
+    if count:
+        return decode(body, _COUNT, "a Gemini countTokens request").counted()
+    return decode(body, _REQUEST, EXPECTED)
+
+
+def read_request(body: bytes) -> Conversation:
+    """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
+    request = decoded(_BODY.decode, body)
+    conversation, choice = read_conversation(request)
+    config = request.generation_config
+    return as_stored(
+        conversation,
+        bytes(request.tools),
+        agent_tools=bool(conversation.tools),
+        forced=isinstance(choice, dict),
+        formatted=config.response_schema is not None or config.response_json_schema is not None,
+    )
+
+
+def read_conversation(request: GeminiBody) -> tuple[Conversation, str | dict[str, Any] | None]:
+    """What a request asks, what of it no chat model can do, and the choice between its tools."""
+    tools = _tools.read(bytes(request.tools))
+    functions, choice = _choose(tools, request.tool_config)
+    reader = _GeminiReader(tools.unsupported)
+    if request.system_instruction is not None:
+        reader.instruct(request.system_instruction)
+    for index, content in enumerate(request.contents):
+        reader.read(index, content)
+    conversation = Conversation(
+        instructions=tuple(reader.instructions),
+        blocks=tuple(reader.blocks),
+        tools=functions,
+        tools_json=tools.json if functions is tools.functions else None,
+        unsupported=tuple(reader.unsupported),
+    )
+    return conversation, choice
+
+
+# --- tools ----------------------------------------------------------------------------------------------
+
+_AT_PROVIDER = tuple(name for name in GeminiTool.__struct_fields__ if name != "function_declarations")
+
+
+def _read_tools(tools: Sequence[GeminiTool]) -> RequestTools:
+    """The functions. What runs at the provider is left out, but where nothing else is offered it is refused."""
+    functions: list[dict[str, Any]] = []
+    for tool in tools:
+        for function in tool.function_declarations or ():
+            parameters = function.parameters_json_schema
+            if parameters is None and function.parameters is not None:
+                parameters = json_schema(function.parameters)
+            functions.append(function_tool(function.name, function.description, parameters))
+    unsupported: list[str] = []
+    for index, tool in enumerate(tools):
+        if tool.function_declarations is None and not functions:
+            names = [sent_name(tool, name) for name in _AT_PROVIDER if getattr(tool, name) is not None]
+            what = ", ".join(names) or "a tool of an unknown kind"
+            unsupported.append(f"tools[{index}]: unsupported: {what}, expected functionDeclarations")
+    return RequestTools(functions, Raw(msgspec.json.encode(functions)), tuple(unsupported))
+
+
+_tools = ToolCache(GeminiTool, EXPECTED, _read_tools)
+
+
+def _choose(
+    tools: RequestTools, config: ToolConfig | None
+) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
+    """The functions to offer, and the choice between them; None where there are none."""
+    chosen = config.function_calling_config if config else None
+    functions = tools.functions
+    if chosen is None or not functions:
+        return functions, None
+    if (names := chosen.allowed_function_names) and chosen.mode in ("ANY", "VALIDATED"):
+        functions = [function for function in functions if function["function"]["name"] in names]
+        if chosen.mode == "ANY" and len(functions) == 1:
+            return functions, {"type": "function", "function": {"name": functions[0]["function"]["name"]}}
+    if not functions:
+        return functions, None
+    return functions, {"ANY": "required", "NONE": "none"}.get(chosen.mode, "auto")
+
+
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_SUBSCHEMAS = ("items", "additionalProperties")
+
+
+def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema of Gemini's kind as JSON Schema, which models are trained on.
+
+    Types become lower case, `nullable` a second type, counts that are strings numbers; `propertyOrdering` goes.
+    """
+    converted: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name == "type" and isinstance(value, str):
+            if value != "TYPE_UNSPECIFIED":
+                converted["type"] = value.lower()
+        elif name in _COUNTS and isinstance(value, str) and value.isdigit():
+            converted[name] = int(value)
+        elif name == "properties" and isinstance(value, dict):
+            properties = cast("dict[str, Any]", value)
+            converted[name] = {key: _subschema(each) for key, each in properties.items()}
+        elif name == "anyOf" and isinstance(value, list):
+            converted[name] = [_subschema(each) for each in cast("list[Any]", value)]
+        elif name in _SUBSCHEMAS:
+            converted[name] = _subschema(value)
+        elif name not in ("nullable", "propertyOrdering"):
+            converted[name] = value
+    if schema.get("nullable") is True and isinstance(converted.get("type"), str):
+        converted["type"] = [converted["type"], "null"]
+    return converted
+
+
+def _subschema(value: Any) -> Any:
+    return json_schema(cast("dict[str, Any]", value)) if isinstance(value, dict) else value
+
+
+# --- contents -------------------------------------------------------------------------------------------
+
+
+class _GeminiReader:
+    """Reads contents into blocks. Contents of the model that follow one another are one turn.
+
+    Clients keep a streamed answer as one part for each piece, so texts of a model's turn that follow one another
+    are one text.
+    """
+
+    def __init__(self, unsupported: Sequence[str] = (), *, response: bool = False) -> None:
+        self.instructions: list[str] = []
+        self.blocks: list[Block] = []
+        self.unsupported = list(unsupported)
+        self._response = response
+        self._field = _CONTENTS
+        self._role = ""
+        self._turn = -1
+        self._open: list[tuple[str, str]] = []  # calls without a result: id and name
+        self._equal: Counter[str] = Counter()  # calls of this turn without an id
+
+    def instruct(self, content: GeminiContent) -> None:
+        """Read the system instruction."""
+        for part in content.parts or ():
+            if part.text is None:
+                self.unsupported.append("systemInstruction: unsupported part, expected text")
+            elif part.text:
+                self.instructions.append(part.text)
+
+    def read(self, index: int, content: GeminiContent) -> None:
+        """Read the next content."""
+        role = "assistant" if content.role == "model" else "user"
+        if role == "user" or self._role != role:
+            self._turn += 1
+            self._equal.clear()
+        self._role, before = role, len(self.blocks)
+        for number, part in enumerate(content.parts or ()):
+            self._field = f"{_CONTENTS}[{index}].parts[{number}]"
+            self._part(part)
+        if len(self.blocks) == before and (not before or self.blocks[-1].turn != self._turn):
+            self._add("text")
+
+    def _part(self, part: GeminiPart) -> None:
+        if part.function_call is not None:
+            self._call(part.function_call)
+        elif part.function_response is not None:
+            self._result(part.function_response)
+        elif part.inline_data is not None:
+            image = self._image(part.inline_data)
+            if image is None:
+                self._add("other", "[inlineData]", name="inlineData", source=part)
+            else:
+                self._add("other", IMAGE, name="image", images=(image,))
+        elif part.text is not None:
+            self._text("thinking" if part.thought else "text", part.text)
+        elif part != _EMPTY:  # a part of nothing but a signature says nothing
+            (name,) = list(msgspec.to_builtins(part))[:1] or ["part"]
+            self._refuse(f"{name} is unsupported, expected text, inlineData, functionCall or functionResponse")
+            self._add("other", f"[{name}]", name=name, source=part)
+
+    def _text(self, kind: BlockKind, text: str) -> None:
+        if self._role == "user":
+            self._add("text", text)
+            return
+        last = self.blocks[-1] if self.blocks else None
+        if last is not None and last.turn == self._turn and last.kind == kind:
+            self.blocks[-1] = msgspec.structs.replace(last, text=last.text + text)
+        elif text:
+            self._add(kind, text)
+
+    def _call(self, call: GeminiFunctionCall) -> None:
+        if not call.name:
+            self._refuse("functionCall.name is missing")
+        sent = bytes(call.args).decode()
+        sent = "" if sent == "null" else sent
+        arguments = unwrapped(sent) if self._response else wrapped(sent)
+        id_ = call.id or self._id_of(call.name, arguments)
+        self._open.append((id_, call.name))
+        self._add("tool_use", id=id_, name=call.name, arguments=arguments)
+
+    def _id_of(self, name: str, arguments: str) -> str:
+        """An id for a call that has none: the same for the same call in the same place of a turn."""
+        digest = blake2b(f"{name}\0{comparable_arguments(arguments)}".encode(errors="replace"), digest_size=9)
+        call = digest.hexdigest()
+        self._equal[call] += 1
+        return f"call_{call}_{self._equal[call]}"
+
+    def _result(self, result: GeminiFunctionResponse) -> None:
+        matching = (id_ for id_, name in self._open if (id_ == result.id if result.id else name == result.name))
+        id_ = next(matching, result.id or result.name)
+        self._open = [call for call in self._open if call[0] != id_]
+        images: list[Part] = []
+        texts: list[str] = []
+        text, is_error = _result_text(bytes(result.response))
+        for part in result.parts or ():
+            image = self._image(part.inline_data) if part.inline_data is not None else None
+            if image is not None:
+                images.append(image)
+                texts.append(IMAGE)
+            elif part.inline_data is None:
+                self._refuse("functionResponse.parts: unsupported part, expected inlineData with an image")
+        shown = TEXT_SEPARATOR.join([text, *texts] if text or not texts else texts)
+        self._add("tool_result", shown, id=id_, is_error=is_error, images=tuple(images))
+
+    def _image(self, blob: GeminiBlob) -> Part | None:
+        if not blob.mime_type.startswith("image/"):
+            self._refuse(f"inlineData of type {blob.mime_type[:100]!r} is unsupported, expected an image")
+            return None
+        return {"type": "image_url", "image_url": {"url": f"data:{blob.mime_type};base64,{blob.data}"}}
+
+    def _add(self, kind: BlockKind, text: str = "", **fields: Any) -> None:
+        self.blocks.append(Block(self._turn, self._role, kind, text, **fields))
+
+    def _refuse(self, why: str) -> None:
+        self.unsupported.append(f"{self._field}: {why}")
+
+
+_EMPTY = GeminiPart()
+
+
+def _result_text(response: bytes) -> tuple[str, bool]:
+    """What a model is shown of a function's response, and whether it is an error.
+
+    Under the one key `output`, or `error`, stands what the function gave; any other object is itself what it gave.
+    """
+    sent = response.decode()
+    value: Any = msgspec.json.decode(sent) if sent else None
+    if not isinstance(value, dict):
+        return "" if value is None else sent, False
+    fields = cast("dict[str, Any]", value)
+    if len(fields) == 1 and (key := next(iter(fields))) in ("output", "error"):
+        inner = fields[key]
+        return inner if isinstance(inner, str) else msgspec.json.encode(inner).decode(), key == "error"
+    return msgspec.json.encode(fields).decode(), False
+
+
+def read_candidate(content: GeminiContent) -> list[Block]:
+    """The blocks of a candidate's content, tool calls as the model wrote them, as one turn."""
+    reader = _GeminiReader(response=True)
+    reader.read(0, GeminiContent("model", content.parts))
+    return reader.blocks

@@ -1,0 +1,80 @@
+"""How runs stand: queues, workers, faults, phases; of a store in a directory, and in a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from understudy.errors import ConfigError
+from understudy.report.status import PhaseSeconds, store_status
+from understudy.store import Store
+from understudy.store.address import StoreLocation, StoreUrl
+from understudy.store.runs import Lease
+from understudy.types import ErrorInfo
+
+from support import understudy
+from support.store import prepare
+
+WORKER = Lease("machine-1", 60.0)
+
+
+@pytest.fixture
+def store(location: StoreLocation) -> Iterator[Store]:
+    with Store.open(location) as opened:
+        prepare(opened, 4)
+        opened.leases.open_to_workers("run", "1.0").result()
+        opened.leases.announce(WORKER, "1.0", 3, {}).result()
+        first, second, _ = opened.leases.claim(WORKER, ["run"], 3).result()
+        opened.runs.mark_running(first.attempt.id).result()
+        opened.runs.finish_attempt(
+            first.attempt.id, "succeeded", "succeeded", timings={"agent_s": 2.0, "grade_s": 0.5}
+        ).result()
+        error = ErrorInfo("sandbox", "SandboxError", "no space")
+        opened.runs.finish_attempt(second.attempt.id, "failed", "requeuing", error=error).result()
+        yield opened
+
+
+def test_a_run_is_shown_with_its_queue_its_workers_and_its_faults(store: Store) -> None:
+    prepare(store, 1, run="other")
+    status = store_status(store)
+    assert [each.queue.run_id for each in status.runs] == ["run", "other"]
+    run = status.runs[0]
+    assert run.queue.rollouts == {"succeeded": 1, "preparing": 1, "requeuing": 1, "queuing": 1}
+    assert run.queue.oldest_s is not None and run.queue.oldest_s < 60
+    assert (run.queue.engine, run.queue.release, run.faults, run.given_up) == ("workers", "1.0", {"sandbox": 1}, 0)
+    assert run.phases == {"agent": PhaseSeconds(1, 2.0, 2.0), "grade": PhaseSeconds(1, 0.5, 0.5)}
+    (worker,) = status.workers
+    assert (worker.id, worker.capacity, worker.held, worker.alive) == ("machine-1", 3, 1, True)
+    assert [each.queue.run_id for each in store_status(store, "other").runs] == ["other"]
+    with pytest.raises(ConfigError, match="has no run 'none' with rollouts; it has: run, other"):
+        store_status(store, "none")
+
+
+def test_the_command_shows_it_and_changes_nothing(store: Store, location: StoreLocation) -> None:
+    name = location.secret_url if isinstance(location, StoreUrl) else str(location)
+    done = understudy("status", name)
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "run run",
+        "1 preparing, 1 queuing, 1 requeuing, 1 succeeded",
+        "p99 2.00 s",
+        "machine-1",
+        "any run",
+    ):
+        assert words in done.stdout
+    assert "not-a-secret" not in done.stdout
+    assert store.leases.workers()[0].held == 1
+
+
+@pytest.mark.parametrize("command", ["states", "pairs"])
+def test_stores_of_sessions_are_read_wherever_they_are(location: StoreLocation, command: str) -> None:
+    Store.open(location).close()
+    name = location.secret_url if isinstance(location, StoreUrl) else str(location)
+    done = understudy(command, name)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_store_without_rollouts_says_so(location: StoreLocation) -> None:
+    with Store.open(location) as store:
+        assert store_status(store).runs == []

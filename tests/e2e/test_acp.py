@@ -1,0 +1,54 @@
+"""Real agents that speak the Agent Client Protocol, in a sandbox before the gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from understudy.sandbox.base import Sandboxes
+from understudy.tasks.environment import TaskEnvironment
+
+from fakes.vllm import Refuse, Say
+from support.agents import AFTER, BEFORE, FILE, AgentRig, require_agent
+
+pytestmark = [pytest.mark.e2e, pytest.mark.services]
+
+
+@pytest.fixture(params=["gemini --acp --model big", "opencode acp"])
+def rig(
+    request: pytest.FixtureRequest, tmp_path: Path, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> AgentRig:
+    require_agent(request.param.split()[0])
+    return AgentRig(f"acp:{request.param}", tmp_path, sandboxes, environment)
+
+
+async def test_it_reads_edits_and_ends(rig: AgentRig) -> None:
+    path = f"/workspace/{FILE}"
+    ran = await rig.run(
+        Say(text="I look.", tools=[rig.call("a", rig.tools.read(path))]),
+        Say(text="I mend.", tools=[rig.call("b", rig.tools.edit(path))]),
+        Say(text="I try.", tools=[rig.call("c", rig.tools.shell("echo one; exit 3"))]),
+        rig.done(),
+    )
+    assert (ran.result.outcome, ran.result.exit_code, ran.result.message) == ("completed", 0, "")
+    assert ran.file == AFTER
+    assert BEFORE.strip() in ran.results()[0]
+    assert "one" in ran.results()[2]
+    assert [call.status for call in ran.work] == ["ok"] * 4
+    assert not any(b"sk-" in log for log in ran.result.logs.values())
+
+
+async def test_a_fault_that_stays_is_a_crash(rig: AgentRig) -> None:
+    ran = await rig.run(*[Refuse(status=400, message="this model has a cold")] * 12)
+    if rig.name.startswith("acp:opencode"):
+        # It ends its turn as if nothing had been: what it never got from the model is seen by the run.
+        assert all(call.status == "error" for call in ran.work)
+        return
+    assert ran.result.outcome == "crashed"
+    assert ran.file == BEFORE
+
+
+async def test_an_agent_that_hangs_is_stopped(rig: AgentRig) -> None:
+    ran = await rig.run(Say(text="Wait.", tools=[rig.call("a", rig.tools.shell("sleep 600"))]), timeout_s=25.0)
+    assert ran.result.outcome == "timeout"

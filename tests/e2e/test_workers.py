@@ -1,0 +1,152 @@
+"""Workers on one store: killed, stopped, of another release; each rollout ends once, no answered call is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from understudy.store import Store
+from understudy.store.address import StoreLocation, StoreUrl
+from understudy.tasks.records import dump
+
+from support import UNDERSTUDY, calc_task, understudy, wait_for
+from support.workers import check, enqueue, options, running, started, text_of, worker
+
+pytestmark = [pytest.mark.services, pytest.mark.e2e]
+
+
+def test_a_killed_workers_rollouts_are_finished_by_another(tmp_path: Path, location: StoreLocation) -> None:
+    queued = enqueue(tmp_path, location, "--engine", "detached")
+    assert queued.returncode == 0, queued.stderr
+    assert json.loads(queued.stdout)["pending"] == 12
+    with worker(location) as first:
+        wait_for(lambda: running(location) == 2, first)
+        os.killpg(first.pid, signal.SIGKILL)
+    with worker(location, "--stop-when-idle") as second:
+        wait_for(lambda: running(location) > 0, second)
+        done = enqueue(tmp_path, location, "--engine", "workers")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["rollouts"], summary["pending"], summary["infrastructure_failures"]) == (12, 0, 0)
+    ends = check(tmp_path, location, 12)
+    assert ends["unresponsive"] >= 1 and set(ends) <= {"succeeded", "unresponsive"}
+    assert len(list((tmp_path / "out").glob("stream_*.json"))) == 12
+
+
+def test_a_worker_that_is_told_to_stop_finishes_what_it_has_and_another_goes_on(
+    tmp_path: Path, postgresql_store: StoreUrl
+) -> None:
+    assert enqueue(tmp_path, postgresql_store, "--engine", "detached", samples=2).returncode == 0
+    with worker(postgresql_store) as first:
+        wait_for(lambda: running(postgresql_store) == 2, first)
+        first.send_signal(signal.SIGTERM)
+        _, said = first.communicate(timeout=60)
+        assert first.returncode == 0, said
+        assert "has ended, " in said
+    with Store.open(postgresql_store) as store:
+        assert all(not store.leases.holders(run.id) for run in store.runs.all())
+    with worker(postgresql_store, "--stop-when-idle") as second:
+        _, said = second.communicate(timeout=120)
+        assert second.returncode == 0, said
+    assert check(tmp_path, postgresql_store, 8) == {"succeeded": 8}
+
+
+def test_a_run_of_another_release_is_left_alone_and_bad_stores_are_refused(
+    tmp_path: Path, postgresql_store: StoreUrl
+) -> None:
+    assert enqueue(tmp_path, postgresql_store, "--engine", "detached", samples=1).returncode == 0
+    with Store.open(postgresql_store) as store:
+        run = store.runs.all()[0]
+        store.leases.open_to_workers(run.id, "99.0").result()
+    done = understudy("worker", "--store", postgresql_store.secret_url, "--stop-when-idle")
+    assert done.returncode == 0
+    assert f"run {run.id} is left to other workers: it was enqueued by Understudy 99.0" in done.stderr
+    assert "not-a-secret" not in done.stderr
+    wrong = postgresql_store.secret_url.replace("not-a-secret", "wrong-password")
+    refused = understudy("worker", "--store", wrong)
+    assert refused.returncode == 2 and "refused the user" in refused.stderr
+    assert "wrong-password" not in refused.stderr and "Traceback" not in refused.stderr
+
+
+def said_until(process: subprocess.Popen[str], sign: str) -> str:
+    """What a process writes to stderr up to the line with a sign in it."""
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if sign in line:
+            return said
+    raise AssertionError(said)
+
+
+def test_a_worker_whose_attempts_fail_in_a_row_rests_and_who_waits_is_told_why(
+    tmp_path: Path, location: StoreLocation
+) -> None:
+    failing = options(tmp_path, location, "--engine", "workers", samples=2, command="kill -9 $$")
+    with started(UNDERSTUDY, *failing) as waiting:
+        said_until(waiting, "no worker is there; start some with: understudy worker --store")
+        with worker(location, "-j", "1") as lonely:
+            said = said_until(lonely, "rests for 30 s, then one rollout is tried: 4 attempts in a row failed at")
+            assert "at the agent: the command ended with exit code -9" in said
+            said_until(waiting, "no worker takes it: ")
+            with Store.open(location) as store:
+                (run,) = store.runs.all()
+                (alone,) = store.leases.workers()
+                assert list(alone.leaves) == [run.id] and "4 attempts in a row" in alone.leaves[run.id]
+                shown = understudy("status", text_of(location), "--json")
+                assert shown.returncode == 0, shown.stderr
+                status = json.loads(shown.stdout)
+                assert list(status["runs"][0]["faults"]) == ["agent"]
+                assert [each["leaves"] for each in status["workers"]] == [alone.leaves]
+                assert "not-a-secret" not in shown.stdout
+                ended = [each for rollout in store.runs.rollouts() for each in store.runs.attempts(rollout.id)]
+                assert 4 <= len(ended) < 8  # after a rest one is tried
+
+
+def test_a_run_that_a_process_executes_alone_is_refused_to_others(tmp_path: Path, location: StoreLocation) -> None:
+    options(tmp_path, location)
+    go = tmp_path / "go"
+    command = f"python3 {tmp_path / 'client.py'} 3 {tmp_path / 'seen'}; until test -e {go}; do sleep 0.1; done"
+    with started(UNDERSTUDY, *options(tmp_path, location, command=command)) as alone:
+        wait_for(lambda: (tmp_path / "seen").exists(), alone)
+        for engine in ("local", "detached"):
+            other = options(tmp_path, location, "--engine", engine, command=command)
+            other[other.index("-o") + 1] = f"{tmp_path / engine}"
+            refused = understudy(*other)
+            assert refused.returncode == 2
+            assert "another run is using the store" in refused.stderr or "is being executed by" in refused.stderr
+            assert "not-a-secret" not in refused.stderr
+        go.touch()
+        out, said = alone.communicate(timeout=120)
+        assert alone.returncode == 0, said
+    assert json.loads(out)["pending"] == 0
+    assert check(tmp_path, location, 12) == {"succeeded": 12}
+    assert enqueue(tmp_path, location, "--engine", "detached", command=command).returncode == 0
+
+
+@pytest.mark.usefixtures("claude_code", "isolation")
+def test_the_real_cli_is_run_by_workers(tmp_path: Path, postgresql_store: StoreUrl) -> None:
+    dump([calc_task(number) for number in range(2)], tmp_path / "tasks.jsonl")
+    url = postgresql_store.secret_url
+    arguments = (
+        "run",
+        "embedded",
+        "--tasks",
+        tmp_path / "tasks.jsonl",
+        "-o",
+        tmp_path / "out",
+        "--store",
+        url,
+        "--json",
+    )
+    with worker(postgresql_store):
+        done = understudy(*arguments, "--engine", "workers")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["solved"] == 2
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or b"not-a-secret" not in path.read_bytes(), path

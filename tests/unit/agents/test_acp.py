@@ -1,0 +1,137 @@
+"""The driver of the Agent Client Protocol before scripted agents, and how agents are named on the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.agents import acp_driver
+from understudy.agents.acp import AcpAgent, make_agent
+from understudy.errors import ConfigError
+
+AGENT = """
+import json, sys
+
+def send(message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+
+print("a banner that is no message", flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    method, id_ = asked.get("method"), asked.get("id")
+    if method is None:
+        send({"method": "session/update", "params": {"answer": asked}})
+        continue
+    %s
+"""
+ORDINARY = """
+    if method == "initialize":
+        send({"id": id_, "result": {"protocolVersion": 1, "authMethods": [{"id": "x-api-key"}]}})
+    elif method == "session/new":
+        send({"id": id_, "result": {"sessionId": asked["params"]["cwd"]}})
+    else:
+        send({"method": "session/update", "params": {"prompt": asked["params"]["prompt"]}})
+        send({"id": 7, "method": "session/request_permission", "params": {"options": [
+            {"optionId": "no", "kind": "reject_once"}, {"optionId": "yes", "kind": "allow_once"}]}})
+        send({"id": 8, "method": "fs/read_text_file", "params": {}})
+        for _ in range(2):
+            send({"method": "session/update", "params": {"answer": json.loads(sys.stdin.readline())}})
+        send({"id": id_, "result": {"stopReason": "end_turn"}})
+"""
+LOGIN = """
+    if method == "initialize":
+        send({"id": id_, "result": {"protocolVersion": 1, "authMethods": [{"id": "browser"}%s]}})
+    elif method == "authenticate":
+        login = asked["params"]["methodId"]
+        send({"id": id_, "result": {}})
+    elif method == "session/new" and "login" not in globals():
+        send({"id": id_, "error": {"code": -32000, "message": "login"}})
+    elif method == "session/new":
+        send({"id": id_, "result": {"sessionId": "s"}})
+    else:
+        send({"id": id_, "result": {"stopReason": login}})
+"""
+
+
+def driven(behaviour: str, directory: Path, prompt: str = "Mend it.") -> tuple[int, list[dict[str, Any]]]:
+    """The exit code and the lines of the driver of an agent with this behaviour."""
+    script = AGENT % behaviour.strip()
+    order = {"argv": [sys.executable, "-I", "-S", "-c", script], "prompt": prompt}
+    command = [sys.executable, "-I", "-S", acp_driver.__file__]
+    done = subprocess.run(
+        command, input=json.dumps(order).encode(), stdout=subprocess.PIPE, cwd=directory, check=False
+    )
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_session_with_a_prompt_and_permissions(tmp_path: Path) -> None:
+    code, lines = driven(ORDINARY, tmp_path, prompt="Mend\n'it'.")
+    assert (code, lines[-1]) == (0, {"type": "result", "stopReason": "end_turn"})
+    messages = [line["message"] for line in lines[:-1]]
+    sessions = [message["result"]["sessionId"] for message in messages if "sessionId" in message.get("result", {})]
+    assert sessions == [str(tmp_path)]
+    updates = [message["params"] for message in messages if message.get("method") == "session/update"]
+    assert updates[0] == {"prompt": [{"type": "text", "text": "Mend\n'it'."}]}
+    permission, refused = (update["answer"] for update in updates[1:])
+    assert permission["result"] == {"outcome": {"outcome": "selected", "optionId": "yes"}}
+    assert refused["error"]["code"] == acp_driver.METHOD_NOT_FOUND
+
+
+def test_a_login_by_key_is_made_and_any_other_is_an_error(tmp_path: Path) -> None:
+    code, lines = driven(LOGIN % ', {"id": "some-api-key"}', tmp_path)
+    assert (code, lines[-1]) == (0, {"type": "result", "stopReason": "some-api-key"})
+    code, lines = driven(LOGIN % "", tmp_path)
+    assert code == 1
+    assert lines[-1] == {"type": "error", "message": "it needs a login, by one of: browser"}
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "message"),
+    [
+        ("sys.exit(3)", "ended before it answered"),
+        ('send({"id": id_, "result": {"protocolVersion": 2}})', "version 2 of the protocol, expected 1"),
+        ('send({"id": id_, "error": {"code": 1, "message": "no", "data": {"why": "x"}}})', 'no {"why": "x"}'),
+        ('send({"id": id_, "result": []})', "not one of the protocol"),
+    ],
+)
+def test_an_agent_that_does_not_keep_the_protocol_is_an_error(
+    tmp_path: Path, behaviour: str, message: str
+) -> None:
+    code, lines = driven(behaviour, tmp_path)
+    assert (code, lines[-1]["type"]) == (1, "error")
+    assert message in lines[-1]["message"]
+
+
+def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    order = json.dumps({"argv": ["/no/such/program"], "prompt": "x"}).encode()
+    done = subprocess.run(
+        [sys.executable, acp_driver.__file__], input=order, stdout=subprocess.PIPE, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 1
+    assert "could not be started" in json.loads(done.stdout)["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("acp", {}, "a command is missing"),
+        ("acp:", {}, "a command is missing"),
+        ("acp:'x", {}, "quotation"),
+        ("acp:x", {"tools": "read"}, "--tools: unsupported"),
+        ("acp:x", {"system_prompt": "x"}, "--system-prompt: unsupported"),
+        ("codex:x", {}, "only acp takes a command"),
+        ("moon", {}, "unknown agent 'moon'; expected one of: acp:COMMAND, claude-code, codex"),
+    ],
+)
+def test_what_cannot_be_driven_is_refused(name: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_agent(name, options)
+
+
+def test_an_agent_is_named_by_its_command() -> None:
+    assert isinstance(make_agent("acp:my-agent --acp", {}), AcpAgent)

@@ -1,0 +1,85 @@
+"""What differs between an agent's own log and its calls is a finding, and a hostile log is no failure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from understudy.agents.codex import Codex
+from understudy.agents.gemini_cli import GeminiCli
+from understudy.agents.mini_swe_agent import MiniSweAgent
+from understudy.agents.opencode import OpenCode
+from understudy.agents.packaged import PackagedAgent
+from understudy.agents.pi import Pi
+from understudy.agents.qwen_code import QwenCode
+from understudy.agents.turn_log import LoggedTurn, compare_turns
+from understudy.trajectory.tree import Trajectory, build
+
+from support.trajectory import Session, assistant, text, tool_result, tool_use, user
+
+LOOK = LoggedTurn("I look.\n", (("read", '{"path": "f", "limit": 2}'),))
+END = LoggedTurn("Done.")
+AGENTS = (Codex, GeminiCli, MiniSweAgent, OpenCode, Pi, QwenCode)
+
+
+@pytest.fixture
+def trajectory() -> Trajectory:
+    session, look = Session(), (text("I look."), tool_use("t", "read", limit=2, path="f"))
+    start = user(text("go"))
+    session.ask([start], look)
+    session.ask([start, assistant(*look), user(tool_result("t"))], [text("Done.")])
+    return build(session.calls)
+
+
+def differences(turns: list[LoggedTurn], trajectory: Trajectory, *, cut_off: bool = False) -> list[str]:
+    return [finding.message for finding in compare_turns(turns, trajectory, cut_off=cut_off)]
+
+
+def test_equal_logs_have_no_differences(trajectory: Trajectory) -> None:
+    assert differences([LOOK, LoggedTurn("  "), END], trajectory) == []
+
+
+def test_each_difference_is_told(trajectory: Trajectory) -> None:
+    assert differences([LOOK], trajectory) == ["the answer of call 1 is not in the log"]
+    assert differences([LOOK], trajectory, cut_off=True) == []
+    (forged,) = differences([LOOK, END, LoggedTurn("More.")], trajectory)
+    assert forged == "the log has a response that no call has: 'More.'"
+    (other,) = differences([LoggedTurn("I look.", (("read", '{"path": "g", "limit": 2}'),)), END], trajectory)
+    assert other.startswith("the log has the answer of call 0 otherwise: 'I look.', ('read'")
+    assert len(differences([LoggedTurn(str(n)) for n in range(500)], trajectory)) == 20
+
+
+def test_the_last_words_where_a_budget_is_used_up_may_be_in_the_log(trajectory: Trajectory) -> None:
+    words = "The budget of this attempt is used up."
+    body = json.dumps({"role": "assistant", "content": [{"type": "text", "text": words}]}).encode()
+    start = [user(text("go")), assistant(text("Done.")), user(text("more"))]
+    last = Session()
+    refused = structs.replace(last.ask(start, None, status="error"), id="last", sequence=2, response=body)
+    spent = build([*(node.call for node in trajectory.nodes), refused])
+    assert differences([LOOK, END, LoggedTurn(words)], spent) == []
+    assert differences([LOOK, END], spent) == []
+    assert differences([LOOK, LoggedTurn(words)], spent) == ["the answer of call 1 is not in the log"]
+
+
+@pytest.mark.parametrize(
+    "agent", [Codex, GeminiCli, MiniSweAgent, OpenCode, Pi, QwenCode], ids=lambda agent: agent.name
+)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe\n",
+        b"[" * 5000,
+        b'{"type": "assistant", "message": {"parts": 3}}\n{"type": "assistant"}',
+        b'{"type": "tool_use", "part": {"state": []}}\n{"type": "step_finish"}',
+        json.dumps({"info": [], "messages": [{"role": "assistant", "content": 1}, 3]}).encode(),
+    ],
+    ids=["empty", "binary", "deep", "assistant", "tool", "trajectory"],
+)
+def test_a_hostile_log_is_no_failure(agent: type[PackagedAgent], content: bytes, trajectory: Trajectory) -> None:
+    logs = {"stdout.txt": content, "session/a.jsonl": content, "session/b.traj.json": content}
+    turns: Any = agent().logged_turns(logs)
+    assert compare_turns(turns, trajectory, cut_off=False)

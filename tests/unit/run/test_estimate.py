@@ -1,0 +1,97 @@
+"""Estimates by measured rollouts, the clock of a loop's cost, and the memory that a model takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from understudy.errors import ConfigError
+from understudy.gateway.prices import Price
+from understudy.model.memory import estimate_memory, read_shape
+from understudy.run.estimate import estimate, measure
+from understudy.store import Store
+
+from support.tiny_model import make_model
+from support.train import put_training_run
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("estimate")
+    make_model(directory / "model")
+    put_training_run(directory / "run", directory / "model")
+    return directory
+
+
+def test_an_estimate_is_the_measured_means_times_the_rollouts(place: Path):
+    measured = measure([place / "run"])
+    with Store.open(place / "run", create=False) as store:
+        counts = store.outcomes.counts("run1")
+    assert measured.count == 8 and measured.calls == counts.calls / 8
+    result = estimate(measured, 80, 4, Price(input=2.0, output=10.0))
+    assert result.prompt_tokens == pytest.approx(10 * counts.prompt_tokens, abs=1)
+    assert result.completion_tokens == pytest.approx(10 * counts.completion_tokens, abs=1)
+    expected = (result.prompt_tokens * 2.0 + result.completion_tokens * 10.0) / 1e6
+    assert result.cost_usd == pytest.approx(expected, abs=1e-4)
+    assert result.hours == pytest.approx(measured.seconds * 80 / 4 / 3600, abs=1e-3)
+    assert estimate(measured, 8, 4, None).cost_usd is None
+
+
+def test_nothing_to_measure_by_is_said(tmp_path: Path):
+    with Store.open(tmp_path / "empty"):
+        pass
+    with pytest.raises(ConfigError, match=r"has no rollout with a verdict.*--limit 4"):
+        measure([tmp_path / "empty"])
+
+
+async def test_the_clock_of_a_loop_counts_over_starts_and_ends_it_before_the_ceiling(tmp_path: Path):
+    import asyncio
+
+    from understudy.train.loop.runtime import CostClock
+
+    path = tmp_path / "hours.json"
+    free = CostClock(path, None, None, every_s=0.01)
+    watching = asyncio.ensure_future(free.watch())
+    while not path.exists():  # noqa: ASYNC110 - what it waits for is a file
+        await asyncio.sleep(0.01)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert CostClock(path, None, None).seconds() >= 0.0
+    path.write_text('{"seconds": 3500.0}')
+    with pytest.raises(ConfigError, match=r"--max-cost: 0\.97 hours at 3 US dollars are spent, of 2\.9"):
+        await CostClock(path, 3.0, 2.9).watch()
+    path.write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        CostClock(path, 3.0, 2.9).seconds()
+
+
+def test_memory_is_calculated_of_the_weights_that_are_there(place: Path):
+    from understudy.model.causal.checkpoint import load_model
+
+    shape = read_shape(place / "model")
+    module = load_model(place / "model")
+    assert shape.parameters == sum(each.numel() for each in module.parameters())
+    small = estimate_memory(shape, context=100, sequences=2, micro_batch_tokens=64)
+    config = json.loads((place / "model" / "config.json").read_text())
+    per_token = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    assert small.kv_cache == per_token * 200
+    assert small.optimizer == 16 * shape.parameters and small.weights == shape.weight_bytes
+    less = estimate_memory(shape, context=100, sequences=2, micro_batch_tokens=64, checkpointing=True)
+    assert less.activations < small.activations and less.serving == small.serving
+
+
+def test_a_model_without_weights_or_with_damaged_ones_is_said(place: Path, tmp_path: Path):
+    config = (place / "model" / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match=r"has no \*\.safetensors"):
+        read_shape(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
+    with pytest.raises(ConfigError, match="damaged safetensors"):
+        read_shape(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="the shape of the model cannot be read"):
+        read_shape(tmp_path)

@@ -1,0 +1,36 @@
+"""Which runs a worker leaves to others, and what it says of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from understudy import __version__
+from understudy.run.worker import RunWorker
+from understudy.store import Store
+from understudy.store.runs import Lease
+
+from support.store import make_task
+
+
+def test_a_refused_run_is_looked_at_again_when_another_release_enqueues_it(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    async def work(store: Store) -> None:
+        """What a worker does with the runs that are open now; twice, as it must not repeat itself."""
+        worker = RunWorker(store, tmp_path, capacity=1, lease=Lease("w", 60.0), report=lines.append)
+        for release in ("9.9", __version__):
+            store.leases.open_to_workers("run", release).result()
+            for _ in range(2):
+                assert await worker._claim() == 0  # pyright: ignore[reportPrivateUsage]
+
+    with Store.open(tmp_path / "store") as store:
+        # No worker can execute it: its agent is none, and its name is hostile.
+        store.runs.create("run", {"agent": "\x1b]0;pwned\x07\nsecond line"}).result()
+        store.runs.add_tasks("run", [task := make_task()]).result()
+        store.runs.create_rollouts("run", [("rollout", task.instance_id, 0)]).result()
+        asyncio.run(work(store))
+    first, second = lines
+    assert "it was enqueued by Understudy 9.9" in first
+    assert "run run is left to other workers" in second and "9.9" not in second
+    assert not any(character in line for line in lines for character in "\x1b\x07\n")

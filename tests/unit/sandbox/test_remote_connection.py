@@ -1,0 +1,45 @@
+"""A worker that hangs is given up: one that is silent, and one that answers everything but what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from understudy.errors import SandboxLost
+from understudy.sandbox.remote import messages
+from understudy.sandbox.remote.connection import connect
+
+from support import UNDERSTUDY
+
+
+def command(pid_file: Path) -> list[str]:
+    return ["sh", "-c", f"echo $$ > {pid_file}; exec {UNDERSTUDY} sandboxes serve"]
+
+
+async def test_a_worker_that_falls_silent_is_given_up(tmp_path: Path) -> None:
+    connection = await connect(command(tmp_path / "pid"), "there", silence_s=8.0)
+    try:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGSTOP)
+        with pytest.raises(SandboxLost, match="there: nothing was heard of it for 8 s"):
+            await connection.ask(messages.PingRequest(), type(None))
+        assert not connection.alive
+    finally:
+        await connection.close()
+
+
+async def test_a_request_that_is_not_answered_in_time_is_given_up(tmp_path: Path) -> None:
+    connection = await connect(command(tmp_path / "pid"), "there")
+    try:
+        pid = int((tmp_path / "pid").read_text())
+        os.kill(pid, signal.SIGSTOP)
+        late = asyncio.create_task(connection.ask(messages.ListRequest(), list[object], within_s=0.2))
+        asyncio.get_running_loop().call_later(0.5, os.kill, pid, signal.SIGCONT)
+        with pytest.raises(SandboxLost, match=r"there: no answer to a ListRequest within 0\.2 s"):
+            await late
+        assert await connection.ask(messages.ListRequest(), list[object]) == []
+    finally:
+        await connection.close()

@@ -1,0 +1,219 @@
+"""Tasks from a repository's history: which changes count, what the agent gets, and that nothing runs here."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from understudy.config import cache_dir
+from understudy.errors import ConfigError, TaskError
+from understudy.sandbox.base import Sandboxes
+from understudy.sandbox.local.sandboxes import LocalSandboxes
+from understudy.sandbox.unsafe import UnsafeSandboxes
+from understudy.tasks.environment import python_environment
+from understudy.tasks.generate.git_history import History
+from understudy.tasks.generate.history import HistoryTasks, _Candidate, _write_tree, make_from_history
+from understudy.tasks.generate.requirements import declared_requirements, pin
+from understudy.types import Directory, PytestChecks
+
+PROJECT = '[project]\nname = "calc-kit"\n\n[tool.hatch.build.hooks.vcs]\nversion-file = "src/calc/_version.py"\n'
+TEST = "from calc import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+
+
+class Repository:
+    """A git repository that is written commit by commit."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir()
+        self.git("init", "-q", "-b", "main")
+
+    def git(self, *arguments: str) -> None:
+        identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+        subprocess.run(["git", *identity, *arguments], cwd=self.path, check=True, capture_output=True)
+
+    def commit(self, message: str, files: dict[str, str | None]) -> None:
+        for name, text in files.items():
+            path = self.path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if text is None:
+                path.unlink()
+            else:
+                path.write_text(text, encoding="utf-8")
+        self.git("add", "-A")
+        self.git("commit", "-q", "-m", message)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    repository = Repository(tmp_path / "calc")
+    start = {
+        "pyproject.toml": PROJECT,
+        "src/calc/__init__.py": "from calc._version import version\n\n\ndef add(a, b):\n    return a - b\n",
+        "tests/test_calc.py": TEST.replace("== 3", "== -1"),
+        ".gitattributes": "tests/** export-ignore\n*.py filter=evil\n",
+    }
+    repository.commit("Start", start)
+    repository.git("tag", "v1.2")
+    return repository
+
+
+def sandboxes() -> Sandboxes:
+    local = LocalSandboxes()
+    return UnsafeSandboxes() if local.problems() else local
+
+
+async def made(repository: Repository, count: int = 5, **more: Any) -> HistoryTasks:
+    return await make_from_history(
+        History(repository.path),
+        "calc",
+        count,
+        trees=repository.path.parent / "trees",
+        packages=(),
+        sandboxes=sandboxes(),
+        environment=python_environment(cache_dir()),
+        cache=cache_dir(),
+        progress=lambda tasks, commits: None,
+        **{"jobs": 2, **more},
+    )
+
+
+async def test_a_change_whose_tests_tell_before_from_after_is_a_task(repository: Repository):
+    right = "from calc._version import version\n\n\ndef add(a, b):\n    return a + b\n"
+    message = "Add rather than subtract (#12)\n\nSums were wrong.\n\nSigned-off-by: A <a@example.org>"
+    change = {"src/calc/__init__.py": right, "tests/test_calc.py": TEST, "CHANGELOG.md": "sums\n"}
+    repository.commit(message, change)
+    repository.commit("Documentation", {"README.md": "# calc\n"})
+    repository.commit("Tests only", {"tests/test_more.py": TEST})
+    repository.commit(
+        "Both, but nothing new", {"src/calc/__init__.py": f"{right}\n", "tests/test_calc.py": f"{TEST}\n"}
+    )
+    result = await made(repository)
+    (task,) = result.tasks
+    assert result.refused == {
+        "no test fails before it and passes after it": 1,
+        "changes no code besides tests": 1,
+        "changes no test file": 1,
+    }
+    assert isinstance(task.checks, PytestChecks) and isinstance(task.source, Directory)
+    assert task.checks.fail_to_pass == ("tests/test_calc.py::test_add",)
+    assert task.checks.files == {"tests/test_calc.py": TEST}
+    assert "return a + b" in task.gold_patch and "CHANGELOG" not in task.gold_patch
+    assert task.instruction.startswith("# calc: Add rather than subtract (#12)\n\nSums were wrong.\n")
+    assert "assert -1 == 3" in task.instruction and "Signed-off-by" not in task.instruction
+    tree = Path(task.source.path)
+    assert (tree / "tests" / "test_calc.py").read_text() == TEST.replace("== 3", "== -1")
+    assert "Version: 1.2\n" in (tree / "src" / "calc_kit.egg-info" / "PKG-INFO").read_text()
+    assert [path.name for path in tree.parent.iterdir()] == [tree.name]
+
+
+async def test_a_change_may_add_and_delete_files(repository: Repository):
+    repository.commit("Old place", {"src/calc/old.py": "WORD = 'minus'\n"})
+    files: dict[str, str | None] = {
+        "src/calc/__init__.py": "from calc._version import version\nfrom calc.sums import add\n",
+        "src/calc/sums.py": "def add(a, b):\n    return a + b\n",
+        "src/calc/old.py": None,
+        "tests/test_calc.py": TEST,
+    }
+    repository.commit("Move it", files)
+    tasks = await made(repository)
+    assert len(tasks.tasks) == 1, tasks.refused
+    assert "deleted file mode" in tasks.tasks[0].gold_patch and "new file mode" in tasks.tasks[0].gold_patch
+
+
+async def test_what_a_repository_configures_does_not_run_here(repository: Repository, tmp_path: Path):
+    ran = tmp_path / "ran"
+    for key in ("filter.evil.smudge", "diff.external", "core.fsmonitor", "core.pager", "core.sshCommand"):
+        repository.git("config", key, f"touch {ran};cat")
+    hook = repository.path / ".git" / "hooks" / "post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    hook.chmod(0o755)
+    history = History(repository.path)
+    history.write_tree("HEAD", tmp_path / "tree")
+    assert (tmp_path / "tree" / "tests" / "test_calc.py").exists()  # export-ignore is for archives
+    assert history.commits() == [] and not ran.exists()
+
+
+async def test_links_out_of_the_tree_are_left_out_and_binary_changes_refused(
+    repository: Repository, tmp_path: Path
+):
+    (repository.path / "outside").symlink_to("../../etc/passwd")
+    (repository.path / "inside").symlink_to("pyproject.toml")
+    (repository.path / "src" / "calc" / "data.bin").write_bytes(b"\0\1")
+    repository.commit("Data", {"tests/test_calc.py": TEST, "src/calc/more.py": "x = 1\n"})
+    History(repository.path).write_tree("HEAD", tmp_path / "tree")
+    assert (tmp_path / "tree" / "inside").is_symlink() and not (tmp_path / "tree" / "outside").is_symlink()
+    with pytest.raises(TaskError, match=r"none of 1 commits.*1: changes a (file that is not text|link)"):
+        await made(repository)
+
+
+def test_nothing_is_written_outside_the_tree(repository: Repository, tmp_path: Path):
+    """By links that only together lead out, or by what `pyproject.toml` names."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    deep = repository.path / "d"
+    deep.mkdir()
+    (deep / "up").symlink_to("..")
+    (repository.path / "e").symlink_to("d/up/../../outside")
+    (repository.path / "linked").symlink_to("d")
+    project = f'[project]\nname = "{outside}/name"\n[tool.setuptools_scm]\nversion_file = "linked/up/_v.py"\n'
+    repository.commit("Links", {"pyproject.toml": project})
+    history = History(repository.path)
+    (commit,) = history.commits()
+    tree = tmp_path / "tree"
+    _write_tree(history, _Candidate(replace(commit, parent=commit.id), {}, {}, {}), tree)
+    assert not (tree / "e").is_symlink() and (tree / "linked").is_symlink() and list(outside.iterdir()) == []
+    assert not (tree / "_v.py").exists()
+
+
+def test_a_tree_with_a_path_twice_is_refused(repository: Repository, tmp_path: Path):
+    """git itself makes no such tree, but it reads one."""
+
+    def stored(*arguments: str, stdin: bytes) -> str:
+        command = ["git", *arguments, "--stdin"]
+        return (
+            subprocess.run(command, cwd=repository.path, input=stdin, capture_output=True, check=True)
+            .stdout.decode()
+            .strip()
+        )
+
+    link = stored("hash-object", "-w", stdin=b"../outside")
+    inner = stored("hash-object", "-w", "-t", "tree", "--literally", stdin=b"100644 x\0" + bytes.fromhex(link))
+    both = b"120000 e\0" + bytes.fromhex(link) + b"40000 e\0" + bytes.fromhex(inner)
+    tree = stored("hash-object", "-w", "-t", "tree", "--literally", stdin=both)
+    with pytest.raises(TaskError, match="a path twice, or a path below a file"):
+        History(repository.path).write_tree(tree, tmp_path / "tree")
+
+
+def test_a_directory_without_a_history_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match="expected a git repository"):
+        History(tmp_path)
+    with pytest.raises(ConfigError, match="no such directory"):
+        History(tmp_path / "missing")
+
+
+def test_requirements_are_read_from_the_project_and_only_names_are_resolved():
+    text = (
+        '[project]\nname = "a"\ndependencies = ["attrs>=20"]\n'
+        '[project.optional-dependencies]\ntests = ["freezegun"]\ndocs = ["sphinx"]\n'
+        '[dependency-groups]\ntest = ["pytest>=9", {include-group = "x"}]\n'
+    )
+    assert declared_requirements(text) == ["attrs>=20", "pytest>=9", "freezegun"]
+    assert declared_requirements("not toml [") == []
+    assert pin(["# nothing", "", "pytest>=9 ; python_version > '3'"], cache=cache_dir()) == ()
+    injected = ("a>=1\n--index-url x", "a ; python_version<'2'\n/tmp/evil", "a\r--pre", "a>=1\x0b-e .")
+    for line in (
+        *injected,
+        "-e .",
+        "a @ git+https://example.org/a",
+        "--index-url x",
+        "./local",
+        "git+https://example.org/a",
+    ):
+        with pytest.raises(ConfigError, match="expected a package by its name"):
+            pin([line], cache=cache_dir())
