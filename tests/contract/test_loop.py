@@ -322,6 +322,7 @@ async def test_a_loop_that_is_told_to_stop_ends_and_goes_on(order: Order, policy
     assert policy.weights == weights
 
 
+@pytest.mark.services
 async def test_called_off_at_any_moment_it_leaves_nothing_open_and_comes_to_the_same_end(
     order: Order, policy: FakePolicy, tmp_path: Path
 ):

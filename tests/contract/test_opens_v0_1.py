@@ -306,7 +306,7 @@ def test_a_gateway_goes_on_with_its_keys_and_its_sessions(tmp_path: Path) -> Non
     ]
     body = {"model": "claude-x", "max_tokens": 9, "messages": messages}
     with serving(tmp_path, servers) as wire:
-        assert not wire.gateways["gateway"].key, "a gateway that has keys makes no other"
+        assert not wire.gateway("gateway").key, "a gateway that has keys makes no other"
         wire.provider.answer = answer
         for client in ("me", "bob"):
             reply, _ = wire.ask("gateway", "/v1/messages", body, authorization=f"Bearer {keys[client]}")

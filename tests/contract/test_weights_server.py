@@ -282,6 +282,7 @@ async def test_bad_requests_are_refused_in_words_and_clients_that_leave_are_let_
     assert len(choice["token_ids"]) == 5
 
 
+@pytest.mark.services
 async def test_a_signal_ends_it_though_requests_are_under_way(directory: Path) -> None:
     async with start_server(weights=directory) as server, aiohttp.ClientSession() as session:
         client = Client(server, session)

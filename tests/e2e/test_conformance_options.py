@@ -11,7 +11,8 @@ from fakes.turns import Turn, bash, say, tool
 from support.cli import MODEL, WAYS, Ran, Rig, red_square
 from support.conformance import Behaviour, Check, play
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
+# Thirty starts of the CLI, for options that few changes touch.
+pytestmark = [pytest.mark.e2e, pytest.mark.services, pytest.mark.timeout(90)]
 
 DONE = say("Done.")
 

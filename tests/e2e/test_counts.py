@@ -33,6 +33,7 @@ SLACK = {"functions": 1.25}
 
 
 @pytest.mark.usefixtures("isolation")
+@pytest.mark.services
 @pytest.mark.parametrize("subject", COUNTED)
 def test_nothing_costs_more_than_it_did(subject: str, tmp_path: Path) -> None:
     command = [sys.executable, BENCH, "--only", subject]

@@ -56,6 +56,7 @@ def test_the_first_lets_what_runs_finish(calc_tasks: Path, tmp_path: Path):
         assert all(len(store.runs.attempts(rollout.id)) == 1 for rollout in store.runs.rollouts())
 
 
+@pytest.mark.services
 def test_the_second_stops_at_once(calc_tasks: Path, tmp_path: Path):
     out = tmp_path / "out"
     agent = ("--agent", "shell", "--agent-command", "sleep 100")
@@ -72,6 +73,7 @@ def test_the_second_stops_at_once(calc_tasks: Path, tmp_path: Path):
     assert set(statuses(out)) == {"queuing", "requeuing"}
 
 
+@pytest.mark.services
 def test_draining_has_a_bound_and_the_same_command_continues(calc_tasks: Path, tmp_path: Path):
     out, released = tmp_path / "out", tmp_path / "released"
     agent = ("--agent", "shell", "--agent-command", f"test -e {released} || sleep 100")

@@ -61,6 +61,7 @@ def often(server: Teacher) -> int:
     return max(Counter(asked_about(server)).values(), default=0)
 
 
+@pytest.mark.services
 async def test_a_kill_at_any_moment_asks_nothing_twice_and_stays_below_the_ceiling(tmp_path: Path):
     directory = str(fill(tmp_path / "s", *(session(f"n{number}", turns=4) for number in range(6))))
     gate = asyncio.Semaphore(0)

@@ -1,6 +1,6 @@
 """Gateways started by the command line, and a model server on loopback that says what it is told to.
 
-All that the tests of pinned bytes know of how a gateway is started is `start_gateways`.
+All that the tests of pinned bytes know of how a gateway is started is `start_gateway`.
 """
 
 from __future__ import annotations
@@ -37,24 +37,20 @@ class Gateway:
     process: subprocess.Popen[str]
 
 
-def start_gateways(directory: Path, servers: Mapping[str, Sequence[str]]) -> dict[str, Gateway]:
-    """Start a gateway for each name with these arguments of `understudy gateway serve`."""
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(directory),
-        "OPENAI_API_KEY": "k",
-        "ANTHROPIC_API_KEY": "k",
-    }
-    begun = {
-        name: subprocess.Popen(
-            [UNDERSTUDY, "gateway", "serve", *arguments, "--dir", directory / name, "--port", "0"],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for name, arguments in servers.items()
-    }
-    return {name: _until_it_listens(process) for name, process in begun.items()}
+def start_gateway(directory: Path, arguments: Sequence[str]) -> Gateway:
+    """Start a gateway on this directory with these arguments of `understudy gateway serve`."""
+    process = subprocess.Popen(
+        [UNDERSTUDY, "gateway", "serve", *arguments, "--dir", directory, "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(directory.parent),
+            "OPENAI_API_KEY": "k",
+            "ANTHROPIC_API_KEY": "k",
+        },
+    )
+    return _until_it_listens(process)
 
 
 def _until_it_listens(process: subprocess.Popen[str]) -> Gateway:
@@ -145,16 +141,24 @@ class _Handler(BaseHTTPRequestHandler):
 
 @dataclass
 class Wire:
-    """The gateways, by name, before one model server."""
+    """The gateways, by name, before one model server. A gateway starts when it is first asked for."""
 
     provider: Provider
-    gateways: dict[str, Gateway]
+    directory: Path
+    arguments: Mapping[str, Sequence[str]]
+    gateways: dict[str, Gateway] = field(default_factory=dict[str, Gateway])
+
+    def gateway(self, name: str) -> Gateway:
+        """The gateway of this name."""
+        if name not in self.gateways:
+            self.gateways[name] = start_gateway(self.directory / name, self.arguments[name])
+        return self.gateways[name]
 
     def ask(
         self, gateway: str, path: str, body: Any, *, method: str = "POST", **headers: str
     ) -> tuple[dict[str, Any], bytes]:
         """Send a request; the answer as it is kept in the expected files, and its bytes."""
-        to = self.gateways[gateway]
+        to = self.gateway(gateway)
         connection = http.client.HTTPConnection(to.host, timeout=30)
         sent = {"authorization": f"Bearer {to.key}", "content-type": "application/json"}
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -209,13 +213,13 @@ def serving(directory: Path, servers: Mapping[str, Sequence[str]]) -> Iterator[W
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_address[1]}"
     placed = {name: [part.replace("URL", url) for part in parts] for name, parts in servers.items()}
-    gateways = start_gateways(directory, placed)
+    wire = Wire(provider, directory, placed)
     try:
-        yield Wire(provider, gateways)
+        yield wire
     finally:
-        for gateway in gateways.values():
+        for gateway in wire.gateways.values():
             gateway.process.terminate()
-        for gateway in gateways.values():
+        for gateway in wire.gateways.values():
             gateway.process.communicate(timeout=30)
         server.shutdown()
         server.server_close()

@@ -276,6 +276,7 @@ class Small:
         return await self._kind.open(replace(spec, limits=SandboxLimits(memory_bytes=256 << 20)))
 
 
+@pytest.mark.services
 async def test_a_memory_bomb_scores_zero(
     local: Sandboxes, prepared: PreparedTask, environment: TaskEnvironment
 ) -> None:

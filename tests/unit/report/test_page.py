@@ -164,6 +164,7 @@ def test_the_plot_has_the_interval_in_its_place():
     assert spark([0.0, 1.0, 2.0]) == "▁▅█" and spark([3.0, 3.0]) == "▄▄"
 
 
+@pytest.mark.services
 def test_ten_thousand_rollouts_take_seconds(tmp_path: Path):
     """Bounded by what would be an accident: a query for each rollout, or a cell for each of them."""
     directories = [put_many(tmp_path / name, tasks=1000, samples=5, turns=10) for name in ("a", "b")]

@@ -442,6 +442,7 @@ def test_the_smoke_rows_are_whole(tmp_path: Path):
         records.check(task, "smoke")
 
 
+@pytest.mark.services
 @pytest.mark.usefixtures("isolation")
 def test_the_smoke_instances_pass_intake():
     from understudy.config import cache_dir
@@ -463,6 +464,7 @@ def test_the_smoke_instances_pass_intake():
     assert asyncio.run(validated()) == {}
 
 
+@pytest.mark.services
 @pytest.mark.usefixtures("isolation")
 def test_the_smoke_rows_are_what_their_script_makes():
     script = Path(__file__).parents[3] / "scripts" / "make_smoke.py"

@@ -36,6 +36,7 @@ async def made(count: int, seed: int, jobs: int) -> list[Task]:
     )
 
 
+@pytest.mark.services
 async def test_make_is_deterministic_and_keeps_its_promises(tmp_path: Path) -> None:
     tasks = await made(2, 7, 1)
     assert await made(2, 7, 2) == tasks

@@ -32,6 +32,7 @@ def saved(directory: Path) -> bytes:
     return (directory / "model.safetensors").read_bytes()
 
 
+@pytest.mark.services
 async def test_it_goes_on_from_what_it_saved_and_its_death_is_said(model: Path, tmp_path: Path):
     groups = tmp_path / "groups.msgpack"
     write_groups(groups, make_groups())

@@ -35,6 +35,7 @@ def small(vocabulary: int) -> Any:
     return Qwen3Config.from_dict(configuration(vocabulary).to_dict() | less)
 
 
+@pytest.mark.services
 def test_batches_from_any_step_on_are_those_that_there_would_have_been(reader: Any) -> None:
     from understudy.train.tiny.pretrain import batches
 

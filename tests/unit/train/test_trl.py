@@ -32,11 +32,12 @@ from support.train import encoder, make_groups, put_training_run
 
 torch: Any = optional("torch", "trl")
 
+# TRL is another project's package, and to import it costs each process of the tests some seconds.
+pytestmark = pytest.mark.services
+
 SFT = SFTOptions(learning_rate=1e-2, batch_rollouts=4, epochs=3)
 FULL_AND_LORA = pytest.mark.parametrize(
-    "lora",
-    # An adapter is merged too, so it shows all that a full training does.
-    [pytest.param(None, id="full", marks=pytest.mark.services), pytest.param(LoraOptions(rank=4), id="lora")],
+    "lora", [pytest.param(None, id="full"), pytest.param(LoraOptions(rank=4), id="lora")]
 )
 CALL = {
     "id": "c1",
