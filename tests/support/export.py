@@ -25,6 +25,7 @@ from understudy.ingest.trace import (
     tool_call,
 )
 from understudy.store import Store
+from understudy.store.address import StoreLocation
 from understudy.trajectory.roles import ROLES, Role
 from understudy.types import Call, Verdict
 
@@ -162,9 +163,9 @@ def converse(attempt_id: str, instruction: str, *, tokens: bool = True, said: st
     return session
 
 
-def put_rollouts(directory: Path, *, tasks: int = 2, samples: int = 2, tokens: bool = True) -> None:
+def put_rollouts(location: StoreLocation, *, tasks: int = 2, samples: int = 2, tokens: bool = True) -> None:
     """A run all of whose rollouts were graded: the first of each task 1, the others 0."""
-    with Store.open(directory) as store:
+    with Store.open(location) as store:
         given = [calc_task(n) for n in range(tasks)]
         wait(store.runs.create("run1", {"backend": "openai"}))
         wait(store.runs.add_tasks("run1", given))

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 
 from understudy.gateway.server.listen import Listener, tcp_socket
+from understudy.store.address import StoreLocation
 from understudy.view.api import ViewApi
 from understudy.view.catalog import Catalog
 from understudy.view.page import Page
@@ -48,10 +49,10 @@ class ViewClient:
 
 @asynccontextmanager
 async def viewing(
-    *directories: Path, may_write: bool = True, assets: Path | None = None, host: str = "127.0.0.1"
+    *locations: StoreLocation, may_write: bool = True, assets: Path | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[ViewClient]:
-    """A viewer of some directories; without `assets` it has no page."""
-    api = ViewApi(Catalog(directories), may_write=may_write)
+    """A viewer of some stores; without `assets` it has no page."""
+    api = ViewApi(Catalog(locations), may_write=may_write)
     socket, url = tcp_socket("127.0.0.1", 0)
     rules = AccessRules(host, socket.getsockname()[1])
     server = ViewServer(api, rules, Page(assets or Path("/nonexistent")))

@@ -24,6 +24,7 @@ from understudy.report.runs import (
     unsolved_reasons,
     version_rows,
 )
+from understudy.store.address import StoreLocation, StoreUrl, location_name
 from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, StepState
 from understudy.train.loop.state import read as read_state
 from understudy.train.metrics import FILE
@@ -107,9 +108,9 @@ _SHOWN = (
 """What of a loop's configuration is shown as it is; of its manner and its trainer, all plain values."""
 
 
-def is_loop(directory: Path) -> bool:
-    """Whether a directory is that of a loop, which may not have begun."""
-    return (directory / "loop.json").exists() or (directory / "state.json").exists()
+def is_loop(directory: StoreLocation) -> bool:
+    """Whether a directory is that of a loop, which may not have begun; a database never is."""
+    return isinstance(directory, Path) and any((directory / name).exists() for name in ("loop.json", "state.json"))
 
 
 def _of_loop(root: Path) -> ReportFigures:
@@ -258,12 +259,12 @@ def run_directories(directories: Sequence[Path]) -> list[Path]:
     return expanded
 
 
-def read_figures(directories: Sequence[Path], labels: Sequence[str] = ()) -> ReportFigures:
+def read_figures(directories: Sequence[StoreLocation], labels: Sequence[str] = ()) -> ReportFigures:
     """The figures of a run, of a loop, or of several runs beside each other, in the order given.
 
-    A directory that has nothing but a trainer's metrics gives those. `labels` are names of the runs, else they
-    are called as their directories. Raises ConfigError for directories that are none of these, StoreError for a
-    store that cannot be read.
+    A run may be in a database too. A directory that has nothing but a trainer's metrics gives those. `labels` are
+    names of the runs, else they are called as their directories. Raises ConfigError for directories that are none
+    of these, StoreError for a store that cannot be read.
     """
     if labels and len(labels) != len(directories):
         raise ConfigError(f"--label: {len(labels)} labels for {len(directories)} runs; give one for each, or none")
@@ -275,7 +276,7 @@ def read_figures(directories: Sequence[Path], labels: Sequence[str] = ()) -> Rep
                     f"{directory} is a loop, which is reported alone; give its evaluations' directories"
                 )
         return _of_runs(directories, labels or _names(directories))
-    if not is_loop(first) and (first / "store.db").is_file():
+    if isinstance(first, StoreUrl) or (not is_loop(first) and (first / "store.db").is_file()):
         return _of_runs(directories, labels or _names(directories))
     if labels:
         raise ConfigError(f"--label: {first} is not a run, and only runs have labels; remove it")
@@ -289,7 +290,7 @@ def read_figures(directories: Sequence[Path], labels: Sequence[str] = ()) -> Rep
     )
 
 
-def _of_runs(directories: Sequence[Path], names: Sequence[str]) -> ReportFigures:
+def _of_runs(directories: Sequence[StoreLocation], names: Sequence[str]) -> ReportFigures:
     runs = [read_run_figures(directory, name) for directory, name in zip(directories, names, strict=True)]
     several = len(runs) > 1
     notes = tuple(note for one in runs for note in one.notes)
@@ -332,8 +333,12 @@ def _single_notes(points: Sequence[Point]) -> tuple[str, ...]:
     return (f"only one rollout is graded in {labels}: its turns, tokens and time have no confidence interval",)
 
 
-def _names(directories: Sequence[Path]) -> list[str]:
-    """The directories' own names, with those of their parents where two have the same."""
-    whole = [directory.resolve() for directory in directories]
-    names = [path.name for path in whole]
-    return names if len(set(names)) == len(names) else [f"{path.parent.name}/{path.name}" for path in whole]
+def _names(locations: Sequence[StoreLocation]) -> list[str]:
+    """The own names of directories and databases, with what is before them where two have the same."""
+    names = [location_name(each) for each in locations]
+    if len(set(names)) == len(names):
+        return names
+    return [
+        str(each) if isinstance(each, StoreUrl) else f"{each.resolve().parent.name}/{each.resolve().name}"
+        for each in locations
+    ]

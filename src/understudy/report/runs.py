@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from understudy.report.figures import (
     rate,
 )
 from understudy.store import Store
+from understudy.store.address import StoreLocation
 from understudy.store.outcomes import AttemptFault, RolloutOutcome, VersionUse
 from understudy.types import Run
 from understudy.util.statistics import mean_estimate
@@ -52,11 +52,12 @@ class RunFigures(Struct, frozen=True, kw_only=True):
 
 
 def read_run_figures(
-    directory: Path, label: str, *, step: int | None = None, version: str | None = None
+    directory: StoreLocation, label: str, *, step: int | None = None, version: str | None = None
 ) -> RunFigures:
-    """The newest run of the store in `directory`. Raises StoreError where there is no store that can be read.
+    """The newest run of the store in `directory`, which may be a database.
 
-    A store without a run gives a point without rollouts.
+    A store without a run gives a point without rollouts. Raises StoreError where there is no store that can be
+    read.
     """
     with Store.open(directory, create=False) as store:
         runs = store.runs.all()

@@ -34,6 +34,12 @@ class StoreUrl:
     def __str__(self) -> str:
         return self._text
 
+    @property
+    def database(self) -> str:
+        """The database's name; the whole URL where libpq takes the name from elsewhere."""
+        _, slash, name = self._text.partition("://")[2].partition("?")[0].rpartition("/")
+        return unquote(name) if slash and name else self._text
+
     def __repr__(self) -> str:
         return f"StoreUrl({self._text!r})"
 
@@ -52,6 +58,11 @@ class StoreUrl:
 
 
 StoreLocation = Path | StoreUrl
+
+
+def location_name(location: StoreLocation) -> str:
+    """The own name of a directory, or of a database."""
+    return location.database if isinstance(location, StoreUrl) else location.resolve().name
 
 
 def parse_location(text: str | os.PathLike[str]) -> StoreLocation:

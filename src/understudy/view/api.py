@@ -16,7 +16,7 @@ from understudy.report.read import read_figures
 from understudy.store import Store
 from understudy.store.votes import VoteSubject
 from understudy.view import gateways, rollouts, sessions, stores, tokens, transcripts
-from understudy.view.catalog import Catalog, ViewedStore, store_id
+from understudy.view.catalog import Catalog
 from understudy.view.faults import ViewRefused, missing
 from understudy.view.index import RolloutIndex
 from understudy.view.loops import loop_view
@@ -71,6 +71,7 @@ from understudy.view.schema.rollouts import (
 from understudy.view.schema.sessions import PairPage, SessionPage, StatePage, StateView
 from understudy.view.schema.stores import LoopView, StoreHealth, StoreList, StoreSummary
 from understudy.view.transcripts import Transcript, TranscriptCache
+from understudy.view.viewed import ViewedStore, store_id
 
 Parts = Mapping[str, str]
 """The variable parts of a path, by name."""
@@ -113,7 +114,7 @@ class ViewApi:
         summaries = [self._summaries.of(viewed) for viewed in self.catalog.scan()]
         return StoreList(
             stores=tuple(sorted(summaries, key=lambda each: (-(each.changed_at or 0.0), each.name))),
-            directories=tuple(str(root) for root in self.catalog.roots),
+            directories=tuple(str(each) for each in self.catalog.locations),
             may_write=self.may_write,
             version=__version__,
         )
@@ -132,7 +133,7 @@ class ViewApi:
 
     def read_report(self, parts: Parts, query: ReportQuery) -> ReportView:
         chosen = [self.catalog.store(each) for each in query.stores.split(",")]
-        figures = read_figures([viewed.directory for viewed in chosen])
+        figures = read_figures([viewed.location for viewed in chosen])
         return report_view(figures, {viewed.id for viewed in self.catalog.scan()})
 
     def read_loop(self, parts: Parts, query: NoParameters) -> LoopView:
@@ -143,7 +144,7 @@ class ViewApi:
 
     def _open_wave(self, directory: Path) -> tuple[str, Store] | None:
         try:
-            viewed = self.catalog.store(store_id(directory.resolve()))
+            viewed = self.catalog.store(store_id(directory))
             return viewed.id, viewed.reading()
         except (ViewRefused, UnderstudyError):
             return None  # a loop removes old waves; its own counts are shown then
@@ -242,7 +243,7 @@ class ViewApi:
 
     def read_gateway(self, parts: Parts, query: NoParameters) -> GatewayView:
         viewed, store = self._open(parts)
-        return gateways.gateway_view(store, viewed.directory)
+        return gateways.gateway_view(store, viewed.location)
 
     def pause_gateway(self, parts: Parts, order: PauseOrder) -> Written:
         gateways.pause(self._open(parts)[0].directory, order)
@@ -276,7 +277,7 @@ class ViewApi:
     def _writing(self, parts: Parts) -> Generator[Store]:
         """A store opened to be written, for one order."""
         viewed, _ = self._open(parts)
-        with Store.open(viewed.directory, create=False) as store:
+        with Store.open(viewed.location, create=False) as store:
             yield store
 
     # --- what all of them need -------------------------------------------------------------------------
@@ -297,7 +298,7 @@ class ViewApi:
         if index is None:
             index = self._indexes.setdefault(viewed.id, RolloutIndex(cache_dir() / "view" / f"{viewed.id}.db"))
         stamp = viewed.stamp()
-        index.refresh(store, stamp, f"{viewed.directory} {stamp[0] if stamp else 0}")
+        index.refresh(store, stamp, f"{viewed.location} {stamp[0] if stamp else 0}")
         return index
 
     @contextmanager

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from understudy.errors import UnderstudyError
-from understudy.view.catalog import ViewedStore
-from understudy.view.faults import ViewRefused, encode
+from understudy.view.faults import encode
 from understudy.view.schema.orders import StoreChange
 from understudy.view.schema.stores import StoreState
+from understudy.view.viewed import ViewedStore
 
 POLL_S: Final = 0.25
 PING_S: Final = 15.0
@@ -38,7 +37,7 @@ class ChangeWatch:
             self._stores |= {each.id: each for each in stores}
         changes: list[StoreChange] = []
         for key, viewed in self._stores.items():
-            now = _look(viewed)
+            now = viewed.state()
             if self._seen.get(key) != now:
                 known_before = key in self._seen
                 self._seen[key] = now
@@ -46,21 +45,6 @@ class ChangeWatch:
                     self._counters[key] = self._counters.get(key, 0) + 1
                     changes.append(StoreChange(store_id=key, counter=self._counters[key], state=now[0]))
         return changes
-
-
-def _look(viewed: ViewedStore) -> tuple[StoreState, object]:
-    """The state of a store, and what differs after a change of it."""
-    stamp = viewed.stamp()
-    if not stamp:
-        return "missing", None
-    if viewed.kind == "loop":
-        return "ok", stamp
-    try:
-        return "ok", (stamp[0], viewed.changes())
-    except ViewRefused:
-        return "missing", None
-    except UnderstudyError:
-        return "unreadable", stamp
 
 
 async def send_events(

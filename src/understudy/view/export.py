@@ -22,10 +22,11 @@ from understudy.errors import ConfigError, StoreError
 from understudy.redact.redactor import Redactor
 from understudy.report.figures import ReportFigures
 from understudy.report.read import is_loop
+from understudy.store.address import StoreLocation
 from understudy.store.sqlite import FILE
 from understudy.util.files import atomic_write
 from understudy.view.api import ViewApi
-from understudy.view.catalog import Catalog, store_id
+from understudy.view.catalog import Catalog
 from understudy.view.faults import ViewRefused, encode
 from understudy.view.page import NOT_BUILT, Page
 from understudy.view.reports import report_view
@@ -42,6 +43,7 @@ from understudy.view.routes import (
 )
 from understudy.view.schema.rollouts import RolloutHead, RolloutRow, TextRange, TokenPage, TurnPage
 from understudy.view.schema.stores import StoreList, StoreSummary
+from understudy.view.viewed import store_id
 
 MOST_BYTES: Final = 50_000_000
 """The most bytes of answers in a file, unless told otherwise: a browser reads all of them at once."""
@@ -205,7 +207,7 @@ class AnswerFile:
 
 
 def export_rollouts(
-    api: ViewApi, directory: Path, chosen: Sequence[str], most_bytes: int
+    api: ViewApi, location: StoreLocation, chosen: Sequence[str], most_bytes: int
 ) -> tuple[AnswerFile, str]:
     """The file of a run with its rollouts, or those chosen, and the page it opens at.
 
@@ -214,19 +216,19 @@ def export_rollouts(
     """
     file = AnswerFile(api, most_bytes)
     try:
-        return file, _fill(file, directory, chosen)
+        return file, _fill(file, location, chosen)
     except ViewRefused as refused:
         raise ConfigError(f"{refused}; {refused.error.remedy}") from refused
 
 
-def _fill(file: AnswerFile, directory: Path, chosen: Sequence[str]) -> str:
+def _fill(file: AnswerFile, location: StoreLocation, chosen: Sequence[str]) -> str:
     api = file.api
     stores = api.list_stores({}, _NOTHING).stores
-    own = store_id(directory.resolve())
+    own = store_id(location)
     summary = next((each for each in stores if each.id == own), None)
     if summary is None or summary.kind not in ("run", "loop"):
         what = "no store" if summary is None else f"a store of kind `{summary.kind}`"
-        raise ConfigError(f"--export: {directory} is {what}; give the directory of a run or a loop")
+        raise ConfigError(f"--export: {location} is {what}; give the directory of a run or a loop")
     if summary.state != "ok" and summary.error is not None:
         raise StoreError(summary.error.message)
     if summary.kind == "loop":
@@ -249,7 +251,7 @@ def _fill(file: AnswerFile, directory: Path, chosen: Sequence[str]) -> str:
     if missing:
         names = ", ".join(repr(each[:100]) for each in sorted(missing)[:5])
         raise ConfigError(
-            f"--export: {directory} has no rollout {names}; `understudy show {directory}` lists them"
+            f"--export: {location} has no rollout {names}; `understudy show --dir '{location}'` lists them"
         )
     return start
 
@@ -271,7 +273,7 @@ def export_report(figures: ReportFigures, directories: Sequence[Path]) -> tuple[
         elif summary.state == "ok":
             file.add_store(summary.id, with_rollouts=rollouts <= LISTED)
     alone = len(directories) == 1 and len(with_store) == 1
-    return file, f"/s/{store_id(directories[0].resolve())}/report" if alone else "/report"
+    return file, f"/s/{store_id(directories[0])}/report" if alone else "/report"
 
 
 def add_loop(file: AnswerFile, summary: StoreSummary) -> None:

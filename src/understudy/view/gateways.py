@@ -11,6 +11,7 @@ from understudy.errors import ConfigError, GatewayError
 from understudy.gateway.control import GatewayState
 from understudy.gateway.serve.admin import ADDRESS, GatewayAddress, send_admin_request
 from understudy.store import Store
+from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.keys import CLIENT
 from understudy.view.faults import ViewRefused
 from understudy.view.schema.orders import GatewayClient, GatewayView, PauseOrder
@@ -18,7 +19,7 @@ from understudy.view.schema.orders import GatewayClient, GatewayView, PauseOrder
 _WAIT_S = 10.0
 
 
-def gateway_view(store: Store, directory: Path) -> GatewayView:
+def gateway_view(store: Store, location: StoreLocation) -> GatewayView:
     """A gateway's state, where it runs and its admin key can be read, and its clients from the store."""
     keys = {key.attempt_id: key for key in store.keys.all()}
     clients: list[GatewayClient] = []
@@ -40,6 +41,7 @@ def gateway_view(store: Store, directory: Path) -> GatewayView:
         )
     note, url, state = "", None, None
     try:
+        directory = _directory(location)
         state = msgspec.json.decode(_order(directory, "GET", "/state", None), type=GatewayState)
         url = msgspec.json.decode((directory / ADDRESS).read_bytes(), type=GatewayAddress).url
     except (ConfigError, GatewayError, OSError, msgspec.MsgspecError, TimeoutError) as error:
@@ -54,6 +56,13 @@ def gateway_view(store: Store, directory: Path) -> GatewayView:
         waiting=0 if state is None else state.waiting,
         clients=tuple(clients),
     )
+
+
+def _directory(location: StoreLocation) -> Path:
+    """Where a gateway leaves its address and its admin key. Raises ConfigError for a database."""
+    if isinstance(location, StoreUrl):
+        raise ConfigError("a gateway's address and admin key are in its directory, and this store is a database")
+    return location
 
 
 def pause(directory: Path, order: PauseOrder) -> None:

@@ -36,6 +36,7 @@ _SEARCH_S: Final = 1.5
 """How long a search reads transcripts that are not in the index yet."""
 _TEXT_LIMIT: Final = 2_000_000
 _LOWEST: Final = "-1e308"
+_PENDING: Final = "'preparing', 'running'"
 
 _COLUMNS: Final = (
     "id", "run_id", "task_id", "sample_index", "agent", "status", "attempts", "created_at", "updated_at",
@@ -104,7 +105,11 @@ class RolloutIndex:
         raw = self._open(identity)
         fact = raw.execute("SELECT value FROM facts WHERE name = 'mark'").fetchone()
         before = ChangeMark() if fact is None else msgspec.json.decode(fact[0], type=ChangeMark)
-        ids, mark = store.outcomes.changed(before)
+        changed, mark = store.outcomes.changed(before)
+        # On its way when it was last read, so it changes for sure: clocks of several machines may differ by more
+        # than `changed` allows for.
+        pending = raw.execute(f"SELECT id FROM rollouts WHERE status IN ({_PENDING})").fetchall()
+        ids = list(dict.fromkeys([*changed, *(key for (key,) in pending)]))
         for start in range(0, len(ids), _AT_ONCE):
             listed = store.outcomes.listed(ids[start : start + _AT_ONCE])
             raw.execute("BEGIN IMMEDIATE")

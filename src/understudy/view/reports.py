@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 
 import msgspec
 
 from understudy.report import charts, formatting
 from understudy.report.charts import LineChart
 from understudy.report.figures import Headline, Point, ReportFigures
-from understudy.view.catalog import store_id
+from understudy.store.address import location_name, parse_location
 from understudy.view.schema.report import ReportChart, ReportCurve, ReportReason, ReportView
+from understudy.view.viewed import store_id
 
 
 def report_view(figures: ReportFigures, stores: Collection[str]) -> ReportView:
     """A report with its charts. `stores` are the ids of those that the page can open; paths are left out."""
     verdict, mood = formatting.describe_judgement(figures)
-    opened = [store_id(Path(point.directory).resolve()) for point in figures.points]
+    opened = [store_id(parse_location(point.directory)) for point in figures.points]
     headline = figures.headline
     return ReportView(
         figures=msgspec.structs.replace(
             figures,
-            directory=Path(figures.directory).resolve().name,
+            directory=location_name(parse_location(figures.directory)),
             points=_without_paths(figures.points),
             collected=_without_paths(figures.collected),
             headline=None if headline is None else _headline(headline),

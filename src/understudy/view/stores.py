@@ -14,10 +14,10 @@ from understudy.train.loop.state import LoopConfig, LoopDirectory
 from understudy.train.loop.state import read as read_state
 from understudy.types import RolloutStatus, Run, is_solved
 from understudy.util.statistics import percentile, wilson
-from understudy.view.catalog import ViewedStore
 from understudy.view.faults import ViewRefused, fault_of
 from understudy.view.schema.rollouts import ComparedRuns, ComparedTask, RolloutRow
 from understudy.view.schema.stores import BoundaryFaults, PhaseTimes, StoreHealth, StoreKind, StoreSummary
+from understudy.view.viewed import ViewedStore
 
 _PENDING: tuple[RolloutStatus, ...] = ("queuing", "preparing", "running", "requeuing")
 _REASONS = 20
@@ -37,7 +37,7 @@ def _unreadable(viewed: ViewedStore, refused: ViewRefused, state: str) -> StoreS
     return StoreSummary(
         id=viewed.id,
         name=viewed.name,
-        path=str(viewed.directory),
+        path=str(viewed.location),
         kind="loop" if viewed.kind == "loop" else "empty",
         state="missing" if state == "missing" else "unreadable",
         parent_id=viewed.parent_id,
@@ -59,7 +59,7 @@ def _store_summary(viewed: ViewedStore, store: Store) -> StoreSummary:
     return StoreSummary(
         id=viewed.id,
         name=viewed.name,
-        path=str(viewed.directory),
+        path=str(viewed.location),
         kind=kind,
         state="ok",
         parent_id=viewed.parent_id,
@@ -99,7 +99,7 @@ def _loop_summary(viewed: ViewedStore) -> StoreSummary:
     return StoreSummary(
         id=viewed.id,
         name=viewed.name,
-        path=str(viewed.directory),
+        path=str(viewed.location),
         kind="loop",
         state="ok",
         about=about,
@@ -115,7 +115,7 @@ def _loop_summary(viewed: ViewedStore) -> StoreSummary:
 
 def _changed_at(viewed: ViewedStore) -> float | None:
     times = viewed.stamp()[2::3]
-    return max(times) / 1e9 if times else None
+    return max(times) / 1e9 if any(times) else None
 
 
 def _about(run: Run) -> dict[str, str]:

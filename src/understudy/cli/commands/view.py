@@ -15,8 +15,9 @@ def view(
     directories: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="DIR...",
-            help="Directories of runs, loops, gateways, sessions, or of many [default: runs, else this one].",
+            metavar="STORE...",
+            help="Directories of runs, loops, gateways, sessions, or of many, or postgresql://USER@HOST/DATABASE "
+            "[default: runs, else this one].",
         ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8585,
@@ -67,6 +68,7 @@ def view(
 
         typer.echo(msgspec.json.encode(document()))
         return
+    from understudy.store.address import parse_location
     from understudy.view.api import ViewApi
     from understudy.view.catalog import Catalog
     from understudy.view.server import serve_view
@@ -76,7 +78,8 @@ def view(
         return
     if unredacted:
         raise ConfigError("--unredacted: nothing is redacted in the browser; it goes with --export")
-    chosen = [Path(each) for each in directories or ()] or [Path("runs") if Path("runs").is_dir() else Path()]
+    here = Path("runs") if Path("runs").is_dir() else Path()
+    chosen = [*map(parse_location, directories or ())] or [here]
     api = ViewApi(Catalog(chosen), may_write=not read_only, tokenizer=tokenizer)
 
     def started(url: str, token: str | None) -> None:
@@ -109,6 +112,7 @@ def _export(
 
     from understudy.cli.output import counted, print_json
     from understudy.redact.redactor import Redactor
+    from understudy.store.address import location_name, parse_location
     from understudy.view.api import ViewApi
     from understudy.view.catalog import Catalog
     from understudy.view.export import export_rollouts
@@ -117,11 +121,11 @@ def _export(
         raise ConfigError("--export: expected the directory of a run or a loop, then ids of rollouts if not all")
     if file.is_dir():
         raise ConfigError(f"--export: {file} is a directory; give a file, as {file / 'run.html'}")
-    directory = Path(names[0])
+    location = parse_location(names[0])
     redactor = None if unredacted else Redactor.from_user_key()
-    with closing(ViewApi(Catalog([directory]), may_write=False, tokenizer=tokenizer)) as api:
-        answers, start = export_rollouts(api, directory, names[1:], max_mb * 1_000_000)
-        page = answers.page(start, f"{directory.resolve().name} · Understudy", redactor)
+    with closing(ViewApi(Catalog([location]), may_write=False, tokenizer=tokenizer)) as api:
+        answers, start = export_rollouts(api, location, names[1:], max_mb * 1_000_000)
+        page = answers.page(start, f"{location_name(location)} · Understudy", redactor)
     page.write(file)
     if as_json:
         print_json(
