@@ -259,11 +259,18 @@ def test_of_a_long_rollout_the_first_turns_are_there_at_once(tmp_path: Path):
     parts = {"store": api.catalog.scan()[0].id, "rollout": "r0"}
     page = api.list_turns(parts, TurnQuery(limit=25))
     assert (len(page.turns), page.total, page.next) == (25, 2_100, 25)
-    heads = [api.read_rollout(parts, AttemptQuery()) for _ in range(4)]
-    assert [head.unread for head in heads] == [1_575, 1_050, 0, 0]
+    heads = [api.read_rollout(parts, AttemptQuery())]
+    while heads[-1].unread:
+        heads.append(api.read_rollout(parts, AttemptQuery()))
+    unread = [head.unread for head in heads]
+    assert unread == sorted(set(unread), reverse=True) and unread[0] <= 2_100 - 25 - 100
     assert {head.turns for head in heads} == {2_100} and len(heads[-1].branches) == 2_100
     last = api.list_turns(parts, TurnQuery(call=talk.calls[-1].id))
     assert [block.text for block in last.turns[0].answered] == ["Answer 2099."]
+    store, cache = api.catalog.scan()[0].reading(), transcripts.TranscriptCache()
+    for read in (100, 200):
+        with cache.reading(store, "", next(attempts(store)), within_s=0.0) as transcript:
+            assert (len(transcript.nodes), transcript.unread) == (read, 2_100 - read)
     api.close()
 
 

@@ -77,8 +77,8 @@ Parts = Mapping[str, str]
 """The variable parts of a path, by name."""
 
 
-_STEP = 500
-"""How many more calls of a rollout are read for each answer about the whole of it."""
+_HEAD_READS_S = 0.1
+"""So long an answer about the whole of a rollout reads more of its calls; the page shows those meanwhile."""
 
 
 class RawBody(Struct, frozen=True):
@@ -177,7 +177,7 @@ class ViewApi:
         shown = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
         row = None if shown.rollout is None else self._index(viewed, store).row(shown.rollout.id, _labels(store))
         votes = [vote for vote in _votes(store, "rollout") if row is not None and vote.subject_id == row.id]
-        with self._reading(parts, query.attempt, until=0, step=_STEP) as transcript:
+        with self._reading(parts, query.attempt, within_s=_HEAD_READS_S) as transcript:
             return rollouts.head(store, shown, row, transcript, votes)
 
     def list_turns(self, parts: Parts, query: TurnQuery) -> TurnPage:
@@ -303,7 +303,7 @@ class ViewApi:
 
     @contextmanager
     def _reading(
-        self, parts: Parts, attempt_id: str | None, until: int | None = None, step: int = 0
+        self, parts: Parts, attempt_id: str | None, until: int | None = None, within_s: float | None = None
     ) -> Generator[Transcript]:
         """The transcript of an attempt of a rollout; without `attempt_id` of the one that is shown."""
         viewed, store = self._open(parts)
@@ -311,7 +311,7 @@ class ViewApi:
         if shown.attempt is None:
             yield Transcript()
             return
-        with self._transcripts.reading(store, viewed.id, shown.attempt.id, until, step) as transcript:
+        with self._transcripts.reading(store, viewed.id, shown.attempt.id, until, within_s) as transcript:
             yield transcript
 
     def whole_turns(self, parts: Parts, attempt_id: str | None) -> tuple[TurnView, ...]:

@@ -8,7 +8,9 @@ read. The rest of a text, and tokens, are read when they are asked for.
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -48,6 +50,8 @@ _WHOLE = 1 << 53
 _ACTION = 160
 _PIECE = 100
 """How many calls are read at once."""
+_PAUSE_S = 0.0005
+"""For so long the lock of a transcript is free between two pieces: who waits for it would not get it otherwise."""
 _KEPT = 20_000_000
 """About how many characters of results are kept of an attempt: of very many results shorter beginnings."""
 MOST_ACTIONS = 200
@@ -132,28 +136,37 @@ class TranscriptReader:
         self._builder = TreeBuilder()
         self._read = 0
         self._last = -1
+        self._total = total
         self._transcript: Transcript | None = None
         self._held = self.size = 0
 
-    def read(self, store: Store, until: int | None, step: int = 0) -> Transcript:
-        """The transcript with at least `until` calls [default: all], or `step` more than were read, doubled."""
-        total = store.calls.count(self._attempt_id)
+    def read(self, store: Store, until: int | None) -> Transcript:
+        """The transcript with at least `until` calls [default: all]."""
+        wanted = self.wanted(store, until)
+        while self.extend(store, wanted):
+            pass
+        return self.transcript()
+
+    def wanted(self, store: Store, until: int | None) -> int:
+        """How many calls to read, of those that there are now, for the first `until` [default: all]."""
+        self._total = total = store.calls.count(self._attempt_id)
         # Where a call that began earlier was stored later: the tree is of the calls in the order they began.
         if not self._read or store.calls.count(self._attempt_id, self._last) != self._read:
             self._begin(total)
-        wanted = total if until is None else max(until, self._read + max(step, self._read) if step else 0)
-        while self._read < min(wanted, total):
-            if not self._extend(store, min(wanted - self._read, _PIECE)):
-                break
-        if (
-            self._transcript is None
-            or self._transcript.total != total
-            or len(self._transcript.nodes) != self._read
-        ):
-            self._transcript = Transcript(self._builder.trajectory().nodes, total)
-        return self._transcript
+        return total if until is None else min(total, until)
 
-    def _extend(self, store: Store, limit: int) -> int:
+    def transcript(self) -> Transcript:
+        """What has been read."""
+        shown = self._transcript
+        if shown is None or shown.total != self._total or len(shown.nodes) != self._read:
+            shown = self._transcript = Transcript(self._builder.trajectory().nodes, self._total)
+        return shown
+
+    def extend(self, store: Store, wanted: int) -> bool:
+        """Read the next piece of the first `wanted` calls; False where there is none."""
+        if self._read >= wanted:
+            return False
+        limit = min(wanted - self._read, _PIECE)
         piece = store.calls.in_parts(self._attempt_id, self._tree, self._last, limit)
         conversations: dict[str, Conversation] = {}
         for call, place in piece:
@@ -176,7 +189,7 @@ class TranscriptReader:
         self._tree.contents = {}
         outers = sum(map(len, self._tree.outers.values()))
         self.size = self._held + self._reader.characters + outers + 300 * len(self._tree.steps)
-        return len(piece)
+        return bool(piece)
 
 
 class TranscriptCache:
@@ -189,20 +202,33 @@ class TranscriptCache:
 
     @contextmanager
     def reading(
-        self, store: Store, key: str, attempt_id: str, until: int | None = None, step: int = 0
+        self, store: Store, key: str, attempt_id: str, until: int | None = None, within_s: float | None = None
     ) -> Generator[Transcript]:
-        """The transcript of an attempt as it is now, as `TranscriptReader.read` has it. Raises StoreError."""
+        """The transcript of an attempt with the first `until` calls at least [default: all].
+
+        With `within_s` what can be read in so many seconds, and at least one piece more. Raises StoreError.
+        """
         with self._lock:
             reader = self._readers.get((key, attempt_id))
             if reader is None:
                 reader = self._readers.setdefault((key, attempt_id), TranscriptReader(attempt_id))
             self._readers.move_to_end((key, attempt_id))
         with reader.lock:
-            yield reader.read(store, until, step)
+            wanted = reader.wanted(store, until)
+        # Who asks for calls that are read already does not wait for the others.
+        end = math.inf if within_s is None else time.monotonic() + within_s
+        while self._extended(reader, store, wanted) and time.monotonic() < end:
+            time.sleep(_PAUSE_S)
+        with reader.lock:
+            yield reader.transcript()
         with self._lock:
             size = sum(each.size for each in self._readers.values())
             while size > self._limit and len(self._readers) > 1:
                 size -= self._readers.popitem(last=False)[1].size
+
+    def _extended(self, reader: TranscriptReader, store: Store, wanted: int) -> bool:
+        with reader.lock:
+            return reader.extend(store, wanted)
 
 
 def whole_turns(store: Store, attempt_id: str) -> tuple[TurnView, ...]:

@@ -87,7 +87,7 @@ export function rolloutQuery(key: RolloutKey) {
         }),
       ),
     // Each answer about a long rollout has read more of its calls.
-    refetchInterval: (query) => ((query.state.data?.unread ?? 0) > 0 ? 200 : false),
+    refetchInterval: (query) => ((query.state.data?.unread ?? 0) > 0 ? 50 : false),
   });
 }
 

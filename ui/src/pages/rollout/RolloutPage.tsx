@@ -1,7 +1,7 @@
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useParams } from "@tanstack/react-router";
 import { useEffect, useRef } from "react";
-import { rolloutQuery, type RolloutKey } from "../../api/queries";
+import { rolloutQuery, type RolloutKey, TURNS_PER_CHUNK, turnsQuery } from "../../api/queries";
 import { source } from "../../api/source";
 import type { RolloutHead } from "../../api/types";
 import { Choice } from "../../components/controls";
@@ -72,6 +72,15 @@ function View({ view, body, head }: { view: string; body: RolloutKey; head: Roll
   }
 }
 
+/** Asks for the turns that are shown first while the rollout's head is still on its way. */
+function useFirstTurns({ store, rollout, attempt }: RolloutKey, turn: string | undefined, isWanted: boolean) {
+  const client = useQueryClient();
+  const first = useRef(Math.floor((Math.max(1, Number(turn) || 1) - 1) / TURNS_PER_CHUNK));
+  useEffect(() => {
+    if (isWanted) void client.prefetchQuery(turnsQuery({ store, rollout, attempt }, first.current));
+  }, [client, store, rollout, attempt, isWanted]);
+}
+
 /** Reads the turns again once all calls are read: a later call decides whether an earlier one was asked again. */
 function useRereadTurns({ store, rollout }: RolloutKey, isReading: boolean) {
   const client = useQueryClient();
@@ -94,6 +103,7 @@ export function RolloutPage() {
   const body: RolloutKey = { store, rollout, attempt: url["attempt"] };
   const result = useQuery(rolloutQuery(body));
   const view = url["view"] ?? "transcript";
+  useFirstTurns(body, url["turn"], view === "transcript");
   useRereadTurns(body, (result.data?.unread ?? 0) > 0);
   useUpKey("/s/$store", { store });
   useKeys(
