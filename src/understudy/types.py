@@ -281,7 +281,7 @@ SOLVED_REWARD: Final = 1.0
 
 
 def is_solved(reward: float) -> bool:
-    """Whether a reward says that the task was solved. Everything that counts solved rollouts asks this."""
+    """Whether a reward says that the task was solved. Queries compare with SOLVED_REWARD; all else asks this."""
     return reward >= SOLVED_REWARD
 
 

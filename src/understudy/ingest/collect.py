@@ -49,7 +49,7 @@ from understudy.store import Store
 from understudy.store.sessions import LogSource, TextOrBytes
 from understudy.util.files import locked
 
-_READER = "6"
+_READER = "7"
 """Raise it when the results of reading a log change within a release: what is read, a signal, a rule of redaction.
 
 Logs that were read with another one are read again.

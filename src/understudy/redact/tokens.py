@@ -41,6 +41,7 @@ stripe-key sk_live_|sk_test_|sk_prod_|rk_live_|rk_test_|rk_prod_ [A-Za-z0-9]{12,
 stripe-key         whsec_                                         [A-Za-z0-9]{20,100}
 anthropic-key      sk-ant-                                        [a-z]+\d*-[\w-]{20,250}
 openrouter-key     sk-or-v1-                                      [0-9a-f]{40,80}
+langfuse-key       sk-lf-|pk-lf-                                  [0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}
 openai-key         sk-                                  (?:proj-|svcacct-|admin-|None-)?[A-Za-z0-9][\w-]{18,250}
 google-key         AIza                                           [\w-]{35}(?![\w-])
 google-key         GOCSPX-                                        [\w-]{20,40}
@@ -109,7 +110,6 @@ infracost-key      ico-                                           [A-Za-z0-9]{32
 intra42-secret     s-s4t2ud-|s-s4t2af-                            [0-9a-f]{64}
 jina-key           jina_                                          [A-Za-z0-9_-]{50,70}
 klaviyo-key pk_ (?:[A-Za-z0-9]{6}_)?[0-9a-f]{34}(?![A-Za-z0-9])
-langfuse-key       sk-lf-|pk-lf-                                  [0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}
 launchdarkly-key sdk-|mob-|api- [0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![\w-])
 lob-key            live_|test_                                    [0-9a-f]{35}(?![A-Za-z0-9])
 neon-key           napi_                                          [a-z0-9]{50,70}
