@@ -1,8 +1,11 @@
 """What the tested code did in the process of the tests, as an audit hook in there saw it.
 
-`report_plugin.watch` writes a line for each thing that nobody does who only wants to pass the tests. An audit hook
-cannot be removed, and it is asked before the thing is done. What it cannot see: `os._exit`, closing descriptors,
-reading attributes of frames that code got hold of, and whatever runs in another program.
+`report_plugin.watch` writes a line for each thing that nobody does who only wants to pass the tests. An audit
+hook cannot be removed, and it is asked before the thing is done. What cannot be attributed to the test
+runner's own code is the tested code's doing. What it cannot see: `os._exit`, closing descriptors, lines of
+files that `linecache` holds, whatever runs in another program, and reading attributes of frames that code got
+hold of, among them those of the hook from a signal's handler or a callback of the garbage collector that runs
+while the hook does.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ REASONS = {
     "trace-set": "the tested code traces the tests' process",
     "code-disguised": "the tested code runs code under the name of another file",
     "machine-socket": "the tested code makes sockets of this machine's hypervisor",
-    "watch-evaded": "the tested code opens files or runs code where the watch cannot see it",
+    "watch-evaded": "the tested code acts where the watch cannot see it, or reaches for the watch",
     "watch-ended": "the tested code ended the watch over the tests' process",
 }
 """The rules, by name."""

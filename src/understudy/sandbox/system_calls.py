@@ -2,8 +2,9 @@
 
 None of them is needed to build or test a program: they read and change other processes, reach this machine's
 hypervisor past the private network, hold memory that no limit of a process counts, or show and decide which files
-this machine holds in memory, where a sandbox could leave notes for the next one. The local sandbox makes a filter
-of its own of them, a container gets them through its engine's profile.
+this machine holds in memory and which keys its kernel keeps for a user, where a sandbox could leave notes for
+another that runs beside it or after it. The local sandbox makes a filter of its own of them, a container gets them
+through its engine's profile.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ DENIED_CALLS = {
     "mincore": errno.ENOSYS,
     "preadv2": errno.ENOSYS,  # the C library makes a plain `preadv` of it
     "cachestat": errno.ENOSYS,
+    "add_key": errno.ENOSYS,
+    "request_key": errno.ENOSYS,
+    "keyctl": errno.ENOSYS,
     "fadvise64": 0,  # advice, which succeeds without effect
 }
 """What each call fails with, by its name; 0 where it succeeds without effect."""

@@ -77,6 +77,13 @@ def test_which_files_are_in_memory_cannot_be_asked_or_decided(tmp_path: Path) ->
     assert got == [[result, error] for _, result, error in calls.values()]
 
 
+def test_keys_that_the_kernel_keeps_for_a_user_are_no_place_for_notes(tmp_path: Path) -> None:
+    # Each would work: a key in the user's keyring, asking for one, and the id of that keyring.
+    names = ("add_key", "request_key", "keyctl")
+    got = answers(tmp_path, [[NUMBERS[name], 0, -4, 0, 0, -4] for name in names])
+    assert got == [[-1, errno.ENOSYS]] * 3
+
+
 def test_other_sockets_work(tmp_path: Path) -> None:
     (inet, _), (unix, _) = answers(tmp_path, [[NUMBERS["socket"], 2, 1, 0], [NUMBERS["socket"], 1, 1, 0]])
     assert inet >= 0

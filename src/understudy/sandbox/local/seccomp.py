@@ -25,6 +25,9 @@ _NUMBERS = {
         "mincore": 27,
         "preadv2": 327,
         "fadvise64": 221,
+        "add_key": 248,
+        "request_key": 249,
+        "keyctl": 250,
     },
     "aarch64": {
         "ptrace": 117,
@@ -36,6 +39,9 @@ _NUMBERS = {
         "mincore": 232,
         "preadv2": 286,
         "fadvise64": 223,
+        "add_key": 217,
+        "request_key": 218,
+        "keyctl": 219,
     },
 }
 _SHARED = {"io_uring_setup": 425, "pidfd_getfd": 438, "memfd_secret": 447, "cachestat": 451}
@@ -51,8 +57,8 @@ def seccomp_filter(*, memory_files: bool) -> bytes:
     """The filter for this machine, as an array of `struct sock_filter`.
 
     Calls of other architectures fail with ENOSYS, as do `io_uring_setup`, which makes sockets past any filter,
-    what asks which pages are in memory, and without `memory_files` also `MEMORY_CALLS`. `posix_fadvise` does
-    nothing. A socket of the family AF_VSOCK fails with EAFNOSUPPORT and the others
+    what asks which pages are in memory, what keeps keys, and without `memory_files` also `MEMORY_CALLS`.
+    `posix_fadvise` does nothing. A socket of the family AF_VSOCK fails with EAFNOSUPPORT and the others
     with EPERM. Only where `is_supported`.
     """
     machine = platform.machine()
