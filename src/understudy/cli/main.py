@@ -24,7 +24,9 @@ _OLD_OPTION = re.compile(
 )
 
 
-_READ_DATABASES = ("run", "worker", "status", "store", "show", "integrity", "states", "pairs", "export")
+_READ_DATABASES = (
+    "run", "worker", "status", "store", "show", "integrity", "states", "pairs", "export", "report", "view",
+)  # fmt: skip
 _DATABASE = re.compile(r"(?:--?[\w-]+=)?(postgres(?:ql)?://.*)", re.DOTALL)
 
 

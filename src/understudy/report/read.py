@@ -249,10 +249,13 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def run_directories(directories: Sequence[Path]) -> list[Path]:
-    """The directories, and in the place of one that only holds runs, as those of several agents, these."""
-    expanded: list[Path] = []
-    for directory in directories:
+def run_locations(locations: Sequence[StoreLocation]) -> list[StoreLocation]:
+    """The locations, and in the place of a directory that only holds runs, as those of several agents, these."""
+    expanded: list[StoreLocation] = []
+    for directory in locations:
+        if isinstance(directory, StoreUrl):
+            expanded.append(directory)
+            continue
         runs = sorted(path.parent for path in directory.glob("*/store.db"))
         own = is_loop(directory) or (directory / "store.db").is_file() or metrics_file(directory) is not None
         expanded += [directory] if own or not runs else runs

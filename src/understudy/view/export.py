@@ -22,7 +22,7 @@ from understudy.errors import ConfigError, StoreError
 from understudy.redact.redactor import Redactor
 from understudy.report.figures import ReportFigures
 from understudy.report.read import is_loop
-from understudy.store.address import StoreLocation
+from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.sqlite import FILE
 from understudy.util.files import atomic_write
 from understudy.view.api import ViewApi
@@ -260,9 +260,11 @@ LISTED: Final = 2_000
 """Up to so many rollouts, a report's file has the lists of them too."""
 
 
-def export_report(figures: ReportFigures, directories: Sequence[Path]) -> tuple[AnswerFile, str]:
+def export_report(figures: ReportFigures, locations: Sequence[StoreLocation]) -> tuple[AnswerFile, str]:
     """The file of a report, with the loop's page or the runs' lists where there are stores, and its first page."""
-    with_store = [each for each in directories if is_loop(each) or (each / FILE).is_file()]
+    with_store = [
+        each for each in locations if isinstance(each, StoreUrl) or is_loop(each) or (each / FILE).is_file()
+    ]
     file = AnswerFile(ViewApi(Catalog(with_store), may_write=False))
     stores = file.api.list_stores({}, _NOTHING).stores
     file.add("/api/report", report_view(figures, {each.id for each in stores}))
@@ -272,8 +274,8 @@ def export_report(figures: ReportFigures, directories: Sequence[Path]) -> tuple[
             add_loop(file, summary)
         elif summary.state == "ok":
             file.add_store(summary.id, with_rollouts=rollouts <= LISTED)
-    alone = len(directories) == 1 and len(with_store) == 1
-    return file, f"/s/{store_id(directories[0])}/report" if alone else "/report"
+    alone = len(locations) == 1 and len(with_store) == 1
+    return file, f"/s/{store_id(locations[0])}/report" if alone else "/report"
 
 
 def add_loop(file: AnswerFile, summary: StoreSummary) -> None:

@@ -179,7 +179,6 @@ def test_help_names_each_command_in_a_whole_sentence():
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("view", "postgresql://me:geheim@h/db"),
         ("replay", "postgres://me:geheim@h/db", "--teachers", "t.toml"),
         ("ingest", "logs", "--dir=postgresql://me:geheim@h/db"),
         ("gateway", "serve", "vllm", "--dir", "postgresql://me:geheim@h/db"),

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from understudy.errors import ConfigError
 from understudy.report.figures import SolveCounts, compare, compare_by_task, mean_reward, permutation_p_value, rate
-from understudy.report.read import read_figures, run_directories
+from understudy.report.read import read_figures, run_locations
 from understudy.report.runs import agent_rows, read_run_figures
 from understudy.util.statistics import MeanEstimate, mean_estimate, wilson
 
@@ -127,8 +127,8 @@ def test_agents_are_compared_with_that_of_the_first_run(tmp_path: Path):
     lost = {f"t{n}": (2 * (n < 2), 2) for n in range(8)}
     for name, counts_of in (("codex", kept), ("pi", lost)):
         put_run(tmp_path / "runs" / name, solved(counts_of))
-    assert run_directories([tmp_path / "runs"]) == [tmp_path / "runs" / "codex", tmp_path / "runs" / "pi"]
-    assert run_directories([tmp_path / "runs" / "pi"]) == [tmp_path / "runs" / "pi"]
+    assert run_locations([tmp_path / "runs"]) == [tmp_path / "runs" / "codex", tmp_path / "runs" / "pi"]
+    assert run_locations([tmp_path / "runs" / "pi"]) == [tmp_path / "runs" / "pi"]
     gathered = [
         structs.replace(read_run_figures(tmp_path / "runs" / name, name), agent=name) for name in ("codex", "pi")
     ]
@@ -142,4 +142,4 @@ def test_agents_are_compared_with_that_of_the_first_run(tmp_path: Path):
 
 def test_a_directory_that_holds_nothing_is_still_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="holds neither a run"):
-        read_figures(run_directories([tmp_path]))
+        read_figures(run_locations([tmp_path]))

@@ -11,17 +11,26 @@ from understudy.errors import ConfigError
 
 if TYPE_CHECKING:
     from understudy.report.figures import ReportFigures
+    from understudy.store.address import StoreLocation
 
 _PAGE, _PICTURE = "report.html", ".png"
 
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="A run's or a loop's directory, or runs to compare.")
+        list[str],
+        typer.Argument(
+            metavar="RUN...", help="The directory of a run or a loop, or a database; several are compared."
+        ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE.html", help=f"Where to write it [default: RUN/{_PAGE}]."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE.html",
+            help=f"Where to write it [default: RUN/{_PAGE}; of a database ./{_PAGE}].",
+        ),
     ] = None,
     png: Annotated[
         bool, typer.Option("--png", help="Also write a picture, beside the page and under its name.")
@@ -46,18 +55,19 @@ def report(
     from understudy.redact.redactor import Redactor
     from understudy.report.formatting import describe_judgement
     from understudy.report.picture import draw
-    from understudy.report.read import read_figures, run_directories
+    from understudy.report.read import read_figures, run_locations
+    from understudy.store.address import parse_location
     from understudy.view.export import export_report
 
-    runs = run_directories(runs)
-    figures = read_figures(runs, label or [])
-    target = output if output is not None else _output_directory(figures, runs[-1]) / _PAGE
+    locations = run_locations([*map(parse_location, runs)])
+    figures = read_figures(locations, label or [])
+    target = output if output is not None else _output_directory(figures, locations[-1]) / _PAGE
     if target.is_dir():
         raise ConfigError(f"--output: {target} is a directory; give a file, as {target / _PAGE}")
     if png and target.suffix == _PICTURE:
         raise ConfigError(f"--output: {target} is where --png has the picture; give {target.with_suffix('.html')}")
     redactor = None if unredacted else Redactor.from_user_key()
-    answers, start = export_report(figures, runs)
+    answers, start = export_report(figures, locations)
     with closing(answers.api):
         page = answers.page(start, f"{figures.title}: {describe_judgement(figures)[0]}", redactor)
     page.write(target)
@@ -70,12 +80,14 @@ def report(
     typer.echo(f"\nwritten: {target}" + (f", {target.with_suffix(_PICTURE)}" if png else ""))
 
 
-def _output_directory(figures: ReportFigures, directory: Path) -> Path:
+def _output_directory(figures: ReportFigures, location: StoreLocation) -> Path:
     """Where the page is written unless told: what lies in a model's own directory would be taken for its part."""
     from understudy.report.read import metrics_file
 
-    metrics = metrics_file(directory) if figures.kind == "training" else None
-    return directory if metrics is None else metrics.parent
+    if not isinstance(location, Path):
+        return Path()  # a database has no directory of its own
+    metrics = metrics_file(location) if figures.kind == "training" else None
+    return location if metrics is None else metrics.parent
 
 
 def show(figures: ReportFigures) -> None:
