@@ -16,13 +16,14 @@ import _thread
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 NOT_STARTED = 97
 """Exit code when pytest itself cannot be imported."""
 
 _MESSAGE_CHARS = 8000
+_CAPTURED_BYTES = 1 << 20
 _MOST_EVENTS = 200
 _AF_VSOCK = 40
 _UNSEEN = frozenset(("readline", "_xxsubinterpreters", "_interpreters", "_testcapi", "_testinternalcapi"))
@@ -92,6 +93,35 @@ class Reporter:
         """Record a file that could not be collected."""
         if report.failed:
             self.write(id=report.nodeid, when="collect", outcome="failed", message=_message(report))
+
+
+class BoundedCapture:
+    """A pytest plugin that cuts what was captured in a phase of a test before pytest reads all of it into memory.
+
+    What pytest captures lies in files, which the sandbox bounds; read and decoded, it takes some times as much.
+    """
+
+    def pytest_runtest_call(self, item: Any) -> Iterator[None]:
+        yield
+        _cut_captured(item.config)
+
+    pytest_runtest_setup = pytest_runtest_teardown = pytest_runtest_call
+
+    def pytest_make_collect_report(self, collector: Any) -> Iterator[None]:
+        yield
+        _cut_captured(collector.config)
+
+
+def _cut_captured(config: Any) -> None:
+    """Leave the first bytes of each captured stream. Other ways to capture than by files are left alone."""
+    capture = getattr(config.pluginmanager.getplugin("capturemanager"), "_global_capturing", None)
+    for stream in ("out", "err"):
+        file = getattr(getattr(capture, stream, None), "tmpfile", None)
+        try:
+            if file is not None and os.fstat(file.fileno()).st_size > _CAPTURED_BYTES:
+                os.ftruncate(file.fileno(), _CAPTURED_BYTES)
+        except (AttributeError, OSError, ValueError):
+            continue
 
 
 def _message(report: Any) -> str:
@@ -474,7 +504,10 @@ def main(
         reporter = Reporter(file)
         reporter.write(start=pytest.__version__)
         options = ["-p", "no:cacheprovider", "--color=no", "--tb=long", "--continue-on-collection-errors"]
-        joined = [reporter, *plugins(reporter)]
+        innermost = pytest.hookimpl(hookwrapper=True, trylast=True)
+        innermost(BoundedCapture.pytest_runtest_call)
+        innermost(BoundedCapture.pytest_make_collect_report)
+        joined = [reporter, BoundedCapture(), *plugins(reporter)]
         watched = token and hasattr(sys, "addaudithook")
         audit = sys.audit if watched else None
         if watched:

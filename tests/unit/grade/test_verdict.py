@@ -190,6 +190,45 @@ def _quick(timeout_s: float) -> PytestChecks:
     )
 
 
+FLOODED = """\
+import os, resource
+import pytest
+from calc import shift
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+before = peak()
+
+@pytest.fixture
+def noisy():
+    yield
+    flood()
+
+def flood():
+    for number in range(128):
+        os.write(1 + number % 2, b"x" * (1 << 20))
+        print("y" * (1 << 20))
+
+def test_prints(noisy):
+    flood()
+
+def test_did_not_grow():
+    assert peak() - before < 64 << 20
+    assert shift(1) == 2
+"""
+
+
+async def test_what_pytest_captures_does_not_fill_its_memory(
+    room: Path, local: Sandboxes, environment: TaskEnvironment
+) -> None:
+    ids = ("tests/test_flood.py::test_prints", "tests/test_flood.py::test_did_not_grow")
+    checks = PytestChecks(files={"tests/test_flood.py": FLOODED}, fail_to_pass=ids, timeout_s=120)
+    prepared = prepare(replace(TASK, checks=checks), room, local)
+    score, reason = await reward(prepared, diff(MENDED), local, environment)
+    assert score == 1.0, reason
+
+
 async def test_a_flood_of_output_scores_what_the_tests_say(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> None:
