@@ -68,7 +68,7 @@ from understudy.errors import ConfigError
 from understudy.train.engines import verl
 from understudy.train.groups import RolloutGroup, TokenSequence, TrainingRollout
 groups = msgspec.msgpack.decode(open(sys.argv[1], "rb").read(), type=list[RolloutGroup])
-lengths = verl.Lengths(4, 6)
+lengths = verl.VerlLengths(4, 6)
 proto = verl.data_proto(groups, lengths, pad_id=0)
 from verl.protocol import DataProto
 assert isinstance(proto, DataProto)
@@ -88,7 +88,7 @@ def refused(logprobs, lengths):
     sequence = TokenSequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=logprobs)
     rollout = TrainingRollout(rollout_id="r", task_id="t", reward=1.0, sequences=(sequence,))
     try:
-        verl.outputs(rollout, verl.Lengths(*lengths))
+        verl.outputs(rollout, verl.VerlLengths(*lengths))
     except ConfigError as error:
         return str(error)
 
