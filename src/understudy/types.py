@@ -295,7 +295,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     seconds that the checks themselves ran. `applied` is False where the patch was refused or git could not apply
     it. A suspicious patch keeps its reward; what learns from it asks `integrity`. `protection` says how far
     twins of the deciding tests confirm the reward (`understudy.checks.twins`): all of them, some or none have
-    twins, and where not all, `unprotected` says why.
+    twins, and where not all, `unprotected` says why; also whether nobody watches the tests' process
+    (`understudy.checks.runtime_events`).
 
     `grader` is the version of the grader, `task_digest` and `patch_digest` the SHA-256 of the task's record and
     of the patch that it graded; empty in verdicts of 0.1. `earlier` are the verdicts that this one took the

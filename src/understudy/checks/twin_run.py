@@ -44,6 +44,7 @@ _FILE_SITES = 10_000  # numbers that each file has
 REPORT_BYTES = 64 << 20
 _ENOUGH_BITS = 10.0  # somebody who guesses passes once in a thousand times
 _MANY_CHANGEABLE = 6
+_UNWATCHED = "what the code does in the process of the tests is not watched"
 
 
 class WrittenVersion(Struct, frozen=True):
@@ -475,7 +476,14 @@ def _integrity_of(
 
 
 def protection_of(task: Task, options: GradingOptions) -> tuple[Protection, str]:
-    """How far twins protect a task's verdicts, and why no further."""
+    """How far twins protect a task's verdicts, and what does not: why no further, and that nobody watches."""
+    protection, reason = _protection_by_twins(task, options)
+    if not isinstance(task.checks, PytestChecks):
+        reason = "; ".join(filter(None, (reason, _UNWATCHED)))
+    return protection, reason
+
+
+def _protection_by_twins(task: Task, options: GradingOptions) -> tuple[Protection, str]:
     if isinstance(task.checks, ScriptChecks):
         return "none", "checks of kind script have no twins"
     nodes = deciding_tests(task, options).nodes

@@ -20,7 +20,7 @@ from understudy.checks.twin_judge import Observation, decode, holds, judge, load
 from understudy.checks.twin_run import VersionRun, judge_twins, protection_of
 from understudy.checks.twin_secrets import secret_bits
 from understudy.checks.twins import TwinSite, TwinVersion, write_version
-from understudy.types import TestOutcome
+from understudy.types import Files, ScriptChecks, SuiteChecks, TestOutcome
 
 from support import calc_task
 
@@ -500,6 +500,22 @@ def test_protection_says_what_is_missing():
         "1 of 2 deciding tests have no twins, as test_calc.py::test_same",
     )
     assert protection_of(task, GradingOptions())[0] == "none"
+
+
+def test_protection_says_where_nobody_watches():
+    unwatched = "what the code does in the process of the tests is not watched"
+    suite = SuiteChecks(
+        parser="parse_log_pytest", command="pytest -rA", fail_to_pass=("test_calc.py::test_shift",)
+    )
+    options = GradingOptions(
+        twin_files={"test_calc.py": "def test_shift():\n    pass\n"},
+        twins={"test_calc.py::test_shift": TwinTest("", {0: "[]"})},
+        twin_bits=20,
+    )
+    assert protection_of(replace(calc_task(), checks=suite), options) == ("twins", unwatched)
+    script = replace(calc_task(), checks=ScriptChecks(Files({"test.sh": "true"})))
+    expected = f"checks of kind script have no twins; {unwatched}"
+    assert protection_of(script, GradingOptions()) == ("none", expected)
 
 
 def test_a_column_is_removed_also_where_rows_are_read_by_their_places():
