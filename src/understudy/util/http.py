@@ -162,6 +162,13 @@ class HttpConnection:
         """See `redact`."""
         return self._secret_forms.sub(b"***", data) if self._secret_forms else data
 
+    def may_have_secret(self, parts: Sequence[bytes]) -> bool:
+        """Whether `redact_answer` may change one of the parts of a successful response."""
+        if not self._usual_forms:
+            return False
+        together = parts[0] if len(parts) == 1 else b"".join(parts)
+        return any(form in together for form in self._usual_forms)
+
     def redact_answer(self, data: bytes) -> bytes:
         """A part of a successful response without our credentials, as they are, in hex or in base64."""
         for form in self._usual_forms:

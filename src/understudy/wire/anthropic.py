@@ -341,6 +341,11 @@ class MessageAssembly:
     def started(self) -> bool:
         return self._message is not None
 
+    @property
+    def streaming(self) -> bool:
+        """Whether it was started and is not complete."""
+        return self._message is not None and not self.complete
+
     def add(self, name: bytes, data: bytes) -> None:
         """Add an event; what is not part of the message, or comes after its end, is ignored.
 

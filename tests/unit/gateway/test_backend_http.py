@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
+from aiohttp import web
 
 from understudy.errors import BackendError
 from understudy.gateway.backends import http
-from understudy.gateway.backends.http import retry_after_s
+from understudy.gateway.backends.http import HttpClient, ServerSentEvent, retry_after_s
 
 NOW = 1_700_000_000.0  # Tue, 14 Nov 2023 22:13:20 GMT
 
@@ -44,3 +47,33 @@ def test_responses_share_a_bound_and_small_ones_are_always_read(monkeypatch: pyt
             large(1)
     with memory.response() as next_one:
         next_one(1000)
+
+
+async def test_a_key_in_one_of_several_events_is_hidden_and_the_others_are_unchanged() -> None:
+    key = "sk-of-the-gateway-0123456789"
+    encoded = base64.b64encode(key.encode()).decode()
+    datas = ["plain", f"has {key}", "{}", f"has {encoded}", "[DONE]"]
+    stream = "".join(f"event: e\ndata: {data}\n\n" for data in datas).encode()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=stream, content_type="text/event-stream")
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    client = HttpClient(f"http://127.0.0.1:{runner.addresses[0][1]}", key)
+    try:
+        batches: list[list[ServerSentEvent]] = [
+            batch async for batch in client.stream("POST", f"{client.base}/v1", b"{}")
+        ]
+    finally:
+        await client.close()
+        await runner.cleanup()
+    events = [event for batch in batches for event in batch]
+    received = b"".join(event.raw for event in events)
+    assert len(events) == len(datas)
+    assert key.encode() not in received
+    assert encoded.rstrip("=")[:-1].encode() not in received
+    assert [event.data for event in events][::2] == [b"plain", b"{}", b"[DONE]"]
+    assert events[1].data == b"has ***"

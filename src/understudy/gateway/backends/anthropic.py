@@ -154,6 +154,10 @@ class AnthropicRelay:
                     passed_on: list[bytes] = []
                     try:
                         for event in batch:
+                            if event.name == b"content_block_delta" and message.streaming and emit is not None:
+                                message.add(event.name, event.data)  # nearly all events are such
+                                passed_on.append(event.raw)
+                                continue
                             if event.name == b"error" and not message.complete:
                                 raise _error_of_event(url, event.data)
                             repeated = event.name == b"message_start" and message.started

@@ -300,7 +300,7 @@ def read_answer(data: bytes, decode: Callable[[bytes], ChatResponse]) -> ChatRes
 def read_chunk(data: bytes, clean: Callable[[str], str]) -> ChatResponse:
     """A chunk from the data of its event. Raises StreamError, also for an error in it."""
     try:
-        chunk = read_answer(data, _CHUNK.decode)
+        chunk = _CHUNK.decode(data) if len(data) < _LONG else read_answer(data, _CHUNK.decode)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise StreamError(f"invalid chunk in the stream: {error}") from error
     if chunk.error is not None:
@@ -325,6 +325,13 @@ class _DeltaJoiner:
             self._first = delta
         self._texts.append(delta.text)
 
+    def add_text(self, kind: Literal["reasoning", "text"], text: str) -> None:
+        """What `add` does with a Delta of such a kind, which is made only where a part begins."""
+        if self._first is not None and self._first.kind == kind:
+            self._texts.append(text)
+        else:
+            self.add(Delta(kind, text))
+
     def flush(self) -> None:
         if (first := self._first) is not None:
             self._emit(msgspec.structs.replace(first, text="".join(self._texts)))
@@ -339,9 +346,8 @@ class ResponseAssembly:
 
     def __init__(self, emit: Emit | None = None, read_prompt: Callable[[bytes], Sequence[int]] = read_ids) -> None:
         self._joined = None if emit is None else _DeltaJoiner(emit)
-        self._emit = None if self._joined is None else self._joined.add
         self._read_prompt = read_prompt
-        self._calls = ToolCallAssembly(self._emit)
+        self._calls = ToolCallAssembly(None if self._joined is None else self._joined.add)
         self._model = ""
         self._text: list[str] = []
         self._reasoning: list[str] = []
@@ -433,8 +439,8 @@ class ResponseAssembly:
     def _piece(self, kind: Literal["reasoning", "text"], text: str, parts: list[str]) -> None:
         if text:
             parts.append(text)
-            if self._emit is not None:
-                self._emit(Delta(kind, text))
+            if self._joined is not None:
+                self._joined.add_text(kind, text)
 
     def _add_tokens(self, answer: ChatResponse) -> None:
         if answer.prompt_token_ids is not _ABSENT:
