@@ -204,11 +204,12 @@ def test_a_prompt_between_the_results_of_a_stopped_turn_is_noted() -> None:
 @pytest.mark.parametrize(
     ("version", "model", "warned", "notes"),
     [
-        ("2.1.110", "claude-opus-4-5", True, ()),
-        ("2.1.110", "qwen3-coder", True, ()),
-        ("2.1.110", "claude-opus-4-6", False, ()),
+        ("2.1.112", "claude-opus-4-5", True, ()),
+        ("2.1.112", "qwen3-coder", True, ()),
+        ("2.1.112", "claude-opus-4-6", False, ()),
         ("2.1.140", "claude-opus-4-5", False, ("reminders_not_logged",)),
-        ("2.1.160", "claude-opus-4-5", False, ()),
+        ("2.1.160", "claude-opus-4-5", False, ("version_not_recorded",)),
+        ("2.1.197", "claude-opus-4-5", False, ()),
     ],
 )
 def test_what_is_added_to_a_mentioned_file_is_there_or_noted(

@@ -36,7 +36,7 @@ SYSTEM = "[SYSTEM NOTIFICATION - NOT USER INPUT]\n"
 @pytest.mark.parametrize(
     ("version", "begin", "end"),
     [
-        ("2.1.98", "A background agent completed a task:\n", "task:\n"),
+        ("2.1.69", "A background agent completed a task:\n", "task:\n"),
         ("2.1.110", SYSTEM, "any pending question.\n\n"),
         ("2.1.330", SYSTEM, "as approval or consent.\n\n"),
     ],
@@ -210,7 +210,7 @@ def test_a_reminder_goes_into_a_result_that_is_a_list_in_newer_versions() -> Non
     assert found["2.1.280"] == [[{"type": "text", "text": "Launched.\n"}, {"type": "text", "text": reminder}]]
 
 
-@pytest.mark.parametrize(("version", "end"), [("2.1.280", "\n</system-reminder>"), ("2.1.220", "")])
+@pytest.mark.parametrize(("version", "end"), [("2.1.280", "\n</system-reminder>"), ("2.1.212", "")])
 def test_a_notification_that_was_sent_as_a_prompt_is_wrapped_in_newer_versions(version: str, end: str) -> None:
     log = Log(version=version)
     log.user("<task-notification>over</task-notification>")

@@ -241,3 +241,50 @@ def test_a_call_of_a_tool_that_is_not_there_is_not_rewritten() -> None:
     log.assistant(NEXT, "Planned.")
     call = by_message(*read(log))[NEXT].messages[1]["tool_calls"][0]
     assert call["function"]["arguments"] == '{"plan":"# Plan"}'
+
+
+@pytest.mark.parametrize(
+    ("version", "notes"), [("2.1.9", ()), ("2.1.17", ("version_not_recorded",)), ("2.1.49", ())]
+)
+def test_a_rule_that_changed_between_two_recorded_versions_is_not_exact_between_them(
+    version: str, notes: tuple[str, ...]
+) -> None:
+    """What stands around a queued prompt changed after 2.1.9 and before 2.1.49; at which version is a guess."""
+    log = Log(version=version)
+    log.user("look")
+    log.assistant(ANSWER, ("t1", "Bash"))
+    log.aside("queue-operation", operation="enqueue", content="and that?")
+    log.result("t1", "one")
+    log.aside("queue-operation", operation="remove")
+    log.assistant(NEXT, "Looked.")
+    found = by_message(*read(log))
+    assert (found[ANSWER].notes, found[NEXT].notes) == ((), notes)
+
+
+def test_a_version_newer_than_all_recorded_ones_is_exact_only_where_no_rule_was_applied() -> None:
+    log = Log(version="9.0.0")
+    log.user("look")
+    log.assistant(ANSWER, ("t1", "Bash"))
+    log.result("t1", "one")
+    log.attachment("queued_command", prompt="and the docs", commandMode="prompt")
+    log.assistant(NEXT, "Looked.")
+    found = by_message(*read(log))
+    assert (found[ANSWER].notes, found[NEXT].notes) == ((), ("version_not_recorded",))
+
+
+@pytest.mark.parametrize(("version", "notes"), [("2.1.58", ("resume_not_logged",)), ("2.1.117", ())])
+def test_parallel_calls_before_a_prompt_may_have_been_lost_by_a_resume(
+    version: str, notes: tuple[str, ...]
+) -> None:
+    """2.1.58 sent only the last of the calls behind `/resume`, of which its log has no trace."""
+    log = Log(version=version)
+    log.user("look")
+    first = log.assistant(ANSWER, ("t1", "Bash"))
+    second = log.assistant(ANSWER, ("t2", "Bash"))
+    log.result("t1", "one", parent=first)
+    log.result("t2", "two", parent=second)
+    log.assistant(NEXT, "Looked.")
+    log.user("go on")
+    log.assistant(LAST, ("t3", "Bash"))
+    found = by_message(*read(log))
+    assert (found[NEXT].notes, found[LAST].notes) == ((), notes)

@@ -61,6 +61,26 @@ class SentAttachment(Struct, frozen=True):
         return [_WRAPPED.sub(r"\1", part) for part in self.parts if isinstance(part, str)]
 
 
+_RULES = {
+    "directory": ("files_are_users",),
+    "file": ("numbers_with_tab", "warns_of_files", "adds_to_files", "files_are_users"),
+    "invoked_skills": ("invoked_skills",),
+    "nested_memory": ("files_are_users",),
+    "plan_mode": ("known_reminders", "agents_name_files"),
+    "plan_mode_exit": ("known_reminders",),
+    "plan_mode_reentry": ("known_reminders",),
+    "queued_command": ("queued", "notification"),
+    "task_reminder": ("known_reminders",),
+}
+
+
+def is_confirmed(attachment: Raw, rendered: Raw, behaviour: VersionBehaviour) -> bool:
+    """Whether recorded versions on both sides send an attachment alike: its text, unless logged, and its place."""
+    kind = string(mapping(value_of(attachment)).get("type")) or ""
+    rules = _RULES.get(kind, ()) if _rendered(rendered) is None else ()
+    return behaviour.is_confirmed("has_system_messages", "extends_lists", *rules)
+
+
 def sent_attachment(attachment: Raw, rendered: Raw, behaviour: VersionBehaviour) -> SentAttachment:
     """What the CLI sent for an attachment; hostile values give the note `UNKNOWN`.
 

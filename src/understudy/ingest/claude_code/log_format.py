@@ -28,9 +28,9 @@ from understudy.ingest.claude_code.records import (
     read_record_lines,
 )
 from understudy.ingest.claude_code.render import ClaudeCodeRenderer, text, value_of
-from understudy.ingest.claude_code.tree import ClaudeResponse, result_ids
+from understudy.ingest.claude_code.tree import ClaudeConversation, ClaudeResponse, result_ids
 from understudy.ingest.claude_code.versions import behaviour_of
-from understudy.ingest.claude_code.walk import ClaudeConversation, build_conversation
+from understudy.ingest.claude_code.walk import build_conversation
 from understudy.ingest.formats.base import LogFormat
 from understudy.ingest.json_values import string, value_at
 from understudy.ingest.log_files import LogFile

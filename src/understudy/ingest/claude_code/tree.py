@@ -6,11 +6,12 @@ the log again. What changes then becomes a new branch, so that turns from before
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from understudy.ingest.claude_code.records import ClaudeBlock, ClaudeRecord, seconds_between
 from understudy.ingest.trace import TraceNode
@@ -60,6 +61,21 @@ class SentRecord(Struct, gc=False, frozen=True):
     def with_added(self, parts: Sequence[str | ClaudeBlock], *, extends_lists: bool) -> SentRecord:
         """The same with more that is sent with it. `extends_lists` as in `VersionBehaviour`."""
         return msgspec.structs.replace(self, added=(*self.added, *parts), extends_lists=extends_lists)
+
+
+class ClaudeConversation(Struct):
+    """The conversation of one agent. `notes` names, for each node behind damage in the log, what is damaged.
+
+    `active` are the keys of the responses on the path to the last record. `snapshot` is the attachment with the
+    system prompt, None where the log has none.
+    """
+
+    nodes: list[TraceNode]
+    responses: list[ClaudeResponse]
+    notes: dict[int, tuple[str, ...]]
+    active: set[str]
+    snapshot: Raw | None
+    losses: Counter[str]
 
 
 class _PreservedSegment(Struct):
@@ -194,6 +210,23 @@ def path_after_resume(nodes: list[TraceNode], at: int, met: set[int]) -> int:
         elif isinstance(body, ClaudeResponse) and not lost.isdisjoint(calls := _call_ids(body)):
             changed[index] = TrimmedResponse(body, frozenset(calls) & answered_calls)
     return _copy_path(nodes, at, bodies, changed)
+
+
+def has_results_beside(
+    record: ClaudeRecord, results: Sequence[ClaudeRecord], by_uuid: Mapping[str, ClaudeRecord]
+) -> bool:
+    """Whether a walk from a record along `parentUuid` misses some of these results."""
+    waiting = {result.uuid for result in results}
+    last = results[0].uuid
+    step = record.parentUuid
+    for _ in range(len(by_uuid)):
+        if step is None or (above := by_uuid.get(step)) is None:
+            break
+        waiting.discard(step)
+        if not waiting or step == last:
+            break
+        step = above.parentUuid
+    return bool(waiting)
 
 
 def path_without_pending_calls(nodes: list[TraceNode], at: int, response: ClaudeResponse) -> int:

@@ -93,6 +93,15 @@ _REWRITTEN = {"ExitPlanMode": ("plan", "planFilePath")}
 When a plan is approved, its text is written into the logged call; the model never wrote it there.
 """
 
+NOT_RECORDED = "version_not_recorded"
+"""The note on states that a rule was applied to in which the recorded versions around this one differ."""
+
+_RECORDED = (
+    "1.0.0 1.0.69 1.0.102 1.0.128 2.0.20 2.0.64 2.0.76 2.1.9 2.1.49 2.1.58 2.1.63 2.1.69 2.1.110 2.1.112 "
+    "2.1.117 2.1.150 2.1.197 2.1.212 2.1.250 2.1.260 2.1.280 2.1.300 2.1.330"
+)
+"""Versions whose requests were recorded beside their logs. Between two that differ, a rule's bound is a guess."""
+
 _QUEUE_MENDED = (2, 1, 18)
 _NUMBERS = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
@@ -118,6 +127,8 @@ class VersionBehaviour(Struct, frozen=True):
     logs the ledger of requests. `known_reminders`: the texts in `program_texts` are its own.
     `agents_name_files`: in plan mode it has agents name the files that are read. `renames_starter`: calls of
     `Task` are sent back as calls of `Agent`, the tool's later name.
+    `recorded` has the behaviours of the nearest recorded versions: this one's own where it was recorded itself,
+    none where the version is newer than all of them, or unknown.
     """
 
     hides_plans: bool = True
@@ -141,6 +152,14 @@ class VersionBehaviour(Struct, frozen=True):
     known_reminders: bool = True
     agents_name_files: bool = False
     renames_starter: bool = True
+    recorded: tuple[VersionBehaviour, ...] = ()
+
+    def is_confirmed(self, *rules: str) -> bool:
+        """Whether the recorded versions on both sides of this one behave as it does in these fields."""
+        ours = [getattr(self, rule) for rule in rules]
+        return bool(self.recorded) and all(
+            ours == [getattr(other, rule) for rule in rules] for other in self.recorded
+        )
 
     def for_model(self, model: str | None) -> VersionBehaviour:
         """The same as it is for a model; None for an unknown one."""
@@ -151,15 +170,27 @@ class VersionBehaviour(Struct, frozen=True):
             has_system_messages=self.has_system_messages and is_newer,
             warns_of_files=self.warns_of_files and warned,
             adds_to_files=self.adds_to_files and warned,
+            recorded=tuple(other.for_model(model) for other in self.recorded),
         )
 
 
 def behaviour_of(version: str | None) -> VersionBehaviour:
     """The behaviour of a version; that of a recent one where the version is unknown."""
-    match = _NUMBERS.match(version or "")
-    if match is None:
+    numbers = _version_numbers(version or "")
+    if not numbers:
         return VersionBehaviour()
-    number = tuple(int(part) for part in match.groups())
+    number, recorded = numbers[0], _version_numbers(_RECORDED)
+    earlier = [other for other in recorded if other <= number][-1:]
+    later = [other for other in recorded if other >= number][:1]
+    nearest = tuple(map(_behaviour, {*earlier, *later})) if later else ()
+    return msgspec.structs.replace(_behaviour(number), recorded=nearest)
+
+
+def _version_numbers(text: str) -> list[tuple[int, ...]]:
+    return [tuple(int(part) for part in match.groups()) for match in map(_NUMBERS.match, text.split()) if match]
+
+
+def _behaviour(number: tuple[int, ...]) -> VersionBehaviour:
     # From about 2.1.60 on tools are sent only once the model has searched for them, and the call of a tool that is
     # not sent keeps its input. From 2.1.88 on that is so with Anthropic's own server only.
     searches = (2, 1, 60) <= number < (2, 1, 88)

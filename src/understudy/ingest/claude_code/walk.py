@@ -23,7 +23,7 @@ from collections.abc import Collection, Sequence
 from typing import cast
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from understudy.ingest.claude_code import placement, tree
 from understudy.ingest.claude_code.attachments import (
@@ -31,10 +31,12 @@ from understudy.ingest.claude_code.attachments import (
     NOT_LOGGED,
     SentAttachment,
     defers_plans,
+    is_confirmed,
     reminder,
     sent_attachment,
 )
 from understudy.ingest.claude_code.queued import QueuedPrompts
+from understudy.ingest.claude_code.record_index import RecordIndex
 from understudy.ingest.claude_code.records import (
     DECODE_ERRORS,
     QUEUED_PROMPT,
@@ -44,9 +46,10 @@ from understudy.ingest.claude_code.records import (
     ClaudeRecord,
     parents_first,
 )
-from understudy.ingest.claude_code.tree import ClaudeResponse
+from understudy.ingest.claude_code.tree import ClaudeConversation, ClaudeResponse
 from understudy.ingest.claude_code.versions import (
     NO_TOOL,
+    NOT_RECORDED,
     VersionBehaviour,
     continuation,
     is_sent_hook_output,
@@ -54,24 +57,12 @@ from understudy.ingest.claude_code.versions import (
 from understudy.ingest.trace import TraceNode
 
 _SENT_SYSTEM_SUBTYPE = "local_command"
+_RESUME_NOT_LOGGED = "resume_not_logged"
+_RULES_OF_CALLS = {"ExitPlanMode": "hides_plans", "Task": "renames_starter"}
+_RULES_OF_NOTIFICATIONS = ("notification", "wraps_notifications", "notifications_are_reminders")
 _BLOCKS = frozenset(("text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image"))
 _MENTION = re.compile(r"(?:^|\s)@(?:\"|[\w~./-]*[./])")
 """A mention of a file or a directory in a prompt, whose contents are sent with it."""
-
-
-class ClaudeConversation(Struct):
-    """The conversation of one agent. `notes` names, for each node behind damage in the log, what is damaged.
-
-    `active` are the keys of the responses on the path to the last record. `snapshot` is the attachment with the
-    system prompt, None where the log has none.
-    """
-
-    nodes: list[TraceNode]
-    responses: list[ClaudeResponse]
-    notes: dict[int, tuple[str, ...]]
-    active: set[str]
-    snapshot: Raw | None
-    losses: Counter[str]
 
 
 def build_conversation(
@@ -117,9 +108,10 @@ class _Walk:
         model = next((model for model in models if model and model != "<synthetic>"), None)
         self.behaviour = behaviour = behaviour.for_model(model)
         self.records = records
-        self._logs_attachments: bool | None = logs_attachments or None
+        self.index = RecordIndex(records)
+        self.logs_attachments = logs_attachments or self.index.has_attachments
         # Versions that log attachments send the same after a resume: their log holds it.
-        self.resumed = () if self.logs_attachments() and not behaviour.resumes_by_parent else resumed
+        self.resumed = () if self.logs_attachments and not behaviour.resumes_by_parent else resumed
         self.arranged = arranged
         self.losses: Counter[str] = Counter()
         self.nodes: list[TraceNode] = []
@@ -142,12 +134,12 @@ class _Walk:
         self.lacks_summary = False  # a compaction came, and its summary not yet
         self.hooked: set[str] = set()  # keys of responses with tools that hooks ran at
         self.hides_plans = behaviour.hides_plans
+        self.unsure_calls = {name for name, rule in _RULES_OF_CALLS.items() if not behaviour.is_confirmed(rule)}
+        self.is_unsure = not behaviour.is_confirmed(*VersionBehaviour.__struct_fields__[:-1])
+        self.may_lose_results = behaviour.resumes_by_parent or not behaviour.is_confirmed("resumes_by_parent")
+        self.results: list[ClaudeRecord] = []  # since the last prompt, of versions that may lose some at a resume
         self.has_images = False  # a prompt with images was not answered yet, by a version that forgets them then
         self.moved_up: set[str | None] = set()  # uuids of results that were placed before their turn in the file
-        self._prompt_uuid: str | None = None
-        self._parents: set[str | None] | None = None
-        self._by_uuid: dict[str, ClaudeRecord] | None = None
-        self._results_by_parent: dict[str | None, ClaudeRecord] | None = None
 
     def build(self) -> ClaudeConversation:
         """The conversation of all records.
@@ -175,7 +167,7 @@ class _Walk:
             at = last if parent == previous else position.get(parent)  # mostly the record before
             damaged_from = -1
             if at is None:
-                if not self.arranged and parent in self.by_uuid():
+                if not self.arranged and parent in self.index.by_uuid:
                     raise _OutOfOrderError
                 # The parent was never written or cannot be read. The record before this one is the best guess.
                 at = last
@@ -190,6 +182,8 @@ class _Walk:
                 if body is None or (record.isApiErrorMessage and not self.behaviour.sends_errors):
                     self.losses["no-message"] += body is None
                     self.last_error = record
+                    if at >= 0:
+                        self.mark_unless_confirmed(self.end(at), "sends_errors")
                 else:
                     key = body.id
                     if key == response_id and response_at.get(at) is response and response is not None:
@@ -206,6 +200,8 @@ class _Walk:
                                 if name is not None and name not in calls:
                                     calls[name] = response
                                     response.pending.append(name)
+                                    if block.name in self.unsure_calls:
+                                        self.mark(response.tail, NOT_RECORDED)
                             elif type(block) is ClaudeBlock and block.type not in _BLOCKS:
                                 self.mark(response.tail, "unknown_block")
             elif kind == "user":
@@ -240,9 +236,9 @@ class _Walk:
         if record.isCompactSummary:
             self.lacks_summary = False
             # A summary begins a new conversation. Newer versions write a boundary before it, which has done that.
-            above = self.by_uuid().get(record.parentUuid or "")
+            above = self.index.by_uuid.get(record.parentUuid or "")
             while above is not None and above.type == "attachment":  # what is sent before the summary
-                above = self.by_uuid().get(above.parentUuid or "")
+                above = self.index.by_uuid.get(above.parentUuid or "")
             at = at if above is not None and above.uuid in self.boundaries else -1
         elif record.isVisibleInTranscriptOnly and not is_sent_hook_output(body.content):
             return at
@@ -269,6 +265,8 @@ class _Walk:
                 nodes.append(TraceNode(response.tail, record))
                 response.tail = node
                 self.response_at[node] = response
+                if self.may_lose_results:
+                    self.results.append(record)
                 return node
             if repeated:
                 # A second result of one call, as after a rewind: it belongs where its parent is.
@@ -281,13 +279,20 @@ class _Walk:
             prompt = reminder(prompt) if self.behaviour.notifications_are_reminders else prompt
             record = msgspec.structs.replace(record, message=ClaudeMessage(content=prompt))
         node = self.add_message(record, at)
-        if record.isCompactSummary and self.calls and not self.logs_attachments():
+        if is_notification:
+            self.mark_unless_confirmed(node, *_RULES_OF_NOTIFICATIONS)
+        if self.results:
+            is_resumed = record.uuid in self.resumed
+            if not is_resumed and tree.has_results_beside(record, self.results, self.index.by_uuid):
+                self.mark(node, _RESUME_NOT_LOGGED)  # it may be the first prompt after a resume, which lost them
+            self.results.clear()
+        if record.isCompactSummary and self.calls and not self.logs_attachments:
             self.mark(node, NOT_LOGGED)  # files that were read before are sent again with a summary
         if type(content) is list:
             self.mark_unknown_blocks(content, node)
-        elif content and not self.logs_attachments() and _MENTION.search(cast(str, content)):
+        elif content and not self.logs_attachments and _MENTION.search(cast(str, content)):
             self.mark(node, "mention_not_logged")
-        elif is_notification and not wrapped and self.logs_attachments():
+        elif is_notification and not wrapped and self.logs_attachments:
             self.mark(node, NOT_LOGGED)  # what stands around a notification is in the program only
         return node
 
@@ -295,12 +300,6 @@ class _Walk:
         """Note blocks of types that cannot be rendered."""
         if any(isinstance(block, ClaudeBlock) and block.type not in _BLOCKS for block in content):
             self.mark(node, "unknown_block")
-
-    def logs_attachments(self) -> bool:
-        """Whether the version logs what it sends beside messages."""
-        if self._logs_attachments is None:
-            self._logs_attachments = any(record.type == "attachment" for record in self.records)
-        return self._logs_attachments
 
     def place_assistant(self, record: ClaudeRecord, body: ClaudeMessage, at: int) -> ClaudeResponse:
         """The response that a record belongs to: an existing one with its message id, else a new one."""
@@ -338,8 +337,12 @@ class _Walk:
             elif at == above.node and self.behaviour.resends_queued and above.key in self.queued_before:
                 for prompt in self.queued_before[above.key]:
                     at = self.add_unlogged(prompt, at)
-            elif self.behaviour.doubles_first and self.nodes[above.node].parent == self.prompt_node():
+                self.mark_unless_confirmed(at, "resends_queued")
+            elif self.behaviour.doubles_first and self.nodes[above.node].parent == self.position.get(
+                self.index.prompt_uuid
+            ):
                 at = tree.repeat_response(self.nodes, at, above)
+                self.mark_unless_confirmed(at, "doubles_first")
         prompts = self.queued.take_sent_before(record)
         if prompts:
             at = self.position[record.parentUuid] = self.add_queued_prompts(prompts, at)
@@ -364,7 +367,7 @@ class _Walk:
             self.own_notes[node] = ("prompt_between_results",)  # it may have been sent without those results
         if record.parentUuid not in self.first_reply:
             self.first_reply[record.parentUuid] = response
-        if record.isSidechain and above is not None and self.logs_attachments():
+        if record.isSidechain and above is not None and self.logs_attachments:
             self.mark(node, NOT_LOGGED)  # of what is sent to subagents with results, their logs hold nothing
         return response
 
@@ -388,7 +391,7 @@ class _Walk:
             # What came before is no longer sent, but for messages that are preserved behind an anchor, which is
             # mostly the summary. They are copied when the anchor comes.
             try:
-                anchor, uuids = tree.preserved_messages(record, self.by_uuid())
+                anchor, uuids = tree.preserved_messages(record, self.index.by_uuid)
             except DECODE_ERRORS:
                 self.losses["odd-compaction"] += 1
             else:
@@ -403,7 +406,7 @@ class _Walk:
                 self.losses["odd-compaction"] += 1
                 return at
         reply = self.first_reply.get(record.parentUuid)
-        if reply is not None and reply.records[-1].uuid not in self.parents():
+        if reply is not None and reply.records[-1].uuid not in self.index.parents:
             # No record follows the response: its link was lost, and the conversation goes on from a system record
             # that hangs beside it on the same parent.
             at = reply.node
@@ -431,6 +434,8 @@ class _Walk:
             self.mark(at, HOOK_ORDER)
         if sent.note is not None:
             self.mark(at, sent.note)
+        elif self.is_unsure and not is_confirmed(record.attachment, record.rendered, self.behaviour):
+            self.mark(at, NOT_RECORDED)
         return at
 
     def place_unreadable(self, record: ClaudeRecord, at: int) -> int:
@@ -467,8 +472,9 @@ class _Walk:
             at = tree.path_without(self.nodes, at, self.unlogged)
         reminders, at = placement.system_messages_before(self.nodes, at)  # sent behind all that the user wrote
         self.nodes.append(TraceNode(at, record))
-        if self.behaviour.forgets_images and tree.has_image(record):
-            self.has_images = True
+        if tree.has_image(record):
+            self.has_images = self.behaviour.forgets_images
+            self.mark_unless_confirmed(len(self.nodes) - 1, "forgets_images")
         # What follows those results in the log was sent with this message, which the user wrote before they came.
         self.position.update(dict.fromkeys(late, len(self.nodes) - 1))
         if late or at in self.hurried:
@@ -483,6 +489,7 @@ class _Walk:
         at = self.add_parts(SentAttachment([prompt.join(self.behaviour.queued) for prompt in prompts]), at)
         if response is not None and response.key in self.hooked:
             self.mark(at, HOOK_ORDER)
+        self.mark_unless_confirmed(at, "queued", "has_system_messages")
         return at
 
     def add_parts(self, sent: SentAttachment, at: int) -> int:
@@ -499,6 +506,11 @@ class _Walk:
         if note not in (notes := self.damage.get(node, ())):
             self.damage[node] = (*notes, note)
 
+    def mark_unless_confirmed(self, node: int, *rules: str) -> None:
+        """Note that a rule was applied that recordings do not confirm for this version."""
+        if not self.behaviour.is_confirmed(*rules):
+            self.mark(node, NOT_RECORDED)
+
     def add_unlogged(self, prompt: str, at: int) -> int:
         """Add a message of the user's side that is not in the log; returns its node.
 
@@ -507,12 +519,6 @@ class _Walk:
         self.nodes.append(TraceNode(at, ClaudeRecord(type="user", message=ClaudeMessage(content=prompt))))
         self.unlogged.add(len(self.nodes) - 1)
         return len(self.nodes) - 1
-
-    def prompt_node(self) -> int | None:
-        """The node of the one prompt of a run in print mode (`claude -p`), None where it has not come yet."""
-        if self._prompt_uuid is None:
-            self._prompt_uuid = tree.only_prompt(self.records) or ""
-        return self.position.get(self._prompt_uuid)
 
     def end_of_response(self, response: ClaudeResponse) -> int:
         """The last node of a response and its results, those too that come later in the file."""
@@ -527,25 +533,21 @@ class _Walk:
 
     def collect_late_results(self, response: ClaudeResponse) -> None:
         """Place results of a response that stand later in the file: they were sent before what follows it now."""
-        if self._results_by_parent is None:
-            self._results_by_parent = {
-                record.parentUuid: record for record in self.records if record.type == "user"
-            }
         for response_record in response.records:
-            record = self._results_by_parent.get(response_record.uuid)
+            record = self.index.users_by_parent.get(response_record.uuid)
             while record is not None and record.uuid not in self.position:
                 if not set(tree.result_ids(record)).intersection(response.pending):
                     break
                 self.position[record.uuid] = self.place_user(record, response.node)
                 self.moved_up.add(record.uuid)
-                record = self._results_by_parent.get(record.uuid)
+                record = self.index.users_by_parent.get(record.uuid)
 
     def add_preserved(self, uuids: Sequence[str], at: int) -> int:
         """Copy the messages that a compaction preserved behind its anchor; returns the last node."""
         done: set[str] = set()
         copied: dict[str, int] = {}
         for uuid in uuids:
-            record = self.by_uuid().get(uuid)
+            record = self.index.by_uuid.get(uuid)
             body = record.message if record is not None else None
             if record is None or uuid not in self.position:
                 self.losses["preserved-missing"] += 1
@@ -570,11 +572,11 @@ class _Walk:
 
         Some versions follow `parentUuid` only, and so lose the parallel calls whose results hang on other records.
         """
-        end = tree.path_without(self.nodes, self.end(at), self.unlogged, added=not self.logs_attachments())
+        end = tree.path_without(self.nodes, self.end(at), self.unlogged, added=not self.logs_attachments)
         if not self.behaviour.resumes_by_parent:
             return at if end == self.end(at) else end
         met: set[int] = set()
-        while uuid is not None and (record := self.by_uuid().get(uuid)) is not None and id(record) not in met:
+        while uuid is not None and (record := self.index.by_uuid.get(uuid)) is not None and id(record) not in met:
             met.add(id(record))
             uuid = record.parentUuid
         return tree.path_after_resume(self.nodes, end, met)
@@ -586,15 +588,3 @@ class _Walk:
         last = self.position.get(self.records[-1].uuid, -1) if self.records else -1
         bounds = [(count, self.end(at)) for count, at in self.boundaries.values()]
         return tree.active_responses(self.nodes, self.end(last), bounds)
-
-    def parents(self) -> set[str | None]:
-        """The uuids of all records that have children."""
-        if self._parents is None:
-            self._parents = {record.parentUuid for record in self.records}
-        return self._parents
-
-    def by_uuid(self) -> dict[str, ClaudeRecord]:
-        """The records by their uuid, the first of those that share one."""
-        if self._by_uuid is None:
-            self._by_uuid = {record.uuid: record for record in reversed(self.records) if record.uuid is not None}
-        return self._by_uuid
