@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:<!-- docs-test: (\w+) -->\n)?```(sh|json|toml)\n(.*?)```", re.DOTALL)
 MARK = re.compile(r"<!-- docs-test: (.*?) -->")
-MARKS = {"run", "help", "elsewhere", "teachers"}
+MARKS = {"run", "help", "elsewhere", "teachers", "tutorial"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\s*(\$ )?(understudy|python|pip|make) ", re.MULTILINE)
 OUTSIDE = ("make", "vllm")
@@ -45,6 +45,23 @@ def blocks(language: str, mark: str | None) -> list[tuple[str, str]]:
 @pytest.mark.usefixtures("claude_code", "isolation")
 @pytest.mark.parametrize(("page", "text"), blocks("sh", "run"))
 def test_blocks_to_run(page: str, text: str, tmp_path: Path):
+    run_script(page, text, tmp_path, timeout=280)
+
+
+@pytest.mark.e2e
+@pytest.mark.services
+@pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("claude_code", "isolation")
+def test_the_tutorial_makes_the_model_better(tmp_path: Path):
+    """Its blocks one after the other: what a block leaves is what the next one works on."""
+    work = run_script("tutorial.md", "".join(text for _, text in blocks("sh", "tutorial")), tmp_path, timeout=3500)
+    done = understudy("report", work / "runs" / "before", work / "runs" / "after", "--json", cwd=work)
+    before, after = [point["solve_rate"]["estimate"] for point in json.loads(done.stdout)["points"]]
+    assert before < after
+
+
+def run_script(page: str, text: str, tmp_path: Path, *, timeout: float) -> Path:
+    """Run a page's commands in an empty directory, which is returned; a command that fails is an error."""
     script = text.replace("source .venv/bin/activate\n", "")
     quick = tmp_path / "bin" / "understudy"
     quick.parent.mkdir()
@@ -60,10 +77,11 @@ def test_blocks_to_run(page: str, text: str, tmp_path: Path):
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=280,
+        timeout=timeout,
         check=False,
     )
     assert done.returncode == 0, f"{page}:\n{done.stdout}\n{done.stderr}"
+    return work
 
 
 @functools.cache
