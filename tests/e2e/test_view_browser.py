@@ -12,13 +12,15 @@ from playwright.sync_api import Browser, expect
 
 from understudy.store import Store
 
-from support import calc_task, understudy
+from support import calc_task, understudy, viewer
 from support.export import put_rollouts, wait
 from support.hostile import MARK, PAYLOADS, put_hostile_run, put_long_line
 from support.report import put_loop, solved
-from support.viewer import TIMEOUT_MS, Watched, axe_source, chromium, read, serving, store_ids
+from support.viewer import TIMEOUT_MS, Watched, axe_source, read, serving
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
+
+url, ids, browser, watched = viewer.url, viewer.ids, viewer.browser, viewer.watched
 
 ARCHIVES = Path(__file__).parents[1] / "data/v0_1"
 
@@ -33,31 +35,6 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     put_hostile_run(root / "hostile")
     put_long_line(root / "long")
     return root
-
-
-@pytest.fixture(scope="module")
-def url(stores: Path) -> Iterator[str]:
-    with serving(stores) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def ids(url: str) -> dict[str, str]:
-    return store_ids(url)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture
-def watched(browser: Browser, url: str) -> Iterator[Watched]:
-    seen = Watched(browser, url)
-    yield seen
-    seen.page.close()
-    assert not seen.faults
 
 
 @pytest.fixture

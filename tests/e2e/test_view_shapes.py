@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from understudy.store import Store
 from understudy.types import ErrorInfo, Evidence, Integrity, Verdict
 
+from support import viewer
 from support.export import converse, put_attempt, put_rollouts, wait
 from support.report import put_long, put_loop, solved
 from support.trajectory import Session, branching, text, user
-from support.viewer import TIMEOUT_MS, Watched, chromium, read, scroll_through, serving, store_ids
+from support.viewer import TIMEOUT_MS, Watched, read, scroll_through
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
+
+url, ids, browser, watched = viewer.url, viewer.ids, viewer.browser, viewer.watched
 
 TURNS = 10_000
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -52,31 +54,6 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     put_loop(root / "asynchronous", evaluations, steps, asynchronous=True)
     put_long(root / "long", TURNS, characters=1_000, tokens=10)
     return root
-
-
-@pytest.fixture(scope="module")
-def url(stores: Path) -> Iterator[str]:
-    with serving(stores) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def ids(url: str) -> dict[str, str]:
-    return store_ids(url)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture
-def watched(browser: Browser, url: str) -> Iterator[Watched]:
-    seen = Watched(browser, url)
-    yield seen
-    seen.page.close()
-    assert not seen.faults
 
 
 def test_branches_are_lanes_and_a_lane_leads_to_its_turns(watched: Watched, ids: dict[str, str]):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import count, islice
 from pathlib import Path
 
 import msgspec
@@ -198,7 +199,29 @@ _COMPACTED = 50
 
 
 def put_long(directory: Path, turns: int, *, characters: int = 20_000, tokens: int = 5_000) -> Path:
-    """A run of one rollout with so many turns: a tool call with a long result in each, compactions between.
+    """A run of one rollout with the calls of `long_calls`."""
+    with Store.open(directory) as store:
+        (attempt_id,) = begin_rollouts(store, ["long"])
+        for turn, call in enumerate(islice(long_calls(attempt_id, characters, tokens), turns)):
+            written = store.calls.append(call)
+            if turn % _COMPACTED == _COMPACTED - 1:
+                written.result()
+    return directory
+
+
+def begin_rollouts(store: Store, names: Sequence[str]) -> list[str]:
+    """A run of rollouts of one task that are on their way; the ids of their attempts."""
+    store.runs.create("run1", {}).result()
+    store.runs.add_tasks("run1", [_task("calc-0")]).result()
+    store.runs.create_rollouts("run1", [(name, "calc-0", n) for n, name in enumerate(names)]).result()
+    attempts = [store.runs.start_attempt(name).result() for name in names]
+    for attempt in attempts:
+        store.runs.mark_running(attempt.id).result()
+    return [attempt.id for attempt in attempts]
+
+
+def long_calls(attempt_id: str, characters: int, tokens: int) -> Iterator[Call]:
+    """Calls without end: a tool call with a long result in each, compactions between.
 
     Each turn adds so many characters and tokens to the prompt.
     """
@@ -208,38 +231,29 @@ def put_long(directory: Path, turns: int, *, characters: int = 20_000, tokens: i
     tools = msgspec.json.encode(
         [{"name": f"tool{n}", "description": text[:2_000], "input_schema": {}} for n in range(20)]
     )
-    with Store.open(directory) as store:
-        store.runs.create("run1", {}).result()
-        store.runs.add_tasks("run1", [_task("calc-0")]).result()
-        store.runs.create_rollouts("run1", [("long", "calc-0", 0)]).result()
-        attempt = store.runs.start_attempt("long").result()
-        store.runs.mark_running(attempt.id).result()
-        messages: list[bytes] = []
-        ids, count, parent = b"", 0, None
-        for turn in range(turns):
-            if turn % _COMPACTED == 0:
-                summary = f"This session is being continued from a previous conversation, part {turn}."
-                messages = [msgspec.json.encode({"role": "user", "content": summary if turn else "Mend it."})]
-                ids, count, parent = b"", 0, None
-            use = {"type": "tool_use", "id": f"t{turn}", "name": "Bash", "input": {"command": f"cat part{turn}"}}
-            answer = {"role": "assistant", "content": [{"type": "text", "text": f"I look at part {turn}."}, use]}
-            ids, count = ids + asked, count + tokens
-            call = Call(
-                id=f"c{turn}", attempt_id=attempt.id, sequence=turn, dialect="anthropic", requested_model="m",
-                backend="b", backend_model="m", request=b'{"model":"m","system":"S","tools":%b,"messages":[%b]}'
-                % (tools, b",".join(messages)),
-                response=msgspec.json.encode({"id": f"m{turn}", "type": "message", **answer}), status="ok",
-                started_at=float(turn), ended_at=turn + 0.5, parent_id=parent, session_id="s",
-                prompt_token_ids=TokenIds(ids, count), completion_token_ids=TokenIds(sampled, 100),
-                logprobs=(-0.5,) * 100,
-            )  # fmt: skip
-            written = store.calls.append(call)
-            result = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": f"part {turn}\n{text}"}
-            messages += [msgspec.json.encode(answer), msgspec.json.encode({"role": "user", "content": [result]})]
-            ids, count, parent = ids + sampled, count + 100, call.id
-            if turn % _COMPACTED == _COMPACTED - 1:
-                written.result()
-    return directory
+    messages: list[bytes] = []
+    ids, held, parent = b"", 0, None
+    for turn in count():
+        if turn % _COMPACTED == 0:
+            summary = f"This session is being continued from a previous conversation, part {turn}."
+            messages = [msgspec.json.encode({"role": "user", "content": summary if turn else "Mend it."})]
+            ids, held, parent = b"", 0, None
+        use = {"type": "tool_use", "id": f"t{turn}", "name": "Bash", "input": {"command": f"cat part{turn}"}}
+        answer = {"role": "assistant", "content": [{"type": "text", "text": f"I look at part {turn}."}, use]}
+        ids, held = ids + asked, held + tokens
+        call = Call(
+            id=f"{attempt_id}-c{turn}", attempt_id=attempt_id, sequence=turn, dialect="anthropic",
+            requested_model="m", backend="b", backend_model="m",
+            request=b'{"model":"m","system":"S","tools":%b,"messages":[%b]}' % (tools, b",".join(messages)),
+            response=msgspec.json.encode({"id": f"m{turn}", "type": "message", **answer}), status="ok",
+            started_at=float(turn), ended_at=turn + 0.5, parent_id=parent, session_id="s",
+            prompt_token_ids=TokenIds(ids, held), completion_token_ids=TokenIds(sampled, 100),
+            logprobs=(-0.5,) * 100,
+        )  # fmt: skip
+        yield call
+        result = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": f"part {turn}\n{text}"}
+        messages += [msgspec.json.encode(answer), msgspec.json.encode({"role": "user", "content": [result]})]
+        ids, held, parent = ids + sampled, held + 100, call.id
 
 
 def _counted(ends: Sequence[End]) -> tuple[int, int]:

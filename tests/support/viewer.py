@@ -117,6 +117,35 @@ class Watched:
         return self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
 
 
+@pytest.fixture(scope="module")
+def url(stores: Path) -> Iterator[str]:
+    """The address of a viewer of the stores that a module makes in its fixture `stores`."""
+    with serving(stores) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def ids(url: str) -> dict[str, str]:
+    """The stores' ids by name."""
+    return store_ids(url)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One chromium for a module."""
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def watched(browser: Browser, url: str) -> Iterator[Watched]:
+    """A page of the viewer, which must have done nothing that it must not."""
+    seen = Watched(browser, url)
+    yield seen
+    seen.page.close()
+    assert not seen.faults
+
+
 class ScrollFigures(Struct, frozen=True, kw_only=True):
     """What a scroll cost: the most elements in the document, MB of heap, and CPU milliseconds of long tasks."""
 

@@ -5,7 +5,7 @@ import type { StoreChange } from "./types";
 
 export type Connection = "live" | "lost" | "file";
 
-/** Changes of one store within this time, in milliseconds, are one: what is shown is read anew once. */
+/** At least this long after a refresh, in milliseconds, comes the next: changes in between are one. */
 const COLLECT_MS = 400;
 
 /** Reads again what is shown of a store whenever the server says that it changed; returns whether it is connected. */
@@ -16,20 +16,32 @@ export function useLive(): Connection {
     if (!source.isServer) return;
     const changed = new Set<string>();
     let timer: number | undefined;
-    const refresh = () => {
+    let refreshedAt = 0;
+    let isRefreshing = false;
+    const refresh = async () => {
       timer = undefined;
-      for (const store of changed) void client.invalidateQueries({ queryKey: ["store", store] });
+      refreshedAt = Date.now();
+      const keys = [["stores"], ...[...changed].map((store) => ["store", store])];
       changed.clear();
-      void client.invalidateQueries({ queryKey: ["stores"] });
+      // A refresh cancels requests that are on their way: the next one waits, or a slow answer would never come.
+      isRefreshing = true;
+      await Promise.all(keys.map((queryKey) => client.invalidateQueries({ queryKey })));
+      isRefreshing = false;
+      if (changed.size > 0) schedule();
+    };
+    const schedule = () => {
+      if (isRefreshing) return;
+      timer ??= window.setTimeout(() => void refresh(), Math.max(0, refreshedAt + COLLECT_MS - Date.now()));
     };
     const events = new EventSource("/api/events");
     events.onopen = () => setConnection("live");
     events.onerror = () => setConnection("lost");
     events.addEventListener("change", (event: MessageEvent<string>) => {
       changed.add((JSON.parse(event.data) as StoreChange).store_id);
-      timer ??= window.setTimeout(refresh, COLLECT_MS);
+      schedule();
     });
     return () => {
+      changed.clear();
       events.close();
       window.clearTimeout(timer);
     };
