@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from understudy.store import Store
 from understudy.store.address import StoreUrl
 
+from fakes.vllm import FakeVLLM, Say
 from support import understudy
 from support.export import put_rollouts
 from support.postgresql import PASSWORD
+from support.serve import Served, gateway
 
 pytestmark = [pytest.mark.services, pytest.mark.e2e]
 
@@ -37,3 +42,47 @@ def test_a_run_in_a_database_is_reported_as_the_same_run_in_a_directory(
     assert "calc-0" in page
     for text in (done.stdout, done.stderr, alone.stdout, alone.stderr, page):
         assert PASSWORD not in text
+
+
+def files_of(directory: Path) -> list[Path]:
+    """The files in a directory."""
+    return [each for each in directory.iterdir() if each.is_file()]
+
+
+def content_of(file: Path) -> str:
+    """What is in a file."""
+    return file.read_bytes().decode()
+
+
+async def test_one_gateway_answers_the_clients_of_a_database(tmp_path: Path, postgresql_store: StoreUrl) -> None:
+    option = ("--store", postgresql_store.secret_url)
+    async with FakeVLLM(default=Say(text="here")) as model, aiohttp.ClientSession() as http:
+        arguments = ("vllm", "--base-url", model.url, "--backend-model-high", "fake", *option)
+        async with Served(tmp_path / "one", *arguments, "--workers", "2") as served:
+            key = await gateway("issue", "me", *option)
+            status, body = await served.ask(http, key, "hi")
+            assert status == 200
+            assert (await gateway("keys", *option)).splitlines() == ["default\tworks", "me\tworks"]
+            for pid in served.workers():
+                assert PASSWORD not in content_of(Path(f"/proc/{pid}/cmdline"))
+            with pytest.raises(AssertionError, match="another gateway answers the clients of this store"):
+                await Served(tmp_path / "two", *arguments).start()
+            listed = await asyncio.to_thread(understudy, "status", postgresql_store.secret_url)
+            assert "the clients of a gateway" in listed.stdout
+        async with Served(tmp_path / "two", *arguments) as moved:
+            assert (await moved.ask(http, key, "again"))[0] == 200
+            assert await moved.stop() == 0
+        assert PASSWORD.encode() not in served.said + moved.said
+    for directory in ("one", "two"):
+        left = {each.name: content_of(each) for each in files_of(tmp_path / directory)}
+        assert "admin.key" in left and "store.db" not in left and PASSWORD not in "".join(left.values())
+    with Store.open(postgresql_store, create=False) as store:
+        first, second = store.calls.of_attempt("client-me")
+        assert (first.sequence, second.sequence) == (0, 1)
+        assert json.loads(first.response)["id"] == json.loads(body)["id"]
+
+
+def test_a_directory_is_no_database(tmp_path: Path) -> None:
+    done = understudy("gateway", "issue", "me", "--store", "runs/one", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--store: runs/one is a directory; expected postgresql://USER@HOST/NAME" in done.stderr

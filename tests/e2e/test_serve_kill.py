@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from understudy.store import Store
+from understudy.store.address import StoreLocation, StoreUrl
 
 from fakes import sse
 from fakes.vllm import FakeVLLM, Say
@@ -65,13 +66,27 @@ async def _more(load: Load, count: int) -> None:
 
 
 @pytest.mark.timeout(280)
-async def test_what_was_answered_is_kept_once_however_often_it_is_killed(tmp_path: Path) -> None:
+async def test_what_was_answered_is_kept_once_however_often_it_is_killed(
+    tmp_path: Path, location: StoreLocation
+) -> None:
     chance = random.Random(50)
-    directory = tmp_path / "gateway"
+    is_database = isinstance(location, StoreUrl)
+    directory = tmp_path / "gateway" if is_database else location
+    store_option = ("--store", location.secret_url) if is_database else ()
     async with FakeVLLM(default=Say(text="ok " * 40)) as model:
-        arguments = ("vllm", "--base-url", model.url, "--backend-model-high", "fake", "--workers", "2")
+        arguments = (
+            "vllm",
+            "--base-url",
+            model.url,
+            "--backend-model-high",
+            "fake",
+            "--workers",
+            "2",
+            *store_option,
+        )
         async with Served(directory, *arguments) as served:
-            keys = [await gateway("issue", f"client-{number}", "--dir", str(directory)) for number in range(4)]
+            issue = ("--dir", str(directory), *store_option)
+            keys = [await gateway("issue", f"client-{number}", *issue) for number in range(4)]
             load = Load(served, keys)
             clients = [asyncio.create_task(load.client(number)) for number in range(CLIENTS)]
             for kill in range(KILLS):
@@ -86,7 +101,7 @@ async def test_what_was_answered_is_kept_once_however_often_it_is_killed(tmp_pat
                 client.cancel()
             await asyncio.gather(*clients, return_exceptions=True)
             assert await served.stop() == 0
-    with Store.open(directory, create=False) as store:
+    with Store.open(location, create=False) as store:
         calls = {attempt.id: list(store.calls.of_attempt(attempt.id)) for attempt in store.keys.clients()}
     kept = Counter(json.loads(call.response)["id"] for of in calls.values() for call in of if call.status == "ok")
     assert load.broken > 0

@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from understudy.cli import EXIT_ERROR, EXIT_INTERRUPTED
 from understudy.errors import ConfigError
@@ -34,7 +35,9 @@ def refuse_databases(arguments: Sequence[str]) -> None:
     """Raise ConfigError where a command that needs a store's directory is given the URL of a database."""
     if not arguments or arguments[0] in _READ_DATABASES:
         return
-    for argument in arguments[1:]:
+    for before, argument in pairwise(arguments):
+        if before == "--store" or argument.startswith("--store="):
+            continue  # which is a database's option wherever a command has it
         if match := _DATABASE.fullmatch(argument):
             from understudy.store.address import StoreUrl
 

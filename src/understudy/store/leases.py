@@ -34,6 +34,9 @@ MAX_LOST = 5
 FORGET_WORKER_S = 3600.0
 """For how long a worker that was lost is listed still."""
 
+GATEWAY = "(gateway)"
+"""In the place of a run's id: what a gateway executes that answers the clients of a store. No run is called so."""
+
 _SILENT_S = 30.0
 """A process that executes a run alone is alive that long after it was heard of, whatever its lease."""
 
@@ -121,6 +124,23 @@ class LeaseRepository(Repository):
         earlier = (workers.c.run_id == run_id) & (workers.c.id != lease.worker)
         context.connection.execute(delete(workers).where(earlier))
         _write_worker(context, lease, release, capacity=0, run_id=run_id)
+
+    @queued
+    def serve_alone(self, context: WriteContext, lease: Lease, release: str) -> None:
+        """From now on one gateway answers the store's clients, till its lease ends; the same again renews that.
+
+        Of two that begin at the same moment, both may succeed the first time; at least one fails the second time.
+        Raises StoreError while another gateway does so.
+        """
+        others = [each for each in context.connection.execute(_alone(GATEWAY)).scalars() if each != lease.worker]
+        if others:
+            raise StoreError(
+                f"another gateway answers the clients of this store: {', '.join(sorted(others))}; stop that one, "
+                "or if it has died, start this one again when its lease has ended, within a minute"
+            )
+        earlier = (workers.c.run_id == GATEWAY) & (workers.c.id != lease.worker)
+        context.connection.execute(delete(workers).where(earlier))
+        _write_worker(context, lease, release, capacity=0, run_id=GATEWAY)
 
     def _refuse_others(self, context: WriteContext, run_id: str, query: Select[tuple[Any]], own: str) -> None:
         ids = context.connection.execute(query).scalars()

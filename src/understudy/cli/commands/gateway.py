@@ -21,11 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from understudy.gateway.serve.admin import GatewayAddress
+    from understudy.store.address import StoreUrl
 
 app = command_group("Run the gateway on its own, give out keys for it, steer one that runs.")
 
 DEFAULT_DIR = Path("gateway")
 _Dir = Annotated[Path, typer.Option("--dir", "-d", help="The gateway's directory: store, admin key, address.")]
+_StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="The store, where it is a database: postgresql://USER@HOST/NAME."),
+]
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -39,6 +44,14 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     directory: Annotated[Path, option("The gateway's directory: store, admin key, address.", "--dir", "-d")] = (
         DEFAULT_DIR
     )
+    store: Annotated[
+        str | None,
+        option(
+            "Keep keys and calls in this database, postgresql://USER@HOST/NAME; the rest stays in --dir "
+            "[default: --dir].",
+            metavar="URL",
+        ),
+    ] = None
     host: Annotated[str, option("Where to listen; every request needs a key, anywhere.")] = "127.0.0.1"
     port: Annotated[int, option("The port; 0 takes a free one.", ge=0, le=65535)] = 8484
     socket: Annotated[Path | None, option("Listen on this Unix socket too.")] = None
@@ -68,9 +81,28 @@ def serve(settings: ServeSettings) -> None:
     if settings.streaming is not None:
         config = msgspec.structs.replace(config, streaming=settings.streaming)
     paths = ServicePaths(
-        settings.directory.absolute(), settings.host, settings.port, settings.socket, settings.admin_port
+        settings.directory.absolute(),
+        settings.host,
+        settings.port,
+        settings.socket,
+        settings.admin_port,
+        _database(settings.store),
     )
     _run(serve_until_signal(config, paths, workers=settings.workers, started=_started))
+
+
+def _database(store: str | None) -> StoreUrl | None:
+    """The database that --store names; None where it was not given. Raises ConfigError for a directory."""
+    from understudy.store.address import StoreUrl, parse_location
+
+    if store is None:
+        return None
+    location = parse_location(store)
+    if not isinstance(location, StoreUrl):
+        raise ConfigError(
+            f"--store: {location} is a directory; expected postgresql://USER@HOST/NAME (a directory is --dir)"
+        )
+    return location
 
 
 def _started(address: GatewayAddress, key: str | None) -> None:
@@ -87,6 +119,7 @@ def _started(address: GatewayAddress, key: str | None) -> None:
 def issue(
     name: Annotated[str, typer.Argument(help="Who the key is for; its calls are kept under this name.")],
     directory: _Dir = DEFAULT_DIR,
+    store_url: _StoreOption = None,
     expires: Annotated[
         str | None, typer.Option(help="How long the key works: 90m, 8h, 30d [default: for ever].")
     ] = None,
@@ -102,30 +135,35 @@ def issue(
     limits = msgspec.structs.asdict(Budget(calls=calls, tokens=tokens, cost_usd=cost_usd))
     budget = {name: limit for name, limit in limits.items() if limit is not None}
     expires_at = None if expires is None else time.time() + _seconds(expires)
-    with Store.open(directory) as store:
+    with Store.open(_database(store_url) or directory) as store:
         typer.echo(_run(issue_key(store, name, expires_at=expires_at, budget=budget)))
 
 
 @app.command()
-def revoke(name: Annotated[str, typer.Argument(help="Whose key.")], directory: _Dir = DEFAULT_DIR) -> None:
+def revoke(
+    name: Annotated[str, typer.Argument(help="Whose key.")],
+    directory: _Dir = DEFAULT_DIR,
+    store_url: _StoreOption = None,
+) -> None:
     """Revoke a key; it stops working within a second."""
     from understudy.store import Store
     from understudy.store.keys import CLIENT
 
-    with Store.open(directory, create=False) as store:
+    location = _database(store_url) or directory
+    with Store.open(location, create=False) as store:
         if not store.keys.revoke(CLIENT + name).result():
             raise ConfigError(
-                f"{directory} has no working key of {name!r}; `understudy gateway keys` lists the names"
+                f"{location} has no working key of {name!r}; `understudy gateway keys` lists the names"
             )
 
 
 @app.command()
-def keys(directory: _Dir = DEFAULT_DIR) -> None:
+def keys(directory: _Dir = DEFAULT_DIR, store_url: _StoreOption = None) -> None:
     """List the keys: who they are for, and whether they work. The keys themselves are not kept."""
     from understudy.store import Store
     from understudy.store.keys import CLIENT
 
-    with Store.open(directory, create=False) as store:
+    with Store.open(_database(store_url) or directory, create=False) as store:
         for key in store.keys.all():
             expired = key.expires_at is not None and key.expires_at <= time.time()
             status = "revoked" if key.revoked_at is not None else "expired" if expired else "works"

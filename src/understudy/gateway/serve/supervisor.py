@@ -6,6 +6,7 @@ The supervisor holds the sockets, starts and restarts the workers, and passes ad
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 import secrets
@@ -23,7 +24,8 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from understudy.errors import ConfigError, GatewayError
+from understudy import __version__
+from understudy.errors import ConfigError, GatewayError, StoreError
 from understudy.gateway.config import GatewayConfig
 from understudy.gateway.control import GatewayState
 from understudy.gateway.serve.admin import AdminApp, GatewayAddress, admin_key, announce
@@ -32,6 +34,8 @@ from understudy.gateway.serve.worker import READY, WorkerSpec
 from understudy.gateway.server.listen import Listener, tcp_socket, unix_socket
 from understudy.gateway.telemetry.metrics import merged
 from understudy.store import Store
+from understudy.store.address import StoreLocation, StoreUrl
+from understudy.store.runs import Lease
 from understudy.util.files import locked
 
 _log = logging.getLogger(__name__)
@@ -254,7 +258,7 @@ async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 @asynccontextmanager
 async def supervise(
-    config: GatewayConfig, store: Path, listeners: Sequence[socket.socket], *, workers: int, lock: int
+    config: GatewayConfig, store: StoreLocation, listeners: Sequence[socket.socket], *, workers: int, lock: int
 ) -> AsyncGenerator[Supervisor]:
     """A running gateway on sockets that listen already; it ends with the context. Raises GatewayError.
 
@@ -266,7 +270,7 @@ async def supervise(
         sockets = [str(directory / f"{index}.sock") for index in range(workers)]
         spec = WorkerSpec(
             config=config,
-            store=str(store),
+            store=store.secret_url if isinstance(store, StoreUrl) else str(store),
             index=0,
             sockets=sockets,
             listeners=[listener.fileno() for listener in listeners],
@@ -280,46 +284,55 @@ async def supervise(
 
 
 FIRST_CLIENT = "default"
+_LEASE_S, _HEARTBEAT_S = 30.0, 5.0
+"""How long a gateway has a database's clients for itself, and how often it renews that."""
 _LEFT_OVER_S = 30.0
 """How long the workers of a gateway that was killed may take for what they have begun."""
 
 
 class ServicePaths(Struct, frozen=True):
-    """Where a gateway keeps its calls and where it listens. Ports may be 0, for a free one."""
+    """Where a gateway keeps its calls and where it listens. Ports may be 0, for a free one.
+
+    Its admin key, address and locks are in `directory`; so is its store, unless it is the database `store`.
+    """
 
     directory: Path
     host: str
     port: int
     socket: Path | None
     admin_port: int
+    store: StoreUrl | None = None
 
 
 @asynccontextmanager
 async def service(
-    config: GatewayConfig, places: ServicePaths, *, workers: int
+    config: GatewayConfig, places: ServicePaths, *, workers: int, stop: asyncio.Future[None]
 ) -> AsyncGenerator[tuple[Supervisor, GatewayAddress, str | None]]:
-    """A gateway that answers, its address, and the first key of a directory that had none.
+    """A gateway that answers, its address, and the first key of a store that had none.
 
-    It ends with the context. Raises ConfigError, StoreError or GatewayError.
+    It ends with the context. `stop` gets the error when another gateway answers for
+    its database. Raises ConfigError, StoreError or GatewayError.
     """
-    directory = places.directory
+    directory, location = places.directory, places.store or places.directory
     alone = locked(
         directory / ".gateway.lock",
         busy=f"another gateway is using {directory}; give another --dir",
         remedy="give a --dir that you can write",
     )
     with alone:
-        with Store.open(directory) as store:  # made once, not by all workers at the same time
+        with Store.open(location) as store:  # made once, not by all workers at the same time
             first_time = not store.keys.clients()
         async with AsyncExitStack() as stack:
             lock = await _alone_at_work(stack, directory)
+            if places.store is not None:
+                await stack.enter_async_context(_alone_on_database(places.store, directory, stop))
             listener, url = tcp_socket(places.host, places.port)
             listeners = [stack.enter_context(listener)]
             if places.socket is not None:
                 listeners.append(stack.enter_context(unix_socket(places.socket)))
                 stack.callback(places.socket.unlink, missing_ok=True)
             supervisor = await stack.enter_async_context(
-                supervise(config, directory, listeners, workers=workers, lock=lock)
+                supervise(config, location, listeners, workers=workers, lock=lock)
             )
             operator = AdminApp(supervisor, admin_key(directory))
             admin_socket, admin_url = tcp_socket("127.0.0.1", places.admin_port)
@@ -327,11 +340,46 @@ async def service(
             await admin.start()
             stack.push_async_callback(admin.stop)
             address = GatewayAddress(url, admin_url, os.getpid())
-            with Store.open(directory) as store:
+            with Store.open(location) as store:
                 # Now only: it is shown once, and not at all by a gateway that could not start.
                 key = await issue(store, FIRST_CLIENT) if first_time else None
             announce(directory, address)
             yield supervisor, address, key
+
+
+@asynccontextmanager
+async def _alone_on_database(url: StoreUrl, directory: Path, stop: asyncio.Future[None]) -> AsyncGenerator[None]:
+    """Keep other gateways, on whatever machine, off the clients of a database: two would number one's calls twice.
+
+    A call whose number is another's is refused by the database and not answered, so nothing is lost where a lease
+    ended unnoticed. `stop` gets the error when it cannot be renewed. Raises StoreError where another gateway is.
+    """
+    # By the directory's own key: the same one started again need not wait for the lease of what was killed.
+    own = hashlib.sha256(admin_key(directory).encode()).hexdigest()[:8]
+    lease = Lease(f"gateway {own} in {socket.gethostname()}:{directory}", _LEASE_S)
+    with Store.open(url, create=False) as store:
+
+        async def keep() -> None:
+            try:
+                while True:
+                    await asyncio.sleep(_HEARTBEAT_S)
+                    await asyncio.wrap_future(store.leases.serve_alone(lease, __version__))
+            except StoreError as error:
+                if not stop.done():
+                    stop.set_exception(error)
+
+        keeping = None
+        try:
+            for _ in range(2):  # the second time sees another one that began at the same moment
+                await asyncio.wrap_future(store.leases.serve_alone(lease, __version__))
+            keeping = asyncio.create_task(keep())
+            yield
+        finally:
+            if keeping is not None:
+                keeping.cancel()
+                await asyncio.gather(keeping, return_exceptions=True)
+            with suppress(StoreError):  # it ends by itself, and the first error is the one that says what happened
+                await asyncio.wrap_future(store.leases.give_back(lease))
 
 
 async def _alone_at_work(stack: AsyncExitStack, directory: Path) -> int:
@@ -361,12 +409,17 @@ async def serve_until_signal(
     signalled = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled.set)
-    async with service(config, places, workers=workers) as (supervisor, address, key):
+    stop: asyncio.Future[None] = loop.create_future()
+    async with service(config, places, workers=workers, stop=stop) as (supervisor, address, key):
         started(address, key)
         watch = asyncio.ensure_future(supervisor.watch())
         end = asyncio.ensure_future(signalled.wait())
-        await asyncio.wait({watch, end}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({watch, end, stop}, return_when=asyncio.FIRST_COMPLETED)
         end.cancel()
+        if stop.done():
+            watch.cancel()
+            stop.result()
+        stop.cancel()
         if watch.done():
             watch.result()
         watch.cancel()

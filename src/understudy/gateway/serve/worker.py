@@ -35,6 +35,7 @@ from understudy.gateway.server.connections import ConnectionTable
 from understudy.gateway.server.http import ClientGone, HttpRequest, Receive, Send
 from understudy.gateway.server.listen import Listener, unix_socket
 from understudy.store import Store
+from understudy.store.address import parse_location
 from understudy.wire.errors import Fault
 
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"host"})
@@ -154,7 +155,8 @@ GC_THRESHOLDS = (50_000, 20, 20)
 class WorkerSpec(Struct, frozen=True, kw_only=True):
     """The settings of a worker, sent to its stdin as one JSON line; it stops when its stdin is closed.
 
-    `listeners` are inherited descriptors of listening sockets; `sockets` are the workers' own, by index.
+    `store` is a directory or a URL, whose password no command line shows. `listeners` are inherited descriptors of
+    listening sockets; `sockets` are the workers' own, by index.
     """
 
     config: GatewayConfig
@@ -175,7 +177,7 @@ class WorkerSpec(Struct, frozen=True, kw_only=True):
 async def work(spec: WorkerSpec) -> None:
     """Serve until SIGTERM or SIGINT, or until the supervisor has ended. Raises UnderstudyError."""
     async with AsyncExitStack() as stack:
-        store = stack.enter_context(Store.open(Path(spec.store)))
+        store = stack.enter_context(Store.open(parse_location(spec.store)))
         config = spec.config
 
         def keys(models: ModelRouter) -> StoredKeys:
