@@ -288,3 +288,20 @@ def test_parallel_calls_before_a_prompt_may_have_been_lost_by_a_resume(
     log.assistant(LAST, ("t3", "Bash"))
     found = by_message(*read(log))
     assert (found[NEXT].notes, found[LAST].notes) == ((), notes)
+
+
+def test_a_resume_from_a_result_leaves_out_what_was_sent_behind_a_later_result() -> None:
+    """2.1.212 resumed from the first result: the reminder hangs on the second, and was not sent again."""
+    log = Log(version="2.1.212")
+    log.user("look")
+    first = log.assistant(ANSWER, ("t1", "Bash"))
+    second = log.assistant(ANSWER, ("t2", "Bash"))
+    one = log.result("t1", "one", parent=first)
+    log.result("t2", "two", parent=second)
+    log.attachment("total_tokens_reminder", text="9 left")
+    log.assistant(NEXT, "Looked.")
+    log.user("Continue from where you left off.", parent=one, isMeta=True)
+    log.assistant(LAST, "Going on.")
+    found = by_message(*read(log))
+    assert "9 left" in outline(found[NEXT])[-1]
+    assert outline(found[LAST])[2:] == ["t1: one", "t2: two", "user: Continue from where you left off."]

@@ -7,7 +7,7 @@ the log again. What changes then becomes a new branch, so that turns from before
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 import msgspec
@@ -294,6 +294,18 @@ def _call_ids(response: ClaudeResponse) -> list[str]:
         for block in record.message.content
         if isinstance(block, ClaudeBlock) and block.type == "tool_use" and block.id is not None
     ]
+
+
+def is_new_branch(
+    nodes: Sequence[TraceNode],
+    response: ClaudeResponse,
+    others: Iterable[ClaudeResponse],
+    above: ClaudeRecord | None,
+) -> bool:
+    """Whether what hangs on `above` leaves the path of a response: on a result, though another path went on."""
+    if above is None or not result_ids(above):
+        return False
+    return any(nodes[other.node].parent == response.tail for other in others)
 
 
 def is_reused_id(response: ClaudeResponse, record: ClaudeRecord) -> bool:

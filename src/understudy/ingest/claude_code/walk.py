@@ -139,6 +139,7 @@ class _Walk:
         self.may_lose_results = behaviour.resumes_by_parent or not behaviour.is_confirmed("resumes_by_parent")
         self.results: list[ClaudeRecord] = []  # since the last prompt, of versions that may lose some at a resume
         self.has_images = False  # a prompt with images was not answered yet, by a version that forgets them then
+        self.bare_tails: dict[str, int] = {}  # by key of a response: its last result by itself
         self.moved_up: set[str | None] = set()  # uuids of results that were placed before their turn in the file
 
     def build(self) -> ClaudeConversation:
@@ -265,6 +266,7 @@ class _Walk:
                 nodes.append(TraceNode(response.tail, record))
                 response.tail = node
                 self.response_at[node] = response
+                self.bare_tails.pop(response.key, None)
                 if self.may_lose_results:
                     self.results.append(record)
                 return node
@@ -422,6 +424,8 @@ class _Walk:
         if not sent.parts and sent.note is None:
             return at
         before = at = self.end(at)
+        if (response := self.response_at.get(at)) is not None:
+            self.bare_tails.setdefault(response.key, at)
         if not sent.is_queued or self.behaviour.wraps_notifications or not placement.is_added(self.nodes, at):
             at = self.add_parts(sent, at) if sent.parts else at
         else:
@@ -463,6 +467,10 @@ class _Walk:
             moved_before = set(self.moved_up)
             at = self.end_of_response(response)
             late = self.moved_up - moved_before
+            if response.key in self.bare_tails:
+                above = self.index.by_uuid.get(record.parentUuid or "")
+                if tree.is_new_branch(self.nodes, response, self.responses.values(), above):
+                    at = self.bare_tails[response.key]  # the attachments hang on another branch
             broken = bool(response.pending)
             if broken:
                 # The program was killed while tools ran. When the session goes on, calls without a result are not
