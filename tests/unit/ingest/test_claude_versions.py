@@ -249,7 +249,7 @@ def test_a_call_of_a_tool_that_is_not_there_is_not_rewritten() -> None:
 def test_a_rule_that_changed_between_two_recorded_versions_is_not_exact_between_them(
     version: str, notes: tuple[str, ...]
 ) -> None:
-    """What stands around a queued prompt changed after 2.1.9 and before 2.1.49; at which version is a guess."""
+    """What stands around a queued prompt changed after 2.1.9 and before 2.1.25; at which version is a guess."""
     log = Log(version=version)
     log.user("look")
     log.assistant(ANSWER, ("t1", "Bash"))

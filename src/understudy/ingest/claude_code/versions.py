@@ -97,8 +97,8 @@ NOT_RECORDED = "version_not_recorded"
 """The note on states that a rule was applied to in which the recorded versions around this one differ."""
 
 _RECORDED = (
-    "1.0.0 1.0.69 1.0.102 1.0.128 2.0.20 2.0.64 2.0.76 2.1.9 2.1.49 2.1.58 2.1.63 2.1.69 2.1.110 2.1.112 "
-    "2.1.117 2.1.150 2.1.197 2.1.212 2.1.250 2.1.260 2.1.280 2.1.300 2.1.330"
+    "1.0.0 1.0.69 1.0.102 1.0.128 2.0.20 2.0.64 2.0.70 2.0.76 2.1.9 2.1.25 2.1.49 2.1.58 2.1.63 2.1.69 2.1.92 "
+    "2.1.110 2.1.112 2.1.117 2.1.150 2.1.197 2.1.212 2.1.250 2.1.260 2.1.280 2.1.300 2.1.330"
 )
 """Versions whose requests were recorded beside their logs. Between two that differ, a rule's bound is a guess."""
 
