@@ -6,6 +6,10 @@ Real tasks, the real Claude Code CLI, the embedded server with the oracle policy
 rollout at a time: everything but the agent's own wall clock and the checks' own, plus what the gateway adds to the
 agent's calls (translation, capture and commit, against the same bytes sent straight to a server that answers at
 once). The peer is the rest of the same rollouts: the CLI, the model and the tests.
+
+All that is wall clock, so it says little on a machine that does other work. What holds there is the CPU time of
+the `understudy run` process itself, by the difference of two runs: without its children, and without what a run
+begins with, but with the gateway, which runs in it.
 """
 
 from __future__ import annotations
@@ -38,14 +42,17 @@ TASKS, SAMPLES = 4, 6
 OVERHEAD_TARGET_MS, RATE_TARGET = 100.0, 0.8
 
 
-def run(tasks: Path, output: Path, *options: str) -> dict[str, Any]:
-    """One `understudy run`; its summary."""
+def run(tasks: Path, output: Path, *options: str) -> tuple[dict[str, Any], float]:
+    """One `understudy run`; its summary, and the CPU seconds of its process without its children."""
     command = [UNDERSTUDY, "run", "embedded", "--tasks", tasks, "-o", output, "--json", *options]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
-    summary = json.loads(done.stdout)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        summary = json.loads(process.stdout.read())
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its figures are still there
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     if summary["solved"] != summary["rollouts"]:
         raise SystemExit(f"bench: the oracle solved {summary['solved']} of {summary['rollouts']}")
-    return summary
+    return summary, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def attempts(output: Path) -> tuple[list[dict[str, float]], list[list[Call]], float]:
@@ -147,20 +154,22 @@ def main() -> None:
         tasks = directory / "tasks.jsonl"
         make = [UNDERSTUDY, "tasks", "make", "toolz", "--count", str(TASKS), "--seed", "5", "-o", tasks]
         subprocess.run(make, check=True, capture_output=True)
-        run(tasks, directory / "one", "-j", "1", "-n", "3")
+        fewer, fewer_cpu_s = run(tasks, directory / "one", "-j", "1", "-n", "3")
         parts, calls, _ = attempts(directory / "one")
         per_call = asyncio.run(gateway_ms(calls[0], directory))
-        summary = run(tasks, directory / "many", "-n", str(SAMPLES))
+        summary, cpu_s = run(tasks, directory / "many", "-n", str(SAMPLES))
         _, _, wall = attempts(directory / "many")
     rest = [part["agent_s"] + part["checks_s"] for part in parts]
     # The checks ran within `grade_s`, so they are in the sum of the parts twice.
     own = [sum(part.values()) - others - part["checks_s"] for part, others in zip(parts, rest, strict=True)]
+    cpu_ms = 1000 * (cpu_s - fewer_cpu_s) / (summary["rollouts"] - fewer["rollouts"])
     per_rollout = per_call * statistics.median(len(each) for each in calls)
     overhead = 1000 * statistics.median(own) + per_rollout
     figures: dict[str, Any] = {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "overhead_ms": round(overhead, 1),
         "overhead_target_ms": OVERHEAD_TARGET_MS,
+        "process_cpu_ms": round(cpu_ms, 1),
         "parts_ms": {
             part: round(1000 * statistics.median(each[part] for each in parts), 1) for part in sorted(parts[0])
         },
@@ -172,6 +181,7 @@ def main() -> None:
     }
     print(f"machine                  {figures['machine']}")
     print(f"overhead a rollout       {overhead:.1f} ms median (target {OVERHEAD_TARGET_MS:.0f})")
+    print(f"CPU of our process       {cpu_ms:.1f} ms a rollout, without its children")
     print(f"  of which the gateway   {per_rollout:.1f} ms ({per_call:.2f} ms a call)")
     others = figures["cli_model_and_tests_ms"]
     print(f"CLI, model and tests     {others} ms: the overhead is {figures['overhead_ratio']} of it")
