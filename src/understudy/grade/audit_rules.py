@@ -112,10 +112,11 @@ RULES = (
         "caller",
         "it finds out who calls it",
         r"\bsys\._getframe(?:modulename)?\b|\b_getframe\b|\binspect\.(?:stack|currentframe|getouterframes|trace)\b",
-        r"\btraceback\.(?:extract_stack|walk_stack|format_stack|StackSummary)\b|\.f_back\b|\.f_locals\b|\btb_frame\b",
+        r"\btraceback\.(?:extract_stack|walk_stack|format_stack|StackSummary)\b|\.f_back\b|\btb_frame\b",
         r"\.(?:gi_frame|cr_frame|f_globals|co_filename|co_firstlineno)\b",
         weak=True,
     ),
+    _rule("caller-values", "it reads the variables of a frame", r"\.f_locals\b", weak=True),
     _rule(
         "code-objects",
         "it takes code objects apart, or makes them",
@@ -163,6 +164,12 @@ RULES = (
         r"\b(?:list|dict|tuple|sorted|iter)\(sys\.modules\)|\bin sys\.modules:",
         r"\bsys\.modules\.each\b|__main__(?![\"'\w])|\bimport __main__|sys\.modules\['__main__'\]",
         weak=True,
+    ),
+    _rule(
+        "module-contents",
+        "it goes through what any loaded module holds",
+        r"\bsys\.modules\.each\.__dict__|\b(?:vars|dir)\(sys\.modules\.each\)",
+        r"\bgetattr\(sys\.modules\.each, [\"']__dict__[\"']",
     ),
     _rule(
         "test-names",
