@@ -14,6 +14,7 @@ from understudy.store.address import StoreUrl
 
 from fakes.vllm import FakeVLLM, Say
 from support import understudy
+from support.claude_log import Log
 from support.export import put_rollouts
 from support.postgresql import PASSWORD
 from support.serve import Served, gateway
@@ -42,6 +43,22 @@ def test_a_run_in_a_database_is_reported_as_the_same_run_in_a_directory(
     assert "calc-0" in page
     for text in (done.stdout, done.stderr, alone.stdout, alone.stderr, page):
         assert PASSWORD not in text
+
+
+def test_logs_are_read_into_a_database_as_into_a_directory(tmp_path: Path, postgresql_store: StoreUrl) -> None:
+    log = Log()
+    log.user("hello")
+    log.assistant("m1", "hi")
+    (tmp_path / "s1.jsonl").write_bytes(log.data())
+    for location in ("store", postgresql_store.secret_url):
+        done = understudy("ingest", "s1.jsonl", "--dir", location, "-j", 1, "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["new"] == 1 and PASSWORD not in done.stdout + done.stderr
+    again = understudy("ingest", "s1.jsonl", "--dir", postgresql_store.secret_url, "-j", 1, cwd=tmp_path)
+    assert "1 files are as they were" in again.stdout and PASSWORD not in again.stdout + again.stderr
+    assert {each.name for each in tmp_path.iterdir()} == {"s1.jsonl", "store"}
+    with Store.open(tmp_path / "store") as first, Store.open(postgresql_store) as second:
+        assert first.sessions.count() == second.sessions.count() == (1, 1)
 
 
 def files_of(directory: Path) -> list[Path]:

@@ -27,6 +27,7 @@ _OLD_OPTION = re.compile(
 
 _READ_DATABASES = (
     "run", "worker", "status", "store", "show", "integrity", "states", "pairs", "export", "report", "view",
+    "ingest",
 )  # fmt: skip
 _DATABASE = re.compile(r"(?:--?[\w-]+=)?(postgres(?:ql)?://.*)", re.DOTALL)
 

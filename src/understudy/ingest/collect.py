@@ -46,6 +46,7 @@ from understudy.ingest.trace_store import storable
 from understudy.redact.betterleaks import is_installed
 from understudy.redact.report import RedactionReport, write_report_beside
 from understudy.store import Store
+from understudy.store.address import StoreLocation
 from understudy.store.sessions import LogSource, TextOrBytes
 from understudy.util.files import locked
 
@@ -389,16 +390,22 @@ def _add(total: IngestSummary, earlier: IngestedBatch, seen: set[bytes]) -> set[
 
 
 def collect_to_store(
-    logs: FoundLogs, selection: StateSelection, directory: Path, jobs: int, report: ProgressCallback
+    logs: FoundLogs, selection: StateSelection, location: StoreLocation, jobs: int, report: ProgressCallback
 ) -> IngestSummary:
-    """Put the selected states into the store of a directory, which is created where it does not exist.
+    """Put the selected states into the store of a directory or a database, made where it does not exist.
+
+    What is read on the way to a database lies in the directory for temporary files, for the owner alone.
 
     Logs that did not change since they were read are skipped. The store holds complete traces at any moment; after
     an interruption the same call continues. Raises ConfigError and StoreError.
     """
     job = IngestJob(selection, "rows")
-    _make(directory)
-    with Store.open(directory) as store:
+    if isinstance(location, Path):
+        _make(location)
+        parent, prefix = location, ".reading."
+    else:
+        parent, prefix = Path(tempfile.gettempdir()), ".understudy-reading."
+    with Store.open(location) as store:
         stored = store.sessions.sources()
         total = IngestSummary(skipped=logs.skipped.copy())
         fresh: list[LogBatch] = []
@@ -417,7 +424,7 @@ def collect_to_store(
         if not fresh:
             return total
         seen: set[bytes] = set()
-        with _workplace(directory, ".reading.") as workspace:
+        with _workplace(parent, prefix) as workspace:
             reading = read_batches(fresh, job, jobs, workspace, progress, report)
             for of_batch, (read, source) in zip(sources, reading, strict=True):
                 dropped = total.add(read, seen)

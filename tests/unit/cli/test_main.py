@@ -180,7 +180,7 @@ def test_help_names_each_command_in_a_whole_sentence():
     "arguments",
     [
         ("replay", "postgres://me:geheim@h/db", "--teachers", "t.toml"),
-        ("ingest", "logs", "--dir=postgresql://me:geheim@h/db"),
+        ("redact", "--dir=postgresql://me:geheim@h/db"),
         ("gateway", "serve", "vllm", "--dir", "postgresql://me:geheim@h/db"),
         ("gateway", "issue", "me", "--dir", "postgresql://me:geheim@h/db"),
         ("train", "sft", "tiny", "--from", "postgresql://me:geheim@h/db"),

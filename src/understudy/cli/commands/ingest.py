@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from understudy.ingest.batch_reader import IngestSummary
     from understudy.ingest.collect import IngestProgress
     from understudy.ingest.verify import VerifyReport
+    from understudy.store.address import StoreLocation
 
 _MOST_JOBS = 8
 _STORE = "sessions"
@@ -41,8 +42,13 @@ def ingest(
         ),
     ] = None,
     directory: Annotated[
-        Path | None,
-        typer.Option("--dir", "-d", metavar="DIR", help="The store to put the states into [default: sessions]."),
+        str | None,
+        typer.Option(
+            "--dir",
+            "-d",
+            metavar="DIR",
+            help="The store to put the states into: a directory, or a database's URL [default: sessions].",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -98,6 +104,7 @@ def ingest(
     from understudy.ingest.formats.registry import format_named
     from understudy.ingest.state_files import require_pyarrow
     from understudy.ingest.verify import verify as verify_logs
+    from understudy.store.address import parse_location
 
     dry_run, verify = count_only is True, count_only is False
     if output is not None and directory is not None:
@@ -127,7 +134,8 @@ def ingest(
     if dry_run or verify:
         output = directory = None
     elif output is None and directory is None:
-        directory = Path(_STORE)
+        directory = _STORE
+    location = None if directory is None else parse_location(directory)
     try:
         logs = find_logs(paths, only, output, progress)
         if not logs.batches:
@@ -143,8 +151,8 @@ def ingest(
             return
         if output is not None:
             counts = collect_to_file(logs, selection, output, jobs, progress, _key() if redact else None)
-        elif directory is not None:
-            counts = collect_to_store(logs, selection, directory, jobs, progress)
+        elif location is not None:
+            counts = collect_to_store(logs, selection, location, jobs, progress)
         else:
             counts = count_states(logs, selection, jobs, progress)
     except KeyboardInterrupt:
@@ -158,7 +166,7 @@ def ingest(
         raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
         shown.end(keep=False)
-    _print_summary(counts, output, directory, redact, json_)
+    _print_summary(counts, output, location, redact, json_)
 
 
 def _key() -> bytes:
@@ -180,15 +188,15 @@ def _projects(env: Mapping[str, str]) -> Path:
 
 
 def _print_summary(
-    counts: IngestSummary, output: Path | None, directory: Path | None, redact: bool, as_json: bool
+    counts: IngestSummary, output: Path | None, location: StoreLocation | None, redact: bool, as_json: bool
 ) -> None:
-    file, store = _path_text(output), _path_text(directory)
+    file, store = _path_text(output), _path_text(location)
     if as_json:
         import msgspec
 
         print_json({"output": file, "dir": store, **msgspec.structs.asdict(counts)})
-    elif directory is not None:
-        _print_stored(counts, directory)
+    elif location is not None:
+        _print_stored(counts, location)
     else:
         _print_counts(counts, f"are in {file}" if file else "would be written")
     if redact:
@@ -226,11 +234,11 @@ def _print_report(report: VerifyReport, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _path_text(path: Path | None) -> str | None:
-    return None if path is None else os.fsencode(path).decode(errors="replace")
+def _path_text(path: StoreLocation | None) -> str | None:
+    return None if path is None else os.fsencode(str(path)).decode(errors="replace")
 
 
-def _print_stored(counts: IngestSummary, directory: Path) -> None:
+def _print_stored(counts: IngestSummary, location: StoreLocation) -> None:
     from understudy.store import Store
 
     if counts.unchanged < counts.files:
@@ -239,9 +247,9 @@ def _print_stored(counts: IngestSummary, directory: Path) -> None:
         )
     if counts.unchanged:
         typer.echo(f"{counts.unchanged} files are as they were when they were read, and were not read again")
-    with Store.open(directory, create=False) as store:
+    with Store.open(location, create=False) as store:
         turns, traces = store.sessions.count()
-    typer.echo(f"{turns} states of {traces} conversations are in {_path_text(directory)}")
+    typer.echo(f"{turns} states of {traces} conversations are in {_path_text(location)}")
 
 
 def _print_counts(counts: IngestSummary, where: str) -> None:
