@@ -125,8 +125,8 @@ async def _reap(
     transport: asyncio.SubprocessTransport, watch: _OutputCollector, kill: Callable[[int], None]
 ) -> None:
     """Kill what is still running, reap the leader and close the pipes."""
-    kill(transport.get_pid())
     try:
+        kill(transport.get_pid())
         try:
             await asyncio.wait_for(watch.exited.wait(), GRACE_S)
         except TimeoutError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import platform
@@ -108,7 +109,13 @@ class _SandboxRun:
             kill_group(leader)
             return
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            handle = os.open(str(first), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)
+            try:
+                handle = os.open(str(first), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)
+            except OSError as error:
+                if error.errno not in (errno.EBADF, errno.ENOTDIR):
+                    raise
+                kill_group(leader)  # the sandbox was closed meanwhile, which killed what it held
+                return
             try:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
             finally:
