@@ -39,10 +39,14 @@ def main() -> None:
         max_turns=parsed.max_turns,
         max_tokens=parsed.answer_tokens,
     )
+    tasks = asyncio.run(tasks_of(parsed.tasks))
+    if len(tasks) < parsed.groups:
+        # TRL would leave out the only, incomplete batch, and save the model as it was.
+        parser.error(f"--groups {parsed.groups}: only {len(tasks)} tasks; give fewer groups or more tasks")
     gpu = torch.cuda.is_available()
     with TRLRollouts(
         parsed.model,
-        asyncio.run(tasks_of(parsed.tasks)),
+        tasks,
         parsed.output,
         settings=settings,
         runtime=LoopRuntime(urls=tuple(parsed.vllm)),

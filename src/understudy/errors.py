@@ -112,7 +112,8 @@ class StoreError(UnderstudyError):
 
 
 class LeaseLost(StoreError):
-    """A write of an attempt that was taken from its worker, because that did not answer in time.
+    """A write of an attempt that was taken from its worker, because that did not answer in time; or a gateway that
+    another one took its store's clients from.
 
     Another attempt of the rollout has the next number, and what this one did does not count.
     """

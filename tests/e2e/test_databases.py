@@ -82,6 +82,8 @@ async def test_one_gateway_answers_the_clients_of_a_database(tmp_path: Path, pos
             assert (await gateway("keys", *option)).splitlines() == ["default\tworks", "me\tworks"]
             for pid in served.workers():
                 assert PASSWORD not in content_of(Path(f"/proc/{pid}/cmdline"))
+            with pytest.raises(AssertionError, match="name that database with --store"):
+                await gateway("issue", "me", "--dir", str(tmp_path / "one"))
             with pytest.raises(AssertionError, match="another gateway answers the clients of this store"):
                 await Served(tmp_path / "two", *arguments).start()
             listed = await asyncio.to_thread(understudy, "status", postgresql_store.secret_url)

@@ -44,6 +44,8 @@ _FILE_SITES = 10_000  # numbers that each file has
 REPORT_BYTES = 64 << 20
 _ENOUGH_BITS = 10.0  # somebody who guesses passes once in a thousand times
 _MANY_CHANGEABLE = 6
+NOT_VALIDATED = "the task was not validated as it is graded here"
+"""How the reason begins for which a task's tests have no twins, where validation would make some."""
 _UNWATCHED = "what the code does in the process of the tests is not watched"
 
 
@@ -486,6 +488,8 @@ def protection_of(task: Task, options: GradingOptions) -> tuple[Protection, str]
 def _protection_by_twins(task: Task, options: GradingOptions) -> tuple[Protection, str]:
     if isinstance(task.checks, ScriptChecks):
         return "none", "checks of kind script have no twins"
+    if options.usual_events is None and not options.twins:
+        return "none", f"{NOT_VALIDATED} (by `tasks check` or --validate), so no test has twins"
     nodes = deciding_tests(task, options).nodes
     deciding = (*task.checks.fail_to_pass, *task.checks.pass_to_pass)
     missing = [id for id in deciding if nodes.get(id) not in options.twins]

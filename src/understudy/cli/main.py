@@ -27,8 +27,9 @@ _OLD_OPTION = re.compile(
 
 _READ_DATABASES = (
     "run", "worker", "status", "store", "show", "integrity", "states", "pairs", "export", "report", "view",
-    "ingest",
 )  # fmt: skip
+_DATABASE_OPTIONS = {"ingest": ("--dir", "-d")}
+"""Options of a command that take a database, beside `--store`, which does wherever a command has it."""
 _DATABASE = re.compile(r"(?:--?[\w-]+=)?(postgres(?:ql)?://.*)", re.DOTALL)
 
 
@@ -36,9 +37,10 @@ def refuse_databases(arguments: Sequence[str]) -> None:
     """Raise ConfigError where a command that needs a store's directory is given the URL of a database."""
     if not arguments or arguments[0] in _READ_DATABASES:
         return
+    options = ("--store", *_DATABASE_OPTIONS.get(arguments[0], ()))
     for before, argument in pairwise(arguments):
-        if before == "--store" or argument.startswith("--store="):
-            continue  # which is a database's option wherever a command has it
+        if before in options or argument.startswith(tuple(f"{option}=" for option in options)):
+            continue
         if match := _DATABASE.fullmatch(argument):
             from understudy.store.address import StoreUrl
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from understudy.checks.twin_run import NOT_VALIDATED
 from understudy.errors import ConfigError, GraderError, SandboxError, TaskError, UnderstudyError
 from understudy.grade.gate import gate
 from understudy.grade.predictions import PredictedPatch, Prediction, Predictions
@@ -115,10 +116,11 @@ async def _grade_prediction(
     directory = instance_dir(bench.output, bench.run_id, row.model, row.instance_id)
     patch = await asyncio.to_thread(predictions.patch, row)
     key = _key(bench, task, patch)
-    if (verdict := await asyncio.to_thread(read_verdict, directory, key)) is not None:
-        standing.reused += 1
-        return outcome_of(verdict)
+    verdict = await asyncio.to_thread(read_verdict, directory, key)
     try:
+        if verdict is not None and not await _is_outdated(bench, task, verdict):
+            standing.reused += 1
+            return outcome_of(verdict)
         prepared = await _prepare(bench, task, patch)
         async with slots:
             if stop.is_set():
@@ -137,6 +139,15 @@ async def _grade_prediction(
         return outcome
     await asyncio.to_thread(write_report, directory, task, patch.data, verdict, took_s=took_s, key=key)
     return outcome_of(verdict)
+
+
+async def _is_outdated(bench: GradingSetup, task: Task, verdict: Verdict) -> bool:
+    """Whether a verdict was reached without twins only because its task was not validated, and by now it is."""
+    if not verdict.unprotected.startswith(NOT_VALIDATED):
+        return False
+    prepared = await asyncio.to_thread(prepare, task, bench.cache, bench.sandboxes)
+    found = as_validated(prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache)
+    return found != prepared
 
 
 async def _prepare(bench: GradingSetup, task: Task, patch: PredictedPatch) -> PreparedTask:

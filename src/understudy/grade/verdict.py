@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +47,7 @@ from understudy.tasks.records import task_digest
 from understudy.types import Integrity, PytestChecks, ScriptChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_FORMAT = "25"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "26"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, noted in each verdict: the release, and how its patches are judged."""
 
@@ -279,7 +280,7 @@ async def validate(
     1 and 0, GraderError or SandboxError when they could not be graded.
     """
     task = prepared.task
-    record = _record_path(prepared, sandboxes, environment, cache)
+    record, *others = _record_paths(prepared, sandboxes, environment, cache)
     if record.exists():
         return as_validated(prepared, sandboxes=sandboxes, environment=environment, cache=cache)
     failure = record.with_suffix(".failed")
@@ -345,19 +346,20 @@ async def validate(
         except PatchFault as fault:
             raise GraderError(f"twins could not be run with the gold patch: {fault}") from fault
     record.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(record, msgspec.json.encode(graded.options))
+    for path in (record, *others):
+        atomic_write(path, msgspec.json.encode(graded.options))
     return graded
 
 
 def as_validated(
     prepared: PreparedTask, *, sandboxes: Sandboxes, environment: TaskEnvironment, cache: Path
 ) -> PreparedTask:
-    """The task with the grading options that validation found; unchanged if it was not validated."""
-    try:
-        content = _record_path(prepared, sandboxes, environment, cache).read_bytes()
-    except FileNotFoundError:
-        return prepared
-    return replace(prepared, options=msgspec.json.decode(content, type=GradingOptions))
+    """The task with the grading options that validation found, with this time limit if it was validated with it;
+    unchanged if it was not validated."""
+    for path in _record_paths(prepared, sandboxes, environment, cache):
+        with suppress(FileNotFoundError):
+            return replace(prepared, options=msgspec.json.decode(path.read_bytes(), type=GradingOptions))
+    return prepared
 
 
 async def _grade_gold(
@@ -392,7 +394,15 @@ async def _grade_gold(
     return prepared, first or Verdict(reward=0.0, reason="")
 
 
-def _record_path(prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, cache: Path) -> Path:
+def _record_paths(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, cache: Path
+) -> tuple[Path, Path]:
+    """Where a validation is remembered: of the task as it is, and of the task with whatever time limit."""
     paths = [str(prepared.tree), str(prepared.hidden), *(str(mount.source) for mount in environment.mounts)]
-    content = msgspec.json.encode([_FORMAT, sandboxes.name, paths, environment.env, prepared.task])
-    return cache / "validated" / hashlib.sha256(content).hexdigest()[:32]
+    task = prepared.task
+    as_it_is, unlimited = (
+        hashlib.sha256(msgspec.json.encode([_FORMAT, sandboxes.name, paths, environment.env, each])).hexdigest()
+        for each in (task, replace(task, checks=replace(task.checks, timeout_s=0.0)))
+    )
+    directory = cache / "validated"
+    return directory / as_it_is[:32], directory / unlimited[:32]

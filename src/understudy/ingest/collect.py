@@ -471,6 +471,7 @@ def _workplace(parent: Path, prefix: str) -> Generator[Path]:
         ) from error
     try:
         with locked(directory / _LOCK):
+            directory.chmod(0o700)  # another run may have swept it in between, and `locked` made it anew
             yield directory
     finally:
         with signals_blocked(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -480,10 +481,10 @@ def _workplace(parent: Path, prefix: str) -> Generator[Path]:
 def _sweep(parent: Path, prefix: str) -> None:
     """Remove the directories of processes that were killed: they hold private text."""
     for left in parent.glob(f"{glob.escape(prefix)}*{_SUFFIX}"):
-        status = left.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            continue
         try:
+            status = left.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                continue
             with locked(left / _LOCK, busy="another process is writing there"):
                 shutil.rmtree(left)
         except (ConfigError, OSError):

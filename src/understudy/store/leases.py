@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import Select, delete, func, insert, literal, select, update
 
-from understudy.errors import StoreError
+from understudy.errors import LeaseLost, StoreError
 from understudy.store.database import Database, Repository, WriteContext, encode, queued, row_reader
 from understudy.store.runs import OPEN_ATTEMPTS, Lease, begin_attempt, read_rollout, take_attempt
 from understudy.store.schema import attempts, rollouts, runs, workers
@@ -130,15 +130,17 @@ class LeaseRepository(Repository):
         """From now on one gateway answers the store's clients, till its lease ends; the same again renews that.
 
         Of two that begin at the same moment, both may succeed the first time; at least one fails the second time.
-        Raises StoreError while another gateway does so.
+        Raises LeaseLost while another gateway does so.
         """
         others = [each for each in context.connection.execute(_alone(GATEWAY)).scalars() if each != lease.worker]
         if others:
-            raise StoreError(
+            raise LeaseLost(
                 f"another gateway answers the clients of this store: {', '.join(sorted(others))}; stop that one, "
                 "or if it has died, start this one again when its lease has ended, within a minute"
             )
-        earlier = (workers.c.run_id == GATEWAY) & (workers.c.id != lease.worker)
+        # Of one whose lease has ended only: the row of one that began at the same moment must refuse this one.
+        earlier = (workers.c.run_id == GATEWAY) & (workers.c.lease_until < store_clock())
+        earlier &= workers.c.id != lease.worker
         context.connection.execute(delete(workers).where(earlier))
         _write_worker(context, lease, release, capacity=0, run_id=GATEWAY)
 

@@ -76,7 +76,8 @@ _NOTE_GROUP = (
 )
 
 _CHANGES = """
-SELECT (SELECT oid FROM pg_database WHERE datname = current_database())::bigint << 32 | 'calls'::regclass::bigint,
+SELECT (SELECT oid FROM pg_database WHERE datname = current_database())::bigint << 32 | 'calls'::regclass::bigint
+        # (SELECT system_identifier FROM pg_control_system()),
     count(*) + coalesce(sum(group_number), 0)::bigint,
     (1e9 * coalesce(max(committed_at), (SELECT max(updated_at) FROM rollouts), 0))::bigint
 FROM store_writers

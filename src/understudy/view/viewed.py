@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Literal
 
-from understudy.errors import UnderstudyError
+from understudy.errors import StoreError, UnderstudyError
 from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.postgresql import PostgresqlDriver
@@ -154,6 +155,7 @@ class ViewedDatabase(ViewedStore):
         self._driver: PostgresqlDriver | None = None
         self._store: Store | None = None
         self._identity: int | None = None
+        self._away: tuple[float, str] | None = None
 
     def stamp(self) -> Stamp:
         """The counter of its writers' transactions, and when the last one was committed."""
@@ -175,7 +177,16 @@ class ViewedDatabase(ViewedStore):
         return self._opened()[1]
 
     def _changes(self) -> Stamp:
-        stamp = self._opened()[0].changes()
+        began, away = time.monotonic(), self._away
+        if away is not None and began < away[0]:
+            raise StoreError(away[1])
+        try:
+            stamp = self._opened()[0].changes()
+        except StoreError as error:
+            # A host that does not even refuse is waited for long, and other stores with it: it is asked seldom.
+            if (took := time.monotonic() - began) > 1:
+                self._away = time.monotonic() + 3 * took, str(error)
+            raise
         with self._lock:
             if self._identity not in (None, stamp[0]):
                 self._release()

@@ -184,6 +184,7 @@ def test_help_names_each_command_in_a_whole_sentence():
         ("gateway", "serve", "vllm", "--dir", "postgresql://me:geheim@h/db"),
         ("gateway", "issue", "me", "--dir", "postgresql://me:geheim@h/db"),
         ("train", "sft", "tiny", "--from", "postgresql://me:geheim@h/db"),
+        ("ingest", "postgresql://me:geheim@h/db"),
     ],
 )
 def test_a_database_is_refused_where_a_directory_is_needed(arguments: tuple[str, ...], tmp_path: Path):

@@ -9,14 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from understudy.checks.twin_run import NOT_VALIDATED
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, SandboxError
 from understudy.grade.batch import GradingProgress, GradingSetup, grade_all
 from understudy.grade.predictions import open_predictions
 from understudy.grade.reports import UNSURE
+from understudy.grade.verdict import validate
 from understudy.sandbox.base import Sandbox, SandboxSpec
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.tasks.environment import environment_for
+from understudy.tasks.prepare import prepare
 from understudy.types import PytestChecks, SuiteChecks, Task
 
 from support import calc_task
@@ -49,6 +52,7 @@ async def graded(
     sandboxes: LocalSandboxes | None = None,
     stop: asyncio.Event | None = None,
     doubt: bool = True,
+    cache: Path | None = None,
 ) -> GradingProgress:
     file = out / "p.jsonl"
     rows = [{"instance_id": id, "model_name_or_path": "m", "model_patch": patch} for id, patch in patches.items()]
@@ -60,7 +64,7 @@ async def graded(
         run_id="r",
         sandboxes=kind,
         environment=environment_for(kind, cache_dir()),
-        cache=cache_dir(),
+        cache=cache or cache_dir(),
         doubt=doubt,
     )
     return await grade_all(bench, open_predictions(str(file), tasks), concurrency=1, stop=stop or asyncio.Event())
@@ -137,3 +141,16 @@ async def test_a_suite_that_fails_is_doubted(gold_passes: bool, doubt: bool, tmp
     assert outcome.cause == ("gold_patch_fails" if doubt and not gold_passes else "")
     assert "\n" not in outcome.reason
     assert report(tmp_path, "calc-0").exists()
+
+
+async def test_a_verdict_without_twins_is_reached_anew_once_its_task_is_validated(tmp_path: Path):
+    task, cache, kind = calc_task(), tmp_path / "cache", LocalSandboxes()
+    patches = {task.instance_id: task.gold_patch}
+    reused = [(await graded([task], patches, tmp_path, cache=cache)).reused for _ in range(2)]
+    kept = json.loads(report(tmp_path, task.instance_id).with_name("verdict.json").read_text())
+    verdict = kept["verdict"]
+    assert (verdict["protection"], verdict["unprotected"].partition(" (")[0]) == ("none", NOT_VALIDATED)
+    environment = environment_for(kind, cache_dir())
+    await validate(prepare(task, cache, kind), sandboxes=kind, environment=environment, cache=cache)
+    reused += [(await graded([task], patches, tmp_path, cache=cache)).reused for _ in range(2)]
+    assert reused == [0, 1, 0, 1]

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from understudy.checks.pytest_checks import PytestReport, judge_pytest
 from understudy.errors import GraderError, SandboxError, TaskError
-from understudy.grade.verdict import grade, validate
+from understudy.grade.verdict import as_validated, grade, validate
 from understudy.plugins import load
 from understudy.sandbox.base import Completed, Mount, Sandbox, Sandboxes, SandboxLimits, SandboxSpec
 from understudy.sandbox.local.sandboxes import LocalSandbox, LocalSandboxes
@@ -509,8 +509,10 @@ async def test_validation_passes_and_is_remembered(
 ) -> None:
     prepared = prepare(TASK, tmp_path, sandboxes)
     await validate(prepared, sandboxes=sandboxes, environment=environment, cache=tmp_path)
-    assert len(list((tmp_path / "validated").iterdir())) == 1
-    await validate(prepared, sandboxes=sandboxes, environment=environment, cache=tmp_path)
+    again = await validate(prepared, sandboxes=sandboxes, environment=environment, cache=tmp_path)
+    shorter = replace(prepared, task=replace(TASK, checks=replace(TASK.checks, timeout_s=7.0)))
+    found = as_validated(shorter, sandboxes=sandboxes, environment=environment, cache=tmp_path)
+    assert again.options == found.options != prepared.options
 
 
 BAD_TASKS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from understudy.gateway.serve.admin import GatewayAddress
-    from understudy.store.address import StoreUrl
+    from understudy.store.address import StoreLocation, StoreUrl
 
 app = command_group("Run the gateway on its own, give out keys for it, steer one that runs.")
 
@@ -105,6 +106,19 @@ def _database(store: str | None) -> StoreUrl | None:
     return location
 
 
+def _location(store: str | None, directory: Path) -> StoreLocation:
+    """Where the keys of a gateway are. Raises ConfigError where --store does not name their database."""
+    from understudy.gateway.serve.admin import ADDRESS, GatewayAddress
+
+    with suppress(OSError, msgspec.DecodeError):
+        address = msgspec.json.decode((directory / ADDRESS).read_bytes(), type=GatewayAddress)
+        if store is None and address.store is not None:
+            raise ConfigError(
+                f"the gateway of {directory} keeps its keys in {address.store}; name that database with --store"
+            )
+    return _database(store) or directory
+
+
 def _started(address: GatewayAddress, key: str | None) -> None:
     """Say how to use the gateway; the key is shown this once."""
     shown = key or "YOUR_KEY"
@@ -135,7 +149,7 @@ def issue(
     limits = msgspec.structs.asdict(Budget(calls=calls, tokens=tokens, cost_usd=cost_usd))
     budget = {name: limit for name, limit in limits.items() if limit is not None}
     expires_at = None if expires is None else time.time() + _seconds(expires)
-    with Store.open(_database(store_url) or directory) as store:
+    with Store.open(_location(store_url, directory)) as store:
         typer.echo(_run(issue_key(store, name, expires_at=expires_at, budget=budget)))
 
 
@@ -149,7 +163,7 @@ def revoke(
     from understudy.store import Store
     from understudy.store.keys import CLIENT
 
-    location = _database(store_url) or directory
+    location = _location(store_url, directory)
     with Store.open(location, create=False) as store:
         if not store.keys.revoke(CLIENT + name).result():
             raise ConfigError(
@@ -163,7 +177,7 @@ def keys(directory: _Dir = DEFAULT_DIR, store_url: _StoreOption = None) -> None:
     from understudy.store import Store
     from understudy.store.keys import CLIENT
 
-    with Store.open(_database(store_url) or directory, create=False) as store:
+    with Store.open(_location(store_url, directory), create=False) as store:
         for key in store.keys.all():
             expired = key.expires_at is not None and key.expires_at <= time.time()
             status = "revoked" if key.revoked_at is not None else "expired" if expired else "works"

@@ -185,11 +185,13 @@ ADMIN_KEY = "admin.key"
 
 
 class GatewayAddress(Struct, frozen=True):
-    """Where a gateway listens: for agents, and for its operator."""
+    """Where a gateway listens: for agents, and for its operator. `store` is the database that its keys and calls
+    are in, without its password; None where they are in the gateway's directory."""
 
     url: str
     admin_url: str
     pid: int
+    store: str | None = None
 
 
 def admin_key(directory: Path) -> str:

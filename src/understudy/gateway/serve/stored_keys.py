@@ -21,6 +21,7 @@ from understudy.gateway.keys import digest_of, new_key
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.session import GatewaySession
 from understudy.store import Store
+from understudy.store.address import StoreUrl
 from understudy.store.keys import StoredKey
 from understudy.types import Call
 from understudy.wire.dialect import Branch
@@ -123,8 +124,10 @@ class StoredKeys:
         if checked is None or time.monotonic() - checked.at > RECHECK_S:
             self._drop_idle()
             try:
-                # On the event loop: one row by its key waits for nobody, and a thread costs five times as much.
-                checked = _KeyLookup(self._store.keys.find(digest))
+                # In a file, on the event loop: one row by its key waits for nobody, and a thread costs five times
+                # as much. A server may be away for minutes, in which nothing else of this process would go on.
+                find, is_remote = self._store.keys.find, isinstance(self._store.location, StoreUrl)
+                checked = _KeyLookup(await asyncio.to_thread(find, digest) if is_remote else find(digest))
             except StoreError as error:
                 # Nothing was asked of a model yet, so that another try does no harm.
                 _log.error("an API key cannot be looked up: %s", error)

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Struct
 
 from understudy import __version__
-from understudy.errors import ConfigError, GatewayError, StoreError
+from understudy.errors import ConfigError, GatewayError, LeaseLost, StoreError
 from understudy.gateway.config import GatewayConfig
 from understudy.gateway.control import GatewayState
 from understudy.gateway.serve.admin import AdminApp, GatewayAddress, admin_key, announce
@@ -35,6 +35,7 @@ from understudy.gateway.server.listen import Listener, tcp_socket, unix_socket
 from understudy.gateway.telemetry.metrics import merged
 from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
+from understudy.store.postgresql import PostgresqlDriver
 from understudy.store.runs import Lease
 from understudy.util.files import locked
 
@@ -339,7 +340,8 @@ async def service(
             admin = Listener(operator, admin_socket)
             await admin.start()
             stack.push_async_callback(admin.stop)
-            address = GatewayAddress(url, admin_url, os.getpid())
+            database = None if places.store is None else str(places.store)
+            address = GatewayAddress(url, admin_url, os.getpid(), database)
             with Store.open(location) as store:
                 # Now only: it is shown once, and not at all by a gateway that could not start.
                 key = await issue(store, FIRST_CLIENT) if first_time else None
@@ -352,21 +354,27 @@ async def _alone_on_database(url: StoreUrl, directory: Path, stop: asyncio.Futur
     """Keep other gateways, on whatever machine, off the clients of a database: two would number one's calls twice.
 
     A call whose number is another's is refused by the database and not answered, so nothing is lost where a lease
-    ended unnoticed. `stop` gets the error when it cannot be renewed. Raises StoreError where another gateway is.
+    ended unnoticed. `stop` gets the error when another gateway has the lease; a server that is away is tried
+    again. Raises StoreError where another gateway is.
     """
     # By the directory's own key: the same one started again need not wait for the lease of what was killed.
     own = hashlib.sha256(admin_key(directory).encode()).hexdigest()[:8]
     lease = Lease(f"gateway {own} in {socket.gethostname()}:{directory}", _LEASE_S)
-    with Store.open(url, create=False) as store:
+    # It waits no longer than a heartbeat for a server that is away, so that a signal ends the gateway meanwhile.
+    driver = PostgresqlDriver(url, create=False, read_only=False, outage_s=_HEARTBEAT_S)
+    with Store(url, driver) as store:
 
         async def keep() -> None:
-            try:
-                while True:
-                    await asyncio.sleep(_HEARTBEAT_S)
+            while True:
+                await asyncio.sleep(_HEARTBEAT_S)
+                try:
                     await asyncio.wrap_future(store.leases.serve_alone(lease, __version__))
-            except StoreError as error:
-                if not stop.done():
-                    stop.set_exception(error)
+                except LeaseLost as error:
+                    if not stop.done():
+                        stop.set_exception(error)
+                    return
+                except StoreError as error:
+                    _log.warning("the lease on %s could not be renewed; trying again: %s", url, error)
 
         keeping = None
         try:

@@ -225,6 +225,8 @@ def has_results_beside(
         waiting.discard(step)
         if not waiting or step == last:
             break
+        if above.type == "user" and not result_ids(above):
+            break  # an earlier prompt: what waits came behind it
         step = above.parentUuid
     return bool(waiting)
 

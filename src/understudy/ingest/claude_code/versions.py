@@ -128,7 +128,7 @@ class VersionBehaviour(Struct, frozen=True):
     `agents_name_files`: in plan mode it has agents name the files that are read. `renames_starter`: calls of
     `Task` are sent back as calls of `Agent`, the tool's later name.
     `recorded` has the behaviours of the nearest recorded versions: this one's own where it was recorded itself,
-    none where the version is newer than all of them, or unknown.
+    none where the version is older or newer than all of them, or unknown.
     """
 
     hides_plans: bool = True
@@ -182,7 +182,7 @@ def behaviour_of(version: str | None) -> VersionBehaviour:
     number, recorded = numbers[0], _version_numbers(_RECORDED)
     earlier = [other for other in recorded if other <= number][-1:]
     later = [other for other in recorded if other >= number][:1]
-    nearest = tuple(map(_behaviour, {*earlier, *later})) if later else ()
+    nearest = tuple(map(_behaviour, {*earlier, *later})) if earlier and later else ()
     return msgspec.structs.replace(_behaviour(number), recorded=nearest)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import os
 import platform
@@ -78,7 +77,8 @@ class _SandboxRun:
     """The descriptors and the fate of one run: bubblewrap tells its first process and the exit code."""
 
     def __init__(self, proc: int, options: Sequence[str], filter: bytes) -> None:
-        self._proc = proc
+        # One of its own: the sandbox may be closed meanwhile, and its number be that of another sandbox.
+        self._proc = os.dup(proc)
         self.status = os.memfd_create("status")
         self.options = _file_with(b"".join(os.fsencode(option) + b"\0" for option in options))
         self.filter = _file_with(filter)
@@ -89,7 +89,7 @@ class _SandboxRun:
         return self.status, self.options, self.filter
 
     def close(self) -> None:
-        for descriptor in self.descriptors:
+        for descriptor in (self._proc, *self.descriptors):
             os.close(descriptor)
 
     def reported(self, key: str) -> int | None:
@@ -109,13 +109,7 @@ class _SandboxRun:
             kill_group(leader)
             return
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            try:
-                handle = os.open(str(first), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)
-            except OSError as error:
-                if error.errno not in (errno.EBADF, errno.ENOTDIR):
-                    raise
-                kill_group(leader)  # the sandbox was closed meanwhile, which killed what it held
-                return
+            handle = os.open(str(first), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._proc)
             try:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
             finally:
