@@ -11,7 +11,8 @@ import pytest
 
 from understudy.store import Store
 from understudy.store.training import TokenValues
-from understudy.types import Call
+
+from support.store import make_call
 
 COUNT = 40
 
@@ -28,21 +29,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path) as opened:
         client = opened.keys.add_client("x").result()
         for number in range(4):
-            call = Call(
-                id=f"c{number}",
-                attempt_id=client.id,
-                sequence=number,
-                dialect="anthropic",
-                requested_model="m",
-                backend="embedded",
-                backend_model="m",
-                request=b"{}",
-                response=b"{}",
-                status="ok",
-                started_at=1,
-                ended_at=2,
-            )
-            opened.calls.append(call).result()
+            opened.calls.append(make_call(client.id, number, id=f"c{number}")).result()
         yield opened
 
 
