@@ -25,8 +25,11 @@ MAX_KEYS = 100
 _SLOTS = {
     "messages": "messages",
     "input": "messages",
+    "contents": "messages",
     "system": "system",
     "instructions": "system",
+    "systemInstruction": "system",
+    "system_instruction": "system",
     "tools": "tools",
 }
 """The slot that a key of a body fills, in each dialect; of two keys for one slot, the first fills it."""

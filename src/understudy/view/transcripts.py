@@ -170,10 +170,11 @@ class TranscriptReader:
         piece = store.calls.in_parts(self._attempt_id, self._tree, self._last, limit)
         conversations: dict[str, Conversation] = {}
         for call, place in piece:
-            if call.dialect == "anthropic":
-                with suppress(*UNREADABLE):
-                    outer = self._tree.outers[place.outer]
-                    conversations[call.id] = self._reader.read(place.node, place.outer, outer, self._tree.contents)
+            with suppress(*UNREADABLE):
+                outer = self._tree.outers[place.outer]
+                conversations[call.id] = self._reader.read(
+                    call.dialect, place.node, place.outer, outer, self._tree.contents
+                )
         others = {call.id for call, _ in piece if call.id not in conversations}
         for call in store.calls.some(tuple(others)) if others else ():
             conversations[call.id] = self._reader.whole(call)

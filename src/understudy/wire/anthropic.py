@@ -20,6 +20,8 @@ from understudy.wire.anthropic_request import (
     decode_request,
     read_conversation,
     read_message,
+    read_next,
+    read_outer,
     read_request,
 )
 from understudy.wire.arguments import tool_input, unwrapped
@@ -448,6 +450,8 @@ class Anthropic(Dialect):
     name = "anthropic"
     expected = EXPECTED
     read_request = staticmethod(read_request)
+    read_outer = staticmethod(read_outer)
+    read_next = staticmethod(read_next)
     read_response = staticmethod(read_response)
     events = staticmethod(to_events)
 

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Raw, Struct, field
 
 from understudy.wire.decoding import RequestTools, ToolCache, decode, decoded, function_tool
 from understudy.wire.layout import IMAGE
-from understudy.wire.model import TEXT_SEPARATOR, Block, Conversation, Part, as_stored
+from understudy.wire.model import TEXT_SEPARATOR, Block, Conversation, Part, ReadingState, as_stored
 
 EXPECTED = "an Anthropic Messages request"
 
@@ -151,29 +151,31 @@ def _read_stored(request: MessagesBody) -> Conversation:
     )
 
 
-def read_outer(body: bytes) -> Conversation:
-    """The conversation of a stored request without its messages. Raises what UNREADABLE lists, also with some."""
+def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
+    """See Dialect. No message adds instructions."""
     request = decoded(_BODY.decode, body)
-    if request.messages:
+    if request.messages or instructions:
         raise ValueError("this request has messages in another place, too")
     return _read_stored(request)
 
 
-def read_next_message(turn: int, body: bytes, *, is_first: bool) -> tuple[list[Block], bool | None]:
-    """The blocks of a message of a stored request, number `turn` of it, and whether what it marks is `aside`.
+def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingState]:
+    """See Dialect. The tools that a message adds, and the system prompt, belong to the whole request.
 
-    That is None for a message without a mark for the cache. `is_first` when no block comes before it. Raises what
-    UNREADABLE lists, also for a message that changes more of the conversation than its blocks.
+    The stage is 1 from the first block on: a system message before that is part of the system prompt.
     """
     message = decoded(_MESSAGE.decode, body)
-    if any(_added_tools([message])) or (message.role == "system" and is_first):
+    if any(_added_tools([message])) or (message.role == "system" and not state.stage):
         raise ValueError("this message changes the tools or the system prompt")
     content = _contents(message.content)
+    turn = state.messages
     blocks = (
         list(_other_blocks(turn, "system", content)) if message.role == "system" else read_message(turn, message)
     )
     is_marked = any(block.cache_control is not UNSET for block in content)
-    return blocks, message.role == "assistant" if is_marked else None
+    aside = message.role == "assistant" if is_marked else state.aside
+    stage = int(bool(state.stage or blocks))
+    return blocks, msgspec.structs.replace(state, messages=turn + 1, turn=turn, stage=stage, aside=aside)
 
 
 def read_conversation(request: MessagesBody) -> Conversation:

@@ -16,6 +16,8 @@ from understudy.wire.chat_request import (
     decode_request,
     read_conversation,
     read_message,
+    read_next,
+    read_outer,
     read_request,
 )
 from understudy.wire.decoding import decoded
@@ -263,6 +265,8 @@ class OpenAIChat(OpenAIDialect):
     name = "openai-chat"
     expected = EXPECTED
     read_request = staticmethod(read_request)
+    read_outer = staticmethod(read_outer)
+    read_next = staticmethod(read_next)
     read_response = staticmethod(read_response)
     events = staticmethod(to_events)
 

@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 
 from understudy.wire.arguments import wrapped
 from understudy.wire.decoding import RequestTools, ToolCache, decode, decoded, function_tool
-from understudy.wire.model import Block, Conversation, Part, as_stored
+from understudy.wire.model import Block, Conversation, Part, ReadingState, as_stored
 from understudy.wire.openai import OpenAIPart, OpenAIReader
 
 EXPECTED = "an OpenAI chat completions request"
@@ -144,6 +144,7 @@ class CompletionRequest(ChatBody, kw_only=True):
 
 _REQUEST = msgspec.json.Decoder(CompletionRequest)
 _BODY = msgspec.json.Decoder(ChatBody)
+_MESSAGE = msgspec.json.Decoder(ChatMessage)
 
 
 # --- conversations --------------------------------------------------------------------------------------
@@ -156,9 +157,27 @@ def decode_request(body: bytes) -> CompletionRequest:
 
 def read_request(body: bytes) -> Conversation:
     """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
-    request = decoded(_BODY.decode, body)
+    return _read_stored(decoded(_BODY.decode, body))
+
+
+def _read_stored(request: ChatBody, instructions: tuple[str, ...] = ()) -> Conversation:
     conversation, _ = read_conversation(request)
+    if instructions:
+        conversation = msgspec.structs.replace(conversation, instructions=instructions)
     return as_stored(conversation, bytes(request.tools), forced=isinstance(request.tool_choice, ChatToolChoice))
+
+
+def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
+    """See Dialect."""
+    request = decoded(_BODY.decode, body)
+    if request.messages:
+        raise ValueError("this request has messages in another place, too")
+    return _read_stored(request, instructions)
+
+
+def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingState]:
+    """See Dialect."""
+    return _ChatReader().read_after(state, decoded(_MESSAGE.decode, body))
 
 
 def read_conversation(request: ChatBody) -> tuple[Conversation, str | dict[str, Any] | None]:

@@ -12,7 +12,16 @@ from msgspec import Struct
 from understudy.wire.decoding import peek
 from understudy.wire.errors import Fault, InvalidRequest
 from understudy.wire.layout import lay_out
-from understudy.wire.model import Block, ChatRequest, Conversation, ConversationHandle, Delta, Generation, ToolCall
+from understudy.wire.model import (
+    Block,
+    ChatRequest,
+    Conversation,
+    ConversationHandle,
+    Delta,
+    Generation,
+    ReadingState,
+    ToolCall,
+)
 
 ID_LIMIT = 200
 """How much of a session's or a subagent's id counts, in characters; agents send 36."""
@@ -182,6 +191,23 @@ class Dialect(ABC):
     @abstractmethod
     def read_request(body: bytes) -> Conversation:
         """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
+
+    @staticmethod
+    @abstractmethod
+    def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
+        """The conversation of a stored request without its messages, to which these added `instructions`.
+
+        Raises what UNREADABLE lists, also for a body that has messages.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingState]:
+        """The blocks of the next message of a stored request, and the state after it.
+
+        Raises what UNREADABLE lists, also for a message that changes what was read before it: a request with one
+        can only be read whole.
+        """
 
     @staticmethod
     @abstractmethod

@@ -35,6 +35,8 @@ from understudy.wire.gemini_request import (
     json_schema,
     read_candidate,
     read_conversation,
+    read_next,
+    read_outer,
     read_request,
 )
 from understudy.wire.model import Block, Delta, Ending, Generation, ending
@@ -266,6 +268,8 @@ class Gemini(Dialect):
     name = "gemini"
     expected = EXPECTED
     read_request = staticmethod(read_request)
+    read_outer = staticmethod(read_outer)
+    read_next = staticmethod(read_next)
     read_response = staticmethod(read_response)
     events = staticmethod(to_events)
 

@@ -17,7 +17,7 @@ from msgspec import Raw, Struct, field
 from understudy.wire.arguments import comparable_arguments, unwrapped, wrapped
 from understudy.wire.decoding import RequestTools, ToolCache, decode, decoded, function_tool
 from understudy.wire.layout import IMAGE
-from understudy.wire.model import TEXT_SEPARATOR, Block, BlockKind, Conversation, Part, as_stored
+from understudy.wire.model import TEXT_SEPARATOR, Block, BlockKind, Conversation, Part, ReadingState, as_stored
 from understudy.wire.openai import sent_name
 
 EXPECTED = "a Gemini generateContent request"
@@ -162,6 +162,7 @@ class CountTokensRequest(Struct, rename="camel"):
 _REQUEST = msgspec.json.Decoder(GenerateContentRequest)
 _COUNT = msgspec.json.Decoder(CountTokensRequest)
 _BODY = msgspec.json.Decoder(GeminiBody)
+_CONTENT = msgspec.json.Decoder(GeminiContent)
 
 
 # --- conversations --------------------------------------------------------------------------------------
@@ -179,7 +180,35 @@ def decode_request(body: bytes, *, count: bool = False) -> GenerateContentReques
 
 def read_request(body: bytes) -> Conversation:
     """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
+    return _read_stored(decoded(_BODY.decode, body))
+
+
+def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
+    """See Dialect. No content adds instructions."""
     request = decoded(_BODY.decode, body)
+    if request.contents or instructions:
+        raise ValueError("this request has contents in another place, too")
+    return _read_stored(request)
+
+
+def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingState]:
+    """See Dialect. A content of the model behind another one goes on with its last text."""
+    content = decoded(_CONTENT.decode, body)
+    is_model = content.role == "model"
+    if is_model and state.stage:
+        raise ValueError("this content belongs to the turn before it")
+    reader = _GeminiReader(state=state)
+    reader.read(state.messages, content)
+    return reader.blocks, ReadingState(
+        messages=state.messages + 1,
+        turn=state.turn + 1,
+        stage=int(is_model),
+        open_calls=tuple(reader.open_calls),
+        unsupported=(*state.unsupported, *reader.unsupported),
+    )
+
+
+def _read_stored(request: GeminiBody) -> Conversation:
     conversation, choice = read_conversation(request)
     config = request.generation_config
     return as_stored(
@@ -290,6 +319,9 @@ def _subschema(value: Any) -> Any:
 # --- contents -------------------------------------------------------------------------------------------
 
 
+_NOTHING_READ = ReadingState()
+
+
 class _GeminiReader:
     """Reads contents into blocks. Contents of the model that follow one another are one turn.
 
@@ -297,15 +329,17 @@ class _GeminiReader:
     are one text.
     """
 
-    def __init__(self, unsupported: Sequence[str] = (), *, response: bool = False) -> None:
+    def __init__(
+        self, unsupported: Sequence[str] = (), *, response: bool = False, state: ReadingState = _NOTHING_READ
+    ) -> None:
         self.instructions: list[str] = []
         self.blocks: list[Block] = []
         self.unsupported = list(unsupported)
+        self.open_calls = list(state.open_calls)
         self._response = response
         self._field = _CONTENTS
         self._role = ""
-        self._turn = -1
-        self._open: list[tuple[str, str]] = []  # calls without a result: id and name
+        self._turn = state.turn
         self._equal: Counter[str] = Counter()  # calls of this turn without an id
 
     def instruct(self, content: GeminiContent) -> None:
@@ -364,7 +398,7 @@ class _GeminiReader:
         sent = "" if sent == "null" else sent
         arguments = unwrapped(sent) if self._response else wrapped(sent)
         id_ = call.id or self._id_of(call.name, arguments)
-        self._open.append((id_, call.name))
+        self.open_calls.append((id_, call.name))
         self._add("tool_use", id=id_, name=call.name, arguments=arguments)
 
     def _id_of(self, name: str, arguments: str) -> str:
@@ -375,9 +409,11 @@ class _GeminiReader:
         return f"call_{call}_{self._equal[call]}"
 
     def _result(self, result: GeminiFunctionResponse) -> None:
-        matching = (id_ for id_, name in self._open if (id_ == result.id if result.id else name == result.name))
+        matching = (
+            id_ for id_, name in self.open_calls if (id_ == result.id if result.id else name == result.name)
+        )
         id_ = next(matching, result.id or result.name)
-        self._open = [call for call in self._open if call[0] != id_]
+        self.open_calls = [call for call in self.open_calls if call[0] != id_]
         images: list[Part] = []
         texts: list[str] = []
         text, is_error = _result_text(bytes(result.response))

@@ -122,6 +122,24 @@ class Conversation(Struct, frozen=True, gc=False):
         return SYSTEM_SEPARATOR.join(self.instructions)
 
 
+class ReadingState(Struct, frozen=True, gc=False):
+    """What the messages of a request that were read so far mean for the next one.
+
+    `messages` is how many there were, `turn` the number of the last turn, -1 before the first. `stage` is the
+    dialect's own: how far that turn has come. `open_calls` are the calls without a result, as id and name, in a
+    dialect whose results may name nothing but the tool. `instructions`, `unsupported` and `aside` are what these
+    messages add to a Conversation.
+    """
+
+    messages: int = 0
+    turn: int = -1
+    stage: int = 0
+    open_calls: tuple[tuple[str, str], ...] = ()
+    instructions: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
+    aside: bool = False
+
+
 def as_stored(
     conversation: Conversation, tools: bytes, *, agent_tools: bool = True, **fields: bool
 ) -> Conversation:

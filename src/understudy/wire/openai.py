@@ -13,7 +13,7 @@ from understudy.wire.decoding import RequestTools
 from understudy.wire.dialect import Branch, Dialect, ErrorResponse, header_id
 from understudy.wire.errors import Fault, FaultKind, InvalidRequest
 from understudy.wire.layout import IMAGE
-from understudy.wire.model import TEXT_SEPARATOR, Block, BlockKind, Conversation, Part
+from understudy.wire.model import TEXT_SEPARATOR, Block, BlockKind, Conversation, Part, ReadingState
 
 # Status, type and code. The status is what clients go by: 408, 429 and 5xx they try again; a bad key they do not.
 _ERRORS: dict[FaultKind, tuple[int, str, str | None]] = {
@@ -125,6 +125,23 @@ class OpenAIReader:
         self._response = response
         self._index = 0
         self._turn = -1
+        self._stage = 0
+
+    def read_after(self, state: ReadingState, message: Any) -> tuple[list[Block], ReadingState]:
+        """The blocks of a request's next message, by a reader that has read nothing, and the state after it."""
+        self._turn, self._stage = state.turn, state.stage
+        self.read(state.messages, message)
+        return self.blocks, ReadingState(
+            messages=state.messages + 1,
+            turn=self._turn,
+            stage=self._stage,
+            instructions=(*state.instructions, *self.instructions),
+            unsupported=(*state.unsupported, *self.unsupported),
+        )
+
+    def read(self, index: int, message: Any) -> None:
+        """Read the next message, number `index` of the request."""
+        raise NotImplementedError
 
     def conversation(self, tools: RequestTools, offered: list[dict[str, Any]]) -> Conversation:
         """All that was read, as a request that offers these of its tools."""

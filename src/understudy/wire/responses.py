@@ -31,6 +31,8 @@ from understudy.wire.responses_request import (
     decode_request,
     read_conversation,
     read_items,
+    read_next,
+    read_outer,
     read_request,
 )
 
@@ -335,6 +337,8 @@ class OpenAIResponses(OpenAIDialect):
     name = "openai-responses"
     expected = EXPECTED
     read_request = staticmethod(read_request)
+    read_outer = staticmethod(read_outer)
+    read_next = staticmethod(read_next)
     read_response = staticmethod(read_response)
     events = staticmethod(to_events)
 

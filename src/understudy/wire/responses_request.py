@@ -10,7 +10,7 @@ from msgspec import Raw, Struct, field
 
 from understudy.wire.arguments import FREEFORM_SCHEMA, freeform_arguments, freeform_input, wrapped
 from understudy.wire.decoding import RequestTools, ToolCache, decode, decoded, function_tool
-from understudy.wire.model import Block, Conversation, Part, ToolCall, as_stored
+from understudy.wire.model import Block, Conversation, Part, ReadingState, ToolCall, as_stored
 from understudy.wire.openai import OpenAIPart, OpenAIReader
 
 EXPECTED = "an OpenAI Responses request"
@@ -239,6 +239,7 @@ class ResponsesRequest(ResponsesBody, kw_only=True):
 
 _REQUEST = msgspec.json.Decoder(ResponsesRequest)
 _BODY = msgspec.json.Decoder(ResponsesBody)
+_ITEM = msgspec.json.Decoder(Item)
 
 
 # --- conversations --------------------------------------------------------------------------------------
@@ -251,10 +252,32 @@ def decode_request(body: bytes) -> ResponsesRequest:
 
 def read_request(body: bytes) -> Conversation:
     """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
-    request = decoded(_BODY.decode, body)
+    return _read_stored(decoded(_BODY.decode, body))
+
+
+def _read_stored(request: ResponsesBody, instructions: tuple[str, ...] = ()) -> Conversation:
     conversation, _, _ = read_conversation(request)
+    if instructions:
+        instructions = (*conversation.instructions, *instructions)
+        conversation = msgspec.structs.replace(conversation, instructions=instructions)
     forced = isinstance(request.tool_choice, ResponsesToolChoice)
     return as_stored(conversation, bytes(request.tools), forced=forced)
+
+
+def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
+    """See Dialect."""
+    request = decoded(_BODY.decode, body)
+    if request.input:
+        raise ValueError("this request has items in another place, too")
+    return _read_stored(request, instructions)
+
+
+def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingState]:
+    """See Dialect. The tools that an item adds belong to the whole request."""
+    item = decoded(_ITEM.decode, body)
+    if item.type == "additional_tools":
+        raise ValueError("this item changes the tools")
+    return _ResponsesReader().read_after(state, item)
 
 
 def read_conversation(request: ResponsesBody) -> tuple[Conversation, str | dict[str, Any] | None, Toolbox]:
@@ -287,16 +310,15 @@ class _ResponsesReader(OpenAIReader):
     field = "input"
     text_parts = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"})
     expected_parts = "texts or images with a URL"
-    _stage = _CLOSED
 
     def image(self, part: ResponsesContentPart) -> Part | None:
         if part.type != "input_image" or not part.image_url:
             return None
         return {"url": part.image_url} | ({"detail": part.detail} if part.detail else {})
 
-    def read(self, index: int, item: Item) -> None:
+    def read(self, index: int, message: Item) -> None:
         """Read the next item."""
-        self._index = index
+        self._index, item = index, message
         match item.type:
             case "message":
                 self._message(item)

@@ -16,11 +16,11 @@ import msgspec
 from msgspec import Struct
 
 from understudy.types import Call
-from understudy.wire.anthropic_request import read_next_message, read_outer
 from understudy.wire.decoding import UNREADABLE, canonical
+from understudy.wire.dialect import Dialect
 from understudy.wire.dialects import DIALECTS
 from understudy.wire.layout import lay_out
-from understudy.wire.model import Block, Conversation, Message, Part, ToolCall, image_url
+from understudy.wire.model import Block, Conversation, Message, Part, ReadingState, ToolCall, image_url
 
 _TOGETHER = 64
 """From how many blocks on the next message begins a part of a conversation of its own."""
@@ -77,33 +77,27 @@ def image_data(image: Part) -> tuple[str, int]:
 
 
 class _Prefix(Struct, frozen=True, gc=False):
-    """A message in conversations that begin alike: how many messages there are up to its end.
+    """A message in conversations that begin alike, with the state of reading after it.
 
     `blocks` are the last up to there, which go on from the message at node `before`; a place has few of them, so
-    that a conversation takes its length in memory, not its square. `aside` is as in Conversation.
+    that a conversation takes its length in memory, not its square.
     """
 
-    messages: int = 0
-    aside: bool = False
+    state: ReadingState = ReadingState()
     before: int = 0
     blocks: tuple[Block, ...] = ()
 
-    def then(self, node: int, blocks: Sequence[Block], aside: bool | None) -> _Prefix:
-        """The place of the next message, `node` being the one of this; see `read_next_message`."""
+    def then(self, node: int, blocks: Sequence[Block], state: ReadingState) -> _Prefix:
+        """The place of the next message, `node` being the one of this."""
         goes_on = len(self.blocks) < _TOGETHER
-        return _Prefix(
-            self.messages + 1,
-            self.aside if aside is None else aside,
-            self.before if goes_on else node,
-            (*(self.blocks if goes_on else ()), *blocks),
-        )
+        return _Prefix(state, self.before if goes_on else node, (*(self.blocks if goes_on else ()), *blocks))
 
 
 class RequestReader:
     """Reads the requests of one attempt, which are stored as a tree of messages: each is read once.
 
     What conversations have in common at their beginning, is the same objects in them. With `most`, blocks are cut
-    (`cut_block`). In other dialects than Anthropic's, requests are put together and read whole.
+    (`cut_block`).
 
     `characters` is about how many it holds.
     """
@@ -112,46 +106,65 @@ class RequestReader:
         self._steps = steps
         self._most = most
         self._outers: dict[Hashable, Conversation] = {}
-        self._places = {0: _Prefix()}
+        self._places: dict[tuple[str, int], _Prefix] = {}
         self._instructions: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.characters = 0
 
-    def read(self, node: int, outer_key: Hashable, outer: bytes, contents: Mapping[int, bytes]) -> Conversation:
-        """The conversation of a call of Anthropic's dialect, whose last message is at `node`.
+    def read(
+        self, dialect: str, node: int, outer_key: Hashable, outer: bytes, contents: Mapping[int, bytes]
+    ) -> Conversation:
+        """The conversation of a call, whose last message is at `node`.
 
         Of two requests whose `outer_key` is equal `outer` must be, too. `contents` has the messages of nodes that
-        were in no conversation before, by the numbers that `steps` has for them. Raises what UNREADABLE lists.
+        were in no conversation before, by the numbers that `steps` has for them.
+
+        Raises what UNREADABLE lists, also where a request can only be read whole.
         """
-        if outer_key not in self._outers:
-            self._outers[outer_key] = self._with_one_prompt(read_outer(outer))
+        if dialect not in DIALECTS:
+            raise ValueError(f"the dialect {dialect!r} is unknown")
+        reads = DIALECTS[dialect]
         new: list[tuple[int, int]] = []
         at = node
-        while at not in self._places:
+        while at and (dialect, at) not in self._places:
             before, blob = self._steps[at]
             if before >= at:
                 raise ValueError("the messages before this one are damaged")
             new.append((at, blob))
             at = before
-        place, blocks = self._places[at], self._blocks(at)
+        place = self._places[dialect, at] if at else _Prefix()
+        blocks = self._blocks(dialect, at)
         start = len(blocks)
-        places: list[tuple[int, _Prefix]] = []
+        places: dict[tuple[str, int], _Prefix] = {}
         for at, blob in reversed(new):
             if blob not in contents:
                 raise ValueError("this request has a message that could not be read before")
-            added, marked = read_next_message(place.messages, contents[blob], is_first=not blocks)
+            added, state = reads.read_next(place.state, contents[blob])
             own = added if self._most is None else [cut_block(block, self._most) for block in added]
-            place = place.then(self._steps[at][0], own, marked)
-            places.append((at, place))
+            place = places[dialect, at] = place.then(self._steps[at][0], own, state)
             blocks += own
+        conversation = self._outer(reads, outer_key, outer, place.state.instructions)
         self._places.update(places)
         self.characters += characters(blocks[start:])
-        return msgspec.structs.replace(self._outers[outer_key], blocks=tuple(blocks), aside=place.aside)
+        return msgspec.structs.replace(
+            conversation,
+            blocks=tuple(blocks),
+            aside=place.state.aside,
+            unsupported=(*conversation.unsupported, *place.state.unsupported),
+        )
 
-    def _blocks(self, node: int) -> list[Block]:
+    def _outer(
+        self, dialect: Dialect, outer_key: Hashable, outer: bytes, instructions: tuple[str, ...]
+    ) -> Conversation:
+        key = (dialect.name, outer_key, instructions)
+        if key not in self._outers:
+            self._outers[key] = self._with_one_prompt(dialect.read_outer(outer, instructions))
+        return self._outers[key]
+
+    def _blocks(self, dialect: str, node: int) -> list[Block]:
         """The blocks up to the end of a message that was read."""
         parts: list[tuple[Block, ...]] = []
         while node:
-            place = self._places[node]
+            place = self._places[dialect, node]
             parts.append(place.blocks)
             node = place.before
         return list(chain.from_iterable(reversed(parts)))
