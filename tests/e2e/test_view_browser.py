@@ -11,12 +11,15 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from understudy.store import Store
+from understudy.store.address import StoreUrl
+from understudy.store.copying import copy_store
 
 from support import calc_task, understudy, viewer
 from support.export import put_rollouts, wait
 from support.hostile import MARK, PAYLOADS, put_hostile_run, put_long_line
+from support.postgresql import PASSWORD
 from support.report import put_loop, solved
-from support.viewer import TIMEOUT_MS, Watched, axe_source, read, serving
+from support.viewer import TIMEOUT_MS, Watched, axe_source, read, serving, store_ids
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 
@@ -197,6 +200,28 @@ def test_a_run_grows_on_the_screen_without_a_reload(watched: Watched, ids: dict[
         wait(store.runs.create_rollouts("run1", [("calc-7-0", "calc-7", 0)]))
         expect(page.get_by_text("10 rollouts", exact=True)).to_be_visible(timeout=TIMEOUT_MS)
         expect(page.get_by_text("calc-7")).to_be_visible()
+
+
+def test_a_database_is_shown_as_it_grows(
+    browser: Browser, stores: Path, postgresql_url: StoreUrl, monkeypatch: pytest.MonkeyPatch
+):
+    with Store.open(stores / "run", create=False) as source, Store.open(postgresql_url) as store:
+        copy_store(source, store)
+        monkeypatch.setenv("PGPASSWORD", PASSWORD)
+        with serving(postgresql_url) as address:
+            seen = Watched(browser, address)
+            ids = store_ids(address)
+            (run,) = ids.values()
+            for name in ("rollouts", "tasks", "health", "transcript", "tokens", "patch", "calls"):
+                path, content = PAGES[name]
+                page = seen.open(path.format(run=run, rollout=rollout_of(address, run)))
+                expect(page.get_by_text(content).first).to_be_visible()
+            seen.open(f"/s/{run}")
+            wait(store.runs.add_tasks(store.runs.all()[0].id, [calc_task(7)]))
+            wait(store.runs.create_rollouts(store.runs.all()[0].id, [("calc-7-0", "calc-7", 0)]))
+            expect(seen.page.get_by_text("calc-7")).to_be_visible(timeout=TIMEOUT_MS)
+            seen.page.close()
+            assert not seen.faults
 
 
 HOSTILE_VIEWS = ("transcript", "patch", "integrity", "calls", "timing", "tokens")

@@ -17,6 +17,8 @@ import pytest
 from msgspec import Struct
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from understudy.store.address import StoreLocation
+
 from support import UNDERSTUDY
 
 ROOT = Path(__file__).parents[2]
@@ -26,9 +28,9 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @contextmanager
-def serving(directory: Path, *options: str) -> Iterator[str]:
-    """The address of a viewer of the stores below a directory; it ends with the context."""
-    command = [str(UNDERSTUDY), "view", str(directory), "--port", "0", "--no-browser", "--json", *options]
+def serving(location: StoreLocation, *options: str) -> Iterator[str]:
+    """The address of a viewer of the stores below a directory, or of a database; it ends with the context."""
+    command = [str(UNDERSTUDY), "view", str(location), "--port", "0", "--no-browser", "--json", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
