@@ -47,7 +47,7 @@ from understudy.tasks.records import task_digest
 from understudy.types import Integrity, PytestChecks, ScriptChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_FORMAT = "26"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "27"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, noted in each verdict: the release, and how its patches are judged."""
 
@@ -401,7 +401,10 @@ def _record_paths(
     paths = [str(prepared.tree), str(prepared.hidden), *(str(mount.source) for mount in environment.mounts)]
     task = prepared.task
     as_it_is, unlimited = (
-        hashlib.sha256(msgspec.json.encode([_FORMAT, sandboxes.name, paths, environment.env, each])).hexdigest()
+        hashlib.sha256(
+            # A store has a task's fields in another order than its file, and it is the same task.
+            msgspec.json.encode([_FORMAT, sandboxes.name, paths, environment.env, each], order="deterministic")
+        ).hexdigest()
         for each in (task, replace(task, checks=replace(task.checks, timeout_s=0.0)))
     )
     directory = cache / "validated"

@@ -507,12 +507,16 @@ def test_what_a_report_is_worth(
 async def test_validation_passes_and_is_remembered(
     sandboxes: Sandboxes, environment: TaskEnvironment, tmp_path: Path
 ) -> None:
-    prepared = prepare(TASK, tmp_path, sandboxes)
+    task = replace(TASK, meta={"seed": 1, "does": "x"})
+    prepared = prepare(task, tmp_path, sandboxes)
     await validate(prepared, sandboxes=sandboxes, environment=environment, cache=tmp_path)
     again = await validate(prepared, sandboxes=sandboxes, environment=environment, cache=tmp_path)
-    shorter = replace(prepared, task=replace(TASK, checks=replace(TASK.checks, timeout_s=7.0)))
-    found = as_validated(shorter, sandboxes=sandboxes, environment=environment, cache=tmp_path)
-    assert again.options == found.options != prepared.options
+    shorter = replace(prepared, task=replace(task, checks=replace(task.checks, timeout_s=7.0)))
+    # A store keeps the keys of objects sorted: its tasks are those of the file.
+    stored = replace(prepared, task=replace(task, meta=dict(sorted(task.meta.items()))))
+    for other in (shorter, stored):
+        found = as_validated(other, sandboxes=sandboxes, environment=environment, cache=tmp_path)
+        assert again.options == found.options != prepared.options
 
 
 BAD_TASKS = {
