@@ -61,16 +61,16 @@ SCRIPT: dict[str, str] = {
     "writes the reward and fails": _WRITE + "write('1')\nraise SystemExit(1)\n",
     "writes it and makes it read-only": _WRITE + f"import os\nwrite('1')\nos.chmod('{REWARD}', 0o444)\n",
     "writes it and makes the directory read-only": _WRITE
-    + "import os\nwrite('1')\nos.chmod('/tmp/understudy-rewards', 0o555)\n",
+    + "import os\nwrite('1')\nos.chmod('/var/tmp/understudy-rewards', 0o555)\n",
     "writes the other file": _WRITE + f"write('{{\"reward\": 1}}', '{REWARD[:-3]}json')\n",
     "makes it a directory": f"import os\nos.mkdir('{REWARD}')\n",
     "makes it a pipe": f"import os\nos.mkfifo('{REWARD}')\n",
     "makes it a link to the tree": _WRITE
     + f"import os\nwrite('1', 'one')\nos.chmod('one', 0o444)\nos.symlink(os.path.abspath('one'), '{REWARD}')\n",
     "makes it a link to nothing": f"import os\nos.symlink('/nowhere/at/all', '{REWARD}')\n",
-    "removes its directory": "import shutil\nshutil.rmtree('/tmp/understudy-rewards')\n",
-    "makes its directory a file": "import shutil\nshutil.rmtree('/tmp/understudy-rewards')\n"
-    "open('/tmp/understudy-rewards', 'w').close()\n",
+    "removes its directory": "import shutil\nshutil.rmtree('/var/tmp/understudy-rewards')\n",
+    "makes its directory a file": "import shutil\nshutil.rmtree('/var/tmp/understudy-rewards')\n"
+    "open('/var/tmp/understudy-rewards', 'w').close()\n",
     "fills the disk": "with open('/tmp/full', 'wb') as file:\n    try:\n        while True:\n"
     "            file.write(bytes(1 << 24))\n    except OSError:\n        pass\n",
     "kills the script": "import os\nos.kill(os.getppid(), 9)\n",

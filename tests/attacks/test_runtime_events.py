@@ -194,8 +194,9 @@ READS_CODE_AS_THE_PLUGIN = """\
 USES_THE_HOOKS_CODE = (
     MAIN
     + """\
-import types
-inner = next(each for each in __main__.watch.__code__.co_consts if getattr(each, "co_name", "") == "look_at_code")
+import _imp, types
+watch = _imp.create_builtin.__globals__["watch"]
+inner = next(each for each in watch.__code__.co_consts if getattr(each, "co_name", "") == "look_at_code")
 def copy():
     cells = tuple(types.CellType(None) for _ in inner.co_freevars)
     types.FunctionType(inner, {}, closure=cells)

@@ -50,7 +50,8 @@ class GradingOptions(Struct, frozen=True):
     own. `conflicts`: how often deciding tests failed beside passing with the gold patch. `sealed`: hidden files
     must not change while the tests run. `usual_events`: what the code does while the tests run with the gold
     patch, None before that is known (see `understudy.checks.runtime_events`); `usual_installed`: what its install
-    adds, likewise (see `understudy.checks.startup_files`). `twins`: the deciding tests that
+    adds, likewise (see `understudy.checks.startup_files`). `watched`: the Pythons of a suite or script are
+    watched; `walled`: those of a script cannot write its reward. `twins`: the deciding tests that
     have twins, by node id; `partial_twins`: those whose expectations are partly known to the tested code;
     `twin_plain`: sites that are evaluated in the process; `twin_uncut`: files that need their unused values;
     `twin_named`: files whose tests need their own names; `twin_fixed`: sites whose expectation is never changed;
@@ -76,6 +77,8 @@ class GradingOptions(Struct, frozen=True):
     sealed: bool = True
     usual_events: tuple[str, ...] | None = None
     usual_installed: tuple[str, ...] | None = None
+    watched: bool = True
+    walled: bool = True
 
 
 def failed_result(reason: str, log: str) -> CheckResult:

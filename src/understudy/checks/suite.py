@@ -47,6 +47,7 @@ from understudy.checks.log_parsers import (
     is_cut,
     parse_log,
 )
+from understudy.checks.runtime_events import APART, Watch, read_processes, with_events
 from understudy.checks.seal import HiddenFiles, lay_hidden, list_tree
 from understudy.checks.startup_files import (
     ASK_DIRECTORIES,
@@ -58,7 +59,7 @@ from understudy.checks.startup_files import (
 )
 from understudy.errors import GraderError, SandboxError
 from understudy.sandbox.base import Sandbox
-from understudy.types import Evidence, Integrity, SuiteChecks, Task, TestOutcome, Verdict
+from understudy.types import Evidence, Integrity, SuiteChecks, Task, TestOutcome, Verdict, is_solved
 from understudy.util.diffs import parse_diff
 
 _OUTCOMES: dict[str, TestOutcome] = {PASSED: "passed", ERROR: "error", SKIPPED: "skipped", XFAIL: "xfailed"}
@@ -95,13 +96,14 @@ _LoggedTests = Mapping[str, LoggedTest | None]
 class SuiteRun(Struct, frozen=True):
     """The end of a suite's command. `log` is all its output, with line ends as `\\n`, unless it was `truncated`.
 
-    `exit_code` is None after a timeout.
+    `exit_code` is None after a timeout. `evidence` is what its processes wrote that were watched.
     """
 
     log: str
     exit_code: int | None
     timed_out: bool = False
     truncated: bool = False
+    evidence: bytes | None = None
 
 
 async def run_before_patch(sandbox: Sandbox, checks: SuiteChecks) -> None:
@@ -144,10 +146,15 @@ async def run_suite(
     if canaries is not None:
         await sandbox.write(canaries.path, canaries.text.encode())
     await sandbox.seal([path for path, content in files.items() if content is not None])
-    run = await run_command(sandbox, checks, canaries.command if canaries else checks.command)
+    paths = tuple(posixpath.join(sandbox.workdir, path) for path, content in files.items() if content is not None)
+    watch = Watch(paths) if options.watched and paths else None
+    run = await run_command(sandbox, checks, canaries.command if canaries else checks.command, watch=watch)
     if run.timed_out:  # first, because parsing the output may take long
         return failed_result(f"the tests did not end in {checks.timeout_s:g} s", run.log)
     result = await asyncio.to_thread(judge_suite, task, run, canaries, options.conflicts)
+    if run.evidence is not None:
+        events = read_processes(run.evidence, finished=is_solved(result.verdict.reward))
+        result = with_events(result, events, options.usual_events)
     return with_installed(result, added, options.usual_installed) if installs else result
 
 
@@ -217,17 +224,29 @@ async def activated_environment(sandbox: Sandbox, checks: SuiteChecks) -> dict[s
 
 
 async def run_command(
-    sandbox: Sandbox, checks: SuiteChecks, command: str, *, env: Mapping[str, str] | None = None
+    sandbox: Sandbox,
+    checks: SuiteChecks,
+    command: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    watch: Watch | None = None,
 ) -> SuiteRun:
     """Run one of the suite's commands in the workdir, as a phase of its own. Raises SandboxError.
+
+    Its Pythons are watched if there is a `watch`.
 
     The output's line ends become `\\n`, as for anybody who opens a log as a text file.
     """
     script = f"exec 2>&1\n{checks.activate}\n{command}\n"
+    if watch is not None:
+        script = f"{APART}{checks.activate}\n{watch.exports(sandbox)}{command}\n"
+        env = {**(env or {}), **watch.env(sandbox)}
     done = await sandbox.run(["bash", "-c", script], timeout_s=checks.timeout_s, cwd=sandbox.workdir, env=env)
     check_not_killed(done)
-    log = (done.stdout + done.stderr).decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-    return SuiteRun(log, done.exit_code, done.timed_out, done.truncated)
+    output = done.stdout if watch else done.stdout + done.stderr
+    log = output.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    evidence = done.stderr if watch else None
+    return SuiteRun(log, done.exit_code, done.timed_out, done.truncated, evidence)
 
 
 def needs_install(checks: SuiteChecks, patch: bytes) -> bool:

@@ -480,7 +480,10 @@ def _integrity_of(
 def protection_of(task: Task, options: GradingOptions) -> tuple[Protection, str]:
     """How far twins protect a task's verdicts, and what does not: why no further, and that nobody watches."""
     protection, reason = _protection_by_twins(task, options)
-    if not isinstance(task.checks, PytestChecks):
+    usual = options.usual_events or ()
+    watched = options.usual_events is not None and options.watched and "watch-missing " not in usual
+    watched = watched and (options.sealed or isinstance(task.checks, ScriptChecks))
+    if not isinstance(task.checks, PytestChecks) and not watched:
         reason = "; ".join(filter(None, (reason, _UNWATCHED)))
     return protection, reason
 

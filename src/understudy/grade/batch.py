@@ -32,7 +32,7 @@ from understudy.grade.verdict import GRADER, as_validated, grade, validate
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, hidden_mounts, prepare, sandbox_spec
-from understudy.types import SuiteChecks, Task, Verdict, is_solved
+from understudy.types import PytestChecks, Task, Verdict, is_solved
 
 _AHEAD = 2
 
@@ -162,12 +162,12 @@ async def _prepare(bench: GradingSetup, task: Task, patch: PredictedPatch) -> Pr
 async def _grade_with_doubt(bench: GradingSetup, prepared: PreparedTask, patch: PredictedPatch) -> Verdict:
     """The verdict. Raises TaskError, and SandboxError or GraderError when it twice could not be reached.
 
-    How a suite has to be graded in its image is what validation finds out. So a patch that fails there is graded
-    again when validation, which is done only now, finds another way.
+    How a suite has to be graded in its image, and how a script, is what validation finds out. So a patch that
+    fails there is graded again when validation, which is done only now, finds another way.
     """
     verdict = await _grade_retrying(bench, prepared, patch)
-    suite = isinstance(prepared.task.checks, SuiteChecks)
-    if is_solved(verdict.reward) or not verdict.applied or not suite or not bench.doubt:
+    sure = isinstance(prepared.task.checks, PytestChecks)
+    if is_solved(verdict.reward) or not verdict.applied or sure or not bench.doubt:
         return verdict
     try:
         validated = await validate(

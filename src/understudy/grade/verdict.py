@@ -362,22 +362,41 @@ def as_validated(
     return prepared
 
 
+_WAYS: dict[type, tuple[GradingOptions, ...]] = {
+    PytestChecks: (
+        GradingOptions(),
+        GradingOptions(canaries=False),
+        GradingOptions(canaries=False, sealed=False),
+    ),
+    SuiteChecks: (
+        GradingOptions(),
+        GradingOptions(canaries=False),
+        GradingOptions(watched=False),
+        GradingOptions(canaries=False, sealed=False, watched=False),
+    ),
+    ScriptChecks: (
+        GradingOptions(),
+        GradingOptions(walled=False),
+        GradingOptions(walled=False, watched=False),
+    ),
+}
+"""How tasks are graded, by their checks: with all that guards them first, then with less."""
+
+
 async def _grade_gold(
     prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> tuple[PreparedTask, Verdict]:
     """The task with the first grading options with which its gold patch scores 1, and the gold patch's verdict.
 
     Where it fails only because of how it is graded, other options are tried: as root, for images whose programs
-    only root can use; without canaries, for tests that do not run with them; unsealed, where the tests change
-    their own files; with test names that both pass and fail, where they do so with the gold patch too. With none
-    of them, the task as it was and the first verdict.
+    only root can use; `_WAYS`, for tests that do not run with canaries or watched, that change their own files, or
+    whose Python writes the reward; with test names that both pass and fail, where they do so with the gold patch
+    too. With none of them, the task as it was and the first verdict.
     """
     first: Verdict | None = None
-    script = isinstance(prepared.task.checks, ScriptChecks)
-    ways = ((True, True),) if script else ((True, True), (False, True), (False, False))
     for as_root in (False,) if sandboxes.host_programs else (False, True):
-        for canaries, sealed in ways:
-            options = GradingOptions(as_root, canaries, sealed=sealed)
+        for way in _WAYS[type(prepared.task.checks)]:
+            options = replace(way, as_root=as_root)
             result = await _evaluate(replace(prepared, options=options), gated, sandboxes, environment)
             if result.verdict.reward != 1.0 and result.conflicts:
                 options = replace(options, conflicts=result.conflicts)

@@ -22,7 +22,8 @@ from msgspec import Struct
 
 from understudy.checks.base import GradingOptions
 from understudy.checks.pytest_checks import PLUGIN_MOUNT
-from understudy.checks.run import REWARDS
+from understudy.checks.runtime_events import WATCH_MOUNT
+from understudy.checks.script import REWARDS
 from understudy.checks.twin_run import DRIVER_MOUNT
 from understudy.errors import ConfigError, TaskError
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
@@ -34,7 +35,7 @@ from understudy.util.files import atomic_write, locked, make_readable
 GIT_MOUNT = "/opt/understudy/git"
 """Where the pristine git directory is in a sandbox, for runs with `reveal=True`."""
 
-_FORMAT = "2"  # part of every digest: a change of what is made here remakes it
+_FORMAT = "3"  # part of every digest: a change of what is made here remakes it
 
 # Every file is taken byte for byte: nothing that a tree says about itself may run a filter or convert line ends.
 _ATTRIBUTES = "* -text !eol !crlf -ident !filter !working-tree-encoding !diff !merge !delta !whitespace\n"
@@ -118,7 +119,7 @@ def sandbox_spec(
     `environment` is the one of tasks that have none of their own.
     """
     environment = prepared.environment or environment
-    own = (Mount(prepared.git, GIT_MOUNT, private=True), PLUGIN_MOUNT, DRIVER_MOUNT)
+    own = (Mount(prepared.git, GIT_MOUNT, private=True), PLUGIN_MOUNT, DRIVER_MOUNT, WATCH_MOUNT)
     return SandboxSpec(
         tree=prepared.tree,
         workdir=prepared.task.workdir,

@@ -616,7 +616,7 @@ SCRIPTS = {
     "unreadable": ("echo 1 > /logs/verifier/reward.txt; chmod 0 /logs/verifier/reward.txt", 0.0),
     "json without a number": ("""echo '{"reward": "1"}' > /logs/verifier/reward.json""", 0.0),
     "never written": ("test -f /nowhere && echo 1 > /logs/verifier/reward.txt; true", 0.0),
-    "directory removed": ("rm -r /tmp/understudy-rewards; echo 0 > /logs/verifier/reward.txt; true", 0.0),
+    "directory removed": ("rm -r /var/tmp/understudy-rewards; echo 0 > /logs/verifier/reward.txt; true", 0.0),
     "a reward beside a failure": ("echo 1 > /logs/verifier/reward.txt; exit 1", 0.0),
 }
 

@@ -1,0 +1,141 @@
+"""Check scripts: run one, watched, and read the reward that it wrote.
+
+A script runs as the same user as the code that it tests. So the Pythons that it starts, and all that they start,
+are kept from writing the reward, where the gold patch's run shows that the script can do without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import posixpath
+import re
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from understudy.checks.base import (
+    CheckResult,
+    GradingOptions,
+    check_not_killed,
+    failed_result,
+    output_tail,
+    read_result_file,
+)
+from understudy.checks.runtime_events import APART, Watch, read_processes, with_events
+from understudy.errors import ConfigError, GraderError
+from understudy.sandbox.base import Completed, Sandbox, below
+from understudy.types import Evidence, Integrity, ScriptChecks, Verdict, is_solved
+
+REWARDS = "/var/tmp/understudy-rewards"
+"""Where check scripts write their reward: the directory of `reward_file` is a link to it (`hidden_mounts`).
+
+Not in /tmp: processes that cannot write it can make nothing in the directory that it is in either
+(`watch/landlock.py`)."""
+
+_REWARD_BYTES = 64 << 10
+_SCRIPT_BYTES = 1 << 20
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+
+
+async def run_script(
+    sandbox: Sandbox, checks: ScriptChecks, options: GradingOptions, hidden: Path | None
+) -> CheckResult:
+    """Run a check script in the working directory: a reward of 1 or more solves the task, anything less does not.
+
+    The reward is the number in `reward_file`, or in a `.json` beside it. Where there is neither, it is by the exit
+    code if no hidden file names them, else 0: the tested code can keep a script from writing its reward. A file
+    that is there and holds no number is a reward of 0. A reward of 1 or more from a script that exits
+    with another code than 0 was not written by it: `forged`. The hidden files are where the sandbox's mount for
+    `checks.target` is. Raises SandboxError, or GraderError when the command does not exist, ConfigError when the
+    sandbox shares its paths with this machine.
+    """
+    if sandbox.locate(checks.target) != checks.target:
+        raise ConfigError(
+            f"a check script writes to {checks.reward_file}, which is a file of this machine without isolation; "
+            "run this task with --sandbox local"
+        )
+    await sandbox.run(["mkdir", "-p", REWARDS], timeout_s=30)
+    watch = _watch(sandbox, checks, options, hidden)
+    argv, env = checks.command, None
+    if watch is not None:
+        script = f'{APART}{watch.exports(sandbox)}exec "$@"\n'
+        argv, env = ("/bin/sh", "-c", script, "sh", *argv), watch.env(sandbox)
+    done = await sandbox.run(argv, timeout_s=checks.timeout_s, cwd=sandbox.workdir, env=env)
+    evidence, done = (done.stderr, replace(done, stderr=b"")) if watch else (None, done)
+    result = await _judge_script(sandbox, checks, hidden, done)
+    if evidence is None:
+        return result
+    events = read_processes(evidence, finished=is_solved(result.verdict.reward))
+    return with_events(result, events, options.usual_events)
+
+
+def _watch(sandbox: Sandbox, checks: ScriptChecks, options: GradingOptions, hidden: Path | None) -> Watch | None:
+    if not options.watched or hidden is None:
+        return None
+    names = [path.relative_to(hidden) for path in sorted(hidden.rglob("*.py"))]
+    beside = posixpath.splitext(checks.reward_file)[0] + ".json"
+    apart = not any(below(checks.reward_file, area) for area in (sandbox.workdir, "/tmp"))
+    return Watch(
+        tests=tuple(posixpath.join(checks.target, *name.parts) for name in names),
+        rewards=(checks.reward_file, beside),
+        walled=options.walled and apart,
+    )
+
+
+async def _judge_script(
+    sandbox: Sandbox, checks: ScriptChecks, hidden: Path | None, done: Completed
+) -> CheckResult:
+    check_not_killed(done)
+    log = output_tail(done)
+    if done.exit_code in (126, 127):
+        raise GraderError(f"the check {checks.command} did not start (exit code {done.exit_code}):\n{log[-2000:]}")
+    if done.timed_out:
+        return failed_result(f"the checks did not end in {checks.timeout_s:g} s", log)
+    try:
+        written = await _written_reward(sandbox, checks.reward_file)
+    except ValueError as error:
+        return failed_result(f"the reward that the checks wrote is invalid, expected a number: {error}", log)
+    if written is None and await asyncio.to_thread(_names_reward, checks, hidden):
+        return failed_result(f"the checks wrote no reward to {checks.reward_file}, which their files name", log)
+    reward = float(done.exit_code == 0) if written is None else written
+    if is_solved(reward) and done.exit_code != 0:
+        reason = f"a reward of {reward:g} was written, but the checks ended with exit code {done.exit_code}"
+        integrity = Integrity("forged", reason, (Evidence(rule="script-reward", text=reason),))
+        return CheckResult(Verdict(reward=0.0, reason=reason, log=log, integrity=integrity))
+    solved = 1.0 if is_solved(reward) else 0.0
+    return CheckResult(Verdict(reward=solved, reason=f"the checks gave {reward:g}", log=log))
+
+
+def _names_reward(checks: ScriptChecks, hidden: Path | None) -> bool:
+    """Whether a hidden file names the file for the reward, so that it is expected to be written."""
+    name = posixpath.splitext(posixpath.basename(checks.reward_file))
+    names = (f"{name[0]}{name[1]}".encode(), f"{name[0]}.json".encode())
+    files = [path for path in hidden.rglob("*") if path.is_file()] if hidden else []
+    texts = (path.read_bytes() for path in files if path.stat().st_size <= _SCRIPT_BYTES)
+    return any(name in text for text in texts for name in names)
+
+
+async def _written_reward(sandbox: Sandbox, path: str) -> float | None:
+    """The reward in a script's file, or in the `.json` beside it; None when there is neither.
+
+    Raises ValueError when what is there is no regular file of at most `_REWARD_BYTES` bytes with a number in it.
+    """
+    beside = posixpath.splitext(path)[0] + ".json"
+    for name in (path, beside):
+        content = await read_result_file(sandbox, name, _REWARD_BYTES)
+        if content is None:
+            raise ValueError(f"{name} is no regular file that can be read, of at most {_REWARD_BYTES} bytes")
+        text = content.decode(errors="replace").strip()
+        if not text:
+            continue
+        if name == beside:
+            try:
+                text = str(msgspec.json.decode(content, type=dict[str, float | int])["reward"])
+            except (ValueError, KeyError, RecursionError) as error:
+                raise ValueError(f"{name}: {error}") from error
+        if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
+            raise ValueError(f"{name} holds {text[:40]!r}")
+        return float(text)
+    return None
