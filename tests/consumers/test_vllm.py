@@ -29,11 +29,11 @@ from understudy.wire.model import ChatRequest, ConversationHandle
 
 from fakes.control import FakeVLLMControl, Served
 from fakes.loop_program import quick_task
-from support import require, understudy, vllm_server
+from support import optional, require, understudy, vllm_server
 from support.vllm_server import MODEL, VLLMProcess
 
-torch: Any = pytest.importorskip("torch")
-transformers: Any = pytest.importorskip("transformers")
+torch: Any = optional("torch")
+transformers: Any = optional("transformers")
 
 pytestmark = [
     pytest.mark.services,

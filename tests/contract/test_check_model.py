@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-
 from understudy.errors import BackendError
 from understudy.gateway.check_model import ModelCheck, ModelChecker
 from understudy.model.process import start_server
 
-from support import understudy
+from support import optional, understudy
 from support.model_server import serve_weights
 from support.tiny_model import make_model
+
+optional("torch")
 
 
 @pytest.fixture(scope="module")

@@ -13,21 +13,21 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
-torch: Any = pytest.importorskip("torch")
+from understudy.errors import BackendError, ConfigError
+from understudy.model.process import start_server
+from understudy.train.algorithms.forward import token_logprobs
+from understudy.train.metrics import read_metrics
+from understudy.train.options import GRPOOptions
+from understudy.train.teacher import NO_ROOM, SGLangTeacherServer, TeacherServer, TeacherSettings
+from understudy.train.weights import load_model
 
-from understudy.errors import BackendError, ConfigError  # noqa: E402
-from understudy.model.process import start_server  # noqa: E402
-from understudy.train.algorithms.forward import token_logprobs  # noqa: E402
-from understudy.train.metrics import read_metrics  # noqa: E402
-from understudy.train.options import GRPOOptions  # noqa: E402
-from understudy.train.teacher import NO_ROOM, SGLangTeacherServer, TeacherServer, TeacherSettings  # noqa: E402
-from understudy.train.weights import load_model  # noqa: E402
+from fakes.listen import listen
+from support import optional, understudy
+from support.model_server import serve_weights
+from support.tiny_model import make_model
+from support.train import make_groups, put_training_run
 
-from fakes.listen import listen  # noqa: E402
-from support import understudy  # noqa: E402
-from support.model_server import serve_weights  # noqa: E402
-from support.tiny_model import make_model  # noqa: E402
-from support.train import make_groups, put_training_run  # noqa: E402
+torch: Any = optional("torch")
 
 Handler = Callable[[dict[str, Any]], Any]
 

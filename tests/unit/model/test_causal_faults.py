@@ -30,13 +30,6 @@ torch: Any = optional("torch")
 optional("transformers")
 
 
-class Failing(torch.nn.Linear):
-    """A module that cannot be computed with."""
-
-    def forward(self, **_: Any) -> Any:
-        raise MemoryError("no room")
-
-
 @pytest.fixture
 def engine(module: Any, token_bytes: list[bytes]) -> Iterator[CausalEngine]:
     engine = CausalEngine(
@@ -69,6 +62,10 @@ def test_numbers_beyond_measure_hurt_neither_their_request_nor_another(
 
 
 def test_a_fault_ends_what_is_under_way_and_nothing_else(engine: CausalEngine, module: Any) -> None:
+    class Failing(torch.nn.Linear):
+        def forward(self, **_: Any) -> Any:
+            raise MemoryError("no room")
+
     engine.set_weights("failing", ModelWeights(Failing(1, 1), "v0")).result(10)
     engine.pause("keep", clear_cache=False).result(10)
     failing = engine.submit(ask([9, 10, 11], model="failing"))

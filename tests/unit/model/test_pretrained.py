@@ -13,9 +13,6 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-pytest.importorskip("torch")
-pytest.importorskip("gguf")
-
 from understudy.errors import ConfigError
 from understudy.model.fetch import convert_gguf, fetch_pinned, model_path
 from understudy.model.gguf import open_gguf
@@ -33,8 +30,11 @@ from understudy.model.pretrained import (
 )
 
 from fakes.hub import COMMIT, Hub
+from support import optional
 from support.gguf_file import CONTEXT, write_gguf
 from support.tiny_model import make_model
+
+optional("torch", "gguf")
 
 
 def silent(text: str) -> None:

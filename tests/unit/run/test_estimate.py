@@ -13,10 +13,11 @@ from understudy.model.memory import estimate_memory, read_shape
 from understudy.run.estimate import estimate, measure
 from understudy.store import Store
 
+from support import optional
 from support.tiny_model import make_model
 from support.train import put_training_run
 
-torch = pytest.importorskip("torch")
+optional("torch")
 
 
 @pytest.fixture(scope="module")

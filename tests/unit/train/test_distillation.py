@@ -11,10 +11,6 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-pytest.importorskip("torch")
-
-import torch
-
 from understudy.errors import ConfigError
 from understudy.train.algorithms.batch import build_batch
 from understudy.train.algorithms.forward import behaviours, masks, scores, teacher_logprobs
@@ -23,8 +19,11 @@ from understudy.train.algorithms.updater import Updater
 from understudy.train.groups import NO_TEACHER, RolloutGroup
 from understudy.train.options import DistillOptions, GRPOOptions, read_options
 
+from support import optional
 from support.losses import Batch, Rows, plain_policy_loss, slopes
 from support.train import make_groups
+
+torch: Any = optional("torch")
 
 TEACHER = "http://127.0.0.1:1"
 
@@ -50,9 +49,9 @@ def some_batch(seed: int) -> Batch:
     )
 
 
-def padded(rows: list[Any], fill: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def padded(rows: list[Any], fill: float, dtype: Any = None) -> Any:
     width = max(map(len, rows))
-    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype)
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype or torch.float64)
 
 
 def of_batch(batch: Batch, options: DistillOptions, fill: float = 0.0) -> tuple[float, list[list[float]], float]:
