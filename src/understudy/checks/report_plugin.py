@@ -123,8 +123,9 @@ def _watch(token: str, root: str, report: str, tests: tuple[str, ...], library_p
     libraries = tuple(entry.rstrip("/") + "/" for entry in library_paths if os.path.isdir(entry))  # noqa: PTH112
     own = (*runner, os.path.abspath(__file__))  # noqa: PTH100
     caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    begin: Any = vars(process_watch)["watch"]
-    begin(token, os.dup(2), root, tests, libraries, own, runner[1], report=report, caller_frame=caller)
+    program = vars(process_watch)
+    owners: Any = program["CodeOwners"](own, runner[1], libraries)
+    program["watch"](token, os.dup(2), root, tests, owners, report=report, caller_frame=caller)
 
 
 def main(

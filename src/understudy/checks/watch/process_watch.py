@@ -11,8 +11,11 @@ import _imp
 import _thread
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 _MOST_EVENTS = 200
 _AF_VSOCK = 40
@@ -58,30 +61,44 @@ _WATCHED = frozenset(
 """The audit events that are looked at; all others, as most imports and opened files, cost one look-up."""
 
 
+class CodeOwners:
+    """Whose code lies where, by directories with an end of "/" and files.
+
+    `from_tree` is what is tested in spite of being in a library; `pytest_directory` that of `_pytest`, if any.
+    """
+
+    def __init__(
+        self,
+        runner: tuple[str, ...],
+        pytest_directory: str,
+        libraries: tuple[str, ...],
+        from_tree: tuple[str, ...] = (),
+    ) -> None:
+        self.runner = runner
+        self.pytest_directory = pytest_directory
+        self.libraries = libraries
+        self.from_tree = from_tree
+
+
 def watch(
     prefix: str,
     channel: int,
     root: str,
     tests: tuple[str, ...],
-    libraries: tuple[str, ...],
-    runner: tuple[str, ...],
-    pytest_directory: str,
+    owners: CodeOwners,
     *,
-    secret: str = "-",
-    commitment: str = "-",
+    proof: tuple[str, str] = ("-", "-"),
     report: str = "",
     rewards: tuple[str, ...] = (),
     walled: bool = False,
-    from_tree: tuple[str, ...] = (),
     caller_frame: Any = None,
 ) -> None:
     """Write evidence to the descriptor `channel` from now on.
 
-    The first line says "start" and a `commitment` to the `secret`, the last one "end" and the secret: where the
-    watch is of one call, when its `caller_frame` raises the event `TESTS_ENDED`, else when the interpreter ends.
-    `tests` are the hidden files, `report` that of outcomes, which must be open already, `rewards` the paths that a
-    check script may write its reward to; `walled` says that this process cannot. `libraries` and `runner` are
-    directories with an end of "/" and files, `from_tree` what is tested in spite of being in a library.
+    The first line says "start" and the first part of the `proof`, a digest of the second, which the last line has
+    after "end": where the watch is of one call, when its `caller_frame` raises the event `TESTS_ENDED`, else when
+    the interpreter ends. `tests` are the hidden files, `report` that of outcomes, which must be open already,
+    `rewards` the paths that a check script may write its reward to; `walled` says that this process cannot.
 
     Whose code does something is decided by the innermost frame that is not of the test runner or the standard
     library. Where all frames are theirs, it is the runner's only in the thread that runs the tests, and for what
@@ -90,6 +107,8 @@ def watch(
     """
     # The tested code can replace what modules and builtins hold, so the hook uses only what is bound here. Nothing
     # but the interpreter's list of hooks refers to the hook: who holds one of its functions can change all others.
+    runner, pytest_directory = owners.runner, owners.pytest_directory
+    libraries, from_tree, (commitment, secret) = owners.libraries, owners.from_tree, proof
     write, stat, fstat, getpid = os.write, os.stat, os.fstat, os.getpid
     open_file, read_file, close_file, compile_text = os.open, os.read, os.close, compile
     getframe, thread_id = sys._getframe, _thread.get_ident  # pyright: ignore[reportPrivateUsage]
@@ -498,12 +517,8 @@ def watch_interpreter(
         channel,
         root,
         tests,
-        libraries,
-        tuple(runner),
-        pytest_directory,
-        secret=secret,
-        commitment=digest(secret.encode()).hexdigest(),
+        CodeOwners(tuple(runner), pytest_directory, libraries, from_tree),
+        proof=(digest(secret.encode()).hexdigest(), secret),
         rewards=rewards,
         walled=walled,
-        from_tree=from_tree,
     )
