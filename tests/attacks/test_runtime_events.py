@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import marshal
+import struct
+import subprocess
+import sys
+from importlib.util import MAGIC_NUMBER, cache_from_source
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
+from understudy.checks import report_plugin
 from understudy.checks.base import GradingOptions
 from understudy.checks.run import run_task_version
 from understudy.checks.runtime_events import REASONS
@@ -339,6 +347,44 @@ async def test_code_under_another_files_name_is_the_tested_codes(
     run += "thread.start()\nthread.join()\n"
     verdict = await graded(prepared, text + DISGUISED[how] + run + RIGHT, sandboxes, environment)
     assert "objects-searched" in rules(verdict), verdict
+
+
+SEARCH = "def search():\n    import gc\n    gc.get_objects()\n"
+TESTED = """\
+import marshal, pathlib
+space = {{}}
+exec(marshal.loads(pathlib.Path({cached!r}).read_bytes()[16:]), space)
+space["search"]()
+def test():
+    pass
+"""
+
+
+def test_what_could_be_written_here_does_not_say_what_a_file_compiles_to(tmp_path: Path) -> None:
+    """Somebody put other code where Python keeps what it compiled of a library."""
+    library, root = tmp_path / "site-packages" / "library.py", tmp_path / "tree"
+    root.mkdir()
+    library.parent.mkdir()
+    library.write_text("# " + "x" * (len(SEARCH) - 3) + "\n")
+    cached = Path(cache_from_source(str(library)))
+    cached.parent.mkdir()
+    status = library.stat()
+    header = MAGIC_NUMBER + struct.pack("<III", 0, int(status.st_mtime), status.st_size)
+    cached.write_bytes(header + marshal.dumps(compile(SEARCH, str(library), "exec")))
+    (root / "test_core.py").write_text(TESTED.format(cached=str(cached)))
+    program = "import runpy, sys; sys.path.append(sys.argv[1]); del sys.argv[:2]; "
+    program += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    arguments = (library.parent, report_plugin.__file__, tmp_path / "report", root, root / "test_core.py")
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        input="token\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )
+    assert done.returncode == 0, done.stdout
+    assert "token objects-searched" in done.stderr
 
 
 REACHES_THE_HOOK = {
