@@ -301,6 +301,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     `grader` is the version of the grader, `task_digest` and `patch_digest` the SHA-256 of the task's record and
     of the patch that it graded; empty in verdicts of 0.1. `earlier` are the verdicts that this one took the
     place of, first to last. `commands` are what ran in the sandbox of the checks that decided, for a shell.
+    `reused_from` is the attempt of the same run that was graded with the same patch, whose verdict this is; empty
+    where the patch was graded itself.
     """
 
     reward: float
@@ -317,6 +319,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     patch_digest: str = ""
     earlier: tuple[Verdict, ...] = ()
     commands: tuple[str, ...] = ()
+    reused_from: str = ""
 
 
 # --- calls ---------------------------------------------------------------------------------------------

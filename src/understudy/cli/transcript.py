@@ -212,6 +212,8 @@ class TranscriptPrinter(PagePrinter):
             self.fact("task", f"{record.task.instance_id}   {record.task.repo}")
             self.fact("status", status)
             self.fact("reward", "none" if verdict is None else f"{verdict.reward:g}   {verdict.reason}")
+            if verdict is not None and verdict.reused_from:
+                self.fact("graded", f"with attempt {verdict.reused_from}, which made the same patch")
             if verdict is not None and verdict.protection != "twins" and verdict.reward > 0:
                 self.fact("protection", f"{verdict.protection}   {verdict.unprotected}".rstrip())
             if verdict is not None and verdict.integrity.status != "clean":

@@ -18,8 +18,9 @@ from understudy.gateway.backends.fields import is_overflow
 from understudy.gateway.budget import Budget
 from understudy.gateway.keys import Keys
 from understudy.gateway.session import GatewaySession
-from understudy.grade.verdict import as_validated, grade
+from understudy.grade.verdict import as_validated
 from understudy.run.config import RunConfig
+from understudy.run.verdicts import RunVerdicts
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec, labelled
 from understudy.store import Store
 from understudy.tasks.environment import TaskEnvironment
@@ -52,6 +53,7 @@ class RunContext:
     environment: TaskEnvironment
     cache: Path
     gateway_socket: Path
+    verdicts: RunVerdicts = field(default_factory=RunVerdicts)
 
 
 @dataclass
@@ -106,7 +108,9 @@ async def execute_attempt(
         result = await _run_agent(context, rollout, attempt, prepared, stopwatch, final)
     release_slot()
     with labelled(run=rollout.run_id, attempt=attempt.id), stopwatch.part("grade_s"):
-        verdict = await grade(prepared, result.patch, sandboxes=context.sandboxes, environment=context.environment)
+        verdict = await context.verdicts.grade(
+            prepared, result.patch, attempt.id, sandboxes=context.sandboxes, environment=context.environment
+        )
     await asyncio.wrap_future(
         context.store.runs.finish_attempt(
             attempt.id,
