@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import resource
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -72,9 +71,3 @@ def interrupted() -> typer.Exit:
     """The end of a command that was stopped before its own; says how to continue."""
     typer.echo("understudy: interrupted; run the same command again to continue", err=True)
     return typer.Exit(EXIT_INTERRUPTED)
-
-
-def raise_file_limit() -> None:
-    """Let this process open as many files as it may: every rollout holds some, and agents hold the gateway's."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -25,6 +25,23 @@ WORKERS_POLL_S = 1.0
 RunEngine = Literal["local", "workers", "detached"]
 """Who executes a run: this process; workers, while this process waits; workers, while nobody waits."""
 
+
+class WorkerFleet(Protocol):
+    """Workers of one run that this process has others start, as a cluster's scheduler."""
+
+    def start(self, run_id: str) -> None:
+        """Have them started."""
+        ...
+
+    def drain(self) -> None:
+        """Have them claim nothing more. May be called again, for those that were started meanwhile."""
+        ...
+
+    def waits(self) -> str:
+        """Why none of them works. Raises ConfigError when all have failed. Called in a thread."""
+        ...
+
+
 WatchServer = Callable[[], Awaitable[None]]
 """Waits until the model server that a run depends on ends, and then raises."""
 
@@ -102,10 +119,12 @@ def run_progress(store: Store, run_id: str) -> RunProgress:
     )
 
 
-def waiting_for(store: Store, run_id: str) -> str:
+def waiting_for(store: Store, run_id: str, fleet: WorkerFleet | None = None) -> str:
     """Why no worker takes a run: there is none, or all leave it to others. Empty where one may."""
     alive = [each for each in store.leases.workers() if each.alive and each.run_id is None]
     if not alive:
+        if fleet is not None:
+            return fleet.waits()
         return f"no worker is there; start some with: understudy worker --store '{store.location}'"
     reasons = {each.id: each.leaves[run_id] for each in alive if run_id in each.leaves}
     if len(reasons) < len(alive):
@@ -127,23 +146,31 @@ class WorkersAtWork:
 
 
 async def finish_by_workers(
-    store: Store, run_id: str, outputs: RolloutFiles, monitor: RunMonitor, *, wait: bool
+    store: Store, run_id: str, outputs: RolloutFiles, monitor: RunMonitor, engine: RunEngine | WorkerFleet
 ) -> tuple[str, ...]:
-    """With `wait`, wait until all rollouts of a run that is open to workers have ended, and write their files.
+    """Wait until all rollouts of a run that is open to workers have ended, and write their files.
 
-    Returns what there is to know of the files.
+    If `detached`, it is not waited for. A fleet is started; what that has at work when the run is drained is
+    waited for. Returns what there is to know of the files.
     """
-    if not wait:
+    if engine == "detached":
         return ("its rollouts are queued for workers: understudy worker --store",)
+    fleet = None if isinstance(engine, str) else engine
     at_work = WorkersAtWork(run_id, run_progress(store, run_id))
+    if fleet is not None:
+        fleet.start(run_id)
     monitor.running(at_work, store)
     try:
-        while at_work.progress.done < at_work.progress.total and not at_work.draining:
+        while at_work.progress.done < at_work.progress.total:
+            if at_work.draining:
+                if fleet is None or at_work.progress.running == 0:
+                    break
+                fleet.drain()
             await asyncio.to_thread(store.wait_for_change, WORKERS_POLL_S)
             await asyncio.wrap_future(store.leases.requeue_expired(LEASE_S))
             at_work.progress = await asyncio.to_thread(run_progress, store, run_id)
             idle = at_work.progress.running == 0 and at_work.progress.done < at_work.progress.total
-            monitor.waits(await asyncio.to_thread(waiting_for, store, run_id) if idle else "")
+            monitor.waits(await asyncio.to_thread(waiting_for, store, run_id, fleet) if idle else "")
             await outputs.catch_up()
         await outputs.finish()
     finally:

@@ -36,6 +36,7 @@ from understudy.run.executors import (
     RunEngine,
     RunMonitor,
     WatchServer,
+    WorkerFleet,
     executing_alone,
     finish_by_workers,
     run_progress,
@@ -185,7 +186,7 @@ async def execute_run(
     agent_extras: Mapping[str, str] = _NO_OPTIONS,
     shared: SharedResources | None = None,
     location: StoreLocation | None = None,
-    engine: RunEngine = "local",
+    engine: RunEngine | WorkerFleet = "local",
 ) -> RunSummary:
     """Execute a run, or continue it where an earlier start of it ended.
 
@@ -201,6 +202,7 @@ async def execute_run(
 
     The store is in `output_dir`, or at another `location`. With another `engine` than `local`, workers execute the
     rollouts (`run.worker`); this process waits for them and writes the files, or returns at once if `detached`.
+    A fleet is of workers that are started for the run.
 
     Everything it starts is stopped when it returns, raises or is cancelled. Raises ConfigError, TaskError,
     StoreError, or the error that made going on useless.
@@ -260,9 +262,7 @@ async def execute_run(
                 if intake.accepted:
                     store_lock.close()
                     outputs = RolloutFiles(store, config, output_dir, rewrite=rewrite)
-                    notes = await finish_by_workers(
-                        store, config.run_id, outputs, monitor, wait=engine == "workers"
-                    )
+                    notes = await finish_by_workers(store, config.run_id, outputs, monitor, engine)
                 summary = summarize_run(store, config, output_dir, time.monotonic() - started, intake.refused)
                 return replace(summary, notes=notes)
             monitor.stage("starting the model and the gateway")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import resource
 import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -20,6 +21,12 @@ def available_cpus(*, cgroups: Path = Path("/sys/fs/cgroup"), membership: Path =
     `cgroups` is where they are mounted, `membership` the file that names the process's own.
     """
     return max(1, math.ceil(min([_affinity(), *_quotas(cgroups, membership)])))
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may: every rollout holds some, and agents hold the gateway's."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _affinity() -> int:

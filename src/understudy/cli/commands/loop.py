@@ -13,7 +13,7 @@ import typer
 from msgspec import Struct, field
 
 from understudy.cli import EXIT_INTERRUPTED
-from understudy.cli.interrupts import raise_file_limit, run_stoppable
+from understudy.cli.interrupts import run_stoppable
 from understudy.cli.options import command
 from understudy.cli.output import Json, print_facts, print_json
 from understudy.cli.progress import LiveStatus, live, short
@@ -35,6 +35,7 @@ from understudy.train.metrics import parse_trackers
 from understudy.train.options import GRPOOptions
 from understudy.train.weights import check_model
 from understudy.types import Task
+from understudy.util.processes import raise_file_limit
 from understudy.util.settings import option
 
 SERVERS = ("embedded", "vllm", "sglang")

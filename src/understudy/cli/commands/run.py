@@ -9,16 +9,16 @@ import sys
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import typer
 from msgspec import Struct, field
 
 from understudy.cli import EXIT_INTERRUPTED
-from understudy.cli.interrupts import raise_file_limit, run_stoppable
+from understudy.cli.interrupts import run_stoppable
 from understudy.cli.options import command
 from understudy.cli.output import Json, print_facts, print_json
 from understudy.cli.progress import LiveStatus, live, short, time_left
@@ -41,7 +41,8 @@ from understudy.errors import ConfigError, TaskError
 from understudy.model.fetch import model_path
 from understudy.run.config import RunConfig, task_digests
 from understudy.run.estimate import RunEstimate, estimate, measure
-from understudy.run.executors import RunEngine, RunInProgress, RunMonitor
+from understudy.run.executors import RunInProgress, RunMonitor
+from understudy.run.ray_workers import RayOptions, ray_fleet
 from understudy.run.runner import RunLimits, RunSummary, check_prices, execute_run
 from understudy.sandbox.base import Sandboxes, load_sandboxes
 from understudy.store import Store
@@ -51,6 +52,7 @@ from understudy.store.sqlite import sample_rank
 from understudy.tasks.load import load_tasks
 from understudy.tasks.records import LoadedTasks
 from understudy.types import Task
+from understudy.util.processes import raise_file_limit
 from understudy.util.settings import option
 from understudy.util.text import visible_line
 
@@ -82,9 +84,13 @@ class RunSettings(Struct, frozen=True, kw_only=True):
         str | None, option("Where the store is, if not in the output directory: postgresql://USER@HOST/DATABASE.")
     ] = None
     engine: Annotated[
-        RunEngine,
-        option("Who executes: this process; workers (see understudy worker), waited for; or not waited for."),
+        Literal["local", "workers", "detached", "ray"],
+        option(
+            "Who executes: this process; workers (see understudy worker), waited for, or not waited for; or "
+            "workers that a Ray cluster starts."
+        ),
     ] = "local"
+    ray: RayOptions = RayOptions()
     rewrite_reports: Annotated[
         bool, option("Write the files of rollouts that ended before once more.", "--rewrite-reports")
     ] = False
@@ -276,7 +282,12 @@ async def _run_in(
     model = Path(config.weights).name if config.weights else config.gateway.models.high.model or config.model
     label = config.policy or model.replace("/", "-")
     directory = (settings.output_dir or Path("runs") / f"{config.backend}-{label}-{config.run_id}").absolute()
-    with _debug_log(directory) if settings.debug else nullcontext():
+    async with AsyncExitStack() as stack:
+        stack.enter_context(_debug_log(directory) if settings.debug else nullcontext())
+        engine, store = settings.engine, None if settings.store is None else parse_location(settings.store)
+        if engine == "ray":
+            display.stage("asking the Ray cluster")
+            engine = await stack.enter_async_context(ray_fleet(store, settings.ray))
         _log.debug("run %s: %d tasks in %s sandboxes", config.run_id, len(tasks), config.sandbox)
         return await execute_run(
             config,
@@ -287,8 +298,8 @@ async def _run_in(
             monitor=display,
             limits=RunLimits(cooldown_s=settings.cooldown_seconds, max_cost_usd=settings.max_cost_usd),
             rewrite=settings.rewrite_reports,
-            location=None if settings.store is None else parse_location(settings.store),
-            engine=settings.engine,
+            location=store,
+            engine=engine,
             agent_extras={"debug": "1"} if settings.debug and config.agent == "claude-code" else {},
         )
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 from msgspec import Struct, field
 
-from understudy.cli.interrupts import raise_file_limit, run_stoppable
+from understudy.cli.interrupts import run_stoppable
 from understudy.cli.options import command
 from understudy.cli.settings import DRAIN_TIMEOUT_S, DrainTimeout, default_concurrency
 from understudy.run.executors import LEASE_S, worker_name
@@ -17,6 +17,7 @@ from understudy.run.worker import RunWorker
 from understudy.store import Store
 from understudy.store.address import parse_location
 from understudy.store.runs import Lease
+from understudy.util.processes import raise_file_limit
 from understudy.util.settings import option
 
 

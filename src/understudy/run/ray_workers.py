@@ -1,0 +1,297 @@
+"""Workers of a run as Ray actors: Ray places and restarts them, the store decides which rollout is whose.
+
+Ray's word that an actor is dead counts for nothing: what it holds is another's when its leases end, and then each
+of its writes is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import math
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, redirect_stdout
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Struct
+
+from understudy import __version__
+from understudy.errors import ConfigError, UnderstudyError
+from understudy.run.executors import LEASE_S, worker_name
+from understudy.run.worker import RunWorker
+from understudy.store import Store
+from understudy.store.address import StoreLocation, StoreUrl
+from understudy.store.runs import Lease
+from understudy.types import ErrorInfo, info_of
+from understudy.util.processes import raise_file_limit
+from understudy.util.settings import option
+from understudy.util.text import visible_line
+
+_AGAIN_S = 30.0
+"""After how long an actor begins anew whose worker ended with an error."""
+
+_CONNECT_S = 10.0
+_NODES_S = 60.0
+_STOP_S = 15.0
+
+
+class RayOptions(Struct, frozen=True, kw_only=True):
+    """Which Ray cluster, and what the actors of a run are there."""
+
+    ray_address: Annotated[str, option("With --engine ray: the cluster, as HOST:PORT, or auto.")] = "auto"
+    ray_workers: (
+        Annotated[int, option("With --engine ray: how many actors [default: one a node with room for it].", ge=1)]
+        | None
+    ) = None
+    ray_capacity: Annotated[int, option("With --engine ray: rollouts at a time in each actor.", ge=1)] = 8
+    ray_cpus: (
+        Annotated[
+            float,
+            option("With --engine ray: CPUs that an actor asks for [default: half of --ray-capacity].", ge=0),
+        ]
+        | None
+    ) = None
+
+    @property
+    def cpus(self) -> float:
+        """The CPUs that an actor asks Ray for; above 1 only whole ones can be asked for."""
+        cpus = self.ray_capacity / 2 if self.ray_cpus is None else self.ray_cpus
+        return float(math.ceil(cpus)) if cpus > 1 else cpus
+
+
+class RayWorker:
+    """What runs in an actor: a worker that claims rollouts of one run."""
+
+    def __init__(self, store_url: str, run_id: str, capacity: int) -> None:
+        self._store_url = store_url
+        self._run_id = run_id
+        self._capacity = capacity
+        self._worker: RunWorker | None = None
+        self._work: asyncio.Task[ErrorInfo | None] | None = None
+        self._draining = False
+
+    async def work(self) -> ErrorInfo | None:
+        """Work until `drain` or `stop` was called and nothing runs; returns the error that ended it before.
+
+        Ray calls it again in an actor that it has restarted.
+        """
+        self._work = asyncio.create_task(self._until_drained())
+        try:
+            return await self._work
+        except asyncio.CancelledError:
+            return None
+
+    async def _until_drained(self) -> ErrorInfo | None:
+        raise_file_limit()
+        try:
+            with (
+                Store.open(StoreUrl(self._store_url), create=False) as store,
+                tempfile.TemporaryDirectory(
+                    prefix="understudy-", dir="/tmp", ignore_cleanup_errors=True
+                ) as directory,
+            ):
+                self._worker = RunWorker(
+                    store,
+                    Path(directory),
+                    capacity=self._capacity,
+                    lease=Lease(worker_name(), LEASE_S),
+                    run_ids=(self._run_id,),
+                    report=_report,
+                )
+                if self._draining:
+                    self._worker.drain()
+                await self._worker.run()
+        except UnderstudyError as error:
+            return info_of(error)
+        return None
+
+    async def drain(self) -> None:
+        """Claim nothing more; what runs goes on to its end."""
+        self._draining = True
+        if self._worker is not None:
+            self._worker.drain()
+
+    async def stop(self) -> None:
+        """Stop at once. What runs is queued again, and has been when this returns."""
+        self._draining = True
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+
+
+def _report(line: str) -> None:
+    """A line for the actor's log, which Ray keeps."""
+    sys.stderr.write(f"understudy: {line}\n")
+    sys.stderr.flush()
+
+
+class RayFleet:
+    """The actors of a run. Belongs to one event loop."""
+
+    def __init__(self, ray: Any, store_url: str, options: RayOptions, workers: int) -> None:
+        self._ray = ray
+        self._store_url = store_url
+        self._options = options
+        self._size = workers
+        self._actors: list[Any] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._placed: set[int] = set()
+        self._faults: dict[int, str] = {}
+
+    def start(self, run_id: str) -> None:
+        """Have Ray start the actors."""
+        actor = self._ray.remote(RayWorker).options(
+            num_cpus=self._options.cpus,
+            max_restarts=-1,
+            max_task_retries=-1,
+            scheduling_strategy="SPREAD",
+        )
+        self._actors = [
+            actor.remote(self._store_url, run_id, self._options.ray_capacity) for _ in range(self._size)
+        ]
+        self._tasks = [asyncio.create_task(self._keep(number)) for number in range(self._size)]
+
+    async def _keep(self, number: int) -> None:
+        """Have an actor work till it was drained. A worker that ends with an error begins anew after a while."""
+        actor = self._actors[number]
+        while True:
+            try:
+                await asyncio.wrap_future(actor.__ray_ready__.remote().future())
+                self._placed.add(number)
+                error = await asyncio.wrap_future(actor.work.remote().future())
+            except self._ray.exceptions.RayError as failure:
+                error = ErrorInfo("run", type(failure).__name__, str(failure))
+            if error is None:
+                return
+            self._faults[number] = visible_line(error.message)
+            await asyncio.sleep(_AGAIN_S)
+            self._faults.pop(number)
+
+    def drain(self) -> None:
+        """Have the actors claim nothing more. May be called again, for those that were restarted meanwhile."""
+        for actor in self._actors:
+            actor.drain.remote()
+
+    def waits(self) -> str:
+        """Why there is no worker of this fleet. Raises ConfigError when all of them have failed."""
+        if self._faults and len(self._faults) == len(self._actors):
+            raise ConfigError(
+                f"--engine ray: the workers of all {len(self._actors)} actors have failed, the last one by: "
+                f"{list(self._faults.values())[-1]}; fix the cause and run the same command again"
+            )
+        if self._faults:
+            number, fault = next(iter(self._faults.items()))
+            return f"actor {number + 1} of {len(self._actors)} begins anew in {_AGAIN_S:.0f} s: {fault}"
+        free, total = (
+            resources.get("CPU", 0.0)
+            for resources in (self._ray.available_resources(), self._ray.cluster_resources())
+        )
+        return (
+            f"Ray has started no worker yet: {len(self._actors)} actors ask for {self._options.cpus:g} CPUs each, "
+            f"and {free:g} of the cluster's {total:g} are free; --ray-cpus says how many one needs"
+        )
+
+    async def close(self) -> None:
+        """Stop the actors. What they still had is queued again."""
+        # One that Ray has not placed has nothing, and would not answer.
+        stopping = [asyncio.wrap_future(self._actors[number].stop.remote().future()) for number in self._placed]
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if stopping:
+            await asyncio.wait(stopping, timeout=_STOP_S)
+        for actor in self._actors:
+            self._ray.kill(actor)
+
+
+def _ray() -> Any:
+    """The module. Raises ConfigError where it is not installed."""
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "--engine ray needs the package ray here and on every node, of the cluster's own version: "
+            "pip install 'understudy[ray]'"
+        ) from error
+
+
+@asynccontextmanager
+async def ray_fleet(store: StoreLocation | None, options: RayOptions) -> AsyncGenerator[RayFleet]:
+    """A fleet on a Ray cluster for a run in a store, which `start` gives it; it is stopped at the end.
+
+    Raises ConfigError when the store is in a directory, when the cluster cannot be reached, or when its nodes have
+    another release of Understudy.
+    """
+    if not isinstance(store, StoreUrl):
+        raise ConfigError(
+            "--engine ray: the actors may be on other machines, and the run's store is a directory; give a "
+            "database with --store postgresql://USER@HOST/NAME"
+        )
+    ray = _ray()
+    # Ray prints what happens to its nodes on stdout, where the summary is to be alone.
+    with redirect_stdout(sys.stderr):
+        # In a thread: in the main one it would take SIGTERM for itself.
+        await asyncio.to_thread(_connect, ray, options.ray_address)
+        try:
+            nodes = await _check_nodes(ray, options.cpus)
+            fleet = RayFleet(ray, store.secret_url, options, options.ray_workers or max(1, nodes))
+            try:
+                yield fleet
+            finally:
+                await fleet.close()
+        finally:
+            await asyncio.to_thread(ray.shutdown)
+
+
+def _connect(ray: Any, address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    try:
+        if colon and port.isdecimal() and "://" not in host:
+            # Ray itself would try for minutes.
+            socket.create_connection((host, int(port)), _CONNECT_S).close()
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        # Ray says so too when its own version, or Python's, is another one there.
+        raise ConfigError(
+            f"--ray-address {address}: {visible_line(str(error))}; start a cluster with `ray start --head`, or "
+            "give the HOST:PORT of one with the same versions of Ray and Python"
+        ) from error
+
+
+async def _check_nodes(ray: Any, cpus: float) -> int:
+    """How many nodes have room for an actor. Raises ConfigError when one of those has not this release."""
+    affinity: Any = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    nodes = [
+        node
+        for node in await asyncio.to_thread(ray.nodes)
+        if node["Alive"] and node["Resources"].get("CPU", 0.0) >= cpus
+    ]
+    # A function of Python's own: ours are not there where Understudy is not.
+    ask = ray.remote(num_cpus=0, max_retries=0)(version)
+    releases: dict[str, str] = {}
+
+    async def find(node: dict[str, Any]) -> None:
+        place = affinity(node["NodeID"], soft=False)
+        try:
+            release = await asyncio.wrap_future(
+                ask.options(scheduling_strategy=place).remote("understudy").future()
+            )
+        except PackageNotFoundError:
+            release = "none"
+        except ray.exceptions.RayError:
+            return  # it went away meanwhile
+        releases[f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"] = release
+
+    if asking := [asyncio.create_task(find(node)) for node in nodes]:
+        await asyncio.wait(asking, timeout=_NODES_S)
+    if others := [f"{release} on {name}" for name, release in sorted(releases.items()) if release != __version__]:
+        raise ConfigError(
+            f"--engine ray: this is Understudy {__version__}, and there is {', '.join(others)}; install this "
+            "release on every node of the Ray cluster"
+        )
+    return len(nodes)

@@ -1,0 +1,138 @@
+"""Runs whose workers are actors of a real Ray cluster: three raylets on loopback, a store in PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from understudy.store import Store
+from understudy.store.address import StoreUrl
+
+from support import ray_cluster, require, understudy, wait_for
+from support.ray_cluster import SOURCE, RayCluster
+from support.workers import check, options, running
+
+pytestmark = [pytest.mark.services, pytest.mark.e2e, pytest.mark.timeout(900)]  # Ray begins slowly
+
+
+OTHER = """Metadata-Version: 2.1
+Name: understudy
+Version: 99.0
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """Three nodes with room for an actor of four rollouts, and a smaller one that has another release."""
+    require(ray_cluster.problems())
+    other = tmp_path_factory.mktemp("other")
+    (other / "understudy-99.0.dist-info").mkdir()
+    (other / "understudy-99.0.dist-info" / "METADATA").write_text(OTHER)
+    with ray_cluster.running_cluster((2, SOURCE), (2, SOURCE), (2, SOURCE), (1, f"{other}:{SOURCE}")) as cluster:
+        yield cluster
+
+
+@contextmanager
+def started(cluster: RayCluster, arguments: list[str], *more: str) -> Iterator[subprocess.Popen[str]]:
+    """The command on the cluster, killed afterwards where it has not ended."""
+    process = subprocess.Popen(
+        [ray_cluster.UNDERSTUDY, *arguments, "--engine", "ray", "--ray-address", cluster.address, *more],
+        env=ray_cluster.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def at_work(location: StoreUrl) -> list[int]:
+    """The processes of workers that have attempts: a worker's name has it."""
+    with Store.open(location, create=False) as store:
+        return [int(worker.id.split("-")[-2]) for worker in store.leases.workers() if worker.held > 0]
+
+
+def parent(process: int) -> int:
+    """The process that started another one."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_every_rollout_ends_once_though_the_run_is_stopped_and_a_raylet_killed(
+    tmp_path: Path, postgresql_store: StoreUrl, cluster: RayCluster
+) -> None:
+    arguments = [*options(tmp_path, postgresql_store, samples=9), "--ray-capacity", "4"]
+    with started(cluster, arguments, "--ray-workers", "1") as run:
+        wait_for(lambda: running(postgresql_store) > 0, run, 300)
+        run.send_signal(signal.SIGINT)
+        out, said = run.communicate(timeout=200)
+    assert run.returncode == 130, said
+    assert json.loads(out)["pending"] > 12 and running(postgresql_store) == 0
+    with started(cluster, arguments) as run:
+        wait_for(lambda: len(at_work(postgresql_store)) == 3, run, 300)
+        worker = at_work(postgresql_store)[0]
+        assert parent(worker) in cluster.raylets
+        for process in (parent(worker), worker):
+            os.kill(process, signal.SIGKILL)
+        out, said = run.communicate(timeout=400)
+    assert run.returncode == 0, said
+    summary = json.loads(out)
+    assert (summary["rollouts"], summary["pending"], summary["infrastructure_failures"]) == (36, 0, 0)
+    ends = check(tmp_path, postgresql_store, 36)
+    assert ends["unresponsive"] >= 1 and set(ends) <= {"succeeded", "unresponsive"}
+    assert len(list((tmp_path / "out").glob("stream_*.json"))) == 36
+    assert "not-a-secret" not in out + said
+
+
+def test_who_waits_for_a_place_is_told_and_a_second_signal_stops_at_once(
+    tmp_path: Path, postgresql_store: StoreUrl, cluster: RayCluster
+) -> None:
+    arguments = options(tmp_path, postgresql_store, samples=1)
+    with started(cluster, arguments, "--ray-cpus", "50") as run:
+        said = ""
+        assert run.stderr is not None
+        while "Ray has started no worker yet: 1 actors ask for 50 CPUs each" not in said:
+            line = run.stderr.readline()
+            assert line, said
+            said += line
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(60) == 130
+
+
+def test_what_cannot_be_is_refused_before_anything_is_validated(
+    tmp_path: Path, postgresql_store: StoreUrl, cluster: RayCluster
+) -> None:
+    arguments = options(tmp_path, postgresql_store, samples=1)
+    with started(cluster, arguments, "--ray-cpus", "1") as run:
+        _, said = run.communicate(timeout=200)
+    assert run.returncode == 2
+    assert "this is Understudy 0.1.0, and there is 99.0 on " in said
+    assert "install this release on every node" in said and "validating" not in said
+    with started(RayCluster("127.0.0.1:1", []), arguments) as run:
+        _, said = run.communicate(timeout=200)
+    assert run.returncode == 2 and "validating" not in said
+    assert "--ray-address 127.0.0.1:1: " in said and "`ray start --head`" in said and "Traceback" not in said
+
+
+def test_a_store_in_a_directory_is_refused(tmp_path: Path) -> None:
+    done = understudy(*options(tmp_path, tmp_path / "store", samples=1), "--engine", "ray")
+    assert done.returncode == 2
+    assert (
+        "the run's store is a directory; give a database with --store postgresql://USER@HOST/NAME" in done.stderr
+    )
+
+
+def test_who_has_no_ray_is_told_how_to_get_it(tmp_path: Path, postgresql_store: StoreUrl) -> None:
+    done = understudy(*options(tmp_path, postgresql_store, samples=1), "--engine", "ray")
+    assert done.returncode == 2
+    assert "pip install 'understudy[ray]'" in done.stderr
