@@ -11,12 +11,15 @@ import pytest
 
 from understudy.store import Store
 from understudy.store.address import StoreUrl
+from understudy.store.copying import copy_store
+from understudy.tasks.records import dump
 
 from fakes.vllm import FakeVLLM, Say
-from support import understudy
+from support import calc_task, understudy
 from support.claude_log import Log
 from support.export import put_rollouts
 from support.postgresql import PASSWORD
+from support.replay import OpenAITeacher, fill, session, table, teachers_of
 from support.serve import Served, gateway
 
 pytestmark = [pytest.mark.services, pytest.mark.e2e]
@@ -99,6 +102,50 @@ async def test_one_gateway_answers_the_clients_of_a_database(tmp_path: Path, pos
         first, second = store.calls.of_attempt("client-me")
         assert (first.sequence, second.sequence) == (0, 1)
         assert json.loads(first.response)["id"] == json.loads(body)["id"]
+
+
+@pytest.mark.usefixtures("isolation")
+def test_a_run_in_a_database_is_graded_anew(tmp_path: Path, postgresql_store: StoreUrl) -> None:
+    dump([calc_task(0)], tmp_path / "tasks.jsonl")
+    mend = "sed -i 's/x - 1/x + 1/' calc.py"
+    place = ("-o", tmp_path / "out", "--store", postgresql_store.secret_url)
+    done = understudy(
+        *("run", "embedded", "--policy", "idle", "--tasks", tmp_path / "tasks.jsonl", *place),
+        *("--agent", "shell", "--agent-command", mend, "--json"),
+    )
+    assert done.returncode == 0 and json.loads(done.stdout)["solved"] == 1, done.stderr
+    arguments = ("grade", "--regrade", postgresql_store.secret_url, "-o", tmp_path / "again", "--json")
+    with Store.open(postgresql_store) as store, store.hold(".lock", busy="x"):
+        refused = understudy(*arguments)
+    assert refused.returncode == 2 and "another process works on postgresql://postgres@/" in refused.stderr
+    done = understudy(*arguments)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["rollouts"], summary["solved"], summary["changed"]) == (1, 1, {})
+    assert (tmp_path / "again" / "logs" / "calc-0" / "rollout.json").exists()
+    with Store.open(postgresql_store) as store:
+        (graded,) = store.outcomes.decisions()
+        assert len(graded.verdict.earlier) == 1
+    assert PASSWORD not in done.stdout + done.stderr + refused.stderr
+
+
+async def test_teachers_are_asked_about_the_sessions_in_a_database(
+    tmp_path: Path, postgresql_store: StoreUrl
+) -> None:
+    fill(tmp_path / "s", session("a"))
+    with Store.open(tmp_path / "s") as source, Store.open(postgresql_store) as target:
+        copy_store(source, target)
+    async with OpenAITeacher() as gpt:
+        file = teachers_of(tmp_path, table("gpt", gpt, family="gpt"))
+        arguments = ("replay", postgresql_store.secret_url, "-t", file)
+        for asked in (1, 1):
+            done = await asyncio.to_thread(understudy, *arguments)
+            assert done.returncode == 0, done.stderr
+            assert len(gpt.seen) == asked
+        with Store.open(postgresql_store) as store, store.hold(".replay-replay.lock", busy="x"):
+            refused = await asyncio.to_thread(understudy, *arguments)
+    assert refused.returncode == 2 and "another process is at work on the replay" in refused.stderr
+    assert PASSWORD not in done.stdout + done.stderr + refused.stderr
 
 
 def test_a_directory_is_no_database(tmp_path: Path) -> None:

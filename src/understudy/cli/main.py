@@ -27,8 +27,9 @@ _OLD_OPTION = re.compile(
 
 _READ_DATABASES = (
     "run", "worker", "status", "store", "show", "integrity", "states", "pairs", "export", "report", "view",
+    "replay",
 )  # fmt: skip
-_DATABASE_OPTIONS = {"ingest": ("--dir", "-d")}
+_DATABASE_OPTIONS = {"ingest": ("--dir", "-d"), "grade": ("--regrade",)}
 """Options of a command that take a database, beside `--store`, which does wherever a command has it."""
 _DATABASE = re.compile(r"(?:--?[\w-]+=)?(postgres(?:ql)?://.*)", re.DOTALL)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, field
 
-from understudy.errors import GraderError, SandboxError, TaskError
+from understudy.errors import ConfigError, GraderError, SandboxError, TaskError
 from understudy.grade.verdict import grade, validate
 from understudy.run.config import RunConfig
 from understudy.run.rollout_files import RolloutFiles
@@ -51,6 +51,10 @@ async def regrade_run(
     Each task is validated first, as a run does. `progress` gets how many are done, of how many. Raises StoreError,
     and ConfigError when files cannot be written.
     """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be made: {error.strerror}; give another --output-dir") from error
     decided = store.outcomes.decisions()
     summary = RegradeSummary(len(decided))
     slots = asyncio.Semaphore(concurrency)

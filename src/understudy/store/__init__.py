@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -73,6 +74,13 @@ class Store:
     def wait_for_change(self, timeout_s: float) -> None:
         """Wait until another process says that there is something to claim, or the time is over."""
         self._database.driver.wait_for_change(timeout_s)
+
+    def hold(self, name: str, *, busy: str) -> AbstractContextManager[object]:
+        """Hold a lock of this store by a name, which ends with this process at the latest.
+
+        In a directory it is the file of that name. Raises ConfigError with `busy` where another process holds it.
+        """
+        return self._database.driver.hold(name, busy)
 
     def close(self) -> None:
         """Finish every queued write, then leave a directory's store as one file. May be called twice."""

@@ -95,6 +95,10 @@ class DatabaseDriver(ABC):
         """Wait until another process says that something changed, or the time is over."""
 
     @abstractmethod
+    def hold(self, name: str, busy: str) -> AbstractContextManager[object]:
+        """Hold a lock of this store, which ends with this process. Raises ConfigError(busy) if it is held."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close all connections."""
 

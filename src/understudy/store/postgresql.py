@@ -339,6 +339,22 @@ class PostgresqlDriver(DatabaseDriver):
         outage = isinstance(cause, _psycopg().OperationalError) and not state and _is_outage(cause)
         return self._outage_s if outage else 0.0
 
+    @contextmanager
+    def hold(self, name: str, busy: str) -> Generator[None]:
+        """Hold a lock in the database, as long as a connection of its own lasts."""
+        query = "SELECT pg_try_advisory_lock(hashtext(%s), hashtext(current_schema()))"
+        with self.errors():
+            connection = self.engine.connect()
+        try:
+            with self.errors():
+                is_free = connection.exec_driver_sql(query, (name,)).scalar()
+            if not is_free:
+                raise ConfigError(busy)
+            yield
+        finally:
+            connection.invalidate()
+            connection.close()
+
     def changes(self) -> tuple[int, int, int]:
         """Which database it is, a number that differs after every commit, and the last one's time in nanoseconds.
 

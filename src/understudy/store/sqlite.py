@@ -32,6 +32,7 @@ from understudy.store.driver import DatabaseDriver, WriterSession
 from understudy.store.migrate import migrate_connection, unknown_schema
 from understudy.store.schema import HEAD, metadata
 from understudy.store.statements import HotStatement
+from understudy.util.files import locked
 
 _HINTS = {
     "database or disk is full": "the disk is full: nothing of this write was stored and the store is intact; "
@@ -304,6 +305,10 @@ class SqliteDriver(DatabaseDriver):
     def wait_for_change(self, timeout_s: float) -> None:
         """Wait a moment."""
         time.sleep(min(timeout_s, _POLL_S))
+
+    def hold(self, name: str, busy: str) -> AbstractContextManager[object]:
+        """Hold a lock on a file beside the store's."""
+        return locked(self.file.parent / name, busy=busy, remedy="give a directory that you can write")
 
     def close(self) -> None:
         """Leave one file that can be copied."""

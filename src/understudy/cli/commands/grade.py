@@ -30,6 +30,7 @@ from understudy.run.regrade import RegradeSummary, regrade_run
 from understudy.run.runner import validate_tasks
 from understudy.sandbox.base import load_sandboxes
 from understudy.store import Store
+from understudy.store.address import StoreLocation, parse_location
 from understudy.tasks.environment import environment_for
 from understudy.tasks.load import load_tasks
 from understudy.tasks.records import LoadedTasks
@@ -53,7 +54,11 @@ class GradeSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     regrade: Annotated[
-        Path | None, option("Grade the patches of a run again instead, with this grader.", metavar="RUN")
+        str | None,
+        option(
+            "Grade the patches of a run again instead, with this grader: its directory, or postgresql://…/DATABASE.",
+            metavar="RUN",
+        ),
     ] = None
     task: TaskSettings = TaskSettings()
     sandbox: Annotated[
@@ -99,7 +104,7 @@ def grade(settings: GradeSettings, json_: Json = False) -> None:
     finish; a second one stops at once. Exits with 1 when a prediction could not be graded.
     """
     if settings.regrade is not None:
-        _regrade(settings, settings.regrade, json_)
+        _regrade(settings, parse_location(settings.regrade), json_)
         return
     if not settings.predictions:
         raise ConfigError("expected a file of predictions, or: gold; or --regrade RUN")
@@ -121,14 +126,20 @@ def grade(settings: GradeSettings, json_: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def _regrade(settings: GradeSettings, run: Path, as_json: bool) -> None:
-    """Grade a run's patches again, in the kind of sandbox it had. Exits with 1 when one could not be graded."""
+def _regrade(settings: GradeSettings, run: StoreLocation, as_json: bool) -> None:
+    """Grade a run's patches again, in the kind of sandbox it had. Exits with 1 when one could not be graded.
+
+    The files of a run in a database are written into the output directory.
+    """
     if settings.predictions or settings.task.tasks:
         raise ConfigError("--regrade takes its patches and tasks from the run; leave predictions and --tasks out")
     line = ProgressLine()
 
     async def work() -> RegradeSummary:
-        with Store.open(run, create=False) as store:
+        with (
+            Store.open(run, create=False) as store,
+            store.hold(".lock", busy=f"another process works on {run}; wait for it to end"),
+        ):
             kinds = {settings.sandbox or str(each.config["sandbox"]) for each in store.runs.all()}
             if len(kinds) != 1:
                 raise ConfigError(
@@ -139,7 +150,7 @@ def _regrade(settings: GradeSettings, run: Path, as_json: bool) -> None:
             try:
                 return await regrade_run(
                     store,
-                    run,
+                    run if isinstance(run, Path) else settings.output_dir.absolute(),
                     sandboxes=sandboxes,
                     environment=await asyncio.to_thread(environment_for, sandboxes, cache_dir()),
                     cache=cache_dir(),
@@ -149,10 +160,7 @@ def _regrade(settings: GradeSettings, run: Path, as_json: bool) -> None:
             finally:
                 await sandboxes.aclose()
 
-    with locked(
-        run / "lock", busy=f"another process works on {run}", remedy="give a directory that you can write"
-    ):
-        summary = asyncio.run(work())
+    summary = asyncio.run(work())
     line.end()
     if as_json:
         print_json(msgspec.to_builtins(summary))

@@ -22,7 +22,7 @@ from understudy.replay.plan import ReplaySettings, SelectionCounts, TeacherShare
 from understudy.replay.replay import Replay, ReplaySummary
 from understudy.replay.teachers import Teachers, read_teachers
 from understudy.store import Store
-from understudy.util.files import locked
+from understudy.store.address import parse_location
 from understudy.util.text import visible
 
 _NAME = re.compile(r"[\w.-]{1,80}")
@@ -39,7 +39,12 @@ _WHY_NOT = {
 
 @command
 def replay(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The store, as `understudy ingest` made it.")],
+    directory: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR", help="The store, as `understudy ingest` made it, or postgresql://…/DATABASE."
+        ),
+    ],
     teachers: Annotated[
         Path, typer.Option("--teachers", "-t", metavar="FILE.toml", help="The models to ask; see docs/replay.md.")
     ],
@@ -68,9 +73,10 @@ def replay(
             f"--name: expected letters, digits, dots and hyphens, at most 80 of them, got {settings.name!r}"
         )
     selected = _select_teachers(read_teachers(teachers), teachers, judge, max_tokens)
-    if not directory.is_dir():
-        raise ConfigError(f"{directory} is not there; make a store with `understudy ingest --dir {directory}`")
-    with Store.open(directory, create=False) as store:
+    location = parse_location(directory)
+    if isinstance(location, Path) and not location.is_dir():
+        raise ConfigError(f"{location} is not there; make a store with `understudy ingest --dir {location}`")
+    with Store.open(location, create=False) as store:
         work = Replay(store, selected, settings)
         if dry_run:
             states, shares = work.estimate()
@@ -95,8 +101,8 @@ def _select_teachers(teachers: Teachers, file: Path, judge: str | None, max_toke
 
 
 def _run(store: Store, work: Replay, settings: ReplaySettings, as_json: bool) -> None:
-    busy = f"another process is at work on the replay {settings.name!r} of {store.directory}; wait for it to end"
-    with locked(store.directory / f".replay-{settings.name}.lock", busy=busy):
+    busy = f"another process is at work on the replay {settings.name!r} of {store.location}; wait for it to end"
+    with store.hold(f".replay-{settings.name}.lock", busy=busy):
 
         def print_estimate(selected: SelectionCounts, shares: dict[str, TeacherShare]) -> None:
             if not as_json:
