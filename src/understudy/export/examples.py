@@ -343,9 +343,9 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
     rendered: dict[int, list[Message]] = {}
     offered = OfferedTools(trace, rendered)
     for number, turn in enumerate(trace.turns):
-        action = trace.renderer.action([trace.nodes[node].body for node in turn.action])
-        answer = textual(message_of(action))
-        if reason := flaw(answer) or _not_offered(answer, offered.of(turn)):
+        tools = offered.of(turn)
+        answer = textual(message_of(offered.action_of(turn)))
+        if reason := flaw(answer) or _not_offered(answer, tools):
             left_out[reason] += 1
             continue
         remaining[number], answers[number] = turn, answer

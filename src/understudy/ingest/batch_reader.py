@@ -18,7 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, field
 
@@ -32,11 +32,11 @@ from understudy.ingest.redaction import redact_trace
 from understudy.ingest.signals.annotate import annotate
 from understudy.ingest.state_files import JsonlSink, ParquetSink, SpoolSink
 from understudy.ingest.trace import Message, Trace, TraceRenderer, TurnAction, state_id_bytes, text_of
-from understudy.redact.redactor import Redactor
 from understudy.redact.report import ReportPlace
 from understudy.types import WORK_ROLES
 
-"""The roles of agents that did what the user wanted; the others the program started for itself."""
+if TYPE_CHECKING:
+    from understudy.redact.redactor import Redactor
 
 ID_BYTES = 16
 
@@ -179,7 +179,7 @@ def read_batch(batch: LogBatch, job: IngestJob, sink: StateSink | None, tick: Ca
     broken: Counter[str] = Counter()
     for _ in range(2):
         read = BatchResult(files=len(files), at=start)
-        redactor = None if job.key is None else Redactor(job.key)
+        redactor = None if job.key is None else _redactor(job.key)
         try:
             with garbage_collection_paused():
                 _read_traces(batch.format.read(files), job.selection, sink, redactor, read, tick)
@@ -197,6 +197,13 @@ def read_batch(batch: LogBatch, job: IngestJob, sink: StateSink | None, tick: Ca
         read.size = sink.tell() - start if sink else 0
         return read
     return BatchResult(skipped=Counter(unreadable_file=len(batch.files)), at=start)
+
+
+def _redactor(key: bytes) -> Redactor:
+    # Its rules take a tenth of a second to compile, which readers that do not redact need not wait for.
+    from understudy.redact.redactor import Redactor
+
+    return Redactor(key)
 
 
 def _read_traces(

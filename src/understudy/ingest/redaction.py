@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -17,7 +17,9 @@ from understudy.ingest.trace import (
     TraceTurn,
     TurnAction,
 )
-from understudy.redact.redactor import Redactor
+
+if TYPE_CHECKING:
+    from understudy.redact.redactor import Redactor
 
 
 def redact_trace(trace: Trace, redactor: Redactor) -> Trace:

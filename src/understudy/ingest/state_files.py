@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -24,12 +24,14 @@ from understudy.errors import ConfigError
 from understudy.ingest.redaction import redact_trace
 from understudy.ingest.trace import Message, Trace, TraceState, TurnSignals, expand
 from understudy.ingest.trace_store import TraceSource, trace_rows, traces
-from understudy.redact.redactor import Redactor
 from understudy.store.contents import Packer
 from understudy.store.sessions import LogSource, PackedTrace, SessionRepository, TraceChanges, TurnSelection
 from understudy.types import SCHEMA
 from understudy.util.arrow import Columns, column_table, column_type
 from understudy.util.files import atomic_path
+
+if TYPE_CHECKING:
+    from understudy.redact.redactor import Redactor
 
 _PIECE = 1 << 20
 _ADDED_KEYS = ("signals", "outcome", "tools_source", "tools_version", "tools_inferred")
@@ -446,6 +448,8 @@ def extract_states(
         require_pyarrow(output)
     if output.exists() and not output.is_file():
         raise ConfigError(f"--output: {output} exists and is not a regular file; choose another file")
+    if not output.parent.is_dir():
+        raise ConfigError(f"--output: {output} cannot be written: there is no directory {output.parent}; create it")
     number = 0
     with (
         writing(output),

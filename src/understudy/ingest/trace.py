@@ -353,7 +353,7 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
             session_id=trace.session_id,
             message_id=turn.message_id,
             messages=first + messages,
-            student_action=trace.renderer.action([trace.nodes[index].body for index in turn.action]),
+            student_action=offered.action_of(turn),
             tools=tools.tools,
             source_model=turn.model,
             source_family=model_family(turn.model),
@@ -430,6 +430,15 @@ class OfferedTools:
     def __init__(self, trace: Trace, rendered: dict[int, list[Message]] | None = None) -> None:
         self._trace = trace
         self._rendered = {} if rendered is None else rendered
+        self._actions: dict[int, TurnAction] = {}
+
+    def action_of(self, turn: TraceTurn) -> TurnAction:
+        """What a turn of the trace did. It is not rendered a second time where `unlogged` needed it."""
+        return self._actions.pop(id(turn), None) or self._render_action(turn)
+
+    def _render_action(self, turn: TraceTurn) -> TurnAction:
+        nodes = self._trace.nodes
+        return self._trace.renderer.action([nodes[index].body for index in turn.action])
 
     def of(self, turn: TraceTurn) -> ToolList:
         """The tools of a turn: those of its log, else `unlogged`."""
@@ -447,7 +456,9 @@ class OfferedTools:
                 shown.add(at)
                 at = nodes[at].parent
         messages = (message for at in shown for message in rendered_node(trace, at, self._rendered))
-        actions = (trace.renderer.action([nodes[at].body for at in turn.action]) for turn in trace.turns)
+        for turn in trace.turns:
+            self._actions[id(turn)] = self._render_action(turn)
+        actions = self._actions.values()
         return tool_list(
             chain(messages, ({"tool_calls": action.tool_calls} for action in actions)),
             version=trace.version if trace.format in CLAUDE_CODE_FORMATS else None,

@@ -97,7 +97,8 @@ def _check_trace(trace: Trace, report: VerifyReport) -> _CheckedTrace:
     path: list[int] = []
     report.conversations += 1
     report.states += len(trace.turns)
-    report.counts["result_without_call"] += trace.losses["result-without-call"]
+    for _ in range(trace.losses["result-without-call"]):
+        report.add(StateFinding("result_without_call", trace.source, trace.trace_id))
     for turn in trace.turns:
         path = path_to(trace.nodes, turn.context, path)
         for node in path:

@@ -26,6 +26,10 @@ from understudy.redact.tokens import has_token_form
 
 _SHORTEST = 8
 
+_Replaced = tuple[str | None, dict[tuple[str, str], int]]
+"""A text without its secrets, None where it has none, and how often each was replaced, by rule and pseudonym."""
+_UNCHANGED: _Replaced = (None, {})
+
 
 class KnownSecrets:
     """A set of values of eight characters or more, each with what the value is that it stands for."""
@@ -111,6 +115,8 @@ class Redactor:
         self._clean: set[int] = set()
         self._leaked: dict[int, tuple[tuple[str, str], ...]] = {}
         self._looked: dict[int, list[SecretMatch]] = {}
+        # A text stands in a conversation as what was answered and as what later turns see.
+        self._replaced: dict[int, _Replaced] = {}
 
     @classmethod
     def from_user_key(cls) -> Self:
@@ -128,7 +134,7 @@ class Redactor:
             self._clean, self._leaked = set(), {}
         scoped = copy(self)  # shares the report and what was looked at before
         scoped._secrets, scoped._sources, scoped._identifiers = KnownSecrets(), {}, frozenset()
-        scoped._looked = {}
+        scoped._looked, scoped._replaced = {}, {}
         values = values if isinstance(values, Sequence) else list(values)
         scoped._learn(values)
         # A name of the code is no secret, although it is assigned: `password = V2_login` before `def V2_login(`.
@@ -249,7 +255,7 @@ class Redactor:
         hits = [] if mark in self._clean else find_secrets(text) if hits is None else [*hits]
         if self._identifiers:
             hits = [hit for hit in hits if hit.rule not in _ASSIGNED or hit.value not in self._identifiers]
-        for start, end, whole in cast(KnownSecrets, self._secrets).find(text):
+        for start, end, whole in self._secrets.find(text) if self._secrets else ():
             rule = self._sources.get(whole, "known")
             hits.append(SecretMatch(start, end, rule, "private-key" if rule == "private-key" else "secret", whole))
         return hits
@@ -257,22 +263,30 @@ class Redactor:
     # --- replacing
 
     def _text(self, text: str, where: str) -> str:
+        mark = hash(text)
+        replaced = self._replaced.get(mark)
+        if replaced is None:
+            replaced = self._replaced[mark] = self._replace(text)
+        new, counts = replaced
+        for (rule, pseudonym), times in counts.items():
+            self.report.add(where, rule, pseudonym, times)
+        return text if new is None else new
+
+    def _replace(self, text: str) -> _Replaced:
+        counts: dict[tuple[str, str], int] = {}
         for _ in range(_ROUNDS):
             hits = _without_overlaps(text, self._hits(text))
             if not hits:
                 break
             done: list[str] = []
-            counts: dict[tuple[str, str], int] = {}
             last = 0
             for hit in hits:
                 pseudonym = self._names.name(hit.kind, hit.value)
                 done += (text[last : hit.start], pseudonym)
                 counts[hit.rule, pseudonym] = counts.get((hit.rule, pseudonym), 0) + 1
                 last = hit.end
-            for (rule, pseudonym), times in counts.items():
-                self.report.add(where, rule, pseudonym, times)
             text = "".join(done) + text[last:]
-        return text
+        return (text, counts) if counts else _UNCHANGED
 
     def _value(self, value: Any, where: str, nested: int = 0) -> Any:
         holder: list[Any] = [None]
@@ -283,21 +297,20 @@ class Redactor:
             if isinstance(item, str):
                 into[at] = self._string(item, name, where, nested)
             elif isinstance(item, list | tuple):
-                items = cast(list[Any], item)
+                items: list[Any] | tuple[Any, ...] = item
                 into[at] = elements = [None] * len(items)
                 waiting += [(elements, index, one, name) for index, one in enumerate(items)]
             elif isinstance(item, dict):
-                fields = cast(dict[Any, Any], item)
-                into[at] = mapping = cast(dict[Any, Any], {})
+                fields: dict[Any, Any] = item
+                mapping: dict[Any, Any] = {}
+                into[at] = mapping
                 value_name = _named_beside(fields)
                 for key, one in fields.items():
                     new = self._text(key, where) if isinstance(key, str) else key
                     while new in mapping or (new != key and new in fields):
                         new = f"{new}~"
                     mapping[new] = None
-                    waiting.append(
-                        (mapping, new, one, value_name if key == "value" and value_name else cast(str, key))
-                    )
+                    waiting.append((mapping, new, one, value_name if key == "value" and value_name else key))
             else:
                 into[at] = item
         return holder[0]
@@ -352,14 +365,15 @@ def json_strings(value: Any, nested: int = 0) -> Iterator[tuple[str, str | None]
                 except (ValueError, RecursionError):
                     continue
         elif isinstance(item, list | tuple):
-            waiting += [(one, name) for one in cast(list[Any], item)]
+            items: list[Any] | tuple[Any, ...] = item
+            waiting += [(one, name) for one in items]
         elif isinstance(item, dict):
-            fields = cast(dict[Any, Any], item)
+            fields: dict[Any, Any] = item
             value_name = _named_beside(fields)
             for key, one in fields.items():
                 if isinstance(key, str):
                     yield key, None
-                waiting.append((one, value_name if key == "value" and value_name else cast(str, key)))
+                waiting.append((one, value_name if key == "value" and value_name else key))
 
 
 def _named_beside(fields: dict[Any, Any]) -> str | None:

@@ -153,7 +153,7 @@ def _whole(body: bytes) -> Parts:
 
 RAW: Final = 0
 ZSTD: Final = 1
-LEVEL: Final = 3
+LEVEL: Final = 1
 SMALL: Final = 96
 """Contents of fewer bytes are stored uncompressed: zstd would gain less than it costs."""
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from understudy.errors import ConfigError, StoreError
 from understudy.ingest import trace_store
 from understudy.ingest.signals.annotate import annotate
+from understudy.ingest.state_files import extract_states
 from understudy.ingest.trace import (
     PlainRenderer,
     RequestShape,
@@ -439,3 +440,9 @@ def test_states_are_read_of_a_directory(store: Store):
     ] * 2
     with pytest.raises(StoreError, match="holds no store"):
         list(trace_store.states(store.directory / "none"))
+
+
+def test_a_file_of_states_in_a_missing_directory(store: Store, tmp_path: Path) -> None:
+    output = tmp_path / "nowhere" / "states.jsonl"
+    with pytest.raises(ConfigError, match=f"{output} cannot be written: there is no directory {output.parent}"):
+        extract_states(store, output, None, None, None, None)

@@ -77,7 +77,10 @@ def test_results_without_calls_and_times_that_run_backwards() -> None:
     log.result("t9", "of no call")
     log.assistant("msg_0000000000000003", "Odd.")
     log.lines[-1]["timestamp"] = "2026-11-21T09:00:00.000Z"
-    assert found(checked(log)) == {"result_without_call": 1, "time_backwards": 1}
+    report = checked(log)
+    assert found(report) == {"result_without_call": 1, "time_backwards": 1}
+    assert {one.check for one in report.findings} == set(found(report))  # each is said where
+    assert {one.trace_id for one in report.findings} == {log.envelope["sessionId"]}
 
 
 def test_a_response_that_is_no_state(monkeypatch: pytest.MonkeyPatch) -> None:

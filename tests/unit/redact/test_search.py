@@ -2,6 +2,7 @@
 
 import pytest
 
+from understudy.redact.betterleaks import token_lines
 from understudy.redact.search import find_secrets
 from understudy.redact.tokens import DOTS, FORMS, LONG_RUN, TOKEN_STARTS
 
@@ -29,3 +30,21 @@ def test_every_form_has_a_start_that_is_searched_for_or_is_dotted() -> None:
         ]
         dotted = any(dot in form.pattern for dot in DOTS)
         assert all(starts) and (starts or dotted or "1//0" in form.prefixes), form
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("key abcdefgh1jklmnop", True),
+        ("key abcdefgh1jklmno", False),  # fifteen characters
+        ("key abcdefghijklmnop", False),  # sixteen without a digit
+        ("key abcdefghijklmnopqrstuvwxyzabcd", True),  # thirty
+        ("src/a/very/long/path/without/any/run/of/thirty", False),
+        ("é abcdefgh1jklmnopé", True),
+        ("aaaaaaaaaaaaaaaa abcdefgh1jklmnop", True),  # the second run of the line
+    ],
+)
+def test_the_library_gets_only_lines_that_could_hold_a_token(line: str, kept: bool) -> None:
+    assert token_lines(line) == (line if kept else "")
+    assert token_lines(f"short\n{line}\n\nlast") == (line if kept else "")
+    assert token_lines(f"{line}\n{line}") == (f"{line}\n{line}" if kept else "")

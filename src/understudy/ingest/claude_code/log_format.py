@@ -22,10 +22,10 @@ from understudy.ingest.claude_code.records import (
     ClaudeLog,
     ClaudeMessage,
     ClaudeRecord,
-    decode_envelope,
+    decode_envelopes,
     read_log,
     read_message_lines,
-    read_record_lines,
+    whole_lines,
 )
 from understudy.ingest.claude_code.render import ClaudeCodeRenderer, text, value_of
 from understudy.ingest.claude_code.tree import ClaudeConversation, ClaudeResponse, result_ids
@@ -418,18 +418,17 @@ def _session_of(file: LogFile, name: str, head: bytes) -> str:
     The program names the file after the session. Under any other name it was collected, and the records tell: the
     last one, as a file may begin with records that were copied from the session that it continues.
     """
-    if name.encode(errors="replace") in _SESSION.findall(head):
+    sought = name.encode(errors="replace")
+    if sought in _SESSION.findall(head):
         return name
     session_id = None
-    for line in read_record_lines(file):
-        try:
-            envelope = decode_envelope(line)
-        except DECODE_ERRORS:
-            continue
-        if envelope.sessionId == name:
-            return name
-        if envelope.uuid is not None:
-            session_id = envelope.sessionId or session_id
+    with file.open() as stream:
+        for some in whole_lines(stream, Counter()):
+            if sought in some and any(one.sessionId == name for one in decode_envelopes(some)):
+                return name
+            # From the end, so that few lines are decoded.
+            last = (one.sessionId for one in decode_envelopes(some, backwards=True) if one.uuid is not None)
+            session_id = next(filter(None, last), session_id)
     return session_id or name
 
 

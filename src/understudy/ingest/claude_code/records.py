@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from io import BytesIO
 from typing import Any, BinaryIO, cast
@@ -200,7 +201,7 @@ _decode = msgspec.json.Decoder(ClaudeRecord).decode
 _decode_lines = msgspec.json.Decoder(ClaudeRecord).decode_lines
 _body = msgspec.json.Decoder(ClaudeMessage).decode
 _block = msgspec.json.Decoder(ClaudeBlock | str).decode
-decode_envelope = msgspec.json.Decoder(ClaudeEnvelope).decode
+_envelope = msgspec.json.Decoder(ClaudeEnvelope).decode
 
 _SNAPSHOT = "file-history-snapshot"
 _SUMMARY = "summary"
@@ -227,7 +228,7 @@ def read_log(file: LogFile) -> ClaudeLog:
     lines = ClaudeLog(file.path, [], [], [], ClaudeEnvelope(), Counter())
     decode = _at_once
     with file.open() as stream:
-        for some in _whole_lines(stream, lines.losses):
+        for some in whole_lines(stream, lines.losses):
             try:
                 records = decode(some, lines.losses)
             except DECODE_ERRORS:
@@ -240,14 +241,17 @@ def read_log(file: LogFile) -> ClaudeLog:
 
 def read_message_lines(file: LogFile) -> Iterator[bytes]:
     """The lines of a file that may hold a message of the assistant or the user, unparsed. Raises OSError."""
-    return (line for line in read_record_lines(file) if _SPOKEN.search(line) is not None)
-
-
-def read_record_lines(file: LogFile) -> Iterator[bytes]:
-    """The lines of a file, unparsed, but for those that are too long. Raises OSError."""
     with file.open() as stream:
-        for some in _whole_lines(stream, Counter()):
-            yield from BytesIO(some)
+        for some in whole_lines(stream, Counter()):
+            yield from (line for line in BytesIO(some) if _SPOKEN.search(line) is not None)
+
+
+def decode_envelopes(some: bytes, *, backwards: bool = False) -> Iterator[ClaudeEnvelope]:
+    """The envelopes of some lines, decoded one by one; malformed lines have none."""
+    lines = BytesIO(some).readlines()
+    for line in reversed(lines) if backwards else lines:
+        with suppress(*DECODE_ERRORS):
+            yield _envelope(line)
 
 
 def _at_once(some: bytes, _: Counter[str]) -> list[ClaudeRecord]:
@@ -430,20 +434,13 @@ def _valid_fields(fields: dict[str, Any], losses: Counter[str]) -> dict[str, Any
 
 def _find_envelope(lines: ClaudeLog, some: bytes) -> None:
     """Take the envelope from the first line that names its session and has a uuid."""
-    begin = 0
-    while begin < len(some):
-        end = some.find(b"\n", begin) + 1 or len(some)
-        try:
-            envelope = decode_envelope(some[begin:end])
-        except DECODE_ERRORS:
-            envelope = None
-        if envelope is not None and envelope.sessionId is not None and envelope.uuid is not None:
+    for envelope in decode_envelopes(some):
+        if envelope.sessionId is not None and envelope.uuid is not None:
             lines.envelope = envelope
             return
-        begin = end
 
 
-def _whole_lines(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
+def whole_lines(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
     """The stream in pieces of whole lines, without lines longer than `MAX_LINE_BYTES`."""
     pieces: list[bytes] = []
     held = 0

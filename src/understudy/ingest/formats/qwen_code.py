@@ -27,6 +27,8 @@ class QwenCodeFormat(LogFormat):
 
     def detect(self, path: str, head: bytes) -> bool:
         """Whether lines of a tree have messages with parts."""
+        if b'"provenance"' not in head and b'"parts"' not in head:
+            return False  # spares most logs of other programs the parsing of their beginning
         seen = outline(head)
         if {"uuid", "parentUuid", "provenance"} <= seen.keys.keys():
             return True
