@@ -449,7 +449,9 @@ def extract_states(
     if output.exists() and not output.is_file():
         raise ConfigError(f"--output: {output} exists and is not a regular file; choose another file")
     if not output.parent.is_dir():
-        raise ConfigError(f"--output: {output} cannot be written: there is no directory {output.parent}; create it")
+        raise ConfigError(
+            f"--output: {output} cannot be written: there is no directory {output.parent}; create it"
+        )
     number = 0
     with (
         writing(output),

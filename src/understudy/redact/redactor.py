@@ -294,14 +294,15 @@ class Redactor:
         waiting: list[tuple[Any, Any, Any, str | None]] = [(holder, 0, value, None)]
         while waiting:
             into, at, item, name = waiting.pop()
+            whole: Any = item  # whose type is not narrowed: a cast would cost as much as the rest of a step
             if isinstance(item, str):
                 into[at] = self._string(item, name, where, nested)
             elif isinstance(item, list | tuple):
-                items: list[Any] | tuple[Any, ...] = item
+                items: list[Any] | tuple[Any, ...] = whole
                 into[at] = elements = [None] * len(items)
                 waiting += [(elements, index, one, name) for index, one in enumerate(items)]
             elif isinstance(item, dict):
-                fields: dict[Any, Any] = item
+                fields: dict[Any, Any] = whole
                 mapping: dict[Any, Any] = {}
                 into[at] = mapping
                 value_name = _named_beside(fields)
@@ -357,6 +358,7 @@ def json_strings(value: Any, nested: int = 0) -> Iterator[tuple[str, str | None]
     waiting: list[tuple[Any, str | None]] = [(value, None)]
     while waiting:
         item, name = waiting.pop()
+        whole: Any = item
         if isinstance(item, str):
             yield item, name
             if name == "arguments" and item[:1] in ("{", "[") and nested < _NESTED:
@@ -365,10 +367,10 @@ def json_strings(value: Any, nested: int = 0) -> Iterator[tuple[str, str | None]
                 except (ValueError, RecursionError):
                     continue
         elif isinstance(item, list | tuple):
-            items: list[Any] | tuple[Any, ...] = item
+            items: list[Any] | tuple[Any, ...] = whole
             waiting += [(one, name) for one in items]
         elif isinstance(item, dict):
-            fields: dict[Any, Any] = item
+            fields: dict[Any, Any] = whole
             value_name = _named_beside(fields)
             for key, one in fields.items():
                 if isinstance(key, str):

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import tracemalloc
 import zipfile
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from understudy.ingest.formats.registry import group_batches
 from understudy.ingest.log_files import LogFile, log_file_at, walk_logs
 from understudy.ingest.trace import Trace, expand
 
-from support.claude_log import Log, by_message, of_bytes, outline, read
+from support.claude_log import Log, by_message, of_bytes, outline, read, thinking
 
 SHARED = Path(__file__).parents[4] / "shared" / "sessions-real"
 MANY = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
@@ -324,3 +325,31 @@ def test_memory_is_bounded_by_the_longest_line(monkeypatch: pytest.MonkeyPatch) 
     lines = records.read_log(LogFile("/p/s.jsonl", 300 << 20, Endless))  # type: ignore[arg-type]
     assert lines.losses == {"line-too-long": 1} and not lines.records
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+def test_a_large_log_is_not_held_in_memory_but_for_what_states_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    log.user("Look at everything.")
+    for at in range(20):
+        log.assistant(f"msg_{at:016}", thinking(f"Thought {at}."), f"Step {at}.", (f"t{at}", "Task", {"n": at}))
+        log.add("progress", data={"type": "hook_progress", "hookEvent": "PostToolUse", "shown": "y" * (1 << 18)})
+        shown = {"agentId": f"a{at}"} if at == 3 else {"shown": "x" * (1 << 18)}
+        log.result(f"t{at}", f"It says {at}.", toolUseResult=shown)
+    agent = Log("s1", isSidechain=True, agentId="a3")
+    agent.user("Explore.")
+    agent.assistant("msg_00000000000000a3", "Explored.")
+    others = {"agent-a3.jsonl": agent.data()}
+    usual = read(log, **others)
+    monkeypatch.setattr(records, "_HELD", 0)
+    large = read(log, **others)
+    assert by_message(*large) == by_message(*usual)
+    assert [trace.parent for trace in large] == [trace.parent for trace in usual]
+    assert large[1].parent is not None and large[1].parent.tool_use_id == "t3"
+    tracemalloc.start()
+    try:
+        lines = records.read_log(of_bytes("/p/s1.jsonl", log.data()))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(lines.records) == 101
+    assert held < 1 << 20  # of 10 MB

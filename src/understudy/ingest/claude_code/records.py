@@ -103,6 +103,20 @@ _NOTHING = Raw()
 MAX_LINE_BYTES = 128 << 20
 """Bytes of a line; longer ones are counted and left out."""
 
+_HELD = 32 << 20
+"""Bytes of a file up to which records may keep the lines that they were decoded from: to copy takes time."""
+
+_AGENT_ID = b'"agentId"'
+_HOOK_HEAD = 120
+_RAW_OF_BLOCK = ("text", "thinking", "input", "content", "source")
+_RAW_OF_RECORD = (
+    "toolUseResult",
+    "compactMetadata",
+    "microcompactMetadata",
+    "attachment",
+    "rendered",
+    "content",
+)
 _LOOSE = 16 << 20
 _PIECE = 1 << 16
 
@@ -163,7 +177,7 @@ class ClaudeRecord(Struct, gc=False):
 
     def is_tool_hook(self) -> bool:
         """Whether it reports that a hook ran before or after a tool."""
-        return _TOOL_HOOK.search(bytes(self.data)[:120]) is not None
+        return _TOOL_HOOK.search(bytes(self.data)[:_HOOK_HEAD]) is not None
 
 
 class ClaudeEnvelope(Struct, gc=False):
@@ -227,6 +241,7 @@ def read_log(file: LogFile) -> ClaudeLog:
     """Read a file. Raises OSError when it cannot be read; malformed lines are counted, and never raise."""
     lines = ClaudeLog(file.path, [], [], [], ClaudeEnvelope(), Counter())
     decode = _at_once
+    size = 0
     with file.open() as stream:
         for some in whole_lines(stream, lines.losses):
             try:
@@ -235,8 +250,35 @@ def read_log(file: LogFile) -> ClaudeLog:
                 # Where one line is malformed, others mostly are too.
                 decode = _one_by_one
                 records = decode(some, lines.losses)
+            size += len(some)
+            if size > _HELD:
+                for record in records:
+                    _detach(record)
             _file_records(lines, some, records)
     return lines
+
+
+def _detach(record: ClaudeRecord) -> None:
+    """Copy what is needed of a record out of the lines that it was decoded from, so that they take no memory.
+
+    Most of a log is written twice, as the message and as what the program shows of it.
+    """
+    if _AGENT_ID not in bytes(record.toolUseResult):
+        record.toolUseResult = _NOTHING
+    record.data = Raw(bytes(record.data)[:_HOOK_HEAD])
+    _copy_raw(record, _RAW_OF_RECORD)
+    content = record.message.content if record.message is not None else None
+    if isinstance(content, list):
+        for block in content:
+            if isinstance(block, ClaudeBlock):
+                _copy_raw(block, _RAW_OF_BLOCK)
+
+
+def _copy_raw(value: ClaudeRecord | ClaudeBlock, names: Sequence[str]) -> None:
+    for name in names:
+        raw: Raw = getattr(value, name)
+        if raw is not _NOTHING:
+            setattr(value, name, raw.copy())
 
 
 def read_message_lines(file: LogFile) -> Iterator[bytes]:
