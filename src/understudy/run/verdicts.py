@@ -66,7 +66,7 @@ class RunVerdicts:
 
     def _entry(self, prepared: PreparedTask, patch: bytes) -> _Graded:
         how = [task_digest(prepared.task), prepared.options, hashlib.sha256(patch).hexdigest()]
-        key = hashlib.sha256(msgspec.json.encode(how, order="deterministic")).hexdigest()
+        key = hashlib.sha256(msgspec.json.encode(how)).hexdigest()
         entry = self._graded.pop(key, None) or _Graded()
         self._graded[key] = entry  # the last one is the one used last
         if len(self._graded) > _KEPT:

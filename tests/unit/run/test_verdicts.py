@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 from msgspec.structs import replace
 
+from understudy.checks.base import TwinTest
 from understudy.run.verdicts import RunVerdicts
 from understudy.sandbox.base import Sandbox, Sandboxes, SandboxSpec
 from understudy.tasks.environment import TaskEnvironment
@@ -94,7 +95,8 @@ async def test_a_patch_that_is_graded_in_another_way_is_graded_itself(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> None:
     verdicts, patch = RunVerdicts(), TASK.gold_patch.encode()
-    validated = replace(prepared, options=replace(prepared.options, canaries=False))
-    for task in (prepared, validated):
+    twins = {"another": TwinTest("test_0001", {7: "[]"})}
+    validated = replace(prepared, options=replace(prepared.options, twins=twins))
+    for task in (prepared, replace(prepared, options=replace(prepared.options, canaries=False)), validated):
         verdict = await verdicts.grade(task, patch, "a", sandboxes=sandboxes, environment=environment)
-        assert (verdict.reward, verdict.reused_from) == (1.0, "")
+        assert (verdict.reused_from, verdict.applied) == ("", True)
