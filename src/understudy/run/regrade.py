@@ -35,6 +35,13 @@ class RegradeSummary(Struct, frozen=True):
     errors: dict[str, str] = field(default_factory=dict[str, str])
 
 
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be made: {error.strerror}; give another --output-dir") from error
+
+
 async def regrade_run(
     store: Store,
     directory: Path,
@@ -51,10 +58,7 @@ async def regrade_run(
     Each task is validated first, as a run does. `progress` gets how many are done, of how many. Raises StoreError,
     and ConfigError when files cannot be written.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{directory}: cannot be made: {error.strerror}; give another --output-dir") from error
+    await asyncio.to_thread(_make, directory)
     decided = store.outcomes.decisions()
     summary = RegradeSummary(len(decided))
     slots = asyncio.Semaphore(concurrency)
