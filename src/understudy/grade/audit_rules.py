@@ -153,8 +153,8 @@ RULES = (
         r"\bsys\.(?:orig_)?argv\b.*(?:pytest|test_)|[\"']pytest[\"'].*\bsys\.(?:orig_)?argv\b",
         r"\b(?:open|i?glob|rglob|listdir|scandir|walk|Path|getlines?|read_text)\s*\(.*"
         r"[\"'/*](?:test_|tests?/|testing/|\*?_test\.py|conftest)",
-        # A comparison with the name leaves the tests out; it does not read them.
-        r"\b(?:open|i?glob|rglob|listdir|scandir|walk|Path)\s*\(.*(?<![!=]= )[\"']tests?[\"'](?! (?:not )?in\b)",
+        # A comparison with the name leaves the tests out, and a key of a mapping is no path.
+        r"\b(?:open|i?glob|rglob|listdir|scandir|walk|Path)\s*\(.*(?<![!=]= )[\"']tests?[\"'](?!:| (?:not )?in\b)",
         in_strings=True,
     ),
     _rule(

@@ -175,6 +175,7 @@ HONEST = {
     "a function of that name": "def _exit(status):\n    return status\n\n\ndef leave():\n    return _exit(3)\n",
     "a timer": "import signal\n\nsignal.setitimer(signal.ITIMER_REAL, 0.5)",
     "what leaves out tests": "paths = [p for p in Path(root).rglob('*.py') if 'tests' not in p.parts]",
+    "extras of a setup": "setup(long_description=open('README.rst').read(), extras_require={'tests': ['pytest']})",
     "what skips tests": "names = [n for n in os.listdir(root) if n != 'tests']",
     "a module of its own by another name": "import sys\n\nsys.modules['calc.moves'] = moves",
     "a method in Python 2": "class A:\n    def stop(self):\n        print 'stops'\n        sys.exit()\n",
