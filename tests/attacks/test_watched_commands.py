@@ -153,6 +153,7 @@ WRITES = {
     "with a Python that is not watched": "import subprocess, sys\nsubprocess.run([sys.executable, '-I', '-c', "
     "\"open('/logs/verifier/reward.txt', 'w').write('1')\"])\n",
     "later": "import subprocess\nsubprocess.Popen('sleep 0.2; echo 1 >/logs/verifier/reward.txt', shell=True)\n",
+    "again and again": "import os\nos.system('while :; do echo 1 >/logs/verifier/reward.txt; done &')\n",
     "in the script's own directory of files": "import os\nfor name in os.listdir('/proc'):\n"
     "    if name.isdigit() and int(name) > 1:\n        try:\n"
     "            open(f'/proc/{name}/root/var/tmp/understudy-rewards/reward.txt', 'w').write('1')\n"
