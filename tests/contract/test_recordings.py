@@ -252,7 +252,7 @@ async def test_a_chat_model_that_says_the_same_is_heard_the_same(
 ) -> None:
     agent = translated.agent()
     played = [exchange for exchange in recordings.exchanges(name) if exchange.outcome in ("whole", "refused")]
-    branches: dict[str | None, tuple[Exchange, dict[str, Any]]] = {}
+    branches: dict[str | None, tuple[dict[str, Any], dict[str, Any]]] = {}
     sampled: dict[str, str] = {}
     for exchange in played:
         served = [tool for tool in exchange.asked["tools"] if "input_schema" not in tool]
@@ -263,9 +263,10 @@ async def test_a_chat_model_that_says_the_same_is_heard_the_same(
             assert served[0]["name"] in _error(got)["message"]
             continue
         branch = exchange.headers.get("x-claude-code-agent-id")
+        plain = _plain(exchange.asked)
         if branch in branches:
-            _check_prefix(*branches[branch], exchange, model.seen[0])
-        branches[branch] = exchange, model.seen[0]
+            _check_prefix(*branches[branch], plain, model.seen[0])
+        branches[branch] = plain, model.seen[0]
         _check_echoes(model.seen[0], sampled)
         if exchange.outcome == "refused":
             assert status >= 400
@@ -309,10 +310,9 @@ def _check_echoes(request: dict[str, Any], sampled: dict[str, str]) -> None:
 
 
 def _check_prefix(
-    before: Exchange, asked_before: dict[str, Any], after: Exchange, asked_after: dict[str, Any]
+    old: dict[str, Any], asked_before: dict[str, Any], new: dict[str, Any], asked_after: dict[str, Any]
 ) -> None:
     """What the CLI only extends is only extended for the model."""
-    old, new = _plain(before.asked), _plain(after.asked)
     if new["tools"] == old["tools"] and new["system"] == old["system"]:
         same = len(old["messages"])
         if new["messages"][:same] == old["messages"]:
@@ -324,10 +324,15 @@ def _check_prefix(
 def _plain(value: Any) -> Any:
     """A request without the marks that say nothing to a model."""
     if isinstance(value, list):
-        return [_plain(item) for item in value if "x-anthropic-billing-header" not in str(item)[:60]]
+        return [_plain(item) for item in value if not _is_billing(item)]
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items() if name != "cache_control"}
     return value
+
+
+def _is_billing(item: Any) -> bool:
+    text = item.get("text") if isinstance(item, dict) else item
+    return isinstance(text, str) and "x-anthropic-billing-header" in text[:60]
 
 
 def _parsed(raw: str) -> Any:

@@ -75,7 +75,7 @@ TASK = Task(
 )
 
 
-@pytest.fixture(scope="module", params=["unsafe-local", "local"])
+@pytest.fixture(scope="module", params=[pytest.param("unsafe-local", marks=pytest.mark.services), "local"])
 def sandboxes(request: pytest.FixtureRequest) -> Sandboxes:
     kind: Sandboxes = load("sandboxes", request.param)()
     require(kind.problems())
