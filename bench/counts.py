@@ -50,6 +50,7 @@ MORE = 5
 _PROCESSES = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty"}
 
 # An agent that asks the model once and then does the work itself, so that what is counted is not the agent's way.
+# Its patch is another each time: equal ones are graded once.
 _AGENT = """
 import http.client, json, os, pathlib, socket
 gateway = http.client.HTTPConnection("localhost")
@@ -59,7 +60,7 @@ body = {"model": "m", "max_tokens": 20, "messages": [{"role": "user", "content":
 headers = {"authorization": "Bearer " + os.environ["UNDERSTUDY_API_KEY"], "anthropic-version": "2023-06-01"}
 gateway.request("POST", "/v1/messages", json.dumps(body), headers)
 assert gateway.getresponse().status == 200
-pathlib.Path("calc.py").write_text("right\\n")
+pathlib.Path("calc.py").write_text("right\\n" + os.urandom(8).hex() + "\\n")
 """
 _GOLD = "--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-wrong\n+right\n"
 

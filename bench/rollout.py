@@ -56,7 +56,7 @@ def run(tasks: Path, output: Path, *options: str) -> tuple[dict[str, Any], float
 
 
 def attempts(output: Path) -> tuple[list[dict[str, float]], list[list[Call]], float]:
-    """Seconds by part of each attempt, its calls, and the wall clock from the first start to the last end."""
+    """Seconds by part of each attempt that was graded itself, its calls, and the wall clock from first to last."""
     parts: list[dict[str, float]] = []
     calls: list[list[Call]] = []
     with Store.open(output, create=False) as store:
@@ -64,6 +64,8 @@ def attempts(output: Path) -> tuple[list[dict[str, float]], list[list[Call]], fl
         for attempt in every:
             verdict = store.runs.verdict(attempt.id)
             assert verdict is not None
+            if verdict.reused_from:  # of an equal patch, which the oracle mostly makes
+                continue
             parts.append({**attempt.timings, "checks_s": verdict.checks_s})
             calls.append(list(store.calls.of_attempt(attempt.id)))
         wall = max(attempt.ended_at or 0.0 for attempt in every) - min(attempt.started_at for attempt in every)
