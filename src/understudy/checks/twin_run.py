@@ -46,6 +46,7 @@ _ENOUGH_BITS = 10.0  # somebody who guesses passes once in a thousand times
 _MANY_CHANGEABLE = 6
 NOT_VALIDATED = "the task was not validated as it is graded here"
 """How the reason begins for which a task's tests have no twins, where validation would make some."""
+_REWARD_OPEN = "the tested code runs where it can write the reward"
 _UNWATCHED = "what the code does in the process of the tests is not watched"
 
 
@@ -485,6 +486,8 @@ def protection_of(task: Task, options: GradingOptions) -> tuple[Protection, str]
     watched = watched and (options.sealed or isinstance(task.checks, ScriptChecks))
     if not isinstance(task.checks, PytestChecks) and not watched:
         reason = "; ".join(filter(None, (reason, _UNWATCHED)))
+    if isinstance(task.checks, ScriptChecks) and "reward-open " in usual:
+        reason = f"{reason}; {_REWARD_OPEN}"
     return protection, reason
 
 

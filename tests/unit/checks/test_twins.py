@@ -516,6 +516,13 @@ def test_protection_says_where_nobody_watches():
     script = replace(calc_task(), checks=ScriptChecks(Files({"test.sh": "true"})))
     expected = f"checks of kind script have no twins; {unwatched}"
     assert protection_of(script, GradingOptions()) == ("none", expected)
+    watched = replace(options, usual_events=())
+    assert protection_of(replace(calc_task(), checks=suite), watched) == ("twins", "")
+    unseen = replace(options, usual_events=("watch-missing ",))
+    assert protection_of(replace(calc_task(), checks=suite), unseen) == ("twins", unwatched)
+    walled, open_to_all = GradingOptions(usual_events=()), GradingOptions(usual_events=("reward-open ",))
+    assert protection_of(script, walled) == ("none", "checks of kind script have no twins")
+    assert protection_of(script, open_to_all)[1].endswith("; the tested code runs where it can write the reward")
 
 
 def test_a_column_is_removed_also_where_rows_are_read_by_their_places():
