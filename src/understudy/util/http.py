@@ -84,12 +84,11 @@ def was_not_sent(error: BaseException) -> bool:
     return isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
 
 
-class HttpConnection:
-    """Connections to the server at `base_url`, with its key. Opens none before it is used.
+class ServerAddress:
+    """The server at `base_url`, with the headers of requests to it.
 
     A name and password in `base_url` are sent as basic authorization where there is no `api_key`. They are no part
-    of `base`, so that they stand in no message; the same goes for the key (see `redact`). With `keep_alive`,
-    connections are used again; there is no limit on how many are open at once.
+    of `base`, so that they stand in no message; the same goes for the key (see `redact`).
     """
 
     def __init__(
@@ -98,7 +97,6 @@ class HttpConnection:
         api_key: str | None = None,
         *,
         key_header: Literal["bearer", "x-api-key"] = "bearer",
-        keep_alive: bool = True,
     ) -> None:
         user = _USER_IN_URL.search(base_url)
         self.base = _USER_IN_URL.sub("", base_url).rstrip("/")
@@ -115,6 +113,41 @@ class HttpConnection:
             self._secrets = [basic, user[0]]
         self._secret_forms = _any_form(self._secrets) if self._secrets else None
         self._usual_forms = _usual_forms(self._secrets)
+        self.has_key = bool(self._usual_forms)
+        """Whether there is a secret that `redact_answer` looks for."""
+
+    def redact(self, text: str) -> str:
+        """A text of the server's without our credentials: it may end in a log, the store or a sandbox."""
+        return self.redact_bytes(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
+
+    def redact_bytes(self, data: bytes) -> bytes:
+        """See `redact`."""
+        return self._secret_forms.sub(b"***", data) if self._secret_forms else data
+
+    def may_have_secret(self, parts: Sequence[bytes]) -> bool:
+        """Whether `redact_answer` may change one of the parts of a successful response."""
+        if not self._usual_forms:
+            return False
+        together = parts[0] if len(parts) == 1 else b"".join(parts)
+        return any(form in together for form in self._usual_forms)
+
+    def redact_answer(self, data: bytes) -> bytes:
+        """A part of a successful response without our credentials, as they are, in hex or in base64."""
+        for form in self._usual_forms:
+            if form in data:
+                data = data.replace(form, b"***")
+        return data
+
+
+class HttpConnection(ServerAddress):
+    """Connections to a server (see ServerAddress). Opens none before it is used.
+
+    With `keep_alive`, connections are used again; there is no limit on how many are open at once. The gateway's
+    backends have connections of their own (`gateway/backends/transport.py`), because a stream costs less there.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None = None, *, keep_alive: bool = True) -> None:
+        super().__init__(base_url, api_key)
         self._keep_alive = keep_alive
         self._session: aiohttp.ClientSession | None = None
 
@@ -153,28 +186,6 @@ class HttpConnection:
                     raise
                 await asyncio.sleep(pause)
         raise AssertionError("the last pause is None")
-
-    def redact(self, text: str) -> str:
-        """A text of the server's without our credentials: it may end in a log, the store or a sandbox."""
-        return self.redact_bytes(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
-
-    def redact_bytes(self, data: bytes) -> bytes:
-        """See `redact`."""
-        return self._secret_forms.sub(b"***", data) if self._secret_forms else data
-
-    def may_have_secret(self, parts: Sequence[bytes]) -> bool:
-        """Whether `redact_answer` may change one of the parts of a successful response."""
-        if not self._usual_forms:
-            return False
-        together = parts[0] if len(parts) == 1 else b"".join(parts)
-        return any(form in together for form in self._usual_forms)
-
-    def redact_answer(self, data: bytes) -> bytes:
-        """A part of a successful response without our credentials, as they are, in hex or in base64."""
-        for form in self._usual_forms:
-            if form in data:
-                data = data.replace(form, b"***")
-        return data
 
     async def close(self) -> None:
         """Drop the connections. May be called twice."""

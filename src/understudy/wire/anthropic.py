@@ -260,6 +260,7 @@ _FROM_DELTAS = {
     "tool_use": "partial_json",
     "server_tool_use": "partial_json",
 }
+_PLAIN_DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
 _REPLACES = {"signature_delta": "thinking", "compaction_delta": "compaction"}
 
 _Index = Annotated[int, Meta(ge=0, lt=100_000)]
@@ -277,6 +278,24 @@ class _BlockStart(Struct):
 class _BlockDelta(Struct):
     index: _Index
     delta: dict[str, Any]
+
+
+class _PlainDelta(Struct, gc=False, forbid_unknown_fields=True):
+    """What nearly all deltas add; one of another type, or with other fields, is read as a _BlockDelta."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    partial_json: str | None = None
+
+
+class _PlainBlockDelta(Struct, gc=False, forbid_unknown_fields=True):
+    index: _Index
+    delta: _PlainDelta
+    type: str = ""
+
+
+_PLAIN_DELTA = msgspec.json.Decoder(_PlainBlockDelta)
 
 
 class _BlockStop(Struct):
@@ -302,6 +321,8 @@ class _StreamBlock:
         self.pieces: dict[str, list[str]] = {}
         if field_name := _FROM_DELTAS.get(self.type):
             self.pieces[field_name] = []
+        self.plain = _PLAIN_DELTAS.get(self.type)
+        """The type of the deltas that nearly all of the block is made of, where there is one."""
         self.closed = False
 
     def add(self, delta: dict[str, Any]) -> None:
@@ -336,17 +357,14 @@ class MessageAssembly:
 
     def __init__(self) -> None:
         self.complete = False
+        self.streaming = False
+        """Whether it was started and is not complete."""
         self._message: dict[str, Any] | None = None
         self._blocks: dict[int, _StreamBlock] = {}
 
     @property
     def started(self) -> bool:
         return self._message is not None
-
-    @property
-    def streaming(self) -> bool:
-        """Whether it was started and is not complete."""
-        return self._message is not None and not self.complete
 
     def add(self, name: bytes, data: bytes) -> None:
         """Add an event; what is not part of the message, or comes after its end, is ignored.
@@ -363,6 +381,21 @@ class MessageAssembly:
             raise BackendError(f"invalid {name.decode()} event from the provider: {error}") from error
         take(self, event)
 
+    def add_delta(self, data: bytes) -> None:
+        """Add a content_block_delta event to a message that is `streaming`; see `add`, which is slower."""
+        try:
+            event = _PLAIN_DELTA.decode(data)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return self.add(b"content_block_delta", data)
+        delta, block = event.delta, self._blocks.get(event.index)
+        if block is not None and delta.type == block.plain and not block.closed:
+            name = _ADDS[delta.type][0]
+            if (piece := getattr(delta, name)) is not None:
+                block.pieces[name].append(piece)
+                return None
+        self.add(b"content_block_delta", data)
+        return None
+
     def message(self) -> bytes:
         """The message as JSON. Raises BackendError while it is incomplete."""
         if self._message is None or not self.complete:
@@ -377,6 +410,7 @@ class MessageAssembly:
     def _start(self, event: _MessageStart) -> None:
         if self._message is None:
             self._message = event.message
+            self.streaming = True
         elif event.message.get("id") != self._message.get("id"):
             raise BackendError("invalid stream from the provider: a message_start event of a second message")
 
@@ -408,6 +442,7 @@ class MessageAssembly:
 
     def _stop(self, event: _MessageStop) -> None:
         self.complete = True
+        self.streaming = False
 
     def _block(self, index: int) -> _StreamBlock:
         block = self._blocks.get(index)

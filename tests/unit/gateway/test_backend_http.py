@@ -64,13 +64,11 @@ async def test_a_key_in_one_of_several_events_is_hidden_and_the_others_are_uncha
     await site.start()
     client = HttpClient(f"http://127.0.0.1:{runner.addresses[0][1]}", key)
     try:
-        batches: list[list[ServerSentEvent]] = [
-            batch async for batch in client.stream("POST", f"{client.base}/v1", b"{}")
-        ]
+        events: list[ServerSentEvent] = []
+        await client.stream("POST", f"{client.base}/v1", b"{}", events.extend)
     finally:
         await client.close()
         await runner.cleanup()
-    events = [event for batch in batches for event in batch]
     received = b"".join(event.raw for event in events)
     assert len(events) == len(datas)
     assert key.encode() not in received

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping
-from contextlib import aclosing
 from typing import Literal
 
 import msgspec
@@ -15,7 +14,7 @@ from msgspec import Struct
 from understudy.errors import BackendError
 from understudy.gateway.backends.base import NativeRequest, NativeResponse
 from understudy.gateway.backends.fields import Count
-from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient
+from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient, ServerSentEvent
 from understudy.gateway.errors import refused_credentials
 from understudy.gateway.prices import Price
 from understudy.types import Usage
@@ -145,38 +144,39 @@ class AnthropicRelay:
     ) -> NativeResponse:
         message = MessageAssembly()
         held_back: list[bytes] = []
+        deadline = asyncio.timeout(None)
+
+        def take(events: list[ServerSentEvent]) -> None:
+            passed_on: list[bytes] = []
+            try:
+                for event in events:
+                    if event.name == b"content_block_delta" and message.streaming and emit is not None:
+                        message.add_delta(event.data)  # nearly all events are such
+                        passed_on.append(event.raw)
+                        continue
+                    if event.name == b"error" and not message.complete:
+                        raise _error_of_event(url, event.data)
+                    repeated = event.name == b"message_start" and message.started
+                    message.add(event.name, event.data)
+                    if repeated:
+                        continue  # some gateways send it twice; an agent would begin a second message
+                    if message.complete:
+                        held_back.append(event.raw)
+                        deadline.reschedule(asyncio.get_running_loop().time() + END_S)
+                    elif emit is None or not message.started or event.name in CLOSING_EVENTS:
+                        held_back.append(event.raw)
+                    elif event.name == b"message_start":
+                        passed_on.extend((*held_back, event.raw))  # with what came before the message
+                        held_back.clear()
+                    else:
+                        passed_on.append(event.raw)
+            finally:
+                if passed_on and emit is not None:
+                    emit(b"".join(passed_on))  # what came together is passed on together
+
         try:
-            async with (
-                asyncio.timeout(None) as deadline,
-                aclosing(self._http.stream("POST", url, data, headers)) as events,
-            ):
-                async for batch in events:
-                    passed_on: list[bytes] = []
-                    try:
-                        for event in batch:
-                            if event.name == b"content_block_delta" and message.streaming and emit is not None:
-                                message.add(event.name, event.data)  # nearly all events are such
-                                passed_on.append(event.raw)
-                                continue
-                            if event.name == b"error" and not message.complete:
-                                raise _error_of_event(url, event.data)
-                            repeated = event.name == b"message_start" and message.started
-                            message.add(event.name, event.data)
-                            if repeated:
-                                continue  # some gateways send it twice; an agent would begin a second message
-                            if message.complete:
-                                held_back.append(event.raw)
-                                deadline.reschedule(asyncio.get_running_loop().time() + END_S)
-                            elif emit is None or not message.started or event.name in CLOSING_EVENTS:
-                                held_back.append(event.raw)
-                            elif event.name == b"message_start":
-                                passed_on += (*held_back, event.raw)  # with what came before the message
-                                held_back.clear()
-                            else:
-                                passed_on.append(event.raw)
-                    finally:
-                        if passed_on and emit is not None:
-                            emit(b"".join(passed_on))  # what came together is passed on together
+            async with deadline:
+                await self._http.stream("POST", url, data, take, headers)
         except (BackendError, TimeoutError):
             if not message.complete:
                 raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import aclosing
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -23,7 +22,7 @@ from understudy.gateway.backends.chat_response import (
     read_chunk,
 )
 from understudy.gateway.backends.fields import is_overflow, reported_context_length, reported_prompt_tokens
-from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient
+from understudy.gateway.backends.http import ANSWER_TIMEOUT_S, HttpClient, ServerSentEvent
 from understudy.gateway.prices import Price
 from understudy.wire.errors import ContextOverflow
 from understudy.wire.model import ChatRequest, ConversationHandle, Emit, Generation
@@ -144,17 +143,25 @@ class ChatBackend(ABC):
             data = await self._http.send("POST", url, msgspec.json.encode(body))
             assembly.add_whole(read_answer(data, partial(self._http.decode, f"POST {url}", expected=ChatResponse)))
             return assembly
-        async with aclosing(self._http.stream("POST", url, msgspec.json.encode(body))) as events:
-            async for batch in events:
-                try:
-                    for event in batch:
-                        if event.data == b"[DONE]":
-                            return assembly
-                        if event.data:
-                            assembly.add_chunk(read_chunk(event.data, self._http.clean))
-                finally:
-                    assembly.flush()  # what came together is said together
-        raise StreamError(f"POST {url}: the stream broke off before its end")
+        ended = False
+
+        def take(events: list[ServerSentEvent]) -> bool:
+            nonlocal ended
+            try:
+                for event in events:
+                    if event.data == b"[DONE]":
+                        ended = True
+                        break
+                    if event.data:
+                        assembly.add_chunk(read_chunk(event.data, self._http.clean))
+            finally:
+                assembly.flush()  # what came together is said together
+            return ended
+
+        await self._http.stream("POST", url, msgspec.json.encode(body), take)
+        if not ended:
+            raise StreamError(f"POST {url}: the stream broke off before its end")
+        return assembly
 
     async def _tokenize(self, request: ChatRequest) -> TokenCount:
         # Servers have it beside /v1, not below it.

@@ -320,7 +320,9 @@ class _DeltaJoiner:
 
     def add(self, delta: Delta) -> None:
         first = self._first
-        if first is None or delta.kind != first.kind or delta.kind == "tool" or delta.index != first.index:
+        if first is None:
+            self._first = delta
+        elif delta.kind != first.kind or delta.kind == "tool" or delta.index != first.index:
             self.flush()
             self._first = delta
         self._texts.append(delta.text)
@@ -334,8 +336,10 @@ class _DeltaJoiner:
 
     def flush(self) -> None:
         if (first := self._first) is not None:
-            self._emit(msgspec.structs.replace(first, text="".join(self._texts)))
+            if len(self._texts) > 1:
+                first = msgspec.structs.replace(first, text="".join(self._texts))
             self._first, self._texts = None, []
+            self._emit(first)
 
 
 class ResponseAssembly:
@@ -467,8 +471,10 @@ class ResponseAssembly:
             self._ids = self._ids or []
             self._ids += ids
         if choice.logprobs is not None and choice.logprobs.content is not None:
-            self._logprobs = self._logprobs or []
-            self._logprobs += [entry.logprob for entry in choice.logprobs.content]
+            if self._logprobs is None:
+                self._logprobs = []
+            for entry in choice.logprobs.content:
+                self._logprobs.append(entry.logprob)
 
     def _checked_logprobs(self) -> tuple[float, ...] | None:
         """The logprobs of the tokens whose ids are known; without ids they belong to nothing."""

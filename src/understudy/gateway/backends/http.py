@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
-import aiohttp
 import msgspec
 from msgspec import Struct, field
 
 from understudy.errors import BackendError
-from understudy.util.http import HttpConnection, ResponseTooLarge, read_body, read_pieces, was_not_sent
+from understudy.gateway.backends.transport import (
+    ConnectionPool,
+    InvalidAddress,
+    NotConnected,
+    ServerConnection,
+)
+from understudy.util.http import ResponseTooLarge, ServerAddress
 
 EVENT_LIMIT = 64 << 20
 """The largest single event: a first chunk that carries the token ids of a whole prompt is far smaller."""
@@ -46,6 +52,8 @@ class EventSplitter:
 
     def feed(self, piece: bytes) -> list[ServerSentEvent]:
         """The events that a piece completes. Raises BackendError when one grows beyond EVENT_LIMIT."""
+        if not self._buffer and not self._returns and (event := _single_event(piece)):
+            return [event]
         searched = max(len(self._buffer) - _LONGEST_BLANK_LINE, 0)
         self._buffer += piece
         self._returns = self._returns or b"\r" in piece
@@ -89,6 +97,20 @@ class EventSplitter:
         return events
 
 
+def _single_event(piece: bytes) -> ServerSentEvent | None:
+    """The event that a piece is, where it is exactly one in the usual form: most servers send each by itself."""
+    end = len(piece) - 2
+    if piece.find(b"\n\n") != end or end < 0 or b"\r" in piece:
+        return None
+    if piece.startswith(b"data: "):
+        return ServerSentEvent(b"", piece[6:end], piece) if piece.find(b"\n") == end else None
+    if piece.startswith(b"event: "):
+        line_end = piece.find(b"\n")
+        if piece.startswith(b"data: ", line_end + 1) and piece.find(b"\n", line_end + 1) == end:
+            return ServerSentEvent(piece[7:line_end], piece[line_end + 7 : end], piece)
+    return None
+
+
 def _plain_event(lines: list[bytes]) -> ServerSentEvent:
     """An event from its lines, which hold no carriage return."""
     first, last = lines[0], lines[-1]
@@ -110,6 +132,9 @@ def _event(raw: bytes) -> ServerSentEvent:
             name = value.removeprefix(b" ")
     return ServerSentEvent(name, b"\n".join(data), raw)
 
+
+TakeEvents = Callable[[list[ServerSentEvent]], object]
+"""Takes events of a stream that arrived together; returns True when it wants no more."""
 
 _T = TypeVar("_T")
 
@@ -133,6 +158,8 @@ REASON_LIMIT = 4000
 
 _SMALL_EVENT, _KEPT_OF_SMALL = 512, 128
 """What is kept of an event up to the first of these sizes, in bytes: a token, without the words around it."""
+_COUNTED_AT_ONCE = 4096
+"""How much a stream keeps, in bytes, until it is counted again."""
 _SHOULD_RETRY = {"true": True, "false": False}
 
 
@@ -199,7 +226,7 @@ class _ModelList(Struct):
 
 
 class HttpClient:
-    """Requests to the server at `base_url` (see HttpConnection), with errors as BackendError.
+    """Requests to the server at `base_url` (see ServerAddress), with errors as BackendError.
 
     `timeout_s` bounds a whole response. Without `resend`, a request is sent again only where there was no
     connection to send it over: the server may have generated, and billed, what got lost.
@@ -214,14 +241,15 @@ class HttpClient:
         timeout_s: float = ANSWER_TIMEOUT_S,
         resend: bool = True,
     ) -> None:
-        self._connection = HttpConnection(base_url, api_key, key_header=key_header)
+        self._address = ServerAddress(base_url, api_key, key_header=key_header)
+        self._pool = ConnectionPool()
         self._timeout_s = timeout_s
         self._resend = resend
 
     @property
     def base(self) -> str:
         """The address, without a name, a password and the last slash."""
-        return self._connection.base
+        return self._address.base
 
     async def call(self, method: str, url: str, body: object, expected: type[_T]) -> _T:
         """One JSON request (without a body when it is None) and its typed response. Raises BackendError."""
@@ -238,34 +266,53 @@ class HttpClient:
         self, method: str, url: str, data: bytes | None, headers: Mapping[str, str] | None = None
     ) -> bytes:
         """One request and the body of its response. Raises BackendError, also for every status but 200."""
-        async with self._open(method, url, data, headers) as response:
-            pieces: list[bytes] = []
-            with _RESPONSES.response() as count:
-                async for piece in read_pieces(response, ANSWER_LIMIT):
+        pieces: list[bytes] = []
+        with _RESPONSES.response() as count:
+            async with self._open(method, url, data, headers) as response:
+
+                def take(piece: bytes) -> None:
                     count(len(piece))
                     pieces.append(piece)
-                return self._connection.redact_answer(b"".join(pieces))
+
+                await response.read(take, ANSWER_LIMIT)
+            return self._address.redact_answer(b"".join(pieces))
 
     async def stream(
-        self, method: str, url: str, data: bytes | None, headers: Mapping[str, str] | None = None
-    ) -> AsyncGenerator[list[ServerSentEvent]]:
-        """The events of a streamed response, in lists of those that arrived together; use it with `aclosing`.
+        self,
+        method: str,
+        url: str,
+        data: bytes | None,
+        take: TakeEvents,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Have the events of a streamed response taken as they arrive; returns when it has ended.
 
-        Comments are among them. Closing it ends the request. Raises BackendError as `send` does, and for a stream
-        that breaks off, stalls or is too large.
+        `take` gets those that arrived together, comments among them; where it returns True, the rest is not read.
+        Raises BackendError as `send` does, and for a stream that breaks off, stalls or is too large; and what
+        `take` raises.
         """
         splitter = EventSplitter()
-        async with (
-            self._open(method, url, data, headers, stall_s=STALL_TIMEOUT_S) as response,
-            aclosing(read_pieces(response, STREAM_LIMIT)) as pieces,
-        ):
-            with _RESPONSES.response() as count:
-                async for piece in pieces:
-                    if events := self._without_key(splitter.feed(piece)):
-                        count(_kept_size(events))
-                        yield events
-            if rest := splitter.rest():
-                yield self._without_key([rest])
+        feed, has_key, kept = splitter.feed, self._address.has_key, 0
+        with _RESPONSES.response() as count:
+
+            def take_piece(piece: bytes) -> object:
+                nonlocal kept
+                if not (events := feed(piece)):
+                    return None
+                if has_key:
+                    events = self._without_key(events)
+                for event in events:
+                    size = len(event.data)
+                    kept += size if size <= _KEPT_OF_SMALL else max(size - _SMALL_EVENT, 0) + _KEPT_OF_SMALL
+                if kept > _COUNTED_AT_ONCE:
+                    counted, kept = kept, 0
+                    count(counted)
+                return take(events)
+
+            async with self._open(method, url, data, headers, stall_s=STALL_TIMEOUT_S) as response:
+                await response.read(take_piece, STREAM_LIMIT)
+            if not response.stopped and (rest := splitter.rest()):
+                take(self._without_key([rest]))
 
     def decode(self, request: str, response: bytes, expected: type[_T]) -> _T:
         """A response body as the expected type; `request` names what was asked. Raises BackendError."""
@@ -279,11 +326,11 @@ class HttpClient:
 
     def clean(self, text: str) -> str:
         """A text of the server's without our credentials: it may end in a log, the store or a sandbox."""
-        return self._connection.redact(text)
+        return self._address.redact(text)
 
     async def close(self) -> None:
         """Drop the connections. May be called twice."""
-        await self._connection.close()
+        self._pool.close()
 
     # --- one request ------------------------------------------------------------------------------------
 
@@ -295,57 +342,63 @@ class HttpClient:
         data: bytes | None,
         headers: Mapping[str, str] | None,
         stall_s: float | None = None,
-    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+    ) -> AsyncGenerator[ServerConnection]:
         """A response with status 200 whose body is still to be read. Raises BackendError for any other.
 
         The request is sent again only while no byte of a response has come.
         """
-        timeouts = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S, sock_read=stall_s)
-        retries: Any = {"retry_pauses_s": RETRY_PAUSES_S, "may_retry": self._may_resend}
-        try:
-            response = await self._connection.open(
-                method, url, data, timeouts=timeouts, headers=headers, **retries
-            )
-        except (aiohttp.ClientError, OSError) as error:
-            kind = NotServedError
-            if was_not_sent(error):
-                kind = NotConnectedError
-            elif isinstance(error, TimeoutError):
-                # After a long wait for its response, the request must not be generated a second time elsewhere.
-                kind = BackendError
-            why = f"no response: {self._detail(error)}; is the model server running?"
-            raise kind(f"{method} {url}: {why}") from error
-        async with response:
-            request = f"{method} {response.url}"
+        sent = self._address.headers if headers is None else {**self._address.headers, **headers}
+        for pause in (*RETRY_PAUSES_S, None):
+            begun = False
             try:
-                if response.status != 200:
-                    raise await self._error_of(response)
-                yield response
+                async with self._pool.request(
+                    method, url, data, sent, connect_s=CONNECT_TIMEOUT_S, total_s=self._timeout_s, stall_s=stall_s
+                ) as response:
+                    begun = True
+                    if response.status != 200:
+                        raise await self._error_of(method, url, response)
+                    yield response
+                    return
             except ResponseTooLarge as error:
-                raise BackendError(f"{request}: {error}") from error
-            except (aiohttp.ClientError, OSError) as error:
-                raise BackendError(f"{request}: the response broke off: {self._detail(error)}") from error
+                raise BackendError(f"{method} {url}: {error}") from error
+            except OSError as error:
+                if begun:
+                    raise BackendError(f"{method} {url}: the response broke off: {self._detail(error)}") from error
+                if pause is None or not self._may_resend(error):
+                    raise self._not_served(method, url, error) from error
+                await asyncio.sleep(pause)
+
+    def _not_served(self, method: str, url: str, error: OSError) -> BackendError:
+        kind = NotServedError
+        if isinstance(error, NotConnected):
+            kind = NotConnectedError
+        elif isinstance(error, TimeoutError):
+            # After a long wait for its response, the request must not be generated a second time elsewhere.
+            kind = BackendError
+        return kind(f"{method} {url}: no response: {self._detail(error)}; is the model server running?")
 
     def _without_key(self, events: list[ServerSentEvent]) -> list[ServerSentEvent]:
         """Events in which a server does not send our key back."""
         # Nearly always it sends none: looking through four events together costs a third of looking through each.
-        if self._connection.may_have_secret([event.raw for event in events]):
+        if self._address.may_have_secret([event.raw for event in events]):
             for number, event in enumerate(events):
-                raw = self._connection.redact_answer(event.raw)
+                raw = self._address.redact_answer(event.raw)
                 if raw is not event.raw:
                     events[number] = _event(raw)
         return events
 
-    def _may_resend(self, error: Exception) -> bool:
-        if isinstance(error, TimeoutError | aiohttp.InvalidURL):
+    def _may_resend(self, error: OSError) -> bool:
+        if isinstance(error, TimeoutError | InvalidAddress):
             return False
-        return self._resend or was_not_sent(error)
+        return self._resend or isinstance(error, NotConnected)
 
-    async def _error_of(self, response: aiohttp.ClientResponse) -> BackendError:
-        body = self._connection.redact_bytes(await read_body(response, ERROR_LIMIT))
+    async def _error_of(self, method: str, url: str, response: ServerConnection) -> BackendError:
+        pieces: list[bytes] = []
+        await response.read(pieces.append, ERROR_LIMIT)
+        body = self._address.redact_bytes(b"".join(pieces))
         kind = NotServedError if response.status >= 500 else BackendError
         return kind(
-            f"{response.method} {response.url}: status {response.status}: {_reason(body)}",
+            f"{method} {url}: status {response.status}: {_reason(body)}",
             status=response.status,
             retry_after_s=retry_after_s(response.headers.get("retry-after")),
             should_retry=_SHOULD_RETRY.get(response.headers.get("x-should-retry", "")),
@@ -354,18 +407,6 @@ class HttpClient:
 
     def _detail(self, error: Exception) -> str:
         return self.clean(str(error)) or type(error).__name__
-
-
-def _kept_size(events: list[ServerSentEvent]) -> int:
-    """About how much is kept of events until their response is complete, in bytes."""
-    kept = 0
-    for event in events:
-        size = len(event.data)
-        if size > _KEPT_OF_SMALL:
-            kept += _KEPT_OF_SMALL if size <= _SMALL_EVENT else size - _SMALL_EVENT + _KEPT_OF_SMALL
-        else:
-            kept += size
-    return kept
 
 
 def _reason(body: bytes) -> str:

@@ -159,13 +159,24 @@ class Gateway:
     async def _respond(self, request: HttpRequest, prepared: PreparedRequest) -> None:
         """Send the events of the call as they come, with pings in between, until it ends or the client leaves."""
         dialect = prepared.agent_request.dialect
-        subscriber = Subscriber()
+        subscriber, now = Subscriber(), asyncio.get_running_loop().time
+        sent = 0  # how many of the call's events this client has
+        sent_at = now()
+        write_now: Callable[[bytes], bool] | None = None  # while this task waits, and a stream has begun
+
+        def progress(*ended: object) -> None:
+            # Events go out at once where that is possible; to wake this task for each of them would cost more.
+            nonlocal sent, sent_at
+            if write_now is not None and not ended and write_now(b"".join(call.events[sent:])):
+                sent, sent_at = len(call.events), now()
+            else:
+                subscriber.wake()
+
         disconnect = asyncio.ensure_future(request.wait_for_disconnect())
         disconnect.add_done_callback(subscriber.wake)
-        call = self._capture.subscribe(prepared, subscriber.wake)
+        call = self._capture.subscribe(prepared, progress)
         # The status line of a stream is held back at first, so that a failure can have a status of its own.
         pause_s = self._limits.headers_after_s if prepared.stream else None
-        sent = 0  # how many of the call's events this client has
         try:
             while not call.task.done():
                 if disconnect.done():
@@ -173,13 +184,18 @@ class Gateway:
                 if sent < len(call.events):
                     new_events, sent = call.events[sent:], len(call.events)
                     await request.write(b"".join(new_events))
-                    pause_s = self._limits.ping_every_s
-                elif not await subscriber.wait(pause_s):
+                    sent_at, pause_s = now(), self._limits.ping_every_s
+                    continue
+                write_now = request.write_now
+                left_s = None if pause_s is None else max(sent_at + pause_s - now(), 0.0)
+                woken = await subscriber.wait(left_s)
+                write_now = None
+                if not woken and pause_s is not None and now() >= sent_at + pause_s:
                     await request.write(dialect.ping(call.message_id))
-                    pause_s = self._limits.ping_every_s
+                    sent_at, pause_s = now(), self._limits.ping_every_s
         finally:
             disconnect.cancel()
-            self._capture.unsubscribe(call, subscriber.wake)
+            self._capture.unsubscribe(call, progress)
         response = call.task.result()
         if isinstance(response, Fault):
             await request.send_fault(dialect, response)

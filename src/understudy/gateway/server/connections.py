@@ -122,6 +122,19 @@ class BoundedProtocol(HttpToolsProtocol):
         """The application found the key of a request valid."""
         self._table.authenticated(self)
 
+    def write_now(self, data: bytes) -> bool:
+        """Send a piece of the body of the stream that is being answered; False where that is not possible at once.
+
+        It is what ASGI's `send` does, without a task that has to be woken for it.
+        """
+        cycle = self.cycle
+        if not cycle.chunked_encoding or cycle.response_complete or self.pipeline:
+            return False  # with a pipeline, the latest request is not the one that is being answered
+        if self.flow.write_paused or self.transport.is_closing():
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
     def drop(self) -> None:
         """Close at once, whatever is still to be sent."""
         self._table.remove(self)
@@ -164,7 +177,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._state = {"authenticate": self.authenticate}
+        self._state = {"authenticate": self.authenticate, "write_now": self.write_now}
         self.scope["state"] = self._state
         self._expect_head()
 

@@ -195,6 +195,14 @@ class HttpRequest:
             await self.start(200, STREAM)
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
+    @property
+    def write_now(self) -> Callable[[bytes], bool] | None:
+        """What sends a part of the body of a stream that has begun, and returns False where that has to wait.
+
+        None where no stream has begun, or the server has no such way.
+        """
+        return self._state.get("write_now") if self.started else None
+
     async def send_response(
         self, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]] = (), *, content_type: bytes = _JSON
     ) -> None:

@@ -1,0 +1,510 @@
+"""HTTP/1.1 connections to model servers, kept and used again, which pass a body on where its bytes are parsed.
+
+aiohttp's client wakes a task for each piece of a stream, which costs several times what is done with the piece.
+Here a task wakes twice: for the head of a response, and for its end. Redirects are not followed, cookies are not
+kept, and proxies are not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+import socket
+import ssl
+import zlib
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
+
+import aiohappyeyeballs
+import httptools
+from msgspec import Struct
+from yarl import URL
+
+from understudy.util.http import ResponseTooLarge
+
+KEEP_ALIVE_S = 15.0
+"""How long a connection is kept that nobody uses; servers close theirs after a while too."""
+ADDRESSES_S = 10.0
+"""How long the addresses of a host's name are remembered."""
+ATTEMPT_DELAY_S = 0.25
+"""How long one address of a host is tried alone before the next one is tried beside it (RFC 8305)."""
+HEAD_LIMIT = 64 << 10
+"""The most bytes that may come without a byte of a body: the head of a response, or what stands between chunks."""
+UPLOAD_PIECE = 1 << 20
+"""A larger request body is sent in pieces, so that the event loop serves other requests meanwhile."""
+INFLATED_PIECE = 1 << 20
+"""How much is unpacked at once of a compressed body, in bytes."""
+
+Take = Callable[[bytes], object]
+"""Takes a piece of a body, unpacked. What it raises ends the response, and so does True."""
+
+_HEAD, _BODY, _DONE = range(3)
+_UNSAFE = re.compile(r"[\x00-\x20\x7f]")
+_BREAK = re.compile(r"[\r\n\x00]")
+_DEFAULTS = {"accept": "*/*", "accept-encoding": "gzip, deflate", "user-agent": "understudy"}
+
+
+class ConnectionFailed(OSError):
+    """A request that got no response, or only a part of one."""
+
+
+class NotConnected(ConnectionFailed):
+    """There was no connection: the server cannot have seen any of the request."""
+
+
+class ConnectTimeout(NotConnected, TimeoutError):
+    """See NotConnected: it took too long."""
+
+
+class Disconnected(ConnectionFailed):
+    """The server closed the connection, or it was lost."""
+
+
+class InvalidResponse(ConnectionFailed):
+    """What came is no response of HTTP/1.1, or one that cannot be read."""
+
+
+class InvalidAddress(ConnectionFailed):
+    """A URL that no request can be sent to."""
+
+
+class _Target(Struct, frozen=True):
+    """Where a URL leads: the host and port to connect to, and the first lines of a request."""
+
+    secure: bool
+    host: str
+    port: int
+    lines: str
+
+    @property
+    def server(self) -> tuple[bool, str, int]:
+        """What connections are kept by."""
+        return self.secure, self.host, self.port
+
+
+@functools.lru_cache(maxsize=256)
+def _target(method: str, url: str) -> _Target:
+    """Raises InvalidAddress."""
+    try:
+        parsed = URL(url, encoded=True)
+        host, port = parsed.raw_host, parsed.port
+    except ValueError as error:
+        raise InvalidAddress(f"{url!r} is no valid URL: {error}") from error
+    path = parsed.raw_path_qs.partition("#")[0]
+    if parsed.scheme not in ("http", "https") or not host or not port or _UNSAFE.search(path):
+        raise InvalidAddress(f"{url!r} is no valid URL of a server, expected http://HOST[:PORT]/PATH")
+    lines = f"{method} {path} HTTP/1.1\r\nhost: {parsed.host_port_subcomponent}\r\n"
+    return _Target(parsed.scheme == "https", host, port, lines)
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """The system's certificates, checked, as are the names of hosts."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _head(target: _Target, headers: Mapping[str, str], size: int | None) -> bytes:
+    """The head of a request. Raises ValueError for a header that would not stay one."""
+    fields = _DEFAULTS | {name.lower(): value for name, value in headers.items()}
+    if size is not None:
+        fields["content-length"] = str(size)
+    lines = [f"{name}: {value}\r\n" for name, value in fields.items()]
+    if any(_BREAK.search(name + value) for name, value in fields.items()):
+        raise ValueError("a header has a line break in it; check the API key")
+    return f"{target.lines}{''.join(lines)}\r\n".encode("latin-1")
+
+
+class ServerConnection(asyncio.Protocol):
+    """A connection, and the response that it has to its latest request."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        """By names in lower case; of several with one name, the first."""
+        self.used = False
+        """Whether the connection has had a request before the latest."""
+        self.idle_since = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._phase = _DONE
+        self._interim = False
+        self._keep = True
+        self._between = 0
+        self._until_eof = False
+        self._inflate: _Inflater | None = None
+        self._take: Take | None = None
+        self._limit = self._left = 0
+        self._pieces: list[bytes] = []
+        self._stopped = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._ends_at, self._stall_s, self._heard = 0.0, 0.0, 0.0
+        self._writable: asyncio.Future[None] | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the body was not read to its end."""
+        return self._stopped
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the response is complete and the connection can take another request."""
+        return self._phase == _DONE and self._keep and self._transport is not None
+
+    async def request(self, head: bytes, body: bytes | None, *, total_s: float, stall_s: float | None) -> None:
+        """Send a request; returns when the head of the response has come. Raises OSError."""
+        assert self._transport is not None
+        self.status, self.headers, self._phase, self._between = 0, {}, _HEAD, 0
+        self._inflate, self._take, self._pieces, self._stopped, self._error = None, None, [], False, None
+        self._heard = now = self._loop.time()
+        self._ends_at, self._stall_s = now + total_s, stall_s or total_s
+        self._timer = self._loop.call_later(min(total_s, self._stall_s), self._check_time)
+        if body is None or len(body) <= UPLOAD_PIECE:
+            self._transport.writelines((head, body or b""))
+        else:
+            await self._upload(head, body)
+        while self._phase == _HEAD:
+            await self._wait()
+        if self._error is not None:
+            raise self._error
+
+    async def read(self, take: Take, limit: int) -> None:
+        """Have the body taken piece by piece; returns at its end, or when `take` returns True.
+
+        Raises OSError when it does not come whole, ResponseTooLarge above `limit` bytes, and what `take` raises.
+        """
+        self._take, self._limit, self._left = take, limit, limit
+        pieces, self._pieces = self._pieces, []
+        for piece in pieces:
+            self._pass_on(piece)
+        while not self._stopped and self._phase != _DONE:
+            await self._wait()
+        if self._error is not None:
+            raise self._error
+
+    def end(self) -> None:
+        """The response is no longer wanted: close its connection unless it can be used again."""
+        self._take, self._pieces = _ignore, []
+        self._stop_timer()
+        if not self.reusable:
+            self.end_badly()
+
+    # --- callbacks of the event loop --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        with suppress(OSError):  # a server beyond a NAT that forgot the connection is noticed at last
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.resume_writing()
+        if self._phase == _BODY and self._until_eof and exc is None:
+            self._complete()
+        else:
+            self._fail(Disconnected(str(exc) if exc else "the server disconnected"))
+        self._parser = None  # a cycle of references, which would wait for the garbage collector
+
+    def data_received(self, data: bytes) -> None:
+        if self._phase == _DONE:  # nobody asked for anything
+            return self.end_badly()
+        self._heard = self._loop.time()
+        self._between += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            return self._fail(InvalidResponse(f"invalid HTTP response: {error or type(error).__name__}"))
+        if self._between > HEAD_LIMIT:
+            self._fail(InvalidResponse(f"invalid HTTP response: more than {HEAD_LIMIT} bytes of headers"))
+
+    def pause_writing(self) -> None:
+        self._writable = self._writable or self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
+
+    # --- callbacks of the parser ------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._keep = self._keep and self._phase == _HEAD  # else it is one that nobody asked for
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase == _HEAD:
+            self.headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+
+    def on_headers_complete(self) -> None:
+        if self._phase != _HEAD:
+            return
+        self.status = self._parser.get_status_code()
+        self._interim = self.status < 200
+        if self._interim:
+            self.headers.clear()
+            return
+        self._between = 0
+        chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
+        self._until_eof = not chunked and "content-length" not in self.headers and self.status not in (204, 304)
+        coding = self.headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("identity", ""):
+            if coding not in ("gzip", "x-gzip", "deflate"):
+                return self._fail(InvalidResponse(f"unsupported content-encoding {coding[:40]!r}"))
+            self._inflate = _Inflater()
+        self._phase = _BODY
+        self._wake()
+
+    def on_body(self, body: bytes) -> None:
+        self._between = 0
+        if self._phase != _BODY:
+            return
+        if self._inflate is None:
+            self._pass_on(body)
+            return
+        try:
+            for piece in self._inflate.feed(body):
+                self._pass_on(piece)
+        except zlib.error as error:
+            self._fail(InvalidResponse(f"the compressed body is invalid: {error}"))
+
+    def on_message_complete(self) -> None:
+        if self._phase == _BODY:
+            self._keep = self._keep and self._parser.should_keep_alive()
+            self._complete()
+
+    # --- the response -----------------------------------------------------------------------------------
+
+    def end_badly(self) -> None:
+        """Close the connection at once."""
+        self._keep = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _pass_on(self, piece: bytes) -> None:
+        if self._take is None:
+            self._pieces.append(piece)
+            return
+        try:
+            self._left -= len(piece)
+            if self._left < 0 and not self._stopped:
+                raise ResponseTooLarge(self._limit)
+            if self._take(piece):
+                self._take, self._stopped = _ignore, True
+                self._wake()
+        except Exception as error:  # noqa: BLE001 - raised where the response is read
+            self._take, self._stopped, self._error = _ignore, True, error
+            self._fail(error)
+
+    def _complete(self) -> None:
+        if self._inflate is not None and not self._inflate.complete:
+            return self._fail(InvalidResponse("the compressed body is incomplete"))
+        self._phase = _DONE
+        self._stop_timer()
+        self._wake()
+
+    def _fail(self, error: Exception) -> None:
+        if self._phase != _DONE:
+            self._error, self._phase = error, _DONE
+            self._stop_timer()
+            self._wake()
+        self.end_badly()
+
+    async def _wait(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _check_time(self) -> None:
+        """One timer for both limits, which looks when it ends whether anything came meanwhile."""
+        now = self._loop.time()
+        left = min(self._ends_at, self._heard + self._stall_s) - now
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._check_time)
+        elif now >= self._ends_at:
+            self._fail(TimeoutError("timeout: the response took too long"))
+        else:
+            self._fail(TimeoutError(f"timeout: nothing came for {self._stall_s:g} s"))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _upload(self, head: bytes, body: bytes) -> None:
+        transport = self._transport
+        assert transport is not None
+        transport.write(head)
+        for start in range(0, len(body), UPLOAD_PIECE):
+            if self._phase != _HEAD:
+                self._keep = False  # a response before the request was complete, or none
+                return
+            transport.write(body[start : start + UPLOAD_PIECE])
+            if self._writable is not None:
+                await self._writable
+            await asyncio.sleep(0)
+
+
+def _ignore(piece: bytes) -> None:
+    """What is done with the rest of a response that nobody wants."""
+
+
+class _Inflater:
+    """Unpacks gzip and deflate, the latter with or without the header of zlib."""
+
+    def __init__(self) -> None:
+        self._decoder: Any = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether what came is whole; an empty body is."""
+        return self._decoder is None or self._decoder.eof
+
+    def feed(self, data: bytes) -> Generator[bytes]:
+        """What a piece unpacks to, in pieces of a bounded size. Raises zlib.error."""
+        more = bool(data)
+        while more:
+            if self._decoder is None or self._decoder.eof:  # at its end, gzip may go on with another member
+                has_header = data[0] == 0x1F or data[0] & 0xF == 8
+                self._decoder = zlib.decompressobj(47 if has_header else -15)
+            if piece := self._decoder.decompress(data, INFLATED_PIECE):
+                yield piece
+            data = self._decoder.unused_data if self._decoder.eof else self._decoder.unconsumed_tail
+            more = bool(data) or (len(piece) == INFLATED_PIECE and not self._decoder.eof)
+
+
+class ConnectionPool:
+    """Connections to servers, as many as there are requests. Opens none before it is used."""
+
+    def __init__(self) -> None:
+        self._idle: dict[tuple[bool, str, int], list[ServerConnection]] = {}
+        self._busy: set[ServerConnection] = set()
+        self._addresses: dict[tuple[str, int], tuple[float, asyncio.Task[Any]]] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        url: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        *,
+        connect_s: float,
+        total_s: float,
+        stall_s: float | None = None,
+    ) -> AsyncGenerator[ServerConnection]:
+        """The connection with the head of a response, whatever its status; its body is to be read.
+
+        `connect_s`, `total_s` and `stall_s` bound, in seconds, how long it takes to connect, how long the whole
+        exchange takes, and how long nothing may come. A GET that finds that a connection was closed meanwhile is
+        sent again. Raises ConnectionFailed, TimeoutError, and ValueError for headers that cannot be sent.
+        """
+        target = _target(method, url)
+        head = _head(target, headers, None if body is None else len(body))
+        while True:
+            connection = self._take_idle(target.server) or await self._connect(target, min(connect_s, total_s))
+            self._busy.add(connection)
+            try:
+                try:
+                    await connection.request(head, body, total_s=total_s, stall_s=stall_s)
+                except Disconnected:
+                    if method == "GET" and connection.used:
+                        continue
+                    raise
+                yield connection
+                return
+            finally:
+                self._busy.discard(connection)
+                connection.end()
+                if connection.reusable:
+                    self._keep(target.server, connection)
+
+    def close(self) -> None:
+        """Close all connections. May be called twice."""
+        for connection in (*self._busy, *(one for some in self._idle.values() for one in some)):
+            connection.end_badly()
+        self._idle.clear()
+        for _, addresses in self._addresses.values():
+            addresses.cancel()
+        self._addresses.clear()
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+
+    def _take_idle(self, server: tuple[bool, str, int]) -> ServerConnection | None:
+        some = self._idle.get(server)
+        while some:
+            connection = some.pop()  # the latest, so that the others grow old
+            if connection.reusable:
+                connection.used = True
+                return connection
+        return None
+
+    def _keep(self, server: tuple[bool, str, int], connection: ServerConnection) -> None:
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        self._idle.setdefault(server, []).append(connection)
+        if self._sweep is None:
+            self._sweep = loop.call_later(KEEP_ALIVE_S, self._close_old, loop)
+
+    def _close_old(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close what nobody has used for KEEP_ALIVE_S, and look again when the next one is due."""
+        now = loop.time()
+        for server, some in list(self._idle.items()):
+            for connection in some:
+                if now - connection.idle_since >= KEEP_ALIVE_S:
+                    connection.end_badly()
+            if left := [one for one in some if one.reusable]:
+                self._idle[server] = left
+            else:
+                del self._idle[server]
+        oldest = min((one.idle_since for some in self._idle.values() for one in some), default=None)
+        wait_s = 0.0 if oldest is None else max(oldest + KEEP_ALIVE_S - now, 0.1)
+        self._sweep = loop.call_later(wait_s, self._close_old, loop) if wait_s else None
+
+    async def _connect(self, target: _Target, limit_s: float) -> ServerConnection:
+        """Raises NotConnected."""
+        loop = asyncio.get_running_loop()
+        where = f"{target.host}:{target.port}"
+        sock: socket.socket | None = None
+        try:
+            async with asyncio.timeout(limit_s):
+                addresses = await self._resolve(target.host, target.port)
+                sock = await aiohappyeyeballs.start_connection(  # pyright: ignore[reportUnknownMemberType]
+                    addresses, happy_eyeballs_delay=ATTEMPT_DELAY_S, interleave=1
+                )
+                tls: dict[str, Any] = {"ssl": _tls(), "server_hostname": target.host} if target.secure else {}
+                _, connection = await loop.create_connection(ServerConnection, sock=sock, **tls)
+                sock = None
+                return connection
+        except TimeoutError as error:
+            raise ConnectTimeout(f"cannot connect to {where} within {limit_s:g} s") from error
+        except OSError as error:  # of which failures of TLS and of names are some
+            raise NotConnected(f"cannot connect to {where}: {error.strerror or error}") from error
+        finally:
+            if sock is not None:
+                sock.close()
+
+    async def _resolve(self, host: str, port: int) -> list[Any]:
+        """The addresses of a host, asked for once however many want them. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        until, task = self._addresses.get((host, port), (0.0, None))
+        if task is None or loop.time() > until:
+            task = loop.create_task(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            self._addresses[host, port] = (loop.time() + ADDRESSES_S, task)
+        try:
+            return await asyncio.shield(task)
+        except OSError:
+            self._addresses.pop((host, port), None)
+            raise

@@ -1,0 +1,315 @@
+"""Connections to model servers: what is read and what is refused, and when a connection is used again."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import ssl
+import zlib
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvloop
+
+from understudy.gateway.backends import transport
+from understudy.gateway.backends.http import HttpClient, ServerSentEvent
+from understudy.gateway.backends.transport import (
+    ConnectionFailed,
+    ConnectionPool,
+    Disconnected,
+    InvalidAddress,
+    InvalidResponse,
+    NotConnected,
+)
+from understudy.util.http import ResponseTooLarge
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
+TEXT = bytes(range(256)) * 400
+
+
+class Server:
+    """Answers each request with the next of some pieces, each sent on its own; None closes the connection."""
+
+    def __init__(self, *answers: list[bytes | None]) -> None:
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.asked = asyncio.Event()
+        self._answers = list(answers)
+        self.url = ""
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+                self.requests.append(head + await reader.readexactly(int(size or b"0")))
+                self.asked.set()
+                for piece in self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]:
+                    if piece is None:
+                        return
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(*answers: list[bytes | None]) -> AsyncGenerator[tuple[Server, ConnectionPool]]:
+    server, pool = Server(*answers), ConnectionPool()
+    listener = await asyncio.start_server(server.talk, "127.0.0.1", 0, limit=1 << 23)
+    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    try:
+        yield server, pool
+    finally:
+        pool.close()
+        pool.close()
+        listener.close()
+
+
+async def ask(
+    server: Server, pool: ConnectionPool, method: str = "POST", body: bytes | None = b"{}", **limits: float
+) -> tuple[int, bytes]:
+    bounds: dict[str, Any] = {"connect_s": 5.0, "total_s": 10.0} | limits
+    pieces: list[bytes] = []
+    async with pool.request(method, f"{server.url}/a?b=%20c", body, {"X-Key": "k"}, **bounds) as response:
+        await response.read(pieces.append, 1 << 24)
+        return response.status, b"".join(pieces)
+
+
+def packed(wbits: int) -> bytes:
+    compressor = zlib.compressobj(9, wbits=wbits)
+    return compressor.compress(TEXT) + compressor.flush()
+
+
+def coded(coding: bytes, body: bytes) -> list[bytes | None]:
+    head = b"content-encoding: %b\r\ncontent-length: %d\r\n\r\n" % (coding, len(body))
+    return [OK + head, *(body[at : at + 700] for at in range(0, len(body), 700))]
+
+
+WHOLE: dict[str, tuple[list[bytes | None], bytes]] = {
+    "length": ([OK + b"Content-Length: 5\r\n\r\nhe", b"llo"], b"hello"),
+    "chunks": ([CHUNKED, b"3\r\nhel\r\n", b"2;x=y\r\nlo\r\n0\r\nx-trailer: 1\r\n\r\n"], b"hello"),
+    "byte by byte": ([bytes([one]) for one in CHUNKED + b"5\r\nhello\r\n0\r\n\r\n"], b"hello"),
+    "until the end": ([OK + b"\r\nhel", b"lo", None], b"hello"),
+    "an old server": ([b"HTTP/1.0 200 OK\r\n\r\nhello", None], b"hello"),
+    "after an interim response": ([b"HTTP/1.1 100 Continue\r\n\r\n" + OK, b"content-length: 2\r\n\r\nhi"], b"hi"),
+    "nothing": ([OK + b"content-length: 0\r\n\r\n"], b""),
+    "gzip": (coded(b"gzip", packed(31)), TEXT),
+    "gzip in two members": (coded(b"x-gzip", gzip.compress(TEXT) + gzip.compress(b"more")), TEXT + b"more"),
+    "deflate": (coded(b"deflate", packed(15)), TEXT),
+    "deflate without a header": (coded(b"Deflate", packed(-15)), TEXT),
+    "identity": (coded(b"identity", b"as it is"), b"as it is"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_body_is_read_whole(name: str, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    answer, body = WHOLE[name]
+
+    async def run() -> None:
+        async with serving(answer) as (server, pool):
+            assert await ask(server, pool) == (200, body)
+            assert await ask(server, pool) == (200, body)
+            # A connection is used again unless its end was the end of the body.
+            assert server.connections == (2 if None in answer else 1)
+            assert server.requests[1].startswith(b"POST /a?b=%20c HTTP/1.1\r\nhost: 127.0.0.1:")
+            assert b"\r\nx-key: k\r\n" in server.requests[1] and server.requests[1].endswith(b"\r\n\r\n{}")
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(run())
+
+
+BROKEN: dict[str, tuple[list[bytes | None], type[Exception], str]] = {
+    "nothing": ([None], Disconnected, "disconnected"),
+    "half of a head": ([OK, None], Disconnected, "disconnected"),
+    "half of a body": ([OK + b"content-length: 5\r\n\r\nhel", None], Disconnected, "disconnected"),
+    "half of the chunks": ([CHUNKED + b"5\r\nhello\r\n", None], Disconnected, "disconnected"),
+    "no HTTP": ([b"SSH-2.0-x\r\n\r\n"], InvalidResponse, "invalid HTTP"),
+    "an upgrade": (
+        [b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"],
+        InvalidResponse,
+        "invalid HTTP",
+    ),
+    "two lengths": (
+        [OK + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello!"],
+        InvalidResponse,
+        "invalid HTTP",
+    ),
+    "a head without end": ([OK, *[b"x: " + b"y" * 4000 + b"\r\n"] * 20], InvalidResponse, "of headers"),
+    "one header without end": ([OK + b"x: ", *[b"y" * 4000] * 20], InvalidResponse, "of headers"),
+    "trailers without end": (
+        [CHUNKED + b"1\r\nx\r\n0\r\n", *[b"x: " + b"y" * 4000 + b"\r\n"] * 20],
+        InvalidResponse,
+        "of headers",
+    ),
+    "an unknown coding": (coded(b"br", b"xyz"), InvalidResponse, "content-encoding 'br'"),
+    "no gzip": (coded(b"gzip", b"\x1f\x8bnothing at all"), InvalidResponse, "compressed body is invalid"),
+    "half of gzip": (coded(b"gzip", packed(31)[:-9]), InvalidResponse, "compressed body is incomplete"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_what_is_no_whole_response_is_an_error(name: str) -> None:
+    answer, kind, message = BROKEN[name]
+    async with serving(answer) as (server, pool):
+        with pytest.raises(kind, match=message):
+            await ask(server, pool)
+        assert server.connections == 1
+
+
+async def test_limits_of_time() -> None:
+    forever: list[bytes | None] = [CHUNKED, *[b"1\r\nx\r\n"] * 3, b"1\r\nx"]
+    async with serving(forever) as (server, pool):
+        with pytest.raises(TimeoutError, match="nothing came"):
+            await ask(server, pool, stall_s=0.1)
+        with pytest.raises(TimeoutError, match="took too long"):
+            await ask(server, pool, total_s=0.1)
+    async with serving([]) as (server, pool):
+        with pytest.raises(TimeoutError, match="nothing came"):
+            await ask(server, pool, stall_s=0.1)
+
+
+async def test_a_closed_connection_is_noticed_and_a_get_on_it_sent_again() -> None:
+    hello: list[bytes | None] = [OK + b"content-length: 5\r\n\r\nhello"]
+    async with serving(hello, [None], hello, [*hello, None], hello, [None]) as (server, pool):
+        assert await ask(server, pool, "GET", None) == (200, b"hello")
+        assert await ask(server, pool, "GET", None) == (200, b"hello")
+        assert server.connections == 2 and len(server.requests) == 3
+        assert await ask(server, pool) == (200, b"hello")  # and then the server closes it
+        await asyncio.sleep(0.05)
+        assert await ask(server, pool) == (200, b"hello")
+        assert server.connections == 3
+        with pytest.raises(Disconnected):  # a POST may have been acted on
+            await ask(server, pool)
+        assert len(server.requests) == 6
+
+
+async def test_a_connection_with_something_that_nobody_asked_for_is_not_used_again() -> None:
+    hello = OK + b"content-length: 5\r\n\r\nhello"
+    async with serving([hello + hello], [hello, b"HTTP"], [hello]) as (server, pool):
+        for _ in range(2):
+            assert await ask(server, pool) == (200, b"hello")
+            await asyncio.sleep(0.05)
+        assert await ask(server, pool) == (200, b"hello")
+        assert server.connections == 3
+
+
+async def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "KEEP_ALIVE_S", 0.05)
+    async with serving([OK + b"content-length: 0\r\n\r\n"]) as (server, pool):
+        await ask(server, pool)
+        await asyncio.sleep(0.3)
+        await ask(server, pool)
+        assert server.connections == 2
+
+
+async def test_what_takes_a_body_can_end_it_and_its_error_is_raised() -> None:
+    async with serving([CHUNKED + b"1\r\na\r\n", b"1\r\nb\r\n" * 2]) as (server, pool):
+        taken: list[bytes] = []
+        limits: dict[str, Any] = {"connect_s": 5.0, "total_s": 10.0}
+        async with pool.request("POST", server.url, b"{}", {}, **limits) as response:
+            await response.read(lambda piece: taken.append(piece) or piece == b"b", 9)
+        assert taken == [b"a", b"b"] and response.stopped
+        with pytest.raises(ZeroDivisionError):
+            async with pool.request("POST", server.url, b"{}", {}, **limits) as response:
+                await response.read(lambda piece: 1 // 0, 9)
+        with pytest.raises(ResponseTooLarge, match="more than 2 bytes"):
+            async with pool.request("POST", server.url, b"{}", {}, **limits) as response:
+                await response.read(taken.append, 2)
+        assert taken[2:] == [b"a", b"b"]
+        assert server.connections == 3
+
+
+async def test_a_large_body_is_sent_whole_in_pieces() -> None:
+    body = TEXT * 40
+    async with serving([OK + b"content-length: 0\r\n\r\n"]) as (server, pool):
+        await ask(server, pool, body=body)
+        assert server.requests[0].partition(b"\r\n\r\n")[2] == body
+
+
+async def test_nothing_is_sent_to_what_is_no_server() -> None:
+    pool = ConnectionPool()
+    limits: dict[str, Any] = {"connect_s": 5.0, "total_s": 10.0}
+    cases: list[tuple[str, type[ConnectionFailed]]] = [
+        ("http://127.0.0.1:1/", NotConnected),
+        ("http://no-such-host.invalid/", NotConnected),
+        ("ftp://127.0.0.1/", InvalidAddress),
+        ("http://127.0.0.1:x/", InvalidAddress),
+        ("http:///path", InvalidAddress),
+        ("http://127.0.0.1:1/a b", InvalidAddress),
+        ("http://127.0.0.1:1/a\r\nx: y", InvalidAddress),
+    ]
+    for url, kind in cases:
+        with pytest.raises(kind):
+            async with pool.request("GET", url, None, {}, **limits):
+                pass
+    with pytest.raises(ValueError, match="line break"):
+        async with pool.request("GET", "http://127.0.0.1:1/", None, {"a": "b\r\nc: d"}, **limits):
+            pass
+    pool.close()
+
+
+async def test_a_server_whose_certificate_nobody_signed_is_not_asked() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # without a certificate the handshake fails at once
+    refused = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        refused.set()
+
+    listener = await asyncio.start_server(talk, "127.0.0.1", 0, ssl=context)
+    pool = ConnectionPool()
+    with pytest.raises(NotConnected):
+        url = f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}/"
+        async with pool.request("GET", url, None, {}, connect_s=5.0, total_s=5.0):
+            pass
+    assert not refused.is_set()
+    listener.close()
+
+
+async def test_many_ask_at_once_and_their_connections_are_kept() -> None:
+    async with serving([CHUNKED, b"5\r\nhello\r\n", b"0\r\n\r\n"]) as (server, pool):
+        for _ in range(2):
+            assert await asyncio.gather(*(ask(server, pool) for _ in range(50))) == [(200, b"hello")] * 50
+        assert server.connections <= 50
+
+
+async def test_a_stream_that_is_cancelled_closes_its_connection() -> None:
+    begun = asyncio.Event()
+
+    def take(events: list[ServerSentEvent]) -> None:
+        begun.set()
+
+    async with serving([CHUNKED + b"9\r\ndata: x\n\n\r\n"], [OK + b"content-length: 1\r\n\r\nx"]) as (server, _):
+        client = HttpClient(server.url)
+        stream = asyncio.create_task(client.stream("POST", server.url, b"{}", take))
+        await begun.wait()
+        stream.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stream
+        assert await client.send("POST", server.url, b"{}") == b"x"
+        assert server.connections == 2
+        await client.close()
+
+
+async def test_connections_that_are_closed_end_what_is_under_way() -> None:
+    async with serving([CHUNKED]) as (server, pool):
+        asked = asyncio.create_task(ask(server, pool))
+        await server.asked.wait()
+        pool.close()
+        with pytest.raises(Disconnected):
+            await asked
+
+
+def test_no_more_is_unpacked_at_once_than_is_asked_for() -> None:
+    inflater = transport._Inflater()  # pyright: ignore[reportPrivateUsage]
+    sizes = [len(piece) for piece in inflater.feed(zlib.compress(bytes(10 << 20), 9))]
+    assert sum(sizes) == 10 << 20 and max(sizes) <= transport.INFLATED_PIECE
+    assert inflater.complete
