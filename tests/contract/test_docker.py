@@ -295,7 +295,7 @@ async def test_a_program_whose_loader_the_image_lacks_is_named(
     tree = tmp_path / "tree"
     tree.mkdir()
     sandbox = await kind.open(SandboxSpec(tree=tree, mounts=(Mount(program, "/opt/program"),)))
-    with pytest.raises(SandboxError, match="it is there but does not start"):
+    with pytest.raises(SandboxError, match="it exists but does not start"):
         await sandbox.run(["/opt/program"], timeout_s=20)
     await sandbox.close()
 
@@ -622,4 +622,4 @@ def test_a_machine_without_an_engine_is_told_what_to_do(tmp_path: Path, monkeypa
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     assert "no container engine answers" in DockerSandboxes().problems()[0]
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
-    assert "must run here" in DockerSandboxes().problems()[0]
+    assert "must run on this machine" in DockerSandboxes().problems()[0]

@@ -604,7 +604,7 @@ async def test_a_unix_socket_is_open_to_all_and_gone_afterwards(store: Store, tm
     await gateway.start_unix(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666
     assert await _get(path) == 200
-    with pytest.raises(ConfigError, match="another process answers there"):
+    with pytest.raises(ConfigError, match="another process listens there"):
         await _gateway(store).start_unix(path)
     assert await _get(path) == 200
     await gateway.stop()

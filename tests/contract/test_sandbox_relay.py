@@ -207,7 +207,7 @@ async def test_hostile_frames_end_the_relay(what: str, tmp_path: Path) -> None:
         reader, loop = asyncio.StreamReader(), asyncio.get_running_loop()
         transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, nowhere)
         reader.feed_data(relay_program.GREETING + HOSTILE[what])
-        with pytest.raises(SandboxError, match="the relay of a sandbox was ended"):
+        with pytest.raises(SandboxError, match="the relay of a sandbox was closed"):
             await asyncio.wait_for(
                 SocketRelay([target]).run(reader, asyncio.StreamWriter(transport, protocol, None, loop)), 20
             )

@@ -205,10 +205,10 @@ def test_opening_an_existing_store_does_not_import_alembic(file_store: Store) ->
 
 
 def test_no_store_where_one_must_be(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="holds no store"):
+    with pytest.raises(StoreError, match="has no store"):
         Store.open(tmp_path, create=False)
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot hold a store"):
+    with pytest.raises(StoreError, match="cannot contain a store"):
         Store.open(tmp_path / "file")
 
 

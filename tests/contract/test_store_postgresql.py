@@ -56,7 +56,7 @@ def test_an_address_is_shown_without_its_password(url: str, shown: str) -> None:
 
 def test_other_addresses_are_directories_or_refused() -> None:
     assert parse_location("runs/one") == parse_location(Path("runs/one")) == Path("runs/one")
-    with pytest.raises(ConfigError, match=r"mysql:// is no kind of store.*postgresql://"):
+    with pytest.raises(ConfigError, match=r"mysql:// is not a supported kind of store.*postgresql://"):
         parse_location("mysql://h/db")
 
 
@@ -116,7 +116,7 @@ def test_the_notes_of_writers_that_ended_are_removed_after_a_day_and_who_lives_m
 
 @services
 def test_a_new_database_has_exactly_the_schema(postgresql_url: StoreUrl) -> None:
-    with pytest.raises(StoreError, match="holds no store"):
+    with pytest.raises(StoreError, match="has no store"):
         Store.open(postgresql_url, create=False)
     with Store.open(postgresql_url) as store, store._database.reading() as connection:
         context = MigrationContext.configure(connection)
@@ -165,7 +165,7 @@ def test_what_cannot_be_opened_says_why_and_never_the_password(
         texts = [str(raised.value), repr(raised.value)]
         assert not any(secret in text for text in texts for secret in (PASSWORD, wrong)), texts
     postgresql_server.execute("CREATE TABLE bookmarks (url text)", database_of(postgresql_url))
-    with pytest.raises(StoreError, match=r"tables of something else .bookmarks.*database of its own"):
+    with pytest.raises(StoreError, match=r"tables of another application .bookmarks.*separate database"):
         Store.open(postgresql_url)
     postgresql_server.execute("UPDATE alembic_version SET version_num = '9999'", database_of(postgresql_store))
     with pytest.raises(StoreError, match=r"newer release.*9999.*update understudy"):

@@ -178,7 +178,7 @@ async def test_tasks_states_and_sessions_come_in_pages_too(runs: Path):
         assert only["total"] == 1
         assert only["sessions"][0]["tests"] == {"passed": 1}
         wrong = await client.get(f"{logs}/states", where="nothing = 1", status=400)
-        assert "cannot choose states" in wrong["error"]["message"]
+        assert "cannot select states" in wrong["error"]["message"]
 
 
 async def test_a_loop_says_why_nothing_trained(runs: Path):

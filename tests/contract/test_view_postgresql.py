@@ -180,7 +180,7 @@ async def test_a_server_that_goes_away_is_said_and_comes_back(
 def test_a_database_that_cannot_be_read_ends_the_start(
     postgresql_url: StoreUrl, postgresql_server: PostgresqlServer
 ):
-    with pytest.raises(StoreError, match="holds no store"):
+    with pytest.raises(StoreError, match="has no store"):
         Catalog([postgresql_url])
     with pytest.raises(StoreError, match="does not exist"):
         Catalog([StoreUrl(postgresql_server.url("absent"))])

@@ -18,11 +18,11 @@ from support import calc_task, understudy
 pytestmark = [pytest.mark.services, pytest.mark.usefixtures("isolation")]
 
 PROGRAMS = {
-    "hangs": ("exec sleep 600", "codex stopped without asking the model once: it printed nothing"),
+    "hangs": ("exec sleep 600", "codex stopped without a single model call: it printed nothing"),
     "silent": ("exit 0", "Codex ended with exit code 0 and left no result: nothing on stderr"),
     "pretends": (
         """echo '{"type":"turn.completed"}'""",
-        "codex ended with exit code 0 without asking the model once",
+        "codex ended with exit code 0 without a single model call",
     ),
     "login": ("echo 'Please log in first' >&2; exit 1", "exit code 1 and left no result: Please log in first"),
 }

@@ -87,7 +87,7 @@ async def test_one_gateway_answers_the_clients_of_a_database(tmp_path: Path, pos
                 assert PASSWORD not in content_of(Path(f"/proc/{pid}/cmdline"))
             with pytest.raises(AssertionError, match="name that database with --store"):
                 await gateway("issue", "me", "--dir", str(tmp_path / "one"))
-            with pytest.raises(AssertionError, match="another gateway answers the clients of this store"):
+            with pytest.raises(AssertionError, match="another gateway already serves this store"):
                 await Served(tmp_path / "two", *arguments).start()
             listed = await asyncio.to_thread(understudy, "status", postgresql_store.secret_url)
             assert "the clients of a gateway" in listed.stdout

@@ -81,7 +81,7 @@ def test_a_model_that_never_answers_is_no_reward(calc_tasks: Path, tmp_path: Pat
     summary = json.loads(done.stdout)
     assert (summary["unsolved"], summary["infrastructure_failures"]) == (0, 1)
     (reason,) = summary["failures"]
-    assert "backend: the model did not answer once" in reason
+    assert "backend: the model answered no request" in reason
     with Store.open(out, create=False) as store:
         calls = [
             call for a in store.runs.attempts(store.runs.rollouts()[0].id) for call in store.calls.of_attempt(a.id)

@@ -108,4 +108,4 @@ def test_regrading_keeps_the_verdicts_before_and_makes_the_lineage_whole(home: P
 def test_regrade_takes_no_predictions(home: Path):
     done = understudy("grade", "gold", "--regrade", home / "run")
     assert done.returncode == 2
-    assert "leave predictions and --tasks out" in done.stderr
+    assert "leave out the predictions and --tasks" in done.stderr

@@ -184,7 +184,7 @@ async def test_a_dry_run_estimates_and_sends_nothing(
         (["s", "-t", "none.toml"], "cannot read none.toml"),
         (["s", "-t", "bad.toml"], "teachers.one.backend"),
         (["s", "-t", "good.toml", "--judge", "nobody"], "unknown teacher 'nobody'"),
-        (["s", "-t", "good.toml", "--where", "nonsense ="], "cannot choose states"),
+        (["s", "-t", "good.toml", "--where", "nonsense ="], "cannot select states"),
         (["s", "-t", "good.toml", "--max-cost", "1"], "price of one"),
         (["s", "-t", "free.toml", "--max-cost", "-1"], "expected a positive number of US dollars"),
         (["s", "-t", "free.toml", "--max-cost", "nan"], "expected a positive number of US dollars"),

@@ -97,7 +97,9 @@ async def converse(connection: AcpConnection, job: dict[str, Any]) -> str:
     opening = {"protocolVersion": VERSION, "clientCapabilities": capabilities, "clientInfo": client}
     agent = await connection.request("initialize", opening)
     if agent.get("protocolVersion") != VERSION:
-        raise AcpError(f"it speaks version {agent.get('protocolVersion')} of the protocol, expected {VERSION}")
+        raise AcpError(
+            f"the agent speaks version {agent.get('protocolVersion')} of the protocol, expected {VERSION}"
+        )
     setting: dict[str, Any] = {"cwd": str(Path.cwd()), "mcpServers": []}
     try:
         session = await connection.request("session/new", setting)
@@ -107,7 +109,7 @@ async def converse(connection: AcpConnection, job: dict[str, Any]) -> str:
         ids = [method["id"] for method in agent.get("authMethods", ())]
         by_key = next((id_ for id_ in ids if "key" in id_), None)
         if by_key is None:
-            raise AcpError(f"it needs a login, by one of: {', '.join(ids)}") from error
+            raise AcpError(f"the agent requires a login, by one of: {', '.join(ids)}") from error
         await connection.request("authenticate", {"methodId": by_key})
         session = await connection.request("session/new", setting)
     prompt = [{"type": "text", "text": job["prompt"]}]

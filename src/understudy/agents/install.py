@@ -32,7 +32,7 @@ def agent_package(agent: str) -> AgentPackage:
     """The package of an agent. Raises ConfigError for an agent that is not fetched from a registry."""
     if agent not in AGENT_PACKAGES:
         raise ConfigError(
-            f"--agent {agent}: nothing is fetched for it; expected one of: {', '.join(AGENT_PACKAGES)}"
+            f"--agent {agent}: this agent cannot be installed; expected one of: {', '.join(AGENT_PACKAGES)}"
         )
     return AGENT_PACKAGES[agent]
 
@@ -58,12 +58,12 @@ def install(agent: str, cache: Path | None = None, *, package: AgentPackage | No
             _fetch(package, directory, cache)
         except (OSError, subprocess.SubprocessError) as error:
             raise ConfigError(
-                f"{package.title} cannot be put into the cache: {error}. Is the network there? Else set "
-                f"UNDERSTUDY_CACHE to a directory that you can write, with 2 GiB free"
+                f"{package.title} cannot be written to the cache: {error}. Check the network connection, "
+                f"or set UNDERSTUDY_CACHE to a writable directory with 2 GiB free"
             ) from error
     if not package.is_installed(cache):
         missing = package.program_path(directory)
-        raise ConfigError(f"{package.title} {package.version} was fetched, but {missing} is not there")
+        raise ConfigError(f"{package.title} {package.version} was downloaded, but {missing} is missing in it")
     return directory
 
 
@@ -109,7 +109,7 @@ def _npm_install(package: AgentPackage, root: Path) -> None:
     npm = find_npm()
     if npm is None:
         raise ConfigError(
-            f"{package.title} is fetched with npm, and there is none here. Install Node.js with npm, or run: "
+            f"{package.title} is downloaded with npm, which is not installed. Install Node.js with npm, or run: "
             "pip install 'understudy[node]'"
         )
     lock = _lock_of_machine(package)
@@ -140,8 +140,8 @@ def _npm_install(package: AgentPackage, root: Path) -> None:
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if not line.startswith("npm warn")]
         raise ConfigError(
-            f"npm could not fetch {package.title} {package.version} (exit code {done.returncode}). Is the network "
-            "there? npm says:\n" + "\n".join(errors[:8])
+            f"npm could not download {package.title} {package.version} (exit code {done.returncode}). Check the "
+            f"network connection. npm printed:\n" + "\n".join(errors[:8])
         )
 
 

@@ -130,8 +130,8 @@ def build_once(target: Path, what: str, build: Callable[[Path], None]) -> Path:
                     make_readable(staging)
                 except (OSError, subprocess.SubprocessError, shutil.Error, TaskError) as error:
                     raise ConfigError(
-                        f"{target}: {what} could not be made ({error}); it needs 500 MiB of room and the package "
-                        f"index; check both, then run the same command again"
+                        f"{target}: {what} could not be created ({error}); it needs 500 MiB of disk space and the "
+                        f"package index; check both, then run the same command again"
                     ) from error
                 staging.rename(target)
     return target
@@ -243,6 +243,6 @@ def _build_node(root: Path, cache: Path) -> None:
 def _copy_loader(loader: str, root: Path) -> None:
     """Put the loader that ldd named beside the libraries. Raises OSError when it named none."""
     if not loader:
-        raise OSError("ldd names no loader: this program is linked statically")
+        raise OSError("ldd reports no loader: the program is linked statically")
     shutil.copyfile(loader, root / "lib" / "loader")
     (root / "lib" / "loader").chmod(0o755)

@@ -127,4 +127,4 @@ async def _run(sandbox: Sandbox, argv: list[str], stdin: bytes) -> None:
     done = await sandbox.run(argv, timeout_s=_TIMEOUT_S, cwd=sandbox.workdir, stdin=stdin)
     if done.exit_code != 0:
         message = done.stderr[-500:].decode(errors="replace")
-        raise GraderError(f"the hidden files could not be laid (exit code {done.exit_code}): {message}")
+        raise GraderError(f"the hidden files could not be written (exit code {done.exit_code}): {message}")

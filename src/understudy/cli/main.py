@@ -59,7 +59,7 @@ def refuse_old_spelling(arguments: Sequence[str]) -> None:
     backend_first = arguments[0] in _BACKENDS
     starts_run = backend_first or arguments[0] == "run" or arguments[0].startswith("--")
     if backend_first or (starts_run and any(_OLD_OPTION.fullmatch(argument) for argument in arguments)):
-        raise ConfigError(f"this is an older spelling; the command is now:\n  {current_spelling(arguments)}")
+        raise ConfigError(f"this command has a new form:\n  {current_spelling(arguments)}")
 
 
 def current_spelling(arguments: Sequence[str]) -> str:

@@ -35,7 +35,7 @@ def chosen_state(trace: Trace, position: int) -> ShownState:
     for number, state in enumerate(expand(trace)):
         if number == position:
             return ShownState(state=state, trace=trace, number=number + 1)
-    raise IndexError(f"the trace has {len(trace.turns)} turns, and none at the index {position}")
+    raise IndexError(f"the trace has {len(trace.turns)} turns, but no turn with the index {position}")
 
 
 def signal_text(signals: Mapping[str, Any]) -> str:

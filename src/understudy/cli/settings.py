@@ -45,17 +45,19 @@ def gateway_config(settings: BackendSettings, *, backend: str | None) -> Gateway
         if own or not file:
             if settings.backend or urls or high or low:
                 raise ConfigError(
-                    f"{settings.config} says which models answer: "
-                    "give either --config, or a backend with its options"
+                    f"{settings.config} already configures the "
+                    f"models; give either --config, or a backend with its options"
                 )
             return parse_config(own, settings.config)
     if backend is None:
-        raise ConfigError(f"say who answers: a backend ({', '.join(BACKENDS)}), or --config FILE")
+        raise ConfigError(f"missing backend; expected one of {', '.join(BACKENDS)}, or --config FILE")
     if backend not in BACKENDS:
         raise ConfigError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
     if backend == "embedded" and not urls:
         if high or low:
-            raise ConfigError("the embedded backend takes no model names: its one model is known")
+            raise ConfigError(
+                "the embedded backend takes no model names, since it has only one model; leave them out"
+            )
         return config_from_flags(backend, [], None, None)
     if backend == "vllm" and not urls:
         urls = (VLLM_URL,)
@@ -114,12 +116,14 @@ def embedded_server(config: GatewayConfig, settings: ModelSettings) -> tuple[str
     starts = high.backend == "embedded" and not high.urls
     if weights is None:
         if version is not None:
-            raise ConfigError("--weights-version names the weights that are given by --weights")
+            raise ConfigError("--weights-version needs --weights")
         return (policy or "oracle" if starts else None), None, None
     if not starts:
-        raise ConfigError("--weights is for the embedded backend that the run starts itself, without --base-url")
+        raise ConfigError(
+            "--weights only applies to the embedded backend without --base-url, which the run starts itself"
+        )
     if policy is not None:
-        raise ConfigError("give either --policy or --weights: the embedded model is the one or the other")
+        raise ConfigError("--policy and --weights exclude each other; give one of them")
     return None, str(weights.absolute()), version or fingerprint(weights)
 
 
@@ -147,7 +151,7 @@ def _routed(config: GatewayConfig, high: str, low: str) -> GatewayConfig:
             continue
         if {**config.names, **names}.get(name, role) != role:
             raise ConfigError(
-                f"the name {name!r} cannot stand for both models; give others with --frontend-model-high and "
+                f"the name {name!r} is used for both models; give different names with --frontend-model-high and "
                 "--frontend-model-low, or correct [names] in the configuration"
             )
         names[name] = role

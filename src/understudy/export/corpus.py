@@ -217,13 +217,13 @@ class Corpus:
         self.counts = CorpusCounts()
         if "sessions" in self.selection.origins and redactor is None and not unredacted:
             raise ConfigError(
-                "sessions hold secrets, names and paths: exporting them needs a redactor; give one, or leave the "
-                "sessions out (--from rollouts), or say that they may be exported as they are (--unredacted)"
+                "sessions contain secrets, names and paths, so exporting them needs a redactor; give one, leave "
+                "out the sessions (--from rollouts), or export them unredacted (--unredacted)"
             )
         if self.selection.clients and not unredacted:
             raise ConfigError(
-                "the calls of a gateway's clients hold what people sent, secrets too, and exact tokens cannot be "
-                "redacted; say --unredacted to export them as they are"
+                "calls of a gateway's clients may contain secrets, and exact tokens cannot be redacted; give "
+                "--unredacted to export them unchanged"
             )
         if not 0 <= self.selection.test_share < 1:
             raise ConfigError(
@@ -245,7 +245,7 @@ class Corpus:
         }
         for flag, value in flags.items():
             if value is not None:
-                raise ConfigError(f"--{flag}: is for conversations to learn, not for {rows}: leave it out")
+                raise ConfigError(f"--{flag}: applies to conversations, not to {rows}: leave it out")
 
     def split(self, group: str) -> Split:
         """The split that a group of the corpus belongs to."""
@@ -533,8 +533,8 @@ class Corpus:
             raise ConfigError(f"the store has no run {run!r}; it has: {', '.join(run_ids) or 'none'}")
         if not run_ids and self.selection.origins == ("rollouts",):
             raise ConfigError(
-                "nothing to export: the store has no runs, and no sessions were asked for; the calls of a gateway "
-                "that ran alone belong to no task: export them by their key with --key"
+                "nothing to export: the store has no runs, and sessions were not requested; to export calls of a "
+                "gateway without a run, name their key with --key"
             )
         decisions = {graded.rollout.id: graded for graded in self.store.outcomes.decisions(run)}
         excluded = self.store.votes.excluded_rollouts()

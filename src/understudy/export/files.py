@@ -280,7 +280,7 @@ class ExportWriter:
         if not written:
             why = ", ".join(f"{count} {reason}" for reason, count in counts.left_out.most_common())
             raise ConfigError(
-                f"there is nothing to export as {self._name}; left out: {why or 'nothing, the store has none'}"
+                f"nothing to export as {self._name}; left out: {why or 'the store has no such data'}"
             )
         all_notes = [
             *notes,
@@ -366,8 +366,8 @@ class ExportDescription:
         for name in exported.files if staged else (CARD_NAME,):
             if name not in self._earlier and (self._output / name).exists():
                 raise ConfigError(
-                    f"{self._output / name} is there already, and no export made it; move it away, or choose "
-                    "another --output"
+                    f"{self._output / name} already exists and was not written by an export; move it away, "
+                    f"or choose another --output"
                 )
         selection = self._corpus.selection
         if selection.where and self._corpus.redactor:  # It may name a project.

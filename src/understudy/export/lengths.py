@@ -111,7 +111,8 @@ class LengthRule:
             )
         if max_chars is not None and template is not None:
             raise ConfigError(
-                "--max-chars: with --tokenizer lengths are in tokens; give --max-tokens, or no tokenizer"
+                "--max-chars: with --tokenizer, lengths are in tokens; give --max-tokens instead, or leave out "
+                "--tokenizer"
             )
         self._template = template
         self.limit = max_chars if template is None else max_tokens

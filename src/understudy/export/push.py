@@ -32,13 +32,13 @@ def plan_push(directory: Path, repo: str, *, private: bool = True, unredacted: b
     """
     manifest = read_manifest(directory)
     if manifest is None:
-        raise ConfigError(f"{directory}: holds no export (missing {MANIFEST}); make one with: understudy export")
+        raise ConfigError(f"{directory}: is not an export (missing {MANIFEST}); make one with: understudy export")
     if not _REPO.fullmatch(repo):
         raise ConfigError(f"invalid repository name {repo!r}: expected NAME/DATASET")
     # An export that does not say so was not made by this release; what is not known to be redacted is not.
     if manifest.get("unredacted", True) and not unredacted:
         raise ConfigError(
-            f"{directory}: holds sessions that were not redacted, with any secrets, names and paths; export them "
+            f"{directory}: contains unredacted sessions, which may hold secrets, names and paths; export them "
             "again without --unredacted, or confirm with --unredacted that they may be published"
         )
     files: dict[str, int] = {}
@@ -97,6 +97,6 @@ def push(directory: Path, planned: PushSummary, report: Callable[[str], None] = 
     except network as error:
         raise ConfigError(
             f"the hub cannot be reached: {type(error).__name__}: {error}; check the network and HF_ENDPOINT, then "
-            "retry: files that the hub has already are not sent again"
+            "retry: files that the hub already has are not sent again"
         ) from error
     return PushSummary(repo=repo, private=planned.private, files=planned.files, url=str(url))

@@ -93,8 +93,8 @@ def run_official(
     directory = output / LOGS / name_part(run_id)
     if any(directory.glob(f"*/*/{VERDICT}")):
         raise ConfigError(
-            f"run {run_id!r} in {output} has reports of Understudy's own grader, which the harness would take for "
-            "its own; give another --run-id"
+            f"run {run_id!r} in {output} has reports of Understudy's own grader, which the harness would mistake "
+            f"for its own; give another --run-id"
         )
     skipped: dict[str, str] = {}
     try:
@@ -111,12 +111,12 @@ def run_official(
     command += ["--dataset_name", str(directory / DATASET), "--predictions_path", str(directory / PREDICTIONS)]
     command += ["--max_workers", str(jobs), "--timeout", str(round(timeout_s))]
     if _run(command, output, env) and (code := _run(command, output, env)):
-        raise GraderError(f"SWE-bench's harness twice ended with exit code {code}; what it said is above")
+        raise GraderError(f"SWE-bench's harness twice ended with exit code {code}; its output is above")
     path = output / f"{name_part(first.model)}.{name_part(run_id)}.json"
     try:
         summary = cast("dict[str, Any]", json.loads(path.read_bytes()))
     except (OSError, ValueError) as error:
-        raise GraderError(f"the harness left no summary at {path}: {error}; see what it said above") from error
+        raise GraderError(f"the harness left no summary at {path}: {error}; see its output above") from error
     return HarnessResult(path, summary, skipped)
 
 
@@ -210,9 +210,11 @@ def as_harness_row(task: Task) -> dict[str, Any]:
     checks = task.checks
     where = f"task {task.instance_id}"
     if not isinstance(checks, SuiteChecks):
-        raise TaskError(f"{where}: is not graded by a suite, so SWE-bench's harness cannot grade it")
+        raise TaskError(f"{where}: has no checks of kind suite, so SWE-bench's harness cannot grade it")
     if task.setup_patch.strip():
-        raise TaskError(f"{where}: its bug is not in its image, so SWE-bench's harness cannot grade it")
+        raise TaskError(
+            f"{where}: its bug is added by a patch and not in its image, so SWE-bench's harness cannot grade it"
+        )
     if task.workdir != WORKDIR:
         raise TaskError(f"{where}: its tree is at {task.workdir}; SWE-bench's harness expects {WORKDIR}")
     row = cast("dict[str, Any]", task.meta.get("row", {}))

@@ -134,7 +134,7 @@ class Predictions:
         if self._wanted is not None and row.instance_id not in self._wanted:
             return None
         if other := self.rows.get(row.instance_id):
-            raise ConfigError(f"{where}: {row.instance_id!r} is predicted already, at {other.where}; remove one")
+            raise ConfigError(f"{where}: {row.instance_id!r} has another prediction at {other.where}; remove one")
         empty, size = first in (b'""', b"nu"), len(memoryview(content))
         self.rows[row.instance_id] = Prediction(row.instance_id, model, where, empty, start, size)
         return row
@@ -194,8 +194,8 @@ class _JsonPredictions(Predictions):
         super().__init__(wanted)
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ConfigError(
-                f"{path}: larger than {MAX_JSON_BYTES} bytes; convert it to one prediction a line in a "
-                f".jsonl file, which is read in parts (jq -c '.[]' {path.name} makes one)"
+                f"{path}: larger than {MAX_JSON_BYTES} bytes; convert it to a .jsonl file with one "
+                f"prediction per line, which is read in parts (jq -c '.[]' {path.name} makes one)"
             )
         self._patches: dict[str, msgspec.Raw] = {}
         for number, content in enumerate(_items(path), start=1):
@@ -211,8 +211,8 @@ def _items(path: Path) -> Sequence[msgspec.Raw]:
         document = _document(path.read_bytes())
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
-            f"{path}: expected a JSON list of predictions or an object of them: {error}; predictions one a line "
-            "belong in a .jsonl file"
+            f"{path}: expected a JSON list of predictions or an object of them: {error}; for one prediction per "
+            f"line use a .jsonl file"
         ) from error
     return list(document.values()) if isinstance(document, dict) else document
 

@@ -294,7 +294,10 @@ async def validate(
     if gated.refused:
         raise TaskError(f"task {task.instance_id}: gold_patch refused: {gated.refused}")
     if not gated.patch:
-        raise TaskError(f"task {task.instance_id}: gold_patch changes nothing that counts; it must score 1")
+        raise TaskError(
+            f"task {task.instance_id}: gold_patch is empty after the gate dropped forbidden changes; it must "
+            "score 1"
+        )
     nothing = GatedPatch(b"")
     gold_grading = asyncio.create_task(_grade_gold(prepared, gated, sandboxes, environment))
     empty_grading = asyncio.create_task(_evaluate(prepared, nothing, sandboxes, environment))
@@ -337,7 +340,7 @@ async def validate(
             seen = await _run_version(graded, gated, version, sandboxes, environment)
             if seen is None:
                 raise GraderError(
-                    f"task {task.instance_id}: its gold patch applied once, and does not apply again"
+                    f"task {task.instance_id}: its gold patch applied the first time but not the second time"
                 )
             return seen
 

@@ -380,7 +380,7 @@ def _in_processes(
             child.terminate()
         if isinstance(error, BrokenProcessPool):
             raise ConfigError(
-                "a process that read logs was killed, perhaps because memory ran out; retry with --jobs 1"
+                "a process that read logs was killed, perhaps for lack of memory; retry with --jobs 1"
             ) from error
         raise
     finally:

@@ -232,7 +232,7 @@ def _open_plain(path: str) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is not a regular file any more")
+        raise OSError(f"{path} is no longer a regular file")
     return open(descriptor, "rb", buffering=_BUFFER)  # noqa: PTH123
 
 

@@ -39,7 +39,7 @@ def search_words(query: str) -> list[str]:
     """The words and the quoted phrases of a query, folded. Raises ConfigError when there are none."""
     found_words = [(quoted or word).casefold() for quoted, word in _WORD.findall(query)]
     if not found_words:
-        raise ConfigError('--text: it is empty; give words that a turn must have, a phrase in "double quotes"')
+        raise ConfigError('--text: expected words that a turn must contain, with a phrase in "double quotes"')
     return found_words
 
 

@@ -59,7 +59,7 @@ def require_files(directory: Path, *names: str) -> None:
 def missing_template(directory: Path) -> ConfigError:
     """The error that a model's directory has no chat template."""
     path = directory / "chat_template.jinja"
-    return ConfigError(f"{directory} has no chat template; put the one that the model was made for into {path}")
+    return ConfigError(f"{directory} has no chat template; copy the model's template to {path}")
 
 
 def fingerprint(directory: Path) -> str:

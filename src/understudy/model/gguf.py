@@ -24,7 +24,7 @@ def open_gguf(file: Path) -> Any:
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}; check its path and permissions") from error
     if magic != _MAGIC:
-        raise ConfigError(f"{file} is no GGUF file: it begins with {magic!r}, expected {_MAGIC!r}")
+        raise ConfigError(f"{file} is not a GGUF file: it starts with {magic!r}, expected {_MAGIC!r}")
     library: Any = import_module("gguf")
     try:
         reader: Any = library.GGUFReader(file)
@@ -75,7 +75,7 @@ def write_safetensors(file: Path, directory: Path, *, template: Path | None = No
     except Exception as error:  # the libraries raise whatever they met
         raise ConfigError(
             f"{file}: cannot be dequantized: {error}; give a GGUF file of an architecture that transformers "
-            "reads, or the model's safetensors"
+            f"supports, or the model's safetensors"
         ) from error
     if template is not None:
         shutil.copyfile(template, directory / "chat_template.jinja")

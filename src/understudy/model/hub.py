@@ -56,8 +56,8 @@ def fetch_from_hub(
             raise ConfigError(f"{name} has no file {gguf!r}; its GGUF files: {available}")
         if gguf is None and not any(each.endswith(".safetensors") for each in chosen):
             raise ConfigError(
-                f"{name} has no safetensors at its top; expected a repository with *.safetensors, or name one of "
-                "its GGUF files by --gguf FILE"
+                f"{name} has no *.safetensors at its root; give a repository that has, or one of its GGUF files "
+                f"with --gguf FILE"
             )
         with new_model(name, cache) as fresh:
             for file in chosen:

@@ -73,8 +73,8 @@ def read_shape(directory: Path) -> ModelShape:
         kv_heads = int(config.get("num_key_value_heads") or heads)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{directory / 'config.json'}: the shape of the model cannot be read ({error!r}); expected a causal "
-            "language model's"
+            f"{directory / 'config.json'}: the shape of the model cannot be read ({error!r}); expected that of "
+            f"a causal language model"
         ) from error
     parameters = weight_bytes = 0
     for path in sorted(directory.glob("*.safetensors")):
@@ -82,7 +82,10 @@ def read_shape(directory: Path) -> ModelShape:
             parameters += count
             weight_bytes += count * size
     if not parameters:
-        raise ConfigError(f"{directory} has no *.safetensors to count the weights of")
+        raise ConfigError(
+            f"{directory} has no *.safetensors, from which the size of the weights is computed; give a model's "
+            "directory"
+        )
     return ModelShape(
         parameters=parameters,
         weight_bytes=weight_bytes,

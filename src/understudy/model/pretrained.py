@@ -144,7 +144,7 @@ def new_model(name: str, cache: Path) -> Generator[Path]:
                 make_readable(fresh)
         except OSError as error:
             raise ConfigError(
-                f"{target}: the model cannot be written: {error}; make room, or set UNDERSTUDY_CACHE"
+                f"{target}: the model cannot be written: {error}; free some disk space, or set UNDERSTUDY_CACHE"
             ) from error
 
 

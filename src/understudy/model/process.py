@@ -38,8 +38,8 @@ class ServerProcess(ChildProcess):
         """Wait until the server ends, which it does not by itself. Raises BackendError with its last words."""
         await self._wait()
         raise BackendError(
-            f"the embedded model's server ended {self._exit_description()}; its last words: {self._log_tail()}. "
-            "Give the same command again"
+            f"the embedded model's server ended {self._exit_description()}; its last output: {self._log_tail()}. "
+            "Run the same command again"
         )
 
     async def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
@@ -56,7 +56,9 @@ class ServerProcess(ChildProcess):
                 f"the embedded model's server did not listen within {timeout_s:.0f} s: {self._log_tail()}"
             ) from None
         except msgspec.DecodeError as error:
-            raise BackendError(f"the embedded model's server announced itself wrongly: {error}") from error
+            raise BackendError(
+                f"the embedded model's server printed an invalid startup message: {error}"
+            ) from error
         raise BackendError(
             f"the embedded model's server did not start, it ended {self._exit_description()}: {self._log_tail()}"
         )
@@ -82,7 +84,7 @@ async def start_server(
     content). Raises BackendError when it does not start; `ServerProcess.watch` tells when it ends.
     """
     if (policy is None) == (weights is None):
-        raise ConfigError("the embedded server serves either a policy or the weights in a directory: give one")
+        raise ConfigError("the embedded server serves either a policy or weights; give one of them")
     arguments = ["--exit-with-parent", f"--host={host}", f"--port={port}", f"--model-name={model_name}"]
     arguments += [f"--policy={policy}"] if policy is not None else [f"--weights={weights}"]
     arguments += [f"--model-version={version}"] if version is not None else []

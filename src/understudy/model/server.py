@@ -104,7 +104,7 @@ async def read_request_body(receive: Receive) -> bytes:
     while True:
         event = await receive()
         if event["type"] == "http.disconnect":
-            raise InvalidRequestError("the client left before its request was complete")
+            raise InvalidRequestError("the client disconnected before its request was complete")
         parts.append(event.get("body", b""))
         size += len(parts[-1])
         if size > _BODY_LIMIT:
@@ -327,7 +327,10 @@ def _key_for(host: str) -> str | None:
     """The key to demand. Raises ConfigError when one is needed and the environment has none."""
     key = os.environ.get(KEY_VARIABLE)
     if not key and not _is_loopback(host):
-        raise ConfigError(f"--host {host} is open to others; set {KEY_VARIABLE} to the key that they must send")
+        raise ConfigError(
+            f"--host {host} can be reached from other machines; set {KEY_VARIABLE} to the API key that clients "
+            "must send"
+        )
     return key or None
 
 
@@ -385,7 +388,7 @@ def _weights(options: argparse.Namespace) -> tuple[ServedModel, int]:
     import torch
 
     if options.device != "cpu" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {options.device}: there is no GPU here that torch can use; leave it out")
+        raise ConfigError(f"--device {options.device}: torch finds no GPU on this machine; leave out --device")
     from understudy.model.causal.engine import EngineLimits
     from understudy.model.causal.serving import CausalModel
 
@@ -395,7 +398,7 @@ def _weights(options: argparse.Namespace) -> tuple[ServedModel, int]:
     )
     if options.max_model_len is not None and options.max_model_len > model.context:
         raise ConfigError(
-            f"--max-model-len is {options.max_model_len}, but the model in {options.weights} was made for "
+            f"--max-model-len is {options.max_model_len}, but the model in {options.weights} supports "
             f"{model.context} tokens (max_position_embeddings in config.json)"
         )
     return model, model.context

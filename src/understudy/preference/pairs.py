@@ -72,7 +72,7 @@ def replay_pairs(
     Raises ConfigError where `where` is no expression, StoreError where something cannot be read.
     """
     if minimum < 1:
-        raise ConfigError(f"--minimum: {minimum} teachers cannot agree; give at least 1")
+        raise ConfigError(f"--minimum: {minimum} votes cannot be an agreement; give at least 1")
     tally = tally if tally is not None else PairCounts()
     checked = checked or Checks()
     checked.doubted = store.votes.doubted_pairs()

@@ -39,7 +39,10 @@ def load_key(path: Path | None = None) -> bytes:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            raise ConfigError(f"{path}: expected a file with the redaction key; move away what is there")
+            raise ConfigError(
+                f"{path}: expected a file with the redaction key; move away the directory or special file at "
+                "this path"
+            )
         if mode & 0o077:
             raise ConfigError(
                 f"{path}: the redaction key can be read by others (mode {stat.S_IMODE(mode):o}); "

@@ -166,12 +166,12 @@ class Replay:
             if teacher.price is None:
                 raise ConfigError(
                     f"--max-cost needs the price of {teacher.name} ({teacher.config.model}): give price = "
-                    "{ input = …, output = … } in US dollars per million tokens, zeros where it costs nothing"
+                    "{ input = …, output = … } in US dollars per million tokens, with zeros for a free model"
                 )
         if (before := _last_options(store, options.name).get("redacted", options.redacted)) != options.redacted:
             raise ConfigError(
                 f"the replay {options.name!r} was {'redacted' if before else '--unredacted'} before; its judge "
-                "sees what teachers answered then: continue it in the same way, or start another with --name"
+                f"sees the answers from then; continue it the same way, or start another replay with --name"
             )
         self.progress = AskProgress()
         self._store = store

@@ -63,7 +63,7 @@ def read_steps(file: Path) -> tuple[tuple[TrainingStep, ...], tuple[str, ...]]:
         return (), ()
     except OSError as error:
         raise ConfigError(
-            f"{file} cannot be read: {error.strerror}; make it readable, or give another directory"
+            f"{file} cannot be read: {error.strerror}; check its permissions, or give another directory"
         ) from error
     steps: dict[int, TrainingStep] = {}
     idle: set[int] = set()
@@ -276,7 +276,8 @@ def read_figures(directories: Sequence[StoreLocation], labels: Sequence[str] = (
         for directory in directories:
             if is_loop(directory):
                 raise ConfigError(
-                    f"{directory} is a loop, which is reported alone; give its evaluations' directories"
+                    f"{directory} is a loop, and a loop cannot be compared with other runs; give the directories "
+                    "of its evaluations"
                 )
         return _of_runs(directories, labels or _names(directories))
     if isinstance(first, StoreUrl) or (not is_loop(first) and (first / "store.db").is_file()):
@@ -288,8 +289,8 @@ def read_figures(directories: Sequence[StoreLocation], labels: Sequence[str] = (
     if (metrics := metrics_file(first)) is not None:
         return _of_trainer(first, metrics)
     raise ConfigError(
-        f"{first} holds neither a run (store.db) nor a loop (state.json) nor metrics (metrics.jsonl); give a "
-        "directory that `understudy run` or `understudy train` wrote"
+        f"{first} has no run (store.db), no loop (state.json) and no metrics (metrics.jsonl); give a "
+        f"directory that `understudy run` or `understudy train` wrote"
     )
 
 

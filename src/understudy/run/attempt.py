@@ -259,10 +259,10 @@ def _error_of_agent(
         words = next((tail for log in result.logs.values() if (tail := log.decode(errors="replace").strip())), "")
         how = "stopped" if result.outcome == "timeout" else f"ended with exit code {result.exit_code}"
         return AgentError(
-            f"{agent.name} {how} without asking the model once: {words[-500:] or 'it printed nothing'}"
+            f"{agent.name} {how} without a single model call: {words[-500:] or 'it printed nothing'}"
         )
     if result.outcome == "timeout" and session is not None and session.unanswered:
-        return BackendError(f"the model did not answer once in the time the agent had ({result.message})")
+        return BackendError(f"the model answered no request within the agent's time limit ({result.message})")
     if result.outcome != "crashed":
         return None
     last = calls[-1] if calls else None

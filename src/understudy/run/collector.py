@@ -306,7 +306,7 @@ def _gateway_config(server: TrainedModelServer, settings: RolloutSettings) -> Ga
     try:
         kind = msgspec.convert(server.backend, BackendKind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"backend: {error}; what is trained is served by embedded, vllm or sglang") from error
+        raise ConfigError(f"backend: {error}; expected embedded, vllm or sglang for training") from error
     model = ModelConfig(
         backend=kind,
         model=server.model,

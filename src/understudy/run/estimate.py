@@ -48,8 +48,8 @@ def measure(directories: Iterable[Path]) -> MeasuredRollouts:
                 ended += [each for each in store.outcomes.of_run(run.id) if each.reward is not None]
     if not ended:
         raise ConfigError(
-            f"{', '.join(map(str, paths)) or 'the directory'}: has no rollout with a verdict to measure by; make "
-            "a small run first, with the same model, agent and kind of tasks: --limit 4"
+            f"{', '.join(map(str, paths)) or 'the directory'}: has no graded rollout to estimate from; make a "
+            f"small run first, with the same model, agent and kind of tasks: --limit 4"
         )
     return MeasuredRollouts(
         count=len(ended),

@@ -151,7 +151,8 @@ class RolloutFiles:
         label = reports.name_part(f"{rollout.task_id}.{rollout.sample_index}" if several else rollout.task_id)
         if label == reports.LOGS.name:
             raise TaskError(
-                f"invalid instance_id {label!r}: logs/{label} holds the reports; give the task another one"
+                f"invalid instance_id {label!r}: logs/{label} is reserved for the reports; give the task another "
+                "id"
             )
         return label
 

@@ -211,7 +211,8 @@ async def execute_run(
         check_prices(config.gateway)
         if engine != "local":
             raise ConfigError(
-                "--max-cost: workers do not know what each other spends; leave it out, or run in this process"
+                "--max-cost: unsupported with workers, which do not share a cost limit; leave it out, or run "
+                "without workers"
             )
     started = time.monotonic()
     cache = cache_dir()
@@ -432,8 +433,8 @@ async def _watch_ceiling(ceiling: CostCeiling) -> None:
     await ceiling.reached.wait()
     raise ConfigError(
         f"--max-cost: {ceiling.spent_usd:.4f} of {ceiling.limit_usd:g} US dollars are spent, and the next call "
-        "could cost more than is left; to go on, run the same command again with a higher --max-cost: finished "
-        "rollouts are not repeated"
+        "could exceed the limit; to continue, run the same command again with a higher --max-cost (finished "
+        "rollouts are not repeated)"
     )
 
 

@@ -337,5 +337,5 @@ async def _validate(context: RunContext, run_id: str, task_id: str) -> None:
         # It was valid where the run was enqueued: another machine, or a later moment, may do better.
         raise SandboxError(
             f"{task_id} cannot be validated on {socket.gethostname()}: {intake.refused[task_id]}; "
-            "`understudy tasks check` there says more"
+            "`understudy tasks check` on that machine shows details"
         )

@@ -265,7 +265,9 @@ class Sandboxes(Protocol):
 
 
 def _no_images(what: str) -> ConfigError:
-    return ConfigError(f"{what}: unsupported in a sandbox of this machine's own programs; use --sandbox docker")
+    return ConfigError(
+        f"{what}: unsupported by sandboxes that use this machine's own programs; use --sandbox docker"
+    )
 
 
 class OpenSandbox(Struct, frozen=True, kw_only=True):
@@ -340,7 +342,7 @@ def open_kind(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
     named = ({"target": target} if target else {}) | dict(parse_qsl(query, keep_blank_values=True))
     adapter = plugins.load("sandboxes", kind_name)
     if named and (unknown := set(named) - set(inspect.signature(adapter).parameters)):
-        raise ConfigError(f"--sandbox {name}: {kind_name} sandboxes take no {', '.join(sorted(unknown))}")
+        raise ConfigError(f"--sandbox {name}: {kind_name} sandboxes have no options {', '.join(sorted(unknown))}")
     return adapter(**named, **(options or {}))
 
 
@@ -389,7 +391,7 @@ def check_spec(
     if not _normal(spec.workdir) or any(below(area, spec.workdir) for area in taken):
         raise SandboxError(
             f'cannot use {spec.workdir!r} as workdir: expected an absolute path, without ".." and "/" at its end, '
-            f"that is neither one of these nor above one: {', '.join(taken)}"
+            f"that is neither equal to nor a parent of: {', '.join(taken)}"
         )
     for mount in spec.mounts:
         _check_mount(mount, spec, writable)

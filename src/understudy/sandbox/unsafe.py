@@ -71,7 +71,7 @@ class UnsafeSandbox(Sandbox):
         host_path = Path(self._host(str(PurePosixPath(self.workdir, path))))
         if not host_path.resolve().is_relative_to(self._root.resolve()):
             raise SandboxError(
-                f"{path}: unsafe-local writes only below its own {self._root}; expected a path below it"
+                f"{path}: unsafe-local only writes below its own directory {self._root}; expected a path below it"
             )
         return host_path
 

@@ -134,8 +134,8 @@ class CallRepository(Repository):
             return
         if session.fetch_one(_STATUS, (call.attempt_id,)) == ("unresponsive",):
             raise LeaseLost(
-                f"attempt {call.attempt_id} was taken from its worker, which did not answer in time: "
-                f"its call {call.id} is not stored"
+                f"attempt {call.attempt_id} lost its lease, because its worker did not renew it in "
+                f"time; call {call.id} was not stored"
             )
         parts = split_body(call.request)
         branch = (call.attempt_id, call.session_id, call.agent_id)

@@ -257,7 +257,7 @@ class ContentWriter:
             elif row := self._session.fetch_one(_FIND_BLOB, (content.digest,)):
                 known = int(row[0])
             else:
-                raise StoreError("a content was to be in the store already and is not: its write failed before")
+                raise StoreError("content that should be in the store is missing, because an earlier write failed")
             _remember(self._blobs, content.digest, known)
         return known
 
@@ -317,7 +317,9 @@ class ContentWriter:
             return inserted
         existing = self._session.fetch_one(find_it, key)
         if existing is None:
-            raise StoreError("a content that was to be in the store already is not there; the store is damaged")
+            raise StoreError(
+                "content that should be in the store is missing; the store is damaged: restore it from a copy"
+            )
         return existing[0]
 
     def _packed(self, data: Buffer) -> tuple[int, bytes]:

@@ -44,8 +44,8 @@ def copy_store(source: Store, target: Store, report: Callable[[str], None] = lam
         ours, theirs = _summary(source, table), _summary(target, table)
         if ours != theirs:
             raise StoreError(
-                f"{target.location}: {table.name} has {theirs[0]} rows, {source.location} has {ours[0]}, and they "
-                "are not the same; run the same command again when nothing writes the source"
+                f"{target.location}: {table.name} has {theirs[0]} rows, {source.location} has {ours[0]} "
+                "rows, or their content differs; run the same command again while nothing writes to the source"
             )
         copies.append(TableCopy(str(table.name), ours[0], written[table.name]))
     _check_contents(target, report)
@@ -64,7 +64,7 @@ def _refuse_another(source: Store, target: Store) -> None:
         with source._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
             if connection.execute(first).one_or_none() != row:
                 raise StoreError(
-                    f"{target.location} holds other things than {source.location}; give an empty target, or the "
+                    f"{target.location} has other content than {source.location}; give an empty target, or the "
                     "unfinished copy of this store"
                 )
 
@@ -143,7 +143,7 @@ def _summary(store: Store, table: Table) -> tuple[int, int]:
 
 
 def _check_contents(store: Store, report: Callable[[str], None]) -> None:
-    """Read every content, and raise StoreError where one is not what its hash says."""
+    """Read every content, and raise StoreError where one does not match its hash."""
     blobs = metadata.tables["blobs"]
     report("reading every content")
     after = 0
@@ -156,5 +156,8 @@ def _check_contents(store: Store, report: Callable[[str], None]) -> None:
             return
         for key, digest in hashes.items():
             if sha256(contents[key]).digest()[:HASH] != digest:
-                raise StoreError(f"{store.location}: the store is damaged: blob {key} is not what its hash says")
+                raise StoreError(
+                    f"{store.location}: the store is damaged: blob {key} does not match its hash; restore it "
+                    "from a copy"
+                )
         after = max(hashes)

@@ -101,7 +101,7 @@ class KeyRepository(Repository):
         if (existing := context.connection.execute(query).one_or_none()) is not None:
             expired = existing.expires_at is not None and existing.expires_at <= now
             if existing.revoked_at is None and not expired:
-                raise StoreError(f"attempt {attempt_id} has a key already; revoke it before issuing another")
+                raise StoreError(f"attempt {attempt_id} already has a key; revoke it before issuing another")
             context.connection.execute(delete(keys).where(keys.c.attempt_id == attempt_id))
         values = {
             "digest": digest,

@@ -135,8 +135,8 @@ class LeaseRepository(Repository):
         others = [each for each in context.connection.execute(_alone(GATEWAY)).scalars() if each != lease.worker]
         if others:
             raise LeaseLost(
-                f"another gateway answers the clients of this store: {', '.join(sorted(others))}; stop that one, "
-                "or if it has died, start this one again when its lease has ended, within a minute"
+                f"another gateway already serves this store: {', '.join(sorted(others))}; stop it; or, "
+                f"if it was killed, retry in a minute, when its lease has expired"
             )
         # Of one whose lease has ended only: the row of one that began at the same moment must refuse this one.
         earlier = (workers.c.run_id == GATEWAY) & (workers.c.lease_until < store_clock())

@@ -300,8 +300,8 @@ class OutcomeRepository(Repository):
             raise ConfigError(f"the store has no run {run_id!r}; it has: {', '.join(run_ids) or 'none'}")
         if not run_ids and has_clients:
             raise ConfigError(
-                "this is the store of a gateway that ran alone: its calls belong to no task and have no reward, "
-                "so there are no rollouts to export; name a key with --key, or read them with: understudy show"
+                "this is the store of a gateway without runs, so it has calls but no rollouts to export; name a "
+                "key with --key, or read the calls with: understudy show"
             )
         selected: dict[str, list[GradedRollout]] = {}
         suspicious: Counter[str] = Counter()

@@ -254,8 +254,8 @@ class PostgresqlDriver(DatabaseDriver):
         raw = cast("psycopg.Connection[Any]", connection.connection.dbapi_connection)
         if (version := raw.info.server_version) < OLDEST:
             raise StoreError(
-                f"{self.name}: this is PostgreSQL {version // 10_000}, expected {OLDEST // 10_000} or newer; "
-                "upgrade it, or give another server"
+                f"{self.name}: expected PostgreSQL {OLDEST // 10_000} or newer, got {version // 10_000}; "
+                "upgrade it, or use another server"
             )
         if (encoding := raw.info.parameter_status("server_encoding")) != "UTF8":
             raise StoreError(
@@ -269,12 +269,12 @@ class PostgresqlDriver(DatabaseDriver):
             return
         if version is None and not create:
             raise StoreError(
-                f"{self.name} holds no store; give a database that `understudy run --store` or "
+                f"{self.name} has no store; give a database that `understudy run --store` or "
                 "`understudy store copy` wrote"
             )
         if read_only:
             raise StoreError(
-                f"{self.name} is at schema {version or 'none'}, this release at {HEAD}; bring it up with: "
+                f"{self.name} is at schema {version or 'none'}, this release at {HEAD}; migrate it with: "
                 f"understudy show --dir '{self.name}'"
             )
         with _exclusive(connection):
@@ -298,7 +298,7 @@ class PostgresqlDriver(DatabaseDriver):
         if "alembic_version" not in names or not names >= {"blobs", "nodes", "calls"}:
             some = ", ".join(sorted(names)[:3])
             raise StoreError(
-                f"{self.name} has tables of something else ({some}); give the store a database of its own"
+                f"{self.name} has tables of another application ({some}); use a separate database for the store"
             )
         return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
 

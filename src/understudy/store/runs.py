@@ -86,8 +86,8 @@ class RunRepository(Repository):
         elif existing != column:
             changed = _differing(msgspec.json.decode(existing), msgspec.json.decode(column))
             raise StoreError(
-                f"run {run_id} is in the store with another configuration (it differs in {changed}); "
-                "resume with the same one, or choose another output directory"
+                f"run {run_id} has another configuration in the store (different: {changed}); "
+                f"continue with the same one, or choose another output directory"
             )
 
     def all(self) -> list[Run]:
@@ -108,8 +108,8 @@ class RunRepository(Repository):
                 existing[task.instance_id] = blob
             elif existing[task.instance_id] != blob:
                 raise StoreError(
-                    f"task {task.instance_id} is in run {run_id} with other content; "
-                    "resume with the same tasks, or choose another output directory"
+                    f"task {task.instance_id} is in run {run_id} with different "
+                    f"content; continue with the same tasks, or choose another output directory"
                 )
 
     def task(self, run_id: str, task_id: str) -> Task:
@@ -451,7 +451,7 @@ def _move(context: WriteContext, noun: str, key: str, status: Any, **values: Any
         return
     current = context.connection.execute(select(table.c.status).where(table.c.id == key)).scalar()
     if current is None:
-        raise StoreError(f"there is no {noun} {key} in the store")
+        raise StoreError(f"the store has no {noun} {key}")
     legal = ", ".join(sorted(transitions[current])) or "nothing: that is a final state"
     kind = LeaseLost if current == "unresponsive" else StoreError
     raise kind(f"{noun} {key} is {current} and cannot become {status}; it may become {legal}")

@@ -414,7 +414,9 @@ def _write_trace_row(context: WriteContext, row: TraceRow, ids: Sequence[int]) -
         context.session.insert_many(_PUT_TRACE, [(*values, time.time())])
         stored_trace = stored_trace or context.session.fetch_one(_FIND_TRACE, (row.id,))
     if stored_trace is None:
-        raise StoreError(f"trace {row.id!r} was written and is not in the store; the store is damaged")
+        raise StoreError(
+            f"trace {row.id!r} was written but is missing; the store is damaged: restore it from a copy"
+        )
     return stored_trace[0]
 
 

@@ -156,16 +156,16 @@ def open_engine(directory: Path, *, create: bool, read_only: bool = False) -> En
             _make_private(directory, file)
         elif not file.is_file():
             raise StoreError(
-                f"{directory} holds no store ({FILE} is not there); give a directory that `understudy run` or "
+                f"{directory} has no store ({FILE} is missing); give a directory that `understudy run` or "
                 "`understudy ingest` wrote"
             )
         if file.stat().st_size == 0:
             raise StoreError(
-                f"{file} is empty (0 bytes), which no store is: what was in it is lost; restore it from a copy, "
-                "or remove the file to begin anew"
+                f"{file} is empty (0 bytes), so its content is lost; restore it from a copy, or remove the file "
+                f"to start with an empty store"
             )
     except (OSError, sqlite3.Error) as error:
-        raise StoreError(f"{directory} cannot hold a store: {error}; give one that can be written") from error
+        raise StoreError(f"{directory} cannot contain a store: {error}; give a writable directory") from error
     writable = is_writable(file) and not read_only
     address = str(file) if writable else reading_uri(file)
     engine = create_engine(
@@ -185,13 +185,14 @@ def open_engine(directory: Path, *, create: bool, read_only: bool = False) -> En
                     engine.dispose()
                 elif read_only and is_writable(file):
                     raise StoreError(
-                        f"{file} is at schema {version or 'none'}, this release at {HEAD}; bring it up with: "
+                        f"{file} is at schema {version or 'none'}, this release at {HEAD}; migrate it with: "
                         f"understudy show --dir {directory}"
                     )
                 elif not writable:
                     raise StoreError(
                         f"{file} is at schema {version or 'none'}, this release at {HEAD}, and it cannot be "
-                        "written here; copy its directory to where it can be brought up"
+                        "written here; copy its directory to a writable place, and migrate it there with: "
+                        "understudy show"
                     )
                 else:
                     with _alone(directory):
@@ -219,8 +220,8 @@ def reading_uri(file: Path) -> str:
         return uri
     if log.exists() and log.stat().st_size:
         raise StoreError(
-            f"{file}: its last writes are in {log.name} still, and it cannot be written here; copy its "
-            "directory, with that file, to where it can be written"
+            f"{file}: its last writes are still in {log.name}, and the directory is read-only; copy "
+            f"the directory, with that file, to a writable place"
         )
     return f"{uri}&immutable=1"
 
@@ -384,9 +385,7 @@ def _migrate(connection: Connection, file: Path) -> None:
         else:
             migrate_connection(connection)
         if connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None:
-            raise StoreError(
-                f"{file}: the store is damaged: rows name rows that are not there; restore it from a copy"
-            )
+            raise StoreError(f"{file}: the store is damaged: rows refer to missing rows; restore it from a copy")
         connection.exec_driver_sql("COMMIT")
     except Exception as error:
         if _in_transaction(connection):
@@ -558,6 +557,6 @@ def _wrong(where: str, reason: str) -> ConfigError:
     # The first line: others quote our own query, which stands around the expression.
     reason = reason.partition("\n")[0].rstrip(".")
     return ConfigError(
-        f"{where!r} cannot choose states: {reason}. Give an SQL expression over the columns {', '.join(COLUMNS)}; "
+        f"{where!r} cannot select states: {reason}. Give an SQL expression over the columns {', '.join(COLUMNS)}; "
         "for example: family = 'claude' AND tool_errors = 0"
     )

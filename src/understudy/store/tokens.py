@@ -120,7 +120,7 @@ def pack_ids(ids: Sequence[int]) -> Ids:
     try:
         data = _encode(ids)
     except (TypeError, OverflowError) as error:
-        raise StoreError(f"token ids must be integers ({error}); the backend's answer is not usable") from error
+        raise StoreError(f"token ids must be integers ({error}); check the backend's response") from error
     # The array's own header, which tells the count: one, three or five bytes.
     return data[1 if len(ids) < 16 else 3 if len(ids) < 65_536 else 5 :]
 
@@ -142,7 +142,7 @@ def pack_logprobs(values: Sequence[float]) -> bytes:
     try:
         exact = struct.pack(f"<{size}d", *values)
     except struct.error as error:
-        raise StoreError(f"logprobs must be numbers ({error}); the backend's answer is not usable") from error
+        raise StoreError(f"logprobs must be numbers ({error}); check the backend's response") from error
     try:
         short = struct.pack(f"<{size}f", *values)
     except OverflowError:

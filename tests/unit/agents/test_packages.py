@@ -63,7 +63,7 @@ def test_an_agent_that_cannot_be_fetched_leaves_nothing(tmp_path: Path, monkeypa
     monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9")
     monkeypatch.setenv("npm_config_fetch_retries", "0")
     monkeypatch.setenv("npm_config_cache", str(tmp_path / "npm"))
-    with pytest.raises(ConfigError, match=r"npm could not fetch Claude Code .*\n.*ECONNREFUSED"):
+    with pytest.raises(ConfigError, match=r"npm could not download Claude Code .*\n.*ECONNREFUSED"):
         install("claude-code", tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache" / "claude-code").iterdir() if path.name != ".lock"] == []
 

@@ -207,7 +207,7 @@ def test_options_that_choose_rollouts_are_refused_of_an_export(tmp_path: Path):
     refuse_of_exports(
         [tmp_path / "run", tmp_path], {"--run": None, "--roles": None, "--include-suspicious": False}
     )
-    with pytest.raises(ConfigError, match="--roles chooses among rollouts"):
+    with pytest.raises(ConfigError, match="--roles selects rollouts"):
         refuse_of_exports([tmp_path / "run", tmp_path], {"--run": None, "--roles": "main"})
     refuse_of_exports([tmp_path / "run"], {"--run": "one"})
 

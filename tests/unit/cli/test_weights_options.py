@@ -15,7 +15,7 @@ from understudy.errors import ConfigError
     [
         ("embedded", ["http://127.0.0.1:9/v1"], None, "without --base-url"),
         ("vllm", ["http://127.0.0.1:9/v1"], None, "without --base-url"),
-        ("embedded", [], "oracle", "either --policy or --weights"),
+        ("embedded", [], "oracle", "--policy and --weights exclude each other"),
     ],
 )
 def test_weights_are_for_the_server_that_the_run_starts(

@@ -134,7 +134,7 @@ def test_what_cannot_be_exported_is_named(tmp_path: Path):
     with Store.open(tmp_path / "gateway", create=False) as store:
         with pytest.raises(ConfigError, match=r"no key 'carol'; it has: 'alice'"):
             trl.export_tokens(corpus(store, "carol"), tmp_path / "out")
-        with pytest.raises(ConfigError, match="no calls of these keys and times"):
+        with pytest.raises(ConfigError, match="no calls with these keys in this time"):
             hf.export(corpus(store, "alice", since=1e9), tmp_path / "out")
         with pytest.raises(ConfigError, match="--unredacted"):
             Corpus(store, corpus(store, "alice").selection)
@@ -156,7 +156,7 @@ def test_the_command_takes_keys_and_times(tmp_path: Path):
         (("--key", "alice"), "--unredacted"),
         (("--since", "1970-01-01"), "--since: expected with --key"),
         (("--key", "alice", "--since", "yesterday"), "--since: expected a time in ISO 8601"),
-        (("--key", "alice", "--run", "run1"), "--run: is for sessions and rollouts"),
+        (("--key", "alice", "--run", "run1"), "--run: applies to sessions and rollouts"),
     ):
         code, output = export(*options)
         assert code == 2 and reason in output

@@ -204,5 +204,5 @@ def test_turns_are_cut_as_conversations_are(tmp_path: Path):
 )
 def test_what_is_not_cut_says_so(tmp_path: Path, name: str, options: dict[str, Any]):
     put_rollouts(tmp_path / "store", tasks=1, samples=1)
-    with pytest.raises(ConfigError, match="--max-chars: is for conversations to learn"):
+    with pytest.raises(ConfigError, match="--max-chars: applies to conversations"):
         export(tmp_path / "store", tmp_path / "out", name, cut_chars=100, **options)

@@ -95,5 +95,5 @@ def test_what_is_no_weight_is_refused(text: str):
 
 def test_a_condition_that_is_none_is_refused(store: Path, tmp_path: Path):
     assert weight_rule(" 0.25 : a = ':' ") == WeightRule(0.25, "a = ':'")
-    with pytest.raises(ConfigError, match="cannot choose states"):
+    with pytest.raises(ConfigError, match="cannot select states"):
         export(store, tmp_path / "out", "2: nonsense = 1")

@@ -124,7 +124,7 @@ def test_what_another_wrote_is_not_written_over(tmp_path: Path, name: str):
     out = tmp_path / "out"
     out.mkdir()
     (out / "README.md").write_text("mine")
-    with pytest.raises(ConfigError, match=r"README.md is there already, and no export made it"):
+    with pytest.raises(ConfigError, match=r"README.md already exists and was not written by an export"):
         export(tmp_path / "store", name, out)
     assert (out / "README.md").read_text() == "mine" and not (out / MANIFEST).exists()
 

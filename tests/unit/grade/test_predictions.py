@@ -89,11 +89,15 @@ def test_many_bad_rows_are_counted_and_some_shown(tmp_path: Path):
         ("p.jsonl", "", "expected at least one prediction"),
         ("p.json", "[]", "expected at least one prediction"),
         ("p.json", "{", "expected a JSON list of predictions or an object"),
-        ("p.json", '{"instance_id": "a"}\n{"instance_id": "b"}', "belong in a .jsonl file"),
+        ("p.json", '{"instance_id": "a"}\n{"instance_id": "b"}', "use a .jsonl file"),
         ("p.csv", "a,b", "expected a .jsonl or .json file"),
         ("p.jsonl", None, "cannot be read: No such file"),
-        ("p.jsonl", "\n".join(json.dumps(row("a")) for _ in range(2)), r"p.jsonl:2: 'a' is .*already, at .*:1;"),
-        ("p.json", json.dumps([row("a"), row("a")]), r"prediction 2: 'a' is predicted already"),
+        (
+            "p.jsonl",
+            "\n".join(json.dumps(row("a")) for _ in range(2)),
+            r"p.jsonl:2: 'a' has another prediction at .*:1;",
+        ),
+        ("p.json", json.dumps([row("a"), row("a")]), r"prediction 2: 'a' has another prediction"),
     ],
 )
 def test_files_that_cannot_be_used(name: str, content: str | None, message: str, tmp_path: Path):

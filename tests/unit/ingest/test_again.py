@@ -295,7 +295,7 @@ def test_states_are_counted_by_a_column(store: Path):
     wrong = understudy("states", str(store), "--by", "modle")
     assert wrong.returncode == 2 and "unknown column 'modle'" in wrong.stderr and "model" in wrong.stderr
     both = understudy("states", str(store), "--by", "model", "--limit", "3")
-    assert both.returncode == 2 and "without --output and --limit" in both.stderr
+    assert both.returncode == 2 and "leave out --output and --limit" in both.stderr
 
 
 def test_states_are_printed_without_what_names_a_person(store: Path, tmp_path: Path):
@@ -312,7 +312,7 @@ def test_states_are_printed_without_what_names_a_person(store: Path, tmp_path: P
 def test_what_cannot_be_shown_is_said(store: Path, tmp_path: Path):
     wrong = understudy("states", str(store), "--where", "modle = 1")
     assert wrong.returncode == 2 and "no such column: modle" in wrong.stderr and "model" in wrong.stderr
-    assert "holds no store" in understudy("states", str(tmp_path / "none")).stderr
+    assert "has no store" in understudy("states", str(tmp_path / "none")).stderr
     both = understudy("states", str(store), "--json", "--output", str(tmp_path / "x.jsonl"))
     assert "give one of them" in both.stderr
 

@@ -236,14 +236,14 @@ def test_the_default_is_the_users_claude_code_directory(tmp_path: Path):
     lay(tmp_path / ".claude", session("s2", turns=4))
     assert ingest("--dry-run", HOME=str(tmp_path), CLAUDE_CONFIG_DIR="").stdout.startswith("4 states")
     lost = ingest("--dry-run", CLAUDE_CONFIG_DIR=str(tmp_path / "none"), code=2)
-    assert "is not there; give the PATH of some logs" in lost.stderr
+    assert "does not exist; give the PATH of logs" in lost.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["logs", "--output", "out.jsonl", "--dir", "store"], "give one of them"),
-        (["logs", "--redact"], "--redact is for --output FILE"),
+        (["logs", "--redact"], "--redact only applies to --output FILE"),
         (["logs", "--output", "out.jsonl", "--since", "yesterday"], "invalid date 'yesterday'"),
         (["logs", "--output", "none/out.jsonl"], "cannot write in"),
         (["logs", "--output", "logs"], "not a regular file"),

@@ -402,7 +402,7 @@ def test_ctrl_c_while_sqlite_works_is_ctrl_c(store: Store):
         ("model = ", "syntax error"),
         ("model = 'x", "unrecognized token: \"'x. Give"),
         ("1; DROP TABLE turns", "syntax error"),
-        ("1) UNION SELECT 1, 2 FROM keys WHERE (1", "cannot choose states"),
+        ("1) UNION SELECT 1, 2 FROM keys WHERE (1", "cannot select states"),
         ("state_id IN (SELECT data FROM blobs)", "prohibited"),
         ("(SELECT count(*) FROM sqlite_master)", "not authorized"),
         ("load_extension('x')", "not authorized"),
@@ -438,7 +438,7 @@ def test_states_are_read_of_a_directory(store: Store):
     assert [state.messages[0]["role"] for state in trace_store.states(str(store.directory), system=None)] == [
         "user"
     ] * 2
-    with pytest.raises(StoreError, match="holds no store"):
+    with pytest.raises(StoreError, match="has no store"):
         list(trace_store.states(store.directory / "none"))
 
 

@@ -141,5 +141,5 @@ def test_agents_are_compared_with_that_of_the_first_run(tmp_path: Path):
 
 
 def test_a_directory_that_holds_nothing_is_still_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="holds neither a run"):
+    with pytest.raises(ConfigError, match="has no run"):
         read_figures(run_locations([tmp_path]))

@@ -204,14 +204,14 @@ def test_of_several_runs_in_a_store_the_newest_counts_and_that_is_said(tmp_path:
 
 
 def test_what_is_no_run(tmp_path: Path):
-    with pytest.raises(ConfigError, match="neither a run"):
+    with pytest.raises(ConfigError, match="has no run"):
         read_figures([tmp_path])
     with pytest.raises(ConfigError, match="2 labels for 1 runs"):
         read_figures([put_run(tmp_path / "run", WORSE)], ["a", "b"])
     loop = put_loop(tmp_path / "loop", [WORSE])
     with pytest.raises(ConfigError, match=r"--label: .*loop is not a run"):
         read_figures([loop], ["a"])
-    with pytest.raises(ConfigError, match="is a loop, which is reported alone"):
+    with pytest.raises(ConfigError, match="a loop cannot be compared with other runs"):
         read_figures([tmp_path / "run", loop])
     (loop / "state.json").write_text('{"version": 3}')
     with pytest.raises(StoreError, match=r"state\.json"):

@@ -188,7 +188,7 @@ def test_the_command(tmp_path: Path):
     told = json.loads(done.stdout)
     assert told["headline"]["difference"]["judgement"] == "better" and target.exists()
     for arguments, said in (
-        ((tmp_path / "none",), "neither a run"),
+        ((tmp_path / "none",), "has no run"),
         ((loop, "--output", tmp_path), "is a directory"),
         ((loop, "--output", "/proc/nowhere/x.html"), "cannot be written"),
         ((loop, "--output", target / "x.html"), "cannot be written"),

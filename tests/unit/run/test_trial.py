@@ -63,7 +63,7 @@ def test_a_version_is_named_behind_the_agent() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("moon@1", "--agent moon: nothing is fetched for it"),
+        ("moon@1", "--agent moon: this agent cannot be installed"),
         ("pi@", "expected a version as in pi@0.87.1, got ''"),
         ("pi@latest", "got 'latest'"),
         ("pi@1/../../x", "expected a version"),

@@ -25,7 +25,7 @@ def check_model(
     temperature, the context, thinking. Exits with 1 when something that a run needs is missing.
     """
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{url!r} is no address of a server; expected http://host:port/v1")
+        raise ConfigError(f"{url!r} is not a server address; expected http://host:port/v1")
     key = os.environ.get(key_env) if key_env else None
     if key_env and not key:
         raise ConfigError(f"the environment variable {key_env} is not set; it must hold the server's key")

@@ -50,9 +50,7 @@ def demo(
     from understudy.cli.demo.training import run_training
 
     if agent and not quick:
-        raise ConfigError(
-            "--agent: the model of the demo learns Claude Code's job; other agents work with --quick"
-        )
+        raise ConfigError("--agent: the demo's model only works with Claude Code; use --quick for other agents")
     if quick:
         name = "demo-quick" if agent is None else f"demo-{agent}"
         directory = output_dir or Path("runs") / name

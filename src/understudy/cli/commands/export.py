@@ -300,7 +300,7 @@ def _export(
     tokenizer: Path | None = options.get("tokenizer")
     location = parse_location(options["directory"])
     if isinstance(location, StoreUrl) and options["output"] is None:
-        raise ConfigError(f"{location} is a database; say with --output which directory to write to")
+        raise ConfigError(f"{location} is a database; name the directory to write to with --output")
     with Store.open(location, create=False) as store, chat_template(tokenizer) as template:
         origins = () if clients else _origins(options.get("from_", "all"), traits, store)
         unredacted: bool = options.get("unredacted", False)
@@ -368,9 +368,9 @@ def _chosen_clients(options: Mapping[str, Any]) -> tuple[tuple[str, ...], float,
     for name in _NOT_OF_CLIENTS:
         if options.get(name):
             flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag}: is for sessions and rollouts; leave it out with --key")
+            raise ConfigError(f"--{flag}: applies to sessions and rollouts only; leave it out with --key")
     if options.get("from_", "all") != "all":
-        raise ConfigError("--from: is for sessions and rollouts; leave it out with --key")
+        raise ConfigError("--from: applies to sessions and rollouts only; leave it out with --key")
     since, until = (_seconds(f"--{name}", times[name]) if name in times else None for name in ("since", "until"))
     return clients, -math.inf if since is None else since, math.inf if until is None else until
 
@@ -381,7 +381,7 @@ def _seconds(option: str, text: str) -> float:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(
-            f"{option}: expected a time in ISO 8601, as 2026-05-01 or 2026-05-01T08:00:00+02:00, got {text!r}"
+            f"{option}: expected a time in ISO 8601, such as 2026-05-01 or 2026-05-01T08:00:00+02:00, got {text!r}"
         ) from None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
@@ -408,7 +408,7 @@ def _origins(requested: str, traits: FormatTraits, store: Store) -> tuple[Origin
     for origin in ORIGINS:
         if requested == origin:
             return (origin,)
-    raise ConfigError(f"--from: {requested!r} is neither sessions nor rollouts nor all")
+    raise ConfigError(f"--from: expected sessions, rollouts or all, got {requested!r}")
 
 
 def _run_to_export(requested: str | None, store: Store, origins: tuple[Origin, ...]) -> str | None:

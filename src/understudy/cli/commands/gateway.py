@@ -167,7 +167,7 @@ def revoke(
     with Store.open(location, create=False) as store:
         if not store.keys.revoke(CLIENT + name).result():
             raise ConfigError(
-                f"{location} has no working key of {name!r}; `understudy gateway keys` lists the names"
+                f"{location} has no valid key named {name!r}; `understudy gateway keys` lists the names"
             )
 
 
@@ -227,7 +227,7 @@ def _seconds(text: str) -> float:
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ConfigError(
-            f"--expires: invalid duration {text!r}; expected a number with a unit, as 90m, 8h or 30d"
+            f"--expires: invalid duration {text!r}; expected a number with a unit, such as 90m, 8h or 30d"
         )
     return float(match[1]) * _SECONDS[match[2]]
 

@@ -107,9 +107,9 @@ def grade(settings: GradeSettings, json_: Json = False) -> None:
         _regrade(settings, parse_location(settings.regrade), json_)
         return
     if not settings.predictions:
-        raise ConfigError("expected a file of predictions, or: gold; or --regrade RUN")
+        raise ConfigError("expected a file of predictions, `gold`, or --regrade RUN")
     if not settings.task.tasks:
-        raise ConfigError("say which tasks the predictions answer, with --tasks or --dataset-path")
+        raise ConfigError("missing tasks: name those of the predictions with --tasks or --dataset-path")
     name_part(settings.name)
     settings = msgspec.structs.replace(settings, output_dir=settings.output_dir.absolute())
     loaded = asyncio.run(_load(settings))
@@ -132,7 +132,9 @@ def _regrade(settings: GradeSettings, run: StoreLocation, as_json: bool) -> None
     The files of a run in a database are written into the output directory.
     """
     if settings.predictions or settings.task.tasks:
-        raise ConfigError("--regrade takes its patches and tasks from the run; leave predictions and --tasks out")
+        raise ConfigError(
+            "--regrade takes its patches and tasks from the run; leave out the predictions and --tasks"
+        )
     line = ProgressLine()
 
     async def work() -> RegradeSummary:

@@ -110,12 +110,16 @@ def ingest(
     if output is not None and directory is not None:
         raise ConfigError("--output writes a file and --dir names a store; give one of them")
     if redact and output is None and not dry_run:
-        raise ConfigError("--redact is for --output FILE: a store holds what the logs hold, and exports redact it")
+        raise ConfigError(
+            "--redact only applies to --output FILE: a store is not redacted, but exports from it are"
+        )
     if output is not None and output.suffix == ".parquet" and not dry_run:
         require_pyarrow(output)
     begin = timestamp_seconds(since)
     if since is not None and begin is None:
-        raise ConfigError(f"--since: invalid date {since!r}; expected one as 2026-11-21 or 2026-11-21T09:30")
+        raise ConfigError(
+            f"--since: invalid date {since!r}; expected a date such as 2026-11-21 or 2026-11-21T09:30"
+        )
     selection = StateSelection(begin, project, min_turns, all_roles)
     only = None if format is None else format_named(format)
     if not paths:
@@ -181,7 +185,7 @@ def _projects(env: Mapping[str, str]) -> Path:
     projects = (Path(home).expanduser() if home else Path.home() / ".claude") / "projects"
     if not projects.is_dir():
         raise ConfigError(
-            f"{projects}, where Claude Code keeps its sessions, is not there; give the PATH of some logs, or set "
+            f"{projects}, the directory of Claude Code's sessions, does not exist; give the PATH of logs, or set "
             "CLAUDE_CONFIG_DIR."
         )
     return projects

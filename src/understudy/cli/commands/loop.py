@@ -124,25 +124,27 @@ def _check(settings: LoopSettings) -> None:
     schedule, agent = settings.schedule, settings.agent
     if not settings.tasks:
         raise ConfigError(
-            "say what to learn from with --tasks; to make some: "
+            "missing option --tasks, the training tasks; to make some: "
             "understudy tasks make functions --count 64 --output train.jsonl"
         )
     if agent.only_agent == "shell" and agent.agent_command is None:
         raise ConfigError("the shell agent needs a command: --agent-command 'COMMAND'")
     if schedule.backend not in SERVERS:
-        raise ConfigError(f"--backend {schedule.backend}: what is trained is served by {', '.join(SERVERS)}")
+        raise ConfigError(
+            f"--backend {schedule.backend}: unsupported for training; expected one of {', '.join(SERVERS)}"
+        )
     if schedule.backend != "embedded" and not settings.runtime.urls:
         raise ConfigError(f"--backend {schedule.backend} needs --base-url, the address of its server")
     if schedule.min_groups > schedule.groups:
         raise ConfigError(
-            f"--min-groups {schedule.min_groups}: a step has only {schedule.groups} groups; give it more --groups"
+            f"--min-groups {schedule.min_groups}: must not exceed --groups ({schedule.groups}); raise --groups"
         )
     if schedule.min_groups and settings.runtime.teacher.teacher is not None:
         raise ConfigError(
-            "--min-groups counts groups whose rewards differ, and a teacher teaches of all: leave it out"
+            "--min-groups counts groups whose rewards differ, but with a teacher every group is used; leave it out"
         )
     if schedule.min_groups and not settings.trainer.dynamic_sampling:
-        raise ConfigError("--min-groups is a part of dynamic sampling: leave it, or --no-dynamic-sampling, out")
+        raise ConfigError("--min-groups needs dynamic sampling; leave out --min-groups or --no-dynamic-sampling")
 
 
 async def _run_loop(
@@ -244,7 +246,7 @@ async def _load(specs: tuple[str, ...], sandboxes: Sandboxes) -> list[Task]:
     for line in loaded.report():
         typer.echo(f"understudy: {line}", err=True)
     if not loaded.tasks:
-        raise TaskError(f"there is no task in {', '.join(specs)}; look for refused rows above")
+        raise TaskError(f"no task found in {', '.join(specs)}; see the refused rows above")
     return loaded.tasks
 
 
@@ -256,7 +258,8 @@ def loop_config_of(settings: LoopSettings, tasks: list[Task], eval_tasks: list[T
     for task in eval_tasks:
         if task.instance_id in learned or digest(_nameless(task)) in contents:
             raise ConfigError(
-                f"--eval-tasks: {task.instance_id} is among --tasks too; what is learned from cannot measure"
+                f"--eval-tasks: {task.instance_id} is also a training task (--tasks); use other tasks for the "
+                "evaluation"
             )
     schedule, agent, trainer = settings.schedule, settings.agent, settings.trainer
     if settings.runtime.teacher.teacher is not None:

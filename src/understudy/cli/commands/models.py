@@ -51,7 +51,9 @@ def fetch_model(
     directory = cached_directory(name, cache)
     if directory.is_dir() and not overwrite:
         if revision or gguf:
-            raise ConfigError(f"{name} is here already, in {directory}; give --overwrite to fetch it again")
+            raise ConfigError(
+                f"{name} is already in the cache, in {directory}; give --overwrite to fetch it again"
+            )
         fetched = FetchedModel(directory=str(directory), record=read_record(directory))
         verify_files(fetched)
     else:

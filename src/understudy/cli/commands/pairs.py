@@ -106,7 +106,7 @@ def pairs(
     if settings.origin not in _FROM:
         raise ConfigError(f"--from: expected one of {', '.join(_FROM)}, got {settings.origin!r}")
     if settings.max_tokens is not None and settings.tokenizer is None:
-        raise ConfigError("--max-tokens: the tokens of which tokenizer? name its directory: --tokenizer MODEL_DIR")
+        raise ConfigError("--max-tokens: needs a tokenizer; give --tokenizer MODEL_DIR")
     thinking = thinking_of(settings.thinking) or "only-when-both"
     interrupt_on_termination()
     redactor = Redactor.from_user_key() if settings.redacted else None

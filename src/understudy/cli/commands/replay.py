@@ -75,7 +75,7 @@ def replay(
     selected = _select_teachers(read_teachers(teachers), teachers, judge, max_tokens)
     location = parse_location(directory)
     if isinstance(location, Path) and not location.is_dir():
-        raise ConfigError(f"{location} is not there; make a store with `understudy ingest --dir {location}`")
+        raise ConfigError(f"{location} does not exist; create a store with `understudy ingest --dir {location}`")
     with Store.open(location, create=False) as store:
         work = Replay(store, selected, settings)
         if dry_run:

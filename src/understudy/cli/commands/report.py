@@ -63,9 +63,9 @@ def report(
     figures = read_figures(locations, label or [])
     target = output if output is not None else _output_directory(figures, locations[-1]) / _PAGE
     if target.is_dir():
-        raise ConfigError(f"--output: {target} is a directory; give a file, as {target / _PAGE}")
+        raise ConfigError(f"--output: {target} is a directory; give a file, such as {target / _PAGE}")
     if png and target.suffix == _PICTURE:
-        raise ConfigError(f"--output: {target} is where --png has the picture; give {target.with_suffix('.html')}")
+        raise ConfigError(f"--output: {target} is the file that --png writes; give {target.with_suffix('.html')}")
     redactor = None if unredacted else Redactor.from_user_key()
     answers, start = export_report(figures, locations)
     with closing(answers.api):

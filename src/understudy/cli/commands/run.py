@@ -128,7 +128,7 @@ def run(settings: RunSettings, json_: Json = False) -> None:
     """
     if not settings.task.tasks:
         raise ConfigError(
-            "say which tasks to run with --tasks or --dataset-path; to make some: "
+            "missing tasks: give --tasks or --dataset-path; to make some: "
             "understudy tasks make toolz --count 5 --output tasks.jsonl"
         )
     configs = [run_config_of(settings, agent) for agent in dict.fromkeys(settings.agent.agents)]
@@ -166,8 +166,8 @@ def _settings_of(
         left = settings.max_cost_usd - spent_usd
         if left <= 0:
             raise ConfigError(
-                f"--max-cost: the runs of other agents have spent {spent_usd:.4f} US dollars, and nothing is left "
-                f"for {config.agent}; run the same command again with a higher --max-cost"
+                f"--max-cost: the runs of other agents have spent {spent_usd:.4f} US dollars, and no budget is "
+                f"left for {config.agent}; run the same command again with a higher --max-cost"
             )
         settings = msgspec.structs.replace(settings, max_cost_usd=left)
     if settings.output_dir is None or len(configs) == 1:
@@ -209,7 +209,8 @@ async def _estimate(configs: list[RunConfig], settings: RunSettings) -> RunEstim
     """What the run, of every agent, is likely to take. Raises ConfigError where there is nothing to measure by."""
     if settings.measured_by is None:
         raise ConfigError(
-            "--dry-run: give --measured-by DIR, the output of a small run of the same kind, as made by --limit 4"
+            "--dry-run: give --measured-by DIR, the output of a small run of the same kind, such as one with "
+            "--limit 4"
         )
     measured = measure([settings.measured_by])
     sandboxes = load_sandboxes(settings.sandbox.sandbox or LOCAL)
@@ -312,7 +313,7 @@ def tasks_to_run(loaded: LoadedTasks, settings: RunSettings) -> list[Task]:
     for id in loaded.unknown:
         typer.echo(f"understudy: there is no instance {id!r} in {specs}", err=True)
     if not loaded.tasks:
-        raise TaskError(f"no task is left to run; look for the ids that {specs} has, and for refused rows above")
+        raise TaskError(f"no task is left to run; see the ids in {specs}, and the refused rows above")
     ids = sorted((task.instance_id for task in loaded.tasks), key=lambda id: sample_rank(id, settings.seed))
     chosen = set(ids[: settings.limit])
     return [task for task in loaded.tasks if task.instance_id in chosen]
@@ -325,7 +326,10 @@ def _open_sandboxes(kind: str, settings: SandboxSettings, display: RunDisplay) -
         return load_sandboxes(kind, {**options, "progress": display.stage})
     if options:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise ConfigError(f"{flags}: there are no container images in {kind} sandboxes; use --sandbox docker")
+        raise ConfigError(
+            f"{flags}: this option needs container images, which do not exist in {kind} sandboxes; use --sandbox "
+            "docker"
+        )
     return load_sandboxes(kind)
 
 

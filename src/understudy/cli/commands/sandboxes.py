@@ -92,7 +92,5 @@ def _remote(name: str) -> RemoteSandboxes:
 
     kind = open_kind(name)
     if not isinstance(kind, RemoteSandboxes):
-        raise ConfigError(
-            f"--sandbox {name}: expected a kind whose sandboxes are on other machines, as ssh:MACHINE"
-        )
+        raise ConfigError(f"--sandbox {name}: expected a kind of sandbox on another machine, such as ssh:MACHINE")
     return kind

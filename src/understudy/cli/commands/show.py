@@ -71,7 +71,7 @@ def _store_and_name(names: list[str], directory: str | None) -> tuple[StoreLocat
 
     if len(names) > 2 or (len(names) == 2 and directory is not None):
         raise ConfigError(
-            f"{' '.join(names)}: expected at most a store's directory and one id; with --dir the id alone"
+            f"{' '.join(names)}: expected at most a store's directory and one id; with --dir only the id"
         )
     if len(names) == 2:
         return parse_location(names[0]), names[1]
@@ -109,7 +109,7 @@ def _session_match(store: Store, name: str) -> tuple[str | None, str | None]:
     if store.runs.all():
         return None, None
     raise ConfigError(
-        f"no session's or state's id begins with {name!r}; `understudy show DIR` lists the sessions of a store, "
+        f"no id of a session or state begins with {name!r}; `understudy show DIR` lists the sessions of a store, "
         "`understudy states DIR` the states"
     )
 
@@ -331,7 +331,7 @@ def integrity(
             match = store.runs.find_rollout(rollout)
             graded = [each.id for each in store.runs.attempts(match.id) if store.runs.verdict(each.id) is not None]
             if not graded:
-                raise ConfigError(f"rollout {match.id} has no verdict that could be reviewed")
+                raise ConfigError(f"rollout {match.id} has no verdict yet; wait until it is graded")
             attempt_id = graded[-1]
         store.runs.review(attempt_id, status.value, reason).result()
     typer.echo(f"{attempt_id} is {status.value} now")

@@ -78,13 +78,13 @@ def make_tasks(
     from understudy.tasks.records import dump
 
     if (package is None) == (repo is None):
-        raise ConfigError("say what to make tasks of: a PACKAGE, or --repo PATH, and not both")
+        raise ConfigError("expected either a PACKAGE or --repo PATH to make tasks from")
     if split is not None and package != _FUNCTIONS:
         raise ConfigError(
-            f"--split: {package or repo} has no such parts; it is for: understudy tasks make {_FUNCTIONS}"
+            f"--split: {package or repo} has no splits; the option is for: understudy tasks make {_FUNCTIONS}"
         )
     if requirements is not None and repo is None:
-        raise ConfigError("--requirements: expected only with --repo; a package's are known")
+        raise ConfigError("--requirements: only supported with --repo; requirements of a PACKAGE are built in")
     if package == _FUNCTIONS:
         name = f"{_FUNCTIONS}-{(split or TaskSplit.train).value}"
     else:

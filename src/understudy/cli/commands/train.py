@@ -203,7 +203,7 @@ def distill(settings: DistillSettings, json_: Json = False) -> None:
     from understudy.train.teacher import open_teacher
 
     if settings.teacher.teacher is None:
-        raise ConfigError("say who teaches: --teacher URL, or a model's directory")
+        raise ConfigError("missing option --teacher: expected a URL or a model's directory")
     options = settings.teacher.options(settings.trainer)
     left_out = Counter[str]()
     directory, loaded = _sampled_groups(settings, left_out)
@@ -324,7 +324,7 @@ def _train_with_llamafactory(model: Path, settings: SFTSettings, as_json: bool) 
         "--micro-batch-tokens": settings.trainer.micro_batch_tokens != SFTOptions().micro_batch_tokens,
     }
     if rejected := [option for option, value in unsupported.items() if value]:
-        raise ConfigError(f"{rejected[0]} means nothing to LLaMA-Factory; leave it out, or train by --engine trl")
+        raise ConfigError(f"{rejected[0]} is not supported by LLaMA-Factory; leave it out, or use --engine trl")
     result = llamafactory.train(
         model,
         settings.sources,
@@ -354,8 +354,8 @@ def refuse_of_exports(sources: Many[Path], options: Mapping[str, object]) -> Non
     chosen = next((option for option, value in options.items() if value), None)
     if chosen is not None and (export := next(filter(is_export, sources), None)) is not None:
         raise ConfigError(
-            f"{chosen} chooses among rollouts, and {export} is an export, of which all was chosen when it was "
-            "written; leave the option out, or export anew with it"
+            f"{chosen} selects rollouts, but {export} is an export, whose rollouts were selected when "
+            f"it was written; leave out the option, or export again with it"
         )
 
 
@@ -391,7 +391,7 @@ def sequences_to_imitate(model: Path, settings: SFTSettings, left_out: Counter[s
                 left_out[f"rollouts with a reward below {settings.threshold:g}"] += 1
     if not sequences:
         raise ConfigError(
-            f"there is nothing to imitate in {', '.join(map(str, settings.sources))}; "
+            f"no solved rollouts to learn from in {', '.join(map(str, settings.sources))}; "
             f"left out: {format_counts(left_out)}"
         )
     return sequences

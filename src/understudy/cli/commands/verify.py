@@ -37,14 +37,16 @@ def verify(
     from understudy.store import Store
 
     if not path.exists():
-        raise ConfigError(f"{path}: there is no such file or directory; expected a run's directory or an export")
+        raise ConfigError(f"{path}: no such file or directory; expected a run's directory or an export")
     home = directory or _run_of(path)
     report = LineageReport()
     with Store.open(home, create=False) as store:
         if (path / _STORE).exists():
             verify_run(store, report)
         elif not list(_row_files(path)):
-            raise ConfigError(f"{path}: has no rows; expected .jsonl or .parquet files, or what `export hf` wrote")
+            raise ConfigError(
+                f"{path}: has no rows; expected .jsonl or .parquet files, or the output of `export hf`"
+            )
         for file in _row_files(path):
             verify_rows(store, _rows(file), report)
     if json_:
@@ -74,7 +76,7 @@ def _run_of(path: Path) -> Path:
     for folder in (path.absolute(), *path.absolute().parents):
         if (folder / _STORE).exists():
             return folder
-    raise ConfigError(f"{path}: is in no run's directory; name the run that it was exported from with --dir")
+    raise ConfigError(f"{path}: is not in a run's directory; name the run that it was exported from with --dir")
 
 
 def _row_files(path: Path) -> Iterator[Path]:

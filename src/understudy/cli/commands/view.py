@@ -77,7 +77,7 @@ def view(
         _export(export, directories or [], tokenizer, max_mb, unredacted=unredacted, as_json=json_)
         return
     if unredacted:
-        raise ConfigError("--unredacted: nothing is redacted in the browser; it goes with --export")
+        raise ConfigError("--unredacted: only supported with --export, since nothing is redacted in the browser")
     here = Path("runs") if Path("runs").is_dir() else Path()
     chosen = [*map(parse_location, directories or ())] or [here]
     api = ViewApi(Catalog(chosen), may_write=not read_only, tokenizer=tokenizer)
@@ -118,7 +118,9 @@ def _export(
     from understudy.view.export import export_rollouts
 
     if not names:
-        raise ConfigError("--export: expected the directory of a run or a loop, then ids of rollouts if not all")
+        raise ConfigError(
+            "--export: expected the directory of a run or a loop, optionally followed by ids of rollouts"
+        )
     if file.is_dir():
         raise ConfigError(f"--export: {file} is a directory; give a file, as {file / 'run.html'}")
     location = parse_location(names[0])

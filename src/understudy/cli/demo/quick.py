@@ -77,7 +77,7 @@ def check_dataset(directory: Path) -> tuple[int, int]:
             for messages, ids in sides:
                 decoded = tokenizer.decode(ids)
                 if missing := [text for text in _texts(messages) if text not in decoded]:
-                    raise StoreError(f"{path}: turn {row['turn']}: its token ids do not say {missing[0]!r}")
+                    raise StoreError(f"{path}: turn {row['turn']}: its token ids do not decode to {missing[0]!r}")
             rows += 1
     return len(paths), rows
 

@@ -180,9 +180,7 @@ def _by_client(corpus: Corpus) -> dict[str, list[ClientSession]]:
         chosen.setdefault(safe_file_name(session.attempt.id), []).append(session)
     if not chosen:
         left_out = ", ".join(f"{count} {reason}" for reason, count in corpus.counts.left_out.most_common())
-        raise ConfigError(
-            f"there is nothing to export: no calls of these keys and times; left out: {left_out or 0}"
-        )
+        raise ConfigError(f"nothing to export: no calls with these keys in this time; left out: {left_out or 0}")
     return chosen
 
 
@@ -282,7 +280,7 @@ def file_name(prefix: str, instance_id: str, suffix: str = "") -> str:
         or len(os.fsencode(instance_id)) > 180
     ):
         raise TaskError(
-            f"instance id {instance_id[:80]!r} cannot be part of a file name; give the task an id of printable "
+            f"instance id {instance_id[:80]!r} cannot be used in a file name; give the task an id of printable "
             "characters without slashes, not beginning with a dot, of at most 180 bytes"
         )
     return f"{prefix}{instance_id}{suffix}"

@@ -262,7 +262,8 @@ def check_names(directory: Path, names: Mapping[str, str]) -> None:
         existing = entries.get(name)
         if existing is not None and not _is_ours(existing, own):
             raise ConfigError(
-                f"{directory / INFO} has a data set {name!r} that no export made; choose another --name"
+                f"{directory / INFO} has a data set {name!r} that was not written by an export; choose another "
+                "--name"
             )
 
 

@@ -74,7 +74,7 @@ def _check(path: Path) -> None:
     if path.suffix == JsonLinesWriter.suffix and size > MOST_BYTES:
         raise ConfigError(
             f"{path.name}: expected at most {MOST_BYTES / 1e6:.0f} MB, OpenAI's limit, got {size / 1e6:.0f}; "
-            "choose less with --where, --roles or --max-tokens"
+            "select less with --where, --roles or --max-tokens"
         )
 
 

@@ -74,7 +74,7 @@ def _clear(path: Path, name: str) -> None:
         except ConnectionRefusedError:
             Path(name).unlink(missing_ok=True)
             return
-    raise ConfigError(f"cannot listen on the socket {path}: another process answers there; choose another path")
+    raise ConfigError(f"cannot listen on the socket {path}: another process listens there; choose another path")
 
 
 def tcp_socket(host: str, port: int) -> tuple[socket.socket, str]:

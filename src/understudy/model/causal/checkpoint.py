@@ -69,7 +69,7 @@ class CausalTokenizer:
             )
         except Exception as error:  # a template is a program of its own, and may raise anything
             raise InvalidRequestError(
-                f"the chat template refuses the conversation: {error}", param="messages"
+                f"the chat template rejected the conversation: {error}", param="messages"
             ) from error
         return self.encode(text)
 
@@ -189,14 +189,14 @@ def _causal_config(directory: Path) -> Any:
     except Exception as error:  # the library raises whatever it met
         if "trust_remote_code" in str(error):
             raise ConfigError(
-                f"{directory / 'config.json'} names code of the model's own (auto_map), which is never executed "
-                "here; give a model of an architecture that transformers knows"
+                f"{directory / 'config.json'} requires code of the model itself (auto_map), which Understudy "
+                f"never executes; give a model of an architecture that transformers supports"
             ) from error
         raise ConfigError(f"{directory / 'config.json'}: invalid or unsupported model: {error}") from error
     if type(config) not in _library.AutoModelForCausalLM._model_mapping:
         raise ConfigError(
-            f"{directory} holds a model of type {config.model_type!r}, which is no causal language model; "
-            "give one that writes text"
+            f"{directory} has a model of type {config.model_type!r}, which is not a causal language "
+            f"model; give a causal language model"
         )
     return config
 
@@ -239,19 +239,19 @@ def load_module(directory: Path, dtype: torch.dtype | None) -> Any:
         )
     except pickle.UnpicklingError as error:
         raise ConfigError(
-            f"the weights in {directory} are a pickle that is damaged, or holds more than tensors, which could "
-            "run anything when it is loaded; give weights in the form of safetensors"
+            f"the weights in {directory} are a pickle that is damaged or contains more than tensors, which "
+            f"could run code when loaded; convert the weights to safetensors"
         ) from error
     except Exception as error:  # the library, and those below it, raise whatever they met
         raise ConfigError(
-            f"the weights in {directory} cannot be loaded: {error}; if files are damaged, get them again"
+            f"the weights in {directory} cannot be loaded: {error}; if files are damaged, download them again"
         ) from error
     for what in ("missing", "mismatched", "unexpected"):
         if names := sorted(name if isinstance(name, str) else name[0] for name in loading_info[f"{what}_keys"]):
             shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             raise ConfigError(
-                f"the weights in {directory} are not those of its config.json ({type(module).__name__}): "
-                f"{_MISMATCH[what]}: {shown}; put the config.json there that belongs to them"
+                f"the weights in {directory} do not match its config.json ({type(module).__name__}): "
+                f"{_MISMATCH[what]}: {shown}; replace config.json by the one that belongs to the weights"
             )
     return module
 
@@ -315,8 +315,8 @@ def _check_cached_forward(directory: Path, module: Any) -> None:
     # What is not finite is told by the requests that meet it.
     if (cached - uncached).abs().max().item() > (1e-3 if uncached.dtype == torch.float32 else 5e-2) * size:
         raise ConfigError(
-            f"the model in {directory} answers with a cache of keys and values otherwise than without: its "
-            "architecture is not one that the embedded server can serve; serve it with vLLM"
+            f"the model in {directory} gives other results with a KV cache than without: the embedded "
+            f"server does not support its architecture; serve it with vLLM"
         )
 
 

@@ -198,7 +198,9 @@ class CausalEngine:
             if len(self._waiting) >= self._limits.queue:
                 self._waiting = deque(job for job in self._waiting if not job.cancelled)
             if len(self._waiting) >= self._limits.queue:
-                raise BackendError(f"{len(self._waiting)} requests wait already; try again later", status=503)
+                raise BackendError(
+                    f"{len(self._waiting)} requests are waiting already; try again later", status=503
+                )
             self._waiting.append(job)
             self._wake.notify()
         return job.future

@@ -132,7 +132,7 @@ class WeightStore:
             actual, expected = getattr(config, key), getattr(served, key)
             if actual != expected:
                 raise ConfigError(
-                    f"{directory / 'config.json'} has {key} {actual!r}; the model that is served has {expected!r}"
+                    f"{directory / 'config.json'} has {key} {actual!r}; the served model has {expected!r}"
                 )
         if config.max_position_embeddings < self._checkpoint.context:
             raise ConfigError(
@@ -144,7 +144,7 @@ class WeightStore:
         for name in sorted(actual.keys() | expected.keys()):
             if actual.get(name) != expected.get(name):
                 raise ConfigError(
-                    f"the weights in {directory} do not fit the model that is served: {name} has shape "
+                    f"the weights in {directory} do not fit the served model: {name} has shape "
                     f"{actual.get(name, 'none')}, expected {expected.get(name, 'none')}"
                 )
         return module
@@ -160,7 +160,7 @@ class WeightStore:
             await asyncio.wait_for(asyncio.wrap_future(done), _EXCHANGE_S)
         except TimeoutError:
             raise BackendError(
-                f"the engine did not take the new weights within {_EXCHANGE_S:g} s; send the request again",
+                f"the engine did not load the new weights within {_EXCHANGE_S:g} s; send the request again",
                 status=500,
             ) from None
 

@@ -37,8 +37,8 @@ class TaskIndex:
             first = texts.setdefault(task.instruction.strip(), task)
             if first.gold_patch != task.gold_patch:
                 raise TaskError(
-                    f"tasks {first.instance_id} and {task.instance_id} have the same instruction, by which "
-                    "scripted policies tell tasks apart; give each its own"
+                    f"tasks {first.instance_id} and {task.instance_id} have the same instruction, but "
+                    f"scripted policies identify tasks by it; give each task its own instruction"
                 )
         texts.pop("", None)
         # A text is looked through for one short stretch of every instruction: of its beginning, middle and

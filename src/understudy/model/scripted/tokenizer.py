@@ -331,6 +331,4 @@ def _around_tools() -> tuple[str, str]:
 
 
 def _invalid_prompt(what: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"the prompt is not one that this model's template makes: {what}", param="token_ids"
-    )
+    return InvalidRequestError(f"the prompt does not follow this model's chat template: {what}", param="token_ids")

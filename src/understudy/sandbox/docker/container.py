@@ -330,8 +330,8 @@ class DockerSandbox(IsolatedSandbox):
                 return SandboxError(f"cannot run {program!r} in {where}: no such directory in the sandbox")
             if any(self._files.is_program(posixpath.join(path, program)) for path in directories):
                 return SandboxError(
-                    f"cannot run {program!r} in the image {self._prepared.image}: it is there but does not start "
-                    f"({' '.join(output.split())[-500:]}); "
+                    f"cannot run {program!r} in the image {self._prepared.image}: it exists but does not start ( "
+                    f"{' '.join(output.split())[-500:]}); "
                     "check that the image has its interpreter or glibc's loader"
                 )
             return SandboxError(
@@ -360,8 +360,8 @@ class DockerSandbox(IsolatedSandbox):
             loader = await self._engine.do("look at a program", self._files.missing_loader, absolute)
         if loader:
             raise SandboxError(
-                f"cannot run {program!r} in the image {self._prepared.image}: it is there but does not start, for "
-                f"the image has no {loader}; agents need an image with glibc"
+                f"cannot run {program!r} in the image {self._prepared.image}: it exists but does not start, "
+                f"because the image has no {loader}; agents need an image with glibc"
             )
 
     async def _call(self, what: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -393,7 +393,9 @@ class DockerSandbox(IsolatedSandbox):
             except SandboxLost:
                 raise
             except SandboxError as error:
-                raise SandboxLost(f"the sandbox's engine went away while a command ran: {error}") from error
+                raise SandboxLost(
+                    f"the connection to the container engine was lost while a command ran: {error}"
+                ) from error
             state = details["State"]
             if not state["Running"] or state["StartedAt"] != self._started:
                 break

@@ -167,8 +167,8 @@ def find_engine() -> ContainerEngine:
     for url in sockets():
         if not url.startswith("unix://"):
             raise ConfigError(
-                f"DOCKER_HOST is {url}, but containers need files and a socket of this machine: the engine "
-                "must run here and DOCKER_HOST be unset or unix:///path/to/its.sock"
+                f"DOCKER_HOST is {url}, but the container engine must run on this machine; unset "
+                f"DOCKER_HOST, or set it to unix:///path/to/its.sock"
             )
         try:
             with socket.socket(socket.AF_UNIX) as trial:  # the library leaves one open that it cannot connect
@@ -184,7 +184,7 @@ def find_engine() -> ContainerEngine:
             refused.append(f"{url}: {engine_message(error)}{hint}")
     if refused:
         raise ConfigError(
-            f"no container engine answers: {'; '.join(refused)}. Start it, as: systemctl start docker"
+            f"no container engine answers: {'; '.join(refused)}. Start it, for example: systemctl start docker"
         )
     raise ConfigError(
         "no container engine found: install Docker (Debian: apt-get install docker.io) or Podman "

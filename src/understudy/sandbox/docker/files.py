@@ -419,7 +419,7 @@ def unpack_tar(tar: tarfile.TarFile, into: Path) -> None:
         if any(part.lower() == ".git" for part in parts) or not parts:
             continue
         if ".." in parts or path.is_absolute() or any(parent in links for parent in (path, *path.parents)):
-            raise tarfile.TarError(f"{member.name!r} leads out of the tree")
+            raise tarfile.TarError(f"{member.name!r} points outside of the tree")
         target = into / path
         target.parent.mkdir(parents=True, exist_ok=True)
         if member.isdir():
@@ -430,7 +430,7 @@ def unpack_tar(tar: tarfile.TarFile, into: Path) -> None:
         elif member.islnk():
             other = PurePosixPath(*PurePosixPath(member.linkname).parts[1:])
             if ".." in other.parts or any(parent in links for parent in other.parents):
-                raise tarfile.TarError(f"{member.name!r} is a link that leads out of the tree")
+                raise tarfile.TarError(f"{member.name!r} is a link that points outside of the tree")
             if other in links:
                 target.symlink_to((into / other).readlink())
                 links.add(path)

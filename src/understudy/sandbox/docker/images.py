@@ -100,8 +100,8 @@ class ImagePuller:
             except _RateLimited as error:
                 if attempt == _TRIES:
                     raise SandboxError(
-                        f"cannot fetch the image {image}: the registry limits how often it may be asked, "
-                        f"{_TRIES} times now ({error}); log in with `docker login`, or wait and run this again"
+                        f"cannot fetch the image {image}: the registry's rate limit was hit {_TRIES} "
+                        f"times ({error}); log in with `docker login`, or wait and run this again"
                     ) from error
                 wait = min(pause if error.wait_s is None else error.wait_s, _LONGEST_WAIT_S)
                 self._progress(f"{image}: the registry limits pulls; trying again in {wait:.0f} s")
@@ -376,8 +376,8 @@ class ImageStore:
 def no_shell(image: str, error: Exception) -> SandboxError:
     """The error for an image in which nothing can be run."""
     return SandboxError(
-        f"nothing can be run in the image {image}: it has no /bin/sh, which a sandbox needs "
-        f"({engine_message(error)}); use an image with a shell and, for agents, glibc"
+        f"no command can run in the image {image}: it has no /bin/sh ( "
+        f"{engine_message(error)}); use an image with a shell and, for agents, glibc"
     )
 
 
@@ -391,8 +391,8 @@ def _failure(code: int, output: str, image: str, workdir: str) -> TaskError | Sa
         return TaskError(reasons[code])
     if "no space left on device" in output.lower():
         return SandboxError(
-            f"cannot prepare the image {image}: the container engine's disk is full; make room there, as: "
-            "docker system prune"
+            f"cannot prepare the image {image}: the container engine's disk is full; free some space, for "
+            f"example: docker system prune"
         )
     return SandboxError(f"cannot prepare the image {image} (exit code {code}): {output.strip()[-1000:]}")
 
@@ -404,7 +404,7 @@ def _check_volumes(config: Mapping[str, Any], spec: SandboxSpec, image: str) -> 
         for directory in (spec.workdir, HOME):
             if Path(directory).is_relative_to(volume) or Path(volume).is_relative_to(directory):
                 raise TaskError(
-                    f"the image {image} declares the volume {volume}, where the task needs {directory}; "
+                    f"the image {image} declares a volume at {volume}, but the task needs {directory}; "
                     "use another workdir, or an image without that volume"
                 )
 

@@ -193,7 +193,9 @@ def _child(pid: int) -> int:
     """The only child of a process. Raises SandboxError when it has none."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     if not children:
-        raise SandboxLost("the sandbox was killed as soon as it was open; retry, and check the machine's memory")
+        raise SandboxLost(
+            "the sandbox was killed right after it was opened; check the machine's free memory and retry"
+        )
     return int(children[0])
 
 
@@ -232,7 +234,7 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
             await watch.answered.wait()
         if not watch.ready:
             message = watch.output[2].decode(errors="replace").strip() or "a helper program ended without output"
-            raise SandboxError(f"cannot make the mounts of a sandbox: {message}; see `understudy doctor`")
+            raise SandboxError(f"cannot set up the mounts of a sandbox: {message}; see `understudy doctor`")
         return MountHolder(transport, watch, group, depth=1 if group is None else 2)
     except BaseException as error:
         await asyncio.shield(_end(transport, watch))

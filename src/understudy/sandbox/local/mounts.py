@@ -74,7 +74,8 @@ def check(spec: SandboxSpec) -> None:
             path = spec.tree / PurePosixPath(mount.target).relative_to(spec.workdir)
             if any(part.is_symlink() for part in (path, *path.parents)[: len(path.parts) - len(spec.tree.parts)]):
                 raise SandboxError(
-                    f"cannot mount {mount.source} at {mount.target}: a link of the tree is in the way"
+                    f"cannot mount {mount.source} at {mount.target}: a symbolic link of the tree is at or above "
+                    "this path"
                 )
 
 

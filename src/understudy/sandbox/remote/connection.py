@@ -134,7 +134,7 @@ class WorkerConnection:
             await self._relay.connect(channel, number)
             return
         if self._stream.done():
-            raise ConnectionRefusedError("there is a channel for messages already")
+            raise ConnectionRefusedError("a channel for messages exists already")
         stream = MessageStream(channel)
         self._stream.set_result(stream)
         while (content := await stream.receive()) is not None:

@@ -181,7 +181,7 @@ class MessageStream:
         """Send a message. Raises ConnectionResetError; SandboxError for one that is too long."""
         content = msgspec.msgpack.encode(message)
         if len(content) > MESSAGE_BYTES:
-            raise SandboxError(f"cannot send {len(content)} bytes to or from a remote sandbox at once")
+            raise SandboxError(f"cannot send {len(content)} bytes to or from a remote sandbox in one message")
         async with self._sending:
             await self._channel.write(len(content).to_bytes(4, "big") + content)
 

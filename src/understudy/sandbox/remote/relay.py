@@ -34,7 +34,7 @@ class SocketRelay:
         try:
             await Multiplexer(reader, writer, self.connect).run()
         except RelayBroken as error:
-            raise SandboxError(f"the relay of a sandbox was ended: the sandbox sent {error}") from error
+            raise SandboxError(f"the relay of a sandbox was closed: the sandbox sent {error}") from error
 
 
 async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -159,7 +159,7 @@ class Multiplexer:
     async def open(self, number: int) -> Channel:
         """A new channel to what the other end calls `number`. Raises ConnectionError."""
         if self._ended or len(self._channels) >= CHANNELS:
-            raise ConnectionRefusedError("the relay has ended, or has as many connections as it may")
+            raise ConnectionRefusedError("the relay has ended or reached its limit of connections")
         self._last += 1
         channel = self._channels[self._last] = Channel(self._last, self)
         await self.send(OPEN, channel.number, NUMBER.pack(number))

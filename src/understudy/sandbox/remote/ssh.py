@@ -122,14 +122,14 @@ class SshSandboxes(RemoteSandboxes):
     ) -> None:
         if _HOST.fullmatch(target) is None:
             raise ConfigError(
-                f"--sandbox ssh:{target}: expected a machine as ssh takes it, as in ssh:user@machine"
+                f"--sandbox ssh:{target}: expected a machine in ssh's form, such as ssh:user@machine"
             )
         try:
             self._deadline_s, self._starting_limit = float(deadline_s), int(starting)
         except ValueError as error:
             raise ConfigError(f"--sandbox ssh:{target}: deadline_s and starting: {error}") from error
         if self._deadline_s <= 0 or self._starting_limit < 1:
-            raise ConfigError(f"--sandbox ssh:{target}: deadline_s has to be above 0, starting at least 1")
+            raise ConfigError(f"--sandbox ssh:{target}: expected deadline_s above 0 and starting of at least 1")
         options = ["-F", config] if config else []
         self._argv = [*_SSH, *options, "--", target, command]
         self._name = f"ssh {target}"

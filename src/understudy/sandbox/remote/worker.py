@@ -130,7 +130,8 @@ class SandboxWorker:
     async def _hello(self, request: messages.HelloRequest) -> messages.HelloReply:
         if request.version != __version__:
             raise ConfigError(
-                f"Understudy {__version__} is there, {request.version} here; install the same release on both"
+                f"this worker has Understudy {__version__}, but the caller has {request.version}; install the "
+                "same release on both machines"
             )
         problems = await asyncio.to_thread(self._kind.problems)
         environment = await asyncio.to_thread(self._environment)
