@@ -126,7 +126,7 @@ async def _written_reward(sandbox: Sandbox, path: str) -> float | None:
     for name in (path, beside):
         content = await read_result_file(sandbox, name, _REWARD_BYTES)
         if content is None:
-            raise ValueError(f"{name} is no regular file that can be read, of at most {_REWARD_BYTES} bytes")
+            raise ValueError(f"{name} is not a readable regular file of at most {_REWARD_BYTES} bytes")
         text = content.decode(errors="replace").strip()
         if not text:
             continue
