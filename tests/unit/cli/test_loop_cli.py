@@ -28,7 +28,7 @@ CASES: dict[str, tuple[list[str], str]] = {
     "the same under another name": ([*TWO, "-e", "{renamed}"], "is also a training task"),
     "no command": (["{model}", "-t", "{train}", "--agent", "shell"], "--agent-command"),
     "no address": (["{model}", "-t", "{train}", "--groups", "2", "--backend", "vllm"], "--base-url"),
-    "no such server": (["{model}", "-t", "{train}", "--backend", "openai"], "expected one of embedded, vllm, sglang"),
+    "no such server": (["{model}", "-t", "{train}", "--backend", "openai"], "unsupported for training"),
     "no such device": ([*TWO, "--device", "tpu"], "'cpu', 'cuda'"),
     "no such tracker": ([*TWO, "--track", "abacus"], "'abacus' is not supported"),
     "no adapter to publish": ([*TWO, "--publish", "lora"], "--lora"),
