@@ -20,6 +20,10 @@ def any_directory_allowed() -> bool:
     return os.environ.get(ANY_DIRECTORY) == "1"
 
 
+CACHE_LOCK = ".in-use"
+"""The file in the cache that all processes lock together which have sandboxes, whose mounts are in there."""
+
+
 def cache_dir() -> Path:
     """Directory for what can be made again: Claude Code, task sources, trees, environments.
 

@@ -9,7 +9,8 @@
     ├── BackendError    the model server is down, refused, or answered nonsense
     ├── GraderError     grading itself failed: never a reward of 0
     ├── StoreError      the store cannot be read or written
-    │   └── LeaseLost       an attempt wrote that was taken from its worker
+    │   ├── LeaseLost       an attempt wrote that was taken from its worker
+    │   └── StoreInUse      others have the store open, and this needs it alone
     └── ConfigError     an option, a setting or the machine is not as needed
 
 A message says what was found, where, what was expected, and what to do next.
@@ -117,6 +118,10 @@ class LeaseLost(StoreError):
 
     Another attempt of the rollout has the next number, and what this one did does not count.
     """
+
+
+class StoreInUse(StoreError):
+    """A store that was to be opened alone, and that other processes have open."""
 
 
 class ConfigError(UnderstudyError):

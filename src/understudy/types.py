@@ -148,6 +148,8 @@ ROLLOUT_TRANSITIONS: dict[RolloutStatus, frozenset[RolloutStatus]] = {
     "failed": frozenset({"requeuing"}),
     "cancelled": frozenset({"requeuing"}),
 }
+ENDED: tuple[RolloutStatus, ...] = ("succeeded", "failed", "cancelled")
+"""The states of a rollout that nobody works on, and that waits for nobody."""
 ATTEMPT_TRANSITIONS: dict[AttemptStatus, frozenset[AttemptStatus]] = {
     "preparing": frozenset({"running", "failed", "unresponsive"}),
     "running": frozenset({"succeeded", "failed", "timeout", "unresponsive"}),

@@ -20,6 +20,8 @@ _COMMANDS = {
     "worker": ("worker", "Execute rollouts that others enqueued in a store."),
     "status": ("status", "Show how runs stand, and who works on them."),
     "store": ("store", "Copy stores between directories and PostgreSQL."),
+    "du": ("disk", "Show what takes room on disk and in databases."),
+    "prune": ("disk", "Remove what is not needed any more."),
     "show": ("show", "Show what a rollout was asked, did and was graded."),
     "grade": ("grade", "Grade predictions, and write the harness's report files."),
     "integrity": ("show", "Say after review whether a rollout's patch is clean."),

@@ -26,8 +26,8 @@ _OLD_OPTION = re.compile(
 
 
 _READ_DATABASES = (
-    "run", "worker", "status", "store", "show", "integrity", "states", "pairs", "export", "report", "view",
-    "replay",
+    "run", "worker", "status", "store", "du", "prune", "show", "integrity", "states", "pairs", "export", "report",
+    "view", "replay",
 )  # fmt: skip
 _DATABASE_OPTIONS = {"ingest": ("--dir", "-d"), "grade": ("--regrade",)}
 """Options of a command that take a database, beside `--store`, which does wherever a command has it."""

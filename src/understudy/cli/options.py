@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from enum import Enum, StrEnum
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 import typer
 from msgspec import Struct
 
+from understudy.errors import ConfigError
 from understudy.util.settings import Option, build, options_of, read_toml, require_table
 
 
@@ -19,6 +21,18 @@ def command_group(help_text: str, **more: Any) -> typer.Typer:
     """A command that has commands of its own."""
     # Rich's markup would take [default: …] in a help text for a style, and drop it.
     return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None, add_completion=False, **more)
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def duration_s(option: str, text: str) -> float:
+    """The seconds that an option says with a unit. Raises ConfigError."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{option}: invalid duration {text!r}; expected a number with a unit, as 90m, 8h or 30d")
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def command(body: Callable[..., None]) -> Callable[..., None]:

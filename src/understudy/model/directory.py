@@ -9,8 +9,10 @@ import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 
+from understudy.config import cache_dir
 from understudy.errors import ConfigError
 from understudy.model.pretrained import RECORD, cached_directory
+from understudy.util.files import mark_used
 
 TINY = "tiny"
 """Its name where a model's directory is asked for."""
@@ -24,6 +26,7 @@ def directory_of(model: str | Path) -> Path:
     if str(model) == TINY:
         return Path(__file__).with_name("assets") / TINY
     fetched = cached_directory(str(model))
+    mark_used(cache_dir(), (fetched,))
     return fetched if (fetched / RECORD).is_file() else path.absolute()
 
 

@@ -20,7 +20,9 @@ from urllib.parse import parse_qsl
 from msgspec import Struct, field
 
 from understudy import plugins
+from understudy.config import CACHE_LOCK, cache_dir
 from understudy.errors import ConfigError, SandboxError
+from understudy.util.files import share_lock
 
 
 class Mount(Struct, frozen=True):
@@ -334,9 +336,12 @@ def sandbox_labels() -> dict[str, str]:
 def open_kind(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
     """The kind of sandbox that `name` names, constructed with `options`; whether it can work here is not asked.
 
+    From then on nothing in the cache, where mounts of sandboxes are, is removed until this process ends.
+
     `name` is that of the kind alone, or KIND:TARGET?OPTION=VALUE&…, whose target and options are added. Raises
     ConfigError when there is none, or when it takes no such options.
     """
+    share_lock(cache_dir() / CACHE_LOCK)
     kind_name, _, rest = name.partition(":")
     target, _, query = rest.partition("?")
     named = ({"target": target} if target else {}) | dict(parse_qsl(query, keep_blank_values=True))

@@ -19,6 +19,7 @@ from understudy.store.outcomes import OutcomeRepository
 from understudy.store.runs import RunRepository
 from understudy.store.session_lists import SessionListRepository
 from understudy.store.sessions import SessionRepository
+from understudy.store.space import SpaceRepository
 from understudy.store.sqlite import SqliteDriver
 from understudy.store.training import TrainingRepository
 from understudy.store.votes import VoteRepository
@@ -45,21 +46,28 @@ class Store:
         self.asks = AskRepository(database)
         self.training = TrainingRepository(database)
         self.votes = VoteRepository(database)
+        self.space = SpaceRepository(database)
 
     @classmethod
-    def open(cls, location: StoreLocation, *, create: bool = True, read_only: bool = False) -> Self:
+    def open(
+        cls, location: StoreLocation, *, create: bool = True, read_only: bool = False, exclusive: bool = False
+    ) -> Self:
         """Open the store in a directory or a database, created and migrated as needed.
 
         One in a directory that cannot be written can be read. With `read_only` nothing of it is created, migrated
-        or written, not even its file's mode; writes fail. Raises StoreError when there is none and `create` is
-        false, when it is no store or a damaged one, when a newer release wrote it, when its server cannot be used,
-        and with `read_only` when an older release wrote it whose stores have to be migrated.
+        or written, not even its file's mode; writes fail. With `exclusive` nobody else has it open until it is
+        closed: who opens it meanwhile waits, for 30 seconds at most. Raises StoreError when there is none and
+        `create` is false, when it is no store or a damaged one, when a newer release wrote it, when its server
+        cannot be used, with `read_only` when an older release wrote it whose stores have to be migrated, and with
+        `exclusive` when another has it open.
         """
         if isinstance(location, StoreUrl):
             from understudy.store.postgresql import PostgresqlDriver
 
-            return cls(location, PostgresqlDriver(location, create=create, read_only=read_only))
-        return cls(location, SqliteDriver(location, create=create, read_only=read_only))
+            return cls(
+                location, PostgresqlDriver(location, create=create, read_only=read_only, exclusive=exclusive)
+            )
+        return cls(location, SqliteDriver(location, create=create, read_only=read_only, exclusive=exclusive))
 
     @property
     def directory(self) -> Path:

@@ -75,6 +75,9 @@ _object = msgspec.json.Decoder(dict[str, Any]).decode
 _spans = msgspec.json.Decoder(tuple[PolicySpan, ...]).decode
 
 
+PRUNED_REQUEST = b'{"understudy":"pruned"}'
+"""The request of a call whose request and response were removed; its response has the date."""
+
 USAGE = (
     func.count().label("calls"),
     func.coalesce(func.sum(calls.c.prompt_tokens), 0).label("prompt_tokens"),
@@ -196,6 +199,8 @@ class CallRepository(Repository):
         for skeleton, system, tools in keys - tree.outers.keys():
             parts = [None if key is None else tree.contents[key] for key in (skeleton, system, tools)]
             tree.outers[skeleton, system, tools] = join_body(parts[0] or b"", parts[1], parts[2], [])
+        for row in rows:
+            _refuse_pruned(row["id"], tree.outers[_outer_key(row)], tree.contents[row["response_id"]])
         return [(self._lean(row, tree), RequestPlace(_outer_key(row), row["node_id"])) for row in rows]
 
     def _lean(self, row: RowMapping, tree: RequestTree) -> Call:
@@ -399,18 +404,29 @@ def _assemble(
     recent = RecentTokens()
     for row in rows:
         prompt, completion, logprobs = _unpack_tokens(row, links, recent)
+        request = join_body(
+            contents[row["skeleton_id"]],
+            contents.get(row["system_id"]),
+            contents.get(row["tools_id"]),
+            [contents[blob] for blob in blob_path(tree, row["node_id"])],
+        )
+        _refuse_pruned(row["id"], request, contents[row["response_id"]])
         yield Call(
             **_metadata(row),
-            request=join_body(
-                contents[row["skeleton_id"]],
-                contents.get(row["system_id"]),
-                contents.get(row["tools_id"]),
-                [contents[blob] for blob in blob_path(tree, row["node_id"])],
-            ),
+            request=request,
             response=contents[row["response_id"]],
             prompt_token_ids=prompt,
             completion_token_ids=completion,
             logprobs=logprobs,
+        )
+
+
+def _refuse_pruned(call_id: str, request: bytes, response: bytes) -> None:
+    """Raise StoreError for a call without its request and response."""
+    if request == PRUNED_REQUEST:
+        raise StoreError(
+            f"the request and the response of call {call_id} were removed by `understudy prune` on "
+            f"{_object(response).get('at')}; what became of the rollout, its patch and its verdict are there still"
         )
 
 

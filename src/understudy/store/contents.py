@@ -202,6 +202,11 @@ class Packed(Struct, frozen=True, array_like=True, gc=False):
     data: bytes | None = None
 
 
+def content_hash(data: Buffer) -> bytes:
+    """What a content is known by in the store."""
+    return sha256(data).digest()[:HASH]
+
+
 class Packer:
     """Compresses contents outside of the writer's thread, so that the writer only has to write them.
 
@@ -215,7 +220,7 @@ class Packer:
 
     def __call__(self, data: bytes) -> Packed:
         """These bytes as a content to store."""
-        digest = sha256(data).digest()[:HASH]
+        digest = content_hash(data)
         if digest in self._seen:
             return Packed(digest)
         if len(self._seen) >= _REMEMBERED:
@@ -237,7 +242,7 @@ class ContentWriter:
 
     def blob(self, data: Buffer) -> int:
         """The id of the blob with these bytes, which is stored if it is new."""
-        digest = sha256(data).digest()[:HASH]
+        digest = content_hash(data)
         blob_id = self._blobs.get(digest)
         if blob_id is None:
             blob_id = self._id(_INSERT_BLOB, (digest, *self._packed(data)), _FIND_BLOB, (digest,))

@@ -99,6 +99,14 @@ class DatabaseDriver(ABC):
         """Hold a lock of this store, which ends with this process. Raises ConfigError(busy) if it is held."""
 
     @abstractmethod
+    def file_size(self) -> tuple[int, int | None]:
+        """The bytes that the database takes on disk, and how many of them hold nothing; None: not known."""
+
+    @abstractmethod
+    def compact(self) -> str:
+        """Give what holds nothing back to the file system. Returns why that was not done; "" where it was."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close all connections."""
 

@@ -23,7 +23,7 @@ from understudy.store.database import Database, Repository, WriteContext, encode
 from understudy.store.runs import OPEN_ATTEMPTS, Lease, begin_attempt, read_rollout, take_attempt
 from understudy.store.schema import attempts, rollouts, runs, workers
 from understudy.store.statements import json_field, server_started, store_clock
-from understudy.types import Attempt, ErrorInfo, Rollout, RolloutStatus
+from understudy.types import ENDED, Attempt, ErrorInfo, Rollout, RolloutStatus
 
 RETRY_PAUSE_S = 1.0
 """How long a rollout whose attempt failed rests before it can be claimed again."""
@@ -68,7 +68,7 @@ class RunQueue(Struct, frozen=True, kw_only=True):
     @property
     def is_open(self) -> bool:
         """Whether rollouts of it have not ended."""
-        return not self.rollouts.keys() <= {"succeeded", "failed", "cancelled"}
+        return not self.rollouts.keys() <= set(ENDED)
 
 
 class Worker(Struct, frozen=True, kw_only=True):

@@ -88,10 +88,11 @@ class ListedRollout(RolloutOutcome, frozen=True, kw_only=True):
 
 
 class ChangeMark(Struct, frozen=True):
-    """How far changes of rollouts have been read: the newest change of one, and the newest verdict."""
+    """How far changes of rollouts have been read: the newest change, the newest verdict, how many there are."""
 
     updated_at: float = 0.0
     verdict_id: int = 0
+    rollouts: int = 0
 
 
 class RunCounts(AttemptUsage, frozen=True, kw_only=True):
@@ -204,6 +205,7 @@ class OutcomeRepository(Repository):
         newest = select(
             select(func.max(rollouts.c.updated_at)).scalar_subquery(),
             select(func.max(rewards.c.verdict_id)).scalar_subquery(),
+            select(func.count()).select_from(rollouts).scalar_subquery(),
         )
         moved = select(rollouts.c.id).where(
             (rollouts.c.updated_at >= since.updated_at - _LATE_S) | rollouts.c.status.in_(("preparing", "running"))
@@ -214,9 +216,9 @@ class OutcomeRepository(Repository):
             .where((rewards.c.verdict_id > since.verdict_id) | rewards.c.review.is_not(None))
         )
         with self._reading() as connection:
-            updated_at, verdict_id = connection.execute(newest).one()
+            updated_at, verdict_id, number = connection.execute(newest).one()
             ids = list(connection.execute(union(moved, judged)).scalars())
-        return ids, ChangeMark(updated_at or 0.0, verdict_id or 0)
+        return ids, ChangeMark(updated_at or 0.0, verdict_id or 0, number)
 
     def by_task(self, run_id: str) -> dict[str, TaskCounts]:
         """Counts of the ended rollouts of each task of a run, over all its agents."""

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import URL, BigInteger, Column, Connection, Float, MetaData, Table, Text, create_engine
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import QueuePool, StaticPool
 
-from understudy.errors import ConfigError, StoreError
+from understudy.errors import ConfigError, StoreError, StoreInUse
 from understudy.store.address import StoreUrl
 from understudy.store.driver import DatabaseDriver, WriterSession
 from understudy.store.migrate import migrate_connection, unknown_schema
@@ -52,6 +53,11 @@ _SETTINGS = (
     "timezone = 'UTC'",
 )
 _UNIQUE_TEXT_KEY = "understudy store"
+_IN_USE = "hashtext('understudy store in use'), hashtext(current_schema())"
+"""The advisory lock that every connection shares, and that who works on the store alone has alone."""
+
+_SMALL_TABLE = 1 << 20
+"""A table of fewer bytes is not worth writing anew."""
 
 _own = MetaData()
 _writers = Table(
@@ -201,11 +207,21 @@ class PostgresqlDriver(DatabaseDriver):
 
     dialect = "postgresql"
 
-    def __init__(self, url: StoreUrl, *, create: bool, read_only: bool, outage_s: float = OUTAGE_S) -> None:
+    def __init__(
+        self,
+        url: StoreUrl,
+        *,
+        create: bool,
+        read_only: bool,
+        exclusive: bool = False,
+        outage_s: float = OUTAGE_S,
+    ) -> None:
         """Connect, and bring it up to the newest schema; with `read_only` the server takes no write.
 
-        A server that goes away is waited for `outage_s`. Raises StoreError; ConfigError without psycopg.
+        A server that goes away is waited for `outage_s`. Every connection shares a lock of the database; with
+        `exclusive` this process alone has it. Raises StoreError; ConfigError without psycopg.
         """
+        self._exclusive = exclusive
         self.url = url
         self._settings = (*_SETTINGS, "default_transaction_read_only = on") if read_only else _SETTINGS
         self._outage_s = outage_s
@@ -218,6 +234,8 @@ class PostgresqlDriver(DatabaseDriver):
             isolation_level="AUTOCOMMIT",
             pool_pre_ping=True,
             hide_parameters=True,
+            # One connection: a lock of its own would keep a second one out.
+            poolclass=StaticPool if exclusive else QueuePool,
         )
         super().__init__(str(url), engine)
         try:
@@ -248,7 +266,21 @@ class PostgresqlDriver(DatabaseDriver):
             "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
         )
         _register_types(connection)
+        self._lock(connection)
         return connection
+
+    def _lock(self, connection: psycopg.Connection[Any]) -> None:
+        """Share the lock of all who have the store open; alone on it, refuse where there are others."""
+        if not self._exclusive:
+            connection.execute(f"SELECT pg_advisory_lock_shared({_IN_USE})")
+            return
+        row = connection.execute(f"SELECT pg_try_advisory_lock({_IN_USE})").fetchone()
+        if row is None or not row[0]:
+            connection.close()
+            raise StoreInUse(
+                f"{self.url} is in use: other processes have it open (a run, a worker, a gateway, an export or a "
+                "viewer; `understudy status` names workers); end them, then run the same command again"
+            )
 
     def _check_server(self, connection: Connection) -> None:
         raw = cast("psycopg.Connection[Any]", connection.connection.dbapi_connection)
@@ -401,6 +433,24 @@ class PostgresqlDriver(DatabaseDriver):
                 self._listener = None
             time.sleep(min(timeout_s, 1.0))
 
+    def file_size(self) -> tuple[int, int | None]:
+        """What the database takes; how much of it holds nothing is not known."""
+        with self.engine.connect() as connection:
+            size = connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one()
+        return size, None
+
+    def compact(self) -> str:
+        """Write those tables anew of which a quarter holds nothing; of the others let that be used again."""
+        with self.engine.connect() as connection:
+            for table in metadata.sorted_tables:
+                whole, rows = connection.exec_driver_sql(
+                    f"SELECT pg_table_size('{table.name}'), coalesce(sum(pg_column_size(t.*)), 0) "
+                    f"FROM {table.name} AS t"
+                ).one()
+                full = "FULL, " if whole > _SMALL_TABLE and rows < 0.75 * whole else ""
+                connection.exec_driver_sql(f"VACUUM ({full}ANALYZE) {table.name}")
+        return ""
+
     def close(self) -> None:
         """Close all connections."""
         if self._listener is not None:
@@ -423,6 +473,8 @@ _HINTS = {
     "does not exist": "what was asked for is not there; check the names of the database, its user and its tables",
     "23503": "a row names a run, task, rollout or attempt that is not in the store",
     "23505": "another row with the same key exists already",
+    "55P03": "another process holds a lock of the database, as `understudy prune` does; wait for that, then run "
+    "the same command again",
     "53100": "the server's disk is full: nothing of this write was stored, the store is intact; free some space",
     "42501": "the user may not do this; give it the rights of the tables' owner",
     "25006": "the server takes no writes, it is a standby or set to read only; name the primary server",

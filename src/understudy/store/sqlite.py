@@ -8,6 +8,7 @@ import functools
 import hashlib
 import math
 import os
+import shutil
 import sqlite3
 import stat
 import tempfile
@@ -24,10 +25,10 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from understudy.errors import ConfigError, StoreError
+from understudy.errors import ConfigError, StoreError, StoreInUse
 from understudy.store.driver import DatabaseDriver, WriterSession
 from understudy.store.migrate import migrate_connection, unknown_schema
 from understudy.store.schema import HEAD, metadata
@@ -143,8 +144,8 @@ def _make_database(file: Path) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def open_engine(directory: Path, *, create: bool, read_only: bool = False) -> Engine:
-    """An engine on the store in `directory`, at the newest schema.
+def open_engine(directory: Path, *, create: bool, read_only: bool = False, exclusive: bool = False) -> Engine:
+    """An engine on the store in `directory`, at the newest schema; with `exclusive` one connection, alone on it.
 
     Connections are in autocommit mode; who writes says BEGIN and COMMIT. One that cannot be written here is opened
     to be read, and with `read_only` any is: it is not brought up to the newest schema then. Raises StoreError.
@@ -171,12 +172,19 @@ def open_engine(directory: Path, *, create: bool, read_only: bool = False) -> En
     engine = create_engine(
         URL.create("sqlite", database=str(file)),
         creator=lambda: sqlite3.connect(
-            address, uri=not writable, timeout=BUSY_S, cached_statements=256, check_same_thread=False
+            address,
+            uri=not writable,
+            timeout=0.0 if exclusive else BUSY_S,
+            cached_statements=256,
+            check_same_thread=False,
         ),
         isolation_level="AUTOCOMMIT",
+        poolclass=StaticPool if exclusive else QueuePool,
     )
-    event.listen(engine, "connect", _set_up)
+    event.listen(engine, "connect", partial(_set_up, exclusive))
     try:
+        if exclusive:
+            _refuse_others(engine, file)
         with translate_errors(file), engine.connect() as connection:
             if (version := _version(connection, file)) != HEAD:
                 if not writable and version in _READ_BY_VIEWS:
@@ -201,6 +209,23 @@ def open_engine(directory: Path, *, create: bool, read_only: bool = False) -> En
         engine.dispose()
         raise
     return engine
+
+
+def _refuse_others(engine: Engine, file: Path) -> None:
+    """Take the file's lock, which every open connection shares. Raises StoreError where there are others."""
+    if not is_writable(file):
+        raise StoreError(f"{file} cannot be written by this user; let its owner do this")
+    try:
+        with engine.connect() as connection:
+            connection.exec_driver_sql("BEGIN EXCLUSIVE")
+            connection.exec_driver_sql("COMMIT")
+    except SQLAlchemyError as error:
+        if "locked" not in str(error):
+            raise to_store_error(error, file) from error
+        raise StoreInUse(
+            f"{file} is in use: another process has it open (a run, a worker, a gateway, an export or a viewer); "
+            "end that, then run the same command again"
+        ) from error
 
 
 def is_writable(file: Path) -> bool:
@@ -281,11 +306,12 @@ class SqliteDriver(DatabaseDriver):
     dialect = "sqlite"
     exceptions = (sqlite3.Error,)
 
-    def __init__(self, directory: Path, *, create: bool, read_only: bool) -> None:
+    def __init__(self, directory: Path, *, create: bool, read_only: bool, exclusive: bool = False) -> None:
         """Open it, as `open_engine`."""
         self.file = directory / FILE
         self._read_only = read_only
-        super().__init__(str(self.file), open_engine(directory, create=create, read_only=read_only))
+        engine = open_engine(directory, create=create, read_only=read_only, exclusive=exclusive)
+        super().__init__(str(self.file), engine)
 
     def open_session(self) -> SqliteSession:
         """A connection to write with."""
@@ -310,6 +336,43 @@ class SqliteDriver(DatabaseDriver):
     def hold(self, name: str, busy: str) -> AbstractContextManager[object]:
         """Hold a lock on a file beside the store's."""
         return locked(self.file.parent / name, busy=busy, remedy="give a directory that you can write")
+
+    def file_size(self) -> tuple[int, int | None]:
+        """What the file and its log take, and the pages that hold nothing."""
+        size = sum(
+            path.stat().st_size for path in (self.file, self.file.with_name(f"{FILE}-wal")) if path.exists()
+        )
+        with self.engine.connect() as connection:
+            free = [
+                connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+                for name in ("freelist_count", "page_size")
+            ]
+        return size, free[0] * free[1]
+
+    def compact(self) -> str:
+        """Write the file anew, where at least a twentieth of it holds nothing."""
+        size, free = self.file_size()
+        if not free or free * 20 < size:
+            return ""
+        # A copy of what is left, then the same in the log, before the file is cut.
+        needed, room = 2 * (size - free), shutil.disk_usage(self.file.parent).free
+        if needed > room:
+            return (
+                f"{self.file}: {free} bytes of it hold nothing and will be used again, but to give them back "
+                f"takes {needed} bytes of room, and {room} are free; make room, then run the same command again"
+            )
+        with self.engine.connect() as connection:
+            raw = typing.cast(sqlite3.Connection, connection.connection.dbapi_connection)
+            # So that a signal, as of Ctrl-C, is heeded meanwhile: the file stays as it was then.
+            raw.set_progress_handler(lambda: 0, 100_000)
+            try:
+                raw.execute("VACUUM")
+            except sqlite3.OperationalError as error:
+                raise KeyboardInterrupt if "interrupted" in str(error) else error from error
+            finally:
+                raw.set_progress_handler(None, 0)
+            raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return ""
 
     def close(self) -> None:
         """Leave one file that can be copied."""
@@ -344,8 +407,11 @@ class ChangeCounter:
         self._raw.close()
 
 
-def _set_up(raw: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+def _set_up(exclusive: bool, raw: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     cursor = raw.cursor()
+    if exclusive:
+        # Before anything is read: then the lock is on the file, which all connections share while they are open.
+        cursor.execute("PRAGMA locking_mode = EXCLUSIVE")
     for pragma in _PRAGMAS:
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

@@ -25,12 +25,13 @@ from understudy.checks.pytest_checks import PLUGIN_MOUNT
 from understudy.checks.runtime_events import WATCH_MOUNT
 from understudy.checks.script import REWARDS
 from understudy.checks.twin_run import DRIVER_MOUNT
+from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
 from understudy.tasks.environment import TaskEnvironment, python_environment
 from understudy.tasks.materialise import check_directory, materialise, relative_path
 from understudy.types import Directory, ImageTree, PytestChecks, ScriptChecks, Source, Task
-from understudy.util.files import atomic_write, locked, make_readable
+from understudy.util.files import atomic_write, locked, make_readable, mark_used
 
 GIT_MOUNT = "/opt/understudy/git"
 """Where the pristine git directory is in a sandbox, for runs with `reveal=True`."""
@@ -120,6 +121,7 @@ def sandbox_spec(
     """
     environment = prepared.environment or environment
     own = (Mount(prepared.git, GIT_MOUNT, private=True), PLUGIN_MOUNT, DRIVER_MOUNT, WATCH_MOUNT)
+    mark_used(cache_dir(), (prepared.tree, *(mount.source for mount in (*environment.mounts, *mounts))))
     return SandboxSpec(
         tree=prepared.tree,
         workdir=prepared.task.workdir,

@@ -9,7 +9,7 @@ import shutil
 import stat
 import tarfile
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -105,6 +105,30 @@ def locked(path: Path, *, busy: str = "", remedy: str = _CACHE_REMEDY) -> Genera
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+_shared: dict[Path, int] = {}
+
+
+def share_lock(path: Path) -> None:
+    """Share the lock on a file with others that do until this process ends; who locks it alone waits that long.
+
+    Where the file cannot be made nothing is locked: nobody can remove anything beside it either.
+    """
+    if path in _shared:
+        return
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _shared[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(_shared[path], fcntl.LOCK_SH)
+
+
+def mark_used(cache: Path, paths: Iterable[Path]) -> None:
+    """Note in the time of change of entries of a cache (`KIND/NAME`) that something in them is used now."""
+    for path in paths:
+        if path.is_relative_to(cache):
+            with suppress(OSError):  # that of another user
+                os.utime(cache.joinpath(*path.relative_to(cache).parts[:2]))
 
 
 def make_readable(root: Path) -> None:

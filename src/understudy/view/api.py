@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from understudy import __version__
-from understudy.config import cache_dir
 from understudy.errors import UnderstudyError
+from understudy.report.directories import index_file, store_id
 from understudy.report.read import read_figures
 from understudy.store import Store
 from understudy.store.votes import VoteSubject
@@ -71,7 +71,7 @@ from understudy.view.schema.rollouts import (
 from understudy.view.schema.sessions import PairPage, SessionPage, StatePage, StateView
 from understudy.view.schema.stores import LoopView, StoreHealth, StoreList, StoreSummary
 from understudy.view.transcripts import Transcript, TranscriptCache
-from understudy.view.viewed import ViewedStore, store_id
+from understudy.view.viewed import ViewedStore
 
 Parts = Mapping[str, str]
 """The variable parts of a path, by name."""
@@ -296,7 +296,7 @@ class ViewApi:
     def _index(self, viewed: ViewedStore, store: Store) -> RolloutIndex:
         index = self._indexes.get(viewed.id)
         if index is None:
-            index = self._indexes.setdefault(viewed.id, RolloutIndex(cache_dir() / "view" / f"{viewed.id}.db"))
+            index = self._indexes.setdefault(viewed.id, RolloutIndex(index_file(viewed.id)))
         stamp = viewed.stamp()
         index.refresh(store, stamp, f"{viewed.location} {stamp[0] if stamp else 0}")
         return index

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from understudy.errors import ConfigError
-from understudy.report.read import is_loop
+from understudy.report.directories import find_stores, store_id
 from understudy.store.address import StoreLocation, StoreUrl
-from understudy.store.sqlite import FILE
 from understudy.view.faults import ViewRefused, missing
-from understudy.view.viewed import ViewedDatabase, ViewedDirectory, ViewedStore, store_id
+from understudy.view.viewed import ViewedDatabase, ViewedDirectory, ViewedStore
 
-_DEPTH: Final = 6
 _MOST: Final = 5_000
-_OF_A_LOOP: Final = ("steps", "evaluations")
-_SKIPPED: Final = frozenset({"node_modules", "__pycache__", "rollouts", "weights"})
 
 
 class Catalog:
@@ -53,7 +48,10 @@ class Catalog:
         """Look for stores again; those there are. One that vanished can still be asked for by id."""
         stores: dict[str, ViewedStore] = {each.id: each for each in self._databases}
         for root in self.roots:
-            for store in _walk(root, root, 0, None):
+            for found in find_stores(root):
+                name = str(found.path.relative_to(root)) if found.path != root else root.name
+                loop = None if found.loop is None else store_id(found.loop)
+                store = ViewedDirectory(found.path, name, "loop" if found.is_loop else "store", loop)
                 stores.setdefault(store.id, store)
                 if len(stores) >= _MOST:
                     break
@@ -95,34 +93,3 @@ class Catalog:
             stores = list(self._stores.values())
         for store in stores:
             store.close()
-
-
-def _walk(directory: Path, root: Path, depth: int, loop: str | None) -> Iterator[ViewedDirectory]:
-    """The stores in a directory and below. Links are not followed."""
-    name = str(directory.relative_to(root)) if directory != root else root.name
-    has_loop = is_loop(directory)
-    if has_loop:
-        yield ViewedDirectory(directory, name, "loop", None)
-        loop = store_id(directory)
-    elif _is_plain_file(directory / FILE):
-        yield ViewedDirectory(directory, name, "store", loop)
-        return
-    if depth >= _DEPTH:
-        return
-    try:
-        inner = sorted(
-            Path(entry.path)
-            for entry in os.scandir(directory)
-            if entry.is_dir(follow_symlinks=False)
-            and not entry.name.startswith(".")
-            and entry.name not in _SKIPPED
-        )
-    except OSError:
-        return  # one that this user may not read has nothing to show
-    for path in inner:
-        if not has_loop or path.name in _OF_A_LOOP:
-            yield from _walk(path, root, depth + 1, loop)
-
-
-def _is_plain_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()

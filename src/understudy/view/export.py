@@ -20,6 +20,7 @@ from msgspec import Struct
 from understudy import __version__
 from understudy.errors import ConfigError, StoreError
 from understudy.redact.redactor import Redactor
+from understudy.report.directories import store_id
 from understudy.report.figures import ReportFigures
 from understudy.report.read import is_loop
 from understudy.store.address import StoreLocation, StoreUrl
@@ -43,7 +44,6 @@ from understudy.view.routes import (
 )
 from understudy.view.schema.rollouts import RolloutHead, RolloutRow, TextRange, TokenPage, TurnPage
 from understudy.view.schema.stores import StoreList, StoreSummary
-from understudy.view.viewed import store_id
 
 MOST_BYTES: Final = 50_000_000
 """The most bytes of answers in a file, unless told otherwise: a browser reads all of them at once."""

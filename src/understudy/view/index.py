@@ -106,6 +106,11 @@ class RolloutIndex:
         fact = raw.execute("SELECT value FROM facts WHERE name = 'mark'").fetchone()
         before = ChangeMark() if fact is None else msgspec.json.decode(fact[0], type=ChangeMark)
         changed, mark = store.outcomes.changed(before)
+        if mark.rollouts < before.rollouts or mark.verdict_id < before.verdict_id:
+            # Some were removed, and numbers may have been given again.
+            self._remove()
+            raw = self._open(identity)
+            changed, mark = store.outcomes.changed()
         # On its way when it was last read, so it changes for sure: clocks of several machines may differ by more
         # than `changed` allows for.
         pending = raw.execute(f"SELECT id FROM rollouts WHERE status IN ({_PENDING})").fetchall()

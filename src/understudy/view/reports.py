@@ -8,10 +8,10 @@ import msgspec
 
 from understudy.report import charts, formatting
 from understudy.report.charts import LineChart
+from understudy.report.directories import store_id
 from understudy.report.figures import Headline, Point, ReportFigures
 from understudy.store.address import location_name, parse_location
 from understudy.view.schema.report import ReportChart, ReportCurve, ReportReason, ReportView
-from understudy.view.viewed import store_id
 
 
 def report_view(figures: ReportFigures, stores: Collection[str]) -> ReportView:

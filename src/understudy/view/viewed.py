@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from understudy.errors import StoreError, UnderstudyError
+from understudy.report.directories import store_id
 from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.postgresql import PostgresqlDriver
@@ -28,7 +27,7 @@ class ViewedStore(ABC):
     def __init__(
         self, location: StoreLocation, name: str, kind: Literal["store", "loop"], parent_id: str | None
     ) -> None:
-        self.id = _digest(location)  # of a directory whose links are followed already
+        self.id = store_id(location)
         self.location = location
         self.name = name
         self.kind = kind
@@ -210,12 +209,3 @@ class ViewedDatabase(ViewedStore):
         store, self._store = self._store, None
         if store is not None:
             store.close()
-
-
-def store_id(location: StoreLocation) -> str:
-    """Ten hex digits that follow from a directory's real path, or from a database's URL without its password."""
-    return _digest(location.resolve() if isinstance(location, Path) else location)
-
-
-def _digest(location: StoreLocation) -> str:
-    return hashlib.sha256(os.fsencode(str(location))).hexdigest()[:10]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ import msgspec
 import typer
 from msgspec import Struct
 
-from understudy.cli.options import command, command_group
+from understudy.cli.options import command, command_group, duration_s
 from understudy.cli.settings import BackendSettings, gateway_config
 from understudy.errors import ConfigError
 from understudy.util.settings import option
@@ -32,8 +31,6 @@ _StoreOption = Annotated[
     str | None,
     typer.Option("--store", metavar="URL", help="The store, where it is a database: postgresql://USER@HOST/NAME."),
 ]
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class ServeSettings(Struct, frozen=True, kw_only=True):
@@ -148,7 +145,7 @@ def issue(
 
     limits = msgspec.structs.asdict(Budget(calls=calls, tokens=tokens, cost_usd=cost_usd))
     budget = {name: limit for name, limit in limits.items() if limit is not None}
-    expires_at = None if expires is None else time.time() + _seconds(expires)
+    expires_at = None if expires is None else time.time() + duration_s("--expires", expires)
     with Store.open(_location(store_url, directory)) as store:
         typer.echo(_run(issue_key(store, name, expires_at=expires_at, budget=budget)))
 
@@ -221,15 +218,6 @@ def _order(directory: Path, method: str, path: str, body: dict[str, Any] | None 
     from understudy.gateway.serve.admin import send_admin_request
 
     typer.echo(_run(send_admin_request(directory, method, path, body)))
-
-
-def _seconds(text: str) -> float:
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise ConfigError(
-            f"--expires: invalid duration {text!r}; expected a number with a unit, such as 90m, 8h or 30d"
-        )
-    return float(match[1]) * _SECONDS[match[2]]
 
 
 def _run(work: Coroutine[Any, Any, Any]) -> Any:

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -345,18 +345,6 @@ class ImageStore:
             self._trees[tree] = sha.hexdigest()
         return self._trees[tree]
 
-    def remove(self, names: set[str]) -> None:
-        """Remove images by name; those that are gone or in use stay as they are. Raises SandboxError."""
-        for name in sorted(names):
-            with engine_errors(f"remove the image {name}"):
-                try:
-                    self._engine.api.remove_image(name)
-                except EngineNotFound:
-                    continue
-                except EngineRefused as error:
-                    if error.status_code != CONFLICT:
-                        raise
-
     def stop(self) -> None:
         """Cancel what is being fetched."""
         self._puller.stop()
@@ -370,7 +358,44 @@ class ImageStore:
         with self._guard:
             used, self.prepared_from, self._preparing = self.prepared_from, {}, {}
         for image, names in used.items():
-            self.remove(names | ({image} if image_too(image) else set()))
+            remove_images(self._engine, names | ({image} if image_too(image) else set()))
+
+
+def remove_images(engine: ContainerEngine, names: Iterable[str]) -> list[str]:
+    """Remove images by name; those in use stay as they are. Returns which are gone now. Raises SandboxError."""
+    removed: list[str] = []
+    for name in sorted(names):
+        with engine_errors(f"remove the image {name}"):
+            try:
+                engine.api.remove_image(name)
+            except EngineNotFound:
+                pass
+            except EngineRefused as error:
+                if error.status_code != CONFLICT:
+                    raise
+                continue
+        removed.append(name)
+    return removed
+
+
+class StoredImage(Struct, frozen=True):
+    """A prepared image: its name, the bytes that are its alone, and when it was made (Unix seconds)."""
+
+    name: str
+    bytes: int
+    created_at: float
+
+
+def stored_images(engine: ContainerEngine) -> list[StoredImage]:
+    """The prepared images that an engine has, and that can be made again of their tasks. Raises SandboxError."""
+    with engine_errors("list the prepared images"):
+        listed: Sequence[Mapping[str, Any]] = engine.api.df()["Images"] or ()
+    return [
+        StoredImage(name, max(0, each["Size"] - max(0, each.get("SharedSize") or 0)), float(each["Created"]))
+        for each in listed
+        for name in each.get("RepoTags") or ()
+        if name.startswith(f"{REPOSITORY}:")
+    ]
 
 
 def no_shell(image: str, error: Exception) -> SandboxError:

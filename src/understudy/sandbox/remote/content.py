@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from understudy.errors import SandboxError
-from understudy.util.files import atomic_path, locked
+from understudy.util.files import atomic_path, locked, mark_used
 
 _NAME = "content"
 PIECE_BYTES = 1 << 20
@@ -56,6 +56,7 @@ class ContentCache:
     def path_of(self, digest: str) -> Path | None:
         """Where a content is, None where it is not here."""
         path = self._directory / digest / _NAME
+        mark_used(self._directory.parent, (path,))
         return path if os.path.lexists(path) else None
 
     def add(self, digest: str, archive: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from understudy import __version__
+from understudy.config import CACHE_LOCK
 from understudy.errors import ConfigError, SandboxError, SandboxLost, UnderstudyError
 from understudy.sandbox.base import Mount, OpenSandbox, Sandbox, SandboxSpec
 from understudy.sandbox.local.sandboxes import LocalSandboxes
@@ -30,6 +31,7 @@ from understudy.sandbox.remote.content import ContentCache
 from understudy.sandbox.remote.messages import MessageStream, NumberedReply, NumberedRequest, RemoteEnvironment
 from understudy.sandbox.remote.registry import SandboxRegistry
 from understudy.sandbox.remote.relay_program import GREETING, Multiplexer, RelayBroken, listen, stdio
+from understudy.util.files import share_lock
 
 _DECODER = msgspec.msgpack.Decoder(NumberedRequest)
 
@@ -42,6 +44,7 @@ class SandboxWorker:
     ) -> None:
         self._multiplexer = multiplexer
         self._environment = environment
+        share_lock(cache / CACHE_LOCK)
         self._kind = LocalSandboxes()
         self._files = ContentCache(cache / "remote" / "files")
         self._trees = ContentCache(cache / "remote" / f"trees-{os.geteuid()}", self._kind.prepare_tree)

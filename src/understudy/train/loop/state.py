@@ -418,10 +418,10 @@ def _named(keys: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def prune(directory: LoopDirectory, state: LoopState, keep: int) -> None:
-    """Remove weights but those that answer, those that did best, and the last ones, `keep` in all.
+def removable(directory: LoopDirectory, state: LoopState, keep: int) -> list[Path]:
+    """All weights but those that answer, those that did best, and the last ones, `keep` in all.
 
-    What waits to be published stays. What a kill left of a directory or file that was being written goes: nobody
+    What waits to be published is not among them. What a kill left of something that was being written is: nobody
     may be writing.
     """
     trained = {step.version: step.step for step in state.published() if step.weights is not None}
@@ -431,12 +431,16 @@ def prune(directory: LoopDirectory, state: LoopState, keep: int) -> None:
         ranked.append(max(tried, key=lambda each: (each.solved / each.total, each.step)).version)
     ranked += sorted(trained, key=lambda version: -trained[version])
     retained = list(dict.fromkeys(ranked))[: max(1, keep)]
-    for version, number in trained.items():
-        if version not in retained:
-            shutil.rmtree(directory.weights(number), ignore_errors=True)
-    for leftover in (path for end in ("new", "old") for path in directory.root.glob(f"steps/*/.*.{end}")):
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
+    weights = (directory.weights(number) for version, number in trained.items() if version not in retained)
+    leftovers = (path for end in ("new", "old") for path in directory.root.glob(f"steps/*/.*.{end}"))
+    return [path for path in (*weights, *leftovers) if path.exists()]
+
+
+def prune(directory: LoopDirectory, state: LoopState, keep: int) -> None:
+    """Remove what is `removable`."""
+    for path in removable(directory, state, keep):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):
-                leftover.unlink()
+                path.unlink()

@@ -1,0 +1,224 @@
+"""`understudy du` and `understudy prune`: what takes room, and removing what can go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from msgspec import Struct, field
+
+from understudy.cli.options import command, duration_s
+from understudy.cli.output import Json, counted, print_json, print_table
+from understudy.config import cache_dir
+from understudy.disk.stores import LOST, Droppable, PrunedStore, Retention
+from understudy.errors import ConfigError
+from understudy.util.settings import option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from understudy.store.address import StoreLocation
+
+_DIRS_HELP = "Directories of runs and loops, or databases [default: ./runs]."
+_UNUSED_FOR = "30d"
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def du(
+    locations: Annotated[list[str] | None, typer.Argument(metavar="[DIR|URL]...", help=_DIRS_HELP)] = None,
+    json_: Json = False,
+) -> None:
+    """Show what takes room: stores, files of runs, weights of loops, the cache, prepared images.
+
+    "Can go" is what holds nothing, and what of the cache and of images nobody used for 30 days. It only reads.
+    """
+    from understudy.disk.stores import stores_of
+    from understudy.disk.usage import cache_use, image_use, loop_use, store_use
+
+    stores, loops = stores_of(_locations(locations))
+    older = duration_s("--older-than", _UNUSED_FOR)
+    uses = [*store_use(stores), *loop_use(loops), *cache_use(cache_dir(), older), *image_use(older)]
+    if json_:
+        print_json({"uses": uses, "bytes": sum(each.bytes for each in uses)})
+        return
+    rows = [
+        (each.what, size_text(each.bytes), size_text(each.unused), each.where, each.note)
+        for each in uses
+        if each.bytes or each.note
+    ]
+    print_table(("what", "takes", "can go", "where", ""), rows)
+    typer.echo(f"{size_text(sum(each.bytes for each in uses))} in all", err=True)
+
+
+class PruneSettings(Struct, frozen=True, kw_only=True):
+    """All that `understudy prune` can be told."""
+
+    locations: Annotated[tuple[str, ...], option(_DIRS_HELP, argument=True, metavar="DIR|URL")] = ()
+    drop: Annotated[
+        tuple[str, ...],
+        option("What of runs that ended is removed for good: runs, bodies or token-values. Repeatable."),
+    ] = ()
+    older_than: Annotated[
+        str | None,
+        option("Only of runs that did not change, and caches and images not used, for so long, as 30d or 12h."),
+    ] = None
+    keep_runs: Annotated[int | None, option("Drop nothing of so many of the newest runs.")] = None
+    keep_weights: Annotated[int | None, option("Keep the weights of so many steps of loops.")] = None
+    caches: Annotated[bool, option("Remove what of the cache nobody used for --older-than (30d).", "--caches")] = (
+        False
+    )
+    images: Annotated[
+        bool, option("Remove prepared images of the container engine made before --older-than (30d).", "--images")
+    ] = False
+    dry_run: Annotated[bool, option("Remove nothing; show what would go.", "--dry-run", "-n")] = False
+
+
+class PruneSummary(Struct, frozen=True, kw_only=True):
+    """What went, or would go, in bytes and by its place."""
+
+    dry_run: bool
+    stores: list[PrunedStore] = field(default_factory=list[PrunedStore])
+    caches: list[str] = field(default_factory=list[str])
+    images: list[str] = field(default_factory=list[str])
+    bytes: int = 0
+    skipped: list[str] = field(default_factory=list[str])
+
+
+@command
+def prune(settings: PruneSettings, json_: Json = False) -> None:
+    """Remove what nothing needs: contents that no row names, room in databases that holds nothing.
+
+    With --drop also things of runs that have ended, for good; with --caches and --images what can be made again.
+    Stores that others have open, runs that have not ended and what loops go on with are left alone.
+    """
+    from understudy.cli.interrupts import interrupt_on_termination
+
+    _check(settings)
+    interrupt_on_termination()
+    try:
+        summary = _prune(settings)
+    except KeyboardInterrupt:
+        from understudy.cli.interrupts import interrupted
+
+        raise interrupted() from None
+    if json_:
+        print_json(summary)
+    else:
+        _print(summary, settings)
+    if summary.skipped:
+        raise typer.Exit(1)
+
+
+def _check(settings: PruneSettings) -> None:
+    for name, value, least in (("runs", settings.keep_runs, 0), ("weights", settings.keep_weights, 1)):
+        if value is not None and value < least:
+            raise ConfigError(f"--keep-{name}: expected {least} or more, got {value}")
+    if unknown := set(settings.drop) - LOST.keys():
+        raise ConfigError(f"--drop: invalid value {sorted(unknown)[0]!r}; expected {', '.join(LOST)}")
+    if settings.drop and settings.older_than is None and settings.keep_runs is None:
+        raise ConfigError(
+            "--drop needs --older-than or --keep-runs, which say of which runs; of all that ended: --keep-runs 0"
+        )
+    if settings.keep_runs is not None and not settings.drop:
+        raise ConfigError("--keep-runs says nothing without --drop; add what is dropped of the others")
+
+
+def _prune(settings: PruneSettings) -> PruneSummary:
+    from understudy.disk.stores import Pruner, prune_loop, stores_of
+
+    dry_run = settings.dry_run
+    older = duration_s("--older-than", settings.older_than) if settings.older_than is not None else None
+    retention = Retention(
+        drop=frozenset(what for what in LOST if what in settings.drop),
+        older_than_s=older or 0.0,
+        keep_runs=settings.keep_runs or 0,
+    )
+    stores, loops = stores_of(_locations(settings.locations))
+    pruner = Pruner(stores, retention, lambda line: typer.echo(line, err=True))
+    changes = [*(pruner.plan() if dry_run else pruner.remove())]
+    changes += [prune_loop(each, settings.keep_weights, dry_run=dry_run) for each in loops]
+    skipped = [each.skipped for each in changes if each.skipped]
+    unused = older if older is not None else duration_s("--older-than", _UNUSED_FOR)
+    caches, cached_bytes = _prune_caches(unused, dry_run, skipped) if settings.caches else ([], 0)
+    images, image_bytes = _prune_images(unused, dry_run) if settings.images else ([], 0)
+    return PruneSummary(
+        dry_run=dry_run,
+        stores=changes,
+        caches=caches,
+        images=images,
+        bytes=sum(each.bytes for each in changes) + cached_bytes + image_bytes,
+        skipped=skipped,
+    )
+
+
+def _prune_caches(older_than_s: float, dry_run: bool, skipped: list[str]) -> tuple[list[str], int]:
+    from understudy.disk.caches import remove_entries
+    from understudy.disk.usage import unused_entries
+
+    entries = unused_entries(cache_dir(), older_than_s)
+    size = sum(each.bytes for each in entries)
+    if not dry_run and cache_dir().is_dir():
+        try:
+            size = remove_entries(cache_dir(), entries)
+        except ConfigError as error:
+            skipped.append(str(error))
+            return [], 0
+    return [str(each.path) for each in entries], size
+
+
+def _prune_images(older_than_s: float, dry_run: bool) -> tuple[list[str], int]:
+    import time
+    from contextlib import closing
+
+    from understudy.sandbox.docker.engine import find_engine
+    from understudy.sandbox.docker.images import remove_images, stored_images
+
+    with closing(find_engine()) as engine:
+        before = time.time() - older_than_s
+        sizes = {each.name: each.bytes for each in stored_images(engine) if each.created_at < before}
+        names = sorted(sizes) if dry_run else remove_images(engine, sizes)
+    return names, sum(sizes[name] for name in names)
+
+
+def _print(summary: PruneSummary, settings: PruneSettings) -> None:
+    would = "would go" if summary.dry_run else "gone"
+    rows: list[tuple[str, str, str]] = []
+    for each in summary.stores:
+        parts = [
+            f"{what} of {len(runs)} runs" if what != "runs" else f"{len(runs)} runs"
+            for what, runs in each.runs.items()
+        ]
+        parts += [f"weights of {len(each.weights)} steps"] if each.weights else []
+        if not each.skipped:
+            parts += [f"stay: {counted(each.stays)}"] if each.stays else []
+            rows.append((each.location, size_text(each.bytes), "; ".join(filter(None, (*parts, each.note)))))
+    rows += [(path, "", "of the cache") for path in summary.caches]
+    rows += [(name, "", "prepared image") for name in summary.images]
+    if rows:
+        print_table(("where", would, ""), rows)
+    lost: set[Droppable] = {what for each in summary.stores for what in each.runs}
+    for what in sorted(lost):
+        typer.echo(f"{'would be lost' if summary.dry_run else 'lost'} with {what}: {LOST[what]}")
+    for reason in summary.skipped:
+        typer.echo(f"left alone: {reason}", err=True)
+    if not summary.bytes and not lost:
+        typer.echo("nothing can go" + ("" if settings.drop else " without --drop, --caches or --images"))
+    else:
+        typer.echo(f"{size_text(summary.bytes)} {would}")
+
+
+def _locations(texts: Sequence[str] | None) -> list[StoreLocation]:
+    from understudy.store.address import parse_location
+
+    if texts:
+        return [parse_location(each) for each in texts]
+    return [Path("runs")] if Path("runs").is_dir() else []
+
+
+def size_text(size: float | None) -> str:
+    """A number of bytes in the unit that fits."""
+    if size is None:
+        return ""
+    power = min(len(_UNITS) - 1, (int(size).bit_length() - 1) // 10) if size >= 1 else 0
+    return f"{size / 1024**power:.{1 if power else 0}f} {_UNITS[power]}"

@@ -1,0 +1,1 @@
+"""What Understudy has on disk and in databases, and what of it can go: `understudy du` and `prune`."""

@@ -1,0 +1,241 @@
+"""What of stores and loops can go: by how old runs are, and how many are to stay.
+
+Never what has not ended, what a loop goes on with, or a store that others have open.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct, field
+
+from understudy.disk.caches import tree_bytes
+from understudy.errors import ConfigError, StoreError
+from understudy.report.directories import StoreDirectory, find_stores, index_file, store_id
+from understudy.store import Store
+from understudy.store.address import StoreLocation, StoreUrl
+from understudy.store.space import RunSpace
+from understudy.train.loop.state import LoopConfig, LoopDirectory, prune, read, removable
+from understudy.util.files import locked
+
+Droppable = Literal["runs", "bodies", "token-values"]
+LOST: dict[Droppable, str] = {
+    "runs": "the runs with their rollouts, calls, patches, verdicts and labels",
+    "bodies": "the requests, responses and agents' logs: no transcript, export or training of them any more; "
+    "outcomes, patches, verdicts, tokens and costs stay",
+    "token-values": "what trainers computed for tokens (logprobs, ratios, advantages), which the viewer shows",
+}
+"""What can be removed of runs that have ended, and what is lost with it."""
+
+
+class Retention(Struct, frozen=True, kw_only=True):
+    """What is removed: `drop` of the runs that have not changed for `older_than_s` seconds, and that are not among
+    the `keep_runs` newest ones; a loop counts as one run.
+    """
+
+    drop: frozenset[Droppable] = frozenset()
+    older_than_s: float = 0.0
+    keep_runs: int = 0
+
+
+class PrunedStore(Struct, frozen=True, kw_only=True):
+    """What is removed of a store or a loop, or was: `runs` by what is dropped of them, and `bytes` in the database
+    or the files. `stays` are the reasons why other runs stay, with how many; `note` says what else was not done.
+    """
+
+    location: str
+    runs: dict[Droppable, list[str]] = field(default_factory=dict[Droppable, list[str]])
+    weights: list[str] = field(default_factory=list[str])
+    bytes: int = 0
+    stays: dict[str, int] = field(default_factory=dict[str, int])
+    note: str = ""
+    skipped: str = ""
+
+
+class FoundStore(Struct, frozen=True):
+    """A store, and the loop that it belongs to."""
+
+    location: StoreLocation
+    loop: Path | None = None
+
+
+def stores_of(locations: Iterable[StoreLocation]) -> tuple[list[FoundStore], list[Path]]:
+    """The stores and the loops at some locations. Raises ConfigError for a directory that is not there."""
+    found: list[StoreDirectory] = []
+    stores: list[FoundStore] = []
+    for each in locations:
+        if isinstance(each, StoreUrl):
+            stores.append(FoundStore(each))
+        elif each.is_dir():
+            found += find_stores(each)
+        else:
+            raise ConfigError(f"{each} is not a directory; give one that a run or a loop wrote to, or a database")
+    stores += [FoundStore(each.path, each.loop) for each in found if not each.is_loop]
+    return stores, [each.path for each in found if each.is_loop]
+
+
+class Pruner:
+    """Decides what goes of some stores, and removes it."""
+
+    def __init__(self, stores: Sequence[FoundStore], retention: Retention, report: Callable[[str], None]) -> None:
+        self._stores = stores
+        self._retention = retention
+        self._report = report
+        self._before = time.time() - retention.older_than_s
+        self._newest = self._find_newest()
+
+    def _find_newest(self) -> set[object]:
+        """The runs that stay as they are the newest: all of a loop's, or a run of a store."""
+        if not self._retention.drop or not self._retention.keep_runs:
+            return set()
+        created: dict[object, float] = {}
+        for each in self._stores:
+            try:
+                with Store.open(each.location, create=False, read_only=True) as store:
+                    for run in store.space.runs():
+                        owner = _owner(each, run)
+                        created[owner] = max(created.get(owner, 0.0), run.created_at)
+            except StoreError as error:
+                self._report(str(error))  # it is named again where it would be pruned
+        newest = sorted(created, key=lambda owner: created[owner], reverse=True)
+        return set(newest[: self._retention.keep_runs])
+
+    def plan(self) -> Iterator[PrunedStore]:
+        """What would go of each store, with nothing removed."""
+        for each in self._stores:
+            self._report(f"reading {each.location}")
+            try:
+                with Store.open(each.location, create=False, read_only=True) as store:
+                    runs, stays = self._choose(each, store)
+                    unused = store.space.unused(runs.get("runs", ()), runs.get("bodies", ()))
+                    sizes = _own_bytes(store.space.runs(), runs)
+                    yield PrunedStore(
+                        location=str(each.location), runs=runs, stays=stays, bytes=unused.bytes + sizes
+                    )
+            except (StoreError, ConfigError) as error:
+                yield PrunedStore(location=str(each.location), skipped=str(error))
+
+    def remove(self) -> Iterator[PrunedStore]:
+        """Remove it, store after store. One that others have open is left alone, which is said."""
+        for each in self._stores:
+            self._report(f"pruning {each.location}")
+            try:
+                yield self._remove(each)
+            except (StoreError, ConfigError) as error:
+                yield PrunedStore(location=str(each.location), skipped=str(error))
+
+    def _remove(self, found: FoundStore) -> PrunedStore:
+        with ExitStack() as alone:
+            if found.loop is not None:
+                alone.enter_context(_alone_in_loop(found.loop))
+            store = alone.enter_context(Store.open(found.location, create=False, exclusive=True))
+            before, _ = store.space.file_size()
+            runs, stays = self._choose(found, store)
+            store.space.remove(
+                runs.get("runs", ()), runs.get("bodies", ()), runs.get("token-values", ()), self._report
+            )
+            self._report(f"giving back what {found.location} does not need")
+            note = store.space.compact()
+            after, _ = store.space.file_size()
+        if runs.get("runs") or runs.get("bodies"):
+            # The viewer's index has rollouts and texts that are gone.
+            for end in ("", "-wal", "-shm"):
+                file = index_file(store_id(found.location))
+                file.with_name(file.name + end).unlink(missing_ok=True)
+        return PrunedStore(
+            location=str(found.location), runs=runs, stays=stays, note=note, bytes=max(0, before - after)
+        )
+
+    def _choose(self, found: FoundStore, store: Store) -> tuple[dict[Droppable, list[str]], dict[str, int]]:
+        """The runs of which something goes, and why others stay."""
+        chosen: dict[Droppable, list[str]] = {}
+        stays = Counter[str]()
+        needed = None if found.loop is None else _needed_by_loop(found)
+        for run in store.space.runs() if self._retention.drop else ():
+            reason = needed or self._reason_to_stay(found, run)
+            if reason:
+                stays[reason] += 1
+                continue
+            for what in sorted(self._retention.drop):
+                if what == "runs" or not _is_gone(run, what):
+                    chosen.setdefault(what, []).append(run.run_id)
+        if "runs" in chosen:
+            chosen = {"runs": chosen["runs"]}
+        return chosen, dict(stays)
+
+    def _reason_to_stay(self, found: FoundStore, run: RunSpace) -> str:
+        if not run.ended:
+            return "not ended"
+        if _owner(found, run) in self._newest:
+            return f"among the newest {self._retention.keep_runs}"
+        if run.changed_at > self._before:
+            return "changed too recently"
+        return ""
+
+
+def _owner(found: FoundStore, run: RunSpace) -> object:
+    return found.loop or (str(found.location), run.run_id)
+
+
+def _is_gone(run: RunSpace, what: Droppable) -> bool:
+    return run.calls == run.pruned if what == "bodies" else run.value_bytes == 0
+
+
+def _own_bytes(runs: Collection[RunSpace], chosen: dict[Droppable, list[str]]) -> int:
+    """What goes with rows that are a run's alone."""
+    whole, values = chosen.get("runs", []), chosen.get("token-values", [])
+    return sum(
+        (run.token_bytes + run.value_bytes if run.run_id in whole else 0)
+        + (run.value_bytes if run.run_id in values else 0)
+        for run in runs
+    )
+
+
+# --- loops ---------------------------------------------------------------------------------------------
+
+
+def _alone_in_loop(root: Path) -> AbstractContextManager[int]:
+    return locked(
+        LoopDirectory(root).lock,
+        busy=f"the loop in {root} is running; wait for it, then run the same command again",
+        remedy="let its owner do this",
+    )
+
+
+def _needed_by_loop(found: FoundStore) -> str:
+    """Why a loop still needs a store of its waves or evaluations; "" where it does not. Raises StoreError."""
+    assert found.loop is not None and isinstance(found.location, Path)
+    directory = LoopDirectory(found.loop)
+    state = directory.load()
+    if state is None:
+        return "of a loop that has not begun"
+    waves = {directory.run(ref.wave) for ref in state.pending()}
+    waves |= {directory.run(step.step) for step in state.steps if step.phase != "published"}
+    if found.location in waves:
+        return "its loop goes on with it"
+    over = {directory.run(step.step) for step in state.steps}
+    over |= {directory.absolute(each.run) for each in state.evaluations}
+    return "" if found.location in over else "its loop goes on with it"
+
+
+def prune_loop(root: Path, keep: int | None, *, dry_run: bool) -> PrunedStore:
+    """Remove the weights of all but `keep` steps (without: as many as the loop says), and what kills have left."""
+    directory = LoopDirectory(root)
+    try:
+        with _alone_in_loop(root):
+            state, config = directory.load(), read(root / "loop.json", LoopConfig)
+            if state is None or config is None:
+                return PrunedStore(location=str(root), skipped="the loop has not begun")
+            keep = config.keep if keep is None else keep
+            gone = removable(directory, state, keep)
+            freed = sum(map(tree_bytes, gone))
+            if not dry_run:
+                prune(directory, state, keep)
+    except (StoreError, ConfigError) as error:
+        return PrunedStore(location=str(root), skipped=str(error))
+    return PrunedStore(location=str(root), weights=[str(each.relative_to(root)) for each in gone], bytes=freed)

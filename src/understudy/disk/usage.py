@@ -1,0 +1,110 @@
+"""What takes how much room, and what of it `understudy prune` can remove."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from msgspec import Struct
+
+from understudy.disk.caches import CacheEntry, cache_entries, tree_bytes
+from understudy.disk.stores import FoundStore
+from understudy.errors import ConfigError, SandboxError, StoreError
+from understudy.sandbox.docker.images import StoredImage
+from understudy.store import Store
+from understudy.store.sqlite import FILE
+
+
+class DiskUse(Struct, frozen=True, kw_only=True):
+    """Something that takes `bytes`; `unused` of them hold nothing, or nobody used them (None: not known)."""
+
+    what: str
+    where: str
+    bytes: int
+    unused: int | None = None
+    note: str = ""
+
+
+def store_use(stores: Sequence[FoundStore]) -> Iterable[DiskUse]:
+    """Stores, and what their runs wrote beside them."""
+    for each in stores:
+        where = str(each.location)
+        try:
+            with Store.open(each.location, create=False, read_only=True) as store:
+                size, free = store.space.file_size()
+                runs = store.space.runs()
+        except StoreError as error:
+            yield DiskUse(what="store", where=where, bytes=0, note=str(error))
+            continue
+        calls, pruned = sum(run.calls for run in runs), sum(run.pruned for run in runs)
+        parts = [f"{len(runs)} runs", f"{calls} calls"]
+        parts += [f"{pruned} of them without bodies"] if pruned else []
+        parts += [f"{left} not ended"] if (left := sum(not run.ended for run in runs)) else []
+        yield DiskUse(what="store", where=where, bytes=size, unused=free, note=", ".join(parts))
+        if isinstance(each.location, Path):
+            own = sum(map(tree_bytes, each.location.glob(f"{FILE}*")))
+            beside = tree_bytes(each.location) - own
+            yield DiskUse(what="files of runs", where=where, bytes=max(0, beside), note="logs, datasets, reports")
+
+
+def loop_use(loops: Sequence[Path]) -> Iterable[DiskUse]:
+    """The weights of loops, and what their steps learned from; their waves are stores of their own."""
+    for root in loops:
+        weights = [each for each in root.glob("steps/*/weights") if each.is_dir()]
+        note = f"of {len(weights)} steps"
+        yield DiskUse(what="weights of a loop", where=str(root), bytes=sum(map(tree_bytes, weights)), note=note)
+        groups = list(root.glob("steps/*/*.msgpack"))
+        yield DiskUse(what="groups of a loop", where=str(root), bytes=sum(map(tree_bytes, groups)))
+
+
+def cache_use(cache: Path, older_than_s: float) -> Iterable[DiskUse]:
+    """What the cache holds, by kind; `unused` is what nobody used for so long."""
+    before = time.time() - older_than_s
+    entries = sorted(cache_entries(cache), key=lambda each: each.kind)
+    for kind, same in groupby(entries, key=lambda each: each.kind):
+        each = list(same)
+        unused = sum(entry.bytes for entry in each if entry.used_at < before)
+        size = sum(entry.bytes for entry in each)
+        yield DiskUse(
+            what=f"cache: {kind}", where=str(cache), bytes=size, unused=unused, note=f"{len(each)} entries"
+        )
+
+
+def image_use(older_than_s: float) -> Iterable[DiskUse]:
+    """The prepared images of the container engine that answers; none where none does."""
+    images = prepared_images()
+    if images:
+        before = time.time() - older_than_s
+        unused = sum(each.bytes for each in images if each.created_at < before)
+        size = sum(each.bytes for each in images)
+        yield DiskUse(
+            what="prepared images",
+            where="container engine",
+            bytes=size,
+            unused=unused,
+            note=f"{len(images)} images",
+        )
+
+
+def prepared_images() -> list[StoredImage]:
+    """The prepared images of the container engine that answers; none where none does."""
+    from understudy.sandbox.docker.engine import find_engine
+    from understudy.sandbox.docker.images import stored_images
+
+    try:
+        engine = find_engine()
+    except ConfigError:
+        return []
+    try:
+        return stored_images(engine)
+    except SandboxError:
+        return []
+    finally:
+        engine.close()
+
+
+def unused_entries(cache: Path, older_than_s: float) -> list[CacheEntry]:
+    """The entries of the cache that nobody used for so long."""
+    return [each for each in cache_entries(cache) if each.used_at < time.time() - older_than_s]

@@ -1,0 +1,74 @@
+"""Finds the stores and loops below a directory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from understudy.config import cache_dir
+from understudy.report.read import is_loop
+from understudy.store.address import StoreLocation
+from understudy.store.sqlite import FILE
+
+VIEW_INDEXES: Final = "view"
+_DEPTH: Final = 6
+_OF_A_LOOP: Final = ("steps", "evaluations")
+_SKIPPED: Final = frozenset({"node_modules", "__pycache__", "rollouts", "weights"})
+
+
+class StoreDirectory(Struct, frozen=True):
+    """A directory with a store in it, or a loop; `loop` is the directory of the loop that a store belongs to."""
+
+    path: Path
+    is_loop: bool
+    loop: Path | None
+
+
+def store_id(location: StoreLocation) -> str:
+    """Ten hex digits that follow from a directory's real path, or from a database's URL without its password."""
+    path = location.resolve() if isinstance(location, Path) else location
+    return hashlib.sha256(os.fsencode(str(path))).hexdigest()[:10]
+
+
+def index_file(identity: str) -> Path:
+    """Where the viewer's index of a store lies, by the store's id."""
+    return cache_dir() / VIEW_INDEXES / f"{identity}.db"
+
+
+def find_stores(root: Path) -> Iterator[StoreDirectory]:
+    """The stores and loops in a directory and below it. Links are not followed."""
+    yield from _walk(root, 0, None)
+
+
+def _walk(directory: Path, depth: int, loop: Path | None) -> Iterator[StoreDirectory]:
+    has_loop = is_loop(directory)
+    if has_loop:
+        yield StoreDirectory(directory, True, None)
+        loop = directory
+    elif _is_plain_file(directory / FILE):
+        yield StoreDirectory(directory, False, loop)
+        return
+    if depth >= _DEPTH:
+        return
+    try:
+        inner = sorted(
+            Path(entry.path)
+            for entry in os.scandir(directory)
+            if entry.is_dir(follow_symlinks=False)
+            and not entry.name.startswith(".")
+            and entry.name not in _SKIPPED
+        )
+    except OSError:
+        return  # one that this user may not read has nothing to show
+    for path in inner:
+        if not has_loop or path.name in _OF_A_LOOP:
+            yield from _walk(path, depth + 1, loop)
+
+
+def _is_plain_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()

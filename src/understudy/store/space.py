@@ -1,0 +1,323 @@
+"""How much room a store takes, and what can be removed of it.
+
+Runs share contents and conversations, so what a run takes alone is not known before it is removed: then whatever
+no row names any more is removed too. All removals need a store that nobody else has open (`Store.open` with
+`exclusive`): writers remember contents that they have stored, and readers read in several transactions. Whatever
+interrupts them leaves a whole store, and the same again goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import (
+    ColumnElement,
+    Index,
+    PrimaryKeyConstraint,
+    ScalarSelect,
+    Select,
+    Table,
+    Text,
+    UniqueConstraint,
+    case,
+    delete,
+    func,
+    literal,
+    select,
+    true,
+    union,
+    update,
+)
+
+from understudy.store.calls import PRUNED_REQUEST
+from understudy.store.contents import EMPTY, content_hash, split_body
+from understudy.store.database import Repository, WriteContext, queued
+from understudy.store.schema import (
+    attempts,
+    blobs,
+    calls,
+    keys,
+    logs,
+    metadata,
+    nodes,
+    rewards,
+    rollouts,
+    runs,
+    tasks,
+    token_values,
+    turns,
+    votes,
+)
+from understudy.store.statements import json_values
+from understudy.types import ENDED
+
+_BATCH = 5_000
+_NONE: Collection[str] = ()
+_TOKENS = [calls.c[name] for name in ("suffix", "completion", "logprobs")]
+_VALUES = [token_values.c[name] for name in ("logprobs", "ratios", "advantages")]
+_PRUNED_SKELETON = split_body(PRUNED_REQUEST).skeleton
+
+
+class RunSpace(Struct, frozen=True, kw_only=True):
+    """What the rows of a run take that are its alone, in bytes; contents may be other runs' too.
+
+    It is `ended` when each of its rollouts is; `changed_at` (Unix seconds) is when the last one changed. Of
+    `calls`, `pruned` have no request and no response any more.
+    """
+
+    run_id: str
+    created_at: float
+    changed_at: float
+    ended: bool
+    rollouts: int
+    calls: int = 0
+    pruned: int = 0
+    token_bytes: int = 0
+    value_bytes: int = 0
+
+
+class UnusedContents(Struct, frozen=True):
+    """Contents that no row names: how many, and the bytes that they take."""
+
+    contents: int = 0
+    bytes: int = 0
+
+
+class SpaceRepository(Repository):
+    """`Store.space`: how much room there is, and what goes."""
+
+    def file_size(self) -> tuple[int, int | None]:
+        """The bytes that the store takes on disk, and how many of them hold nothing; None: not known."""
+        with self._database.driver.errors():
+            return self._database.driver.file_size()
+
+    def runs(self) -> list[RunSpace]:
+        """The runs, oldest first."""
+        open_ = func.sum(case((rollouts.c.status.in_(ENDED), 0), (rollouts.c.id.is_(None), 0), else_=1))
+        query = (
+            select(
+                runs.c.id.label("run_id"),
+                runs.c.created_at,
+                func.coalesce(func.max(rollouts.c.updated_at), runs.c.created_at).label("changed_at"),
+                (open_ == 0).label("ended"),
+                func.count(rollouts.c.id).label("rollouts"),
+            )
+            .outerjoin(rollouts, rollouts.c.run_id == runs.c.id)
+            .group_by(runs.c.id, runs.c.created_at)
+            .order_by(runs.c.created_at, runs.c.id)
+        )
+        pruned = case((calls.c.skeleton_id == _pruned_skeleton(), 1), else_=0)
+        of_calls = _by_run(
+            func.count().label("calls"), func.sum(pruned).label("pruned"), _size(_TOKENS).label("token_bytes")
+        )
+        of_values = _by_run(_size(_VALUES).label("value_bytes"))
+        of_values = of_values.join(token_values, token_values.c.call_id == calls.c.id)
+        with self._reading() as connection:
+            sizes: dict[str, dict[str, int]] = {}
+            for each in (of_calls, of_values):
+                for row in connection.execute(each).mappings():
+                    sizes.setdefault(row["run_id"], {}).update({k: row[k] for k in row if k != "run_id"})
+            rows = connection.execute(query).mappings().all()
+        return [
+            RunSpace(**{**row, "ended": bool(row["ended"])}, **sizes.get(row["run_id"], {}))  # pyright: ignore
+            for row in rows
+        ]
+
+    def unused(
+        self, without_runs: Collection[str] = _NONE, without_bodies: Collection[str] = _NONE
+    ) -> UnusedContents:
+        """The contents that no row names; what there would be without some runs, or the bodies of their calls."""
+        query = select(func.count(), func.coalesce(func.sum(func.length(blobs.c.data)), 0)).where(
+            blobs.c.id.not_in(_named_contents(without_runs, without_bodies))
+        )
+        with self._reading() as connection:
+            return UnusedContents(*connection.execute(query).one())
+
+    def remove(
+        self,
+        runs_: Collection[str] = _NONE,
+        bodies: Collection[str] = _NONE,
+        values: Collection[str] = _NONE,
+        report: Callable[[str], None] = lambda line: None,
+    ) -> UnusedContents:
+        """Remove runs; of others the bodies of calls, or the trainers' values; then what no row names.
+
+        Each run is removed in one transaction, contents some thousands at a time. Returns which contents went.
+        """
+        self._index_references().result()
+        try:
+            for change, run_ids in (
+                (self._drop_run, runs_),
+                (self._drop_bodies, bodies),
+                (self._drop_values, values),
+            ):
+                for run_id in run_ids:
+                    report(f"run {run_id}")
+                    change(run_id).result()
+            return self._sweep(report)
+        finally:
+            self._drop_indexes().result()
+
+    def compact(self) -> str:
+        """Give what holds nothing back to the file system. Returns why that was not done; "" where it was."""
+        with self._database.driver.errors():
+            return self._database.driver.compact()
+
+    # --- what is removed -------------------------------------------------------------------------------
+
+    @queued
+    def _drop_run(self, context: WriteContext, run_id: str) -> None:
+        own_rollouts = select(rollouts.c.id).where(rollouts.c.run_id == run_id)
+        execute, own = context.connection.execute, _attempts_of((run_id,))
+        _drop_values(context, run_id)
+        execute(delete(votes).where(votes.c.subject == "rollout", votes.c.subject_id.in_(own_rollouts)))
+        for table in (calls, logs, rewards, keys):
+            execute(delete(table).where(table.c.attempt_id.in_(own)))
+        execute(delete(attempts).where(attempts.c.rollout_id.in_(own_rollouts)))
+        for table in (rollouts, tasks):
+            execute(delete(table).where(table.c.run_id == run_id))
+        execute(delete(runs).where(runs.c.id == run_id))
+        context.forget()
+
+    @queued
+    def _drop_bodies(self, context: WriteContext, run_id: str) -> None:
+        """Requests and responses, in whose place it says so, and the logs of attempts, in which they are too."""
+        note = {"understudy": "pruned", "at": time.strftime("%Y-%m-%d", time.gmtime())}
+        skeleton = context.contents.blob(_PRUNED_SKELETON)
+        values = {
+            "skeleton_id": skeleton,
+            "response_id": context.contents.blob(msgspec.json.encode(note)),
+            "system_id": None,
+            "tools_id": None,
+            "node_id": EMPTY,
+        }
+        own = _attempts_of((run_id,))
+        whole = calls.c.attempt_id.in_(own) & (calls.c.skeleton_id != skeleton)
+        context.connection.execute(update(calls).where(whole).values(values))
+        context.connection.execute(delete(logs).where(logs.c.attempt_id.in_(own)))
+        context.forget()
+
+    @queued
+    def _drop_values(self, context: WriteContext, run_id: str) -> None:
+        _drop_values(context, run_id)
+
+    def _sweep(self, report: Callable[[str], None]) -> UnusedContents:
+        """The last nodes go first: one that stays for the moment never lacks the node before it."""
+        for table, living in ((nodes, _living_nodes(_NONE)), (blobs, _named_contents(_NONE, _NONE))):
+            query = select(table.c.id).where(table.c.id.not_in(living)).order_by(table.c.id.desc())
+            with self._reading() as connection:
+                unused = array("q", connection.execute(query).scalars())
+            size = 0
+            for start in range(0, len(unused), _BATCH):
+                size += self._delete(table, unused[start : start + _BATCH]).result()
+                report(f"{min(start + _BATCH, len(unused))} of {len(unused)} {_NOUNS[table.name]}")
+        return UnusedContents(len(unused), size)
+
+    @queued
+    def _delete(self, context: WriteContext, table: Table, ids: Sequence[int]) -> int:
+        chosen = table.c.id.in_(json_values(ids))
+        size = 0
+        if table is blobs:
+            size = context.connection.execute(
+                select(func.sum(func.length(blobs.c.data))).where(chosen)
+            ).scalar_one()
+        context.connection.execute(delete(table).where(chosen))
+        context.forget()
+        return size
+
+    @queued
+    def _index_references(self, context: WriteContext) -> None:
+        """Who removes a row is asked whether others name it: without these indexes by reading all of them."""
+        for name, table, column in _unindexed():
+            context.connection.exec_driver_sql(f"CREATE INDEX IF NOT EXISTS {name} ON {table} ({column})")
+
+    @queued
+    def _drop_indexes(self, context: WriteContext) -> None:
+        for name, _, _ in _unindexed():
+            context.connection.exec_driver_sql(f"DROP INDEX IF EXISTS {name}")
+
+
+_NOUNS = {"nodes": "messages of conversations", "blobs": "contents"}
+
+
+def _attempts_of(run_ids: Collection[str]) -> Select[tuple[str]]:
+    query = select(attempts.c.id).join(rollouts, rollouts.c.id == attempts.c.rollout_id)
+    return query.where(rollouts.c.run_id.in_(json_values(sorted(run_ids), Text)))
+
+
+def _drop_values(context: WriteContext, run_id: str) -> None:
+    own = select(calls.c.id).where(calls.c.attempt_id.in_(_attempts_of((run_id,))))
+    context.connection.execute(delete(token_values).where(token_values.c.call_id.in_(own)))
+
+
+def _by_run(*columns: ColumnElement[Any]) -> Select[Any]:
+    """Sums over the calls of each run."""
+    return (
+        select(rollouts.c.run_id, *columns)
+        .select_from(rollouts)
+        .join(attempts, attempts.c.rollout_id == rollouts.c.id)
+        .join(calls, calls.c.attempt_id == attempts.c.id)
+        .group_by(rollouts.c.run_id)
+    )
+
+
+def _size(columns: Sequence[ColumnElement[Any]]) -> ColumnElement[int]:
+    """The bytes in some columns of all rows."""
+    return func.sum(sum((func.coalesce(func.length(each), 0) for each in columns), literal(0)))
+
+
+def _pruned_skeleton() -> ScalarSelect[int]:
+    """The content that is the skeleton of a call without its request."""
+    return select(blobs.c.id).where(blobs.c.hash == content_hash(_PRUNED_SKELETON)).scalar_subquery()
+
+
+def _living_nodes(without: Collection[str]) -> Select[Any]:
+    """The nodes of all conversations but those of the calls of some runs."""
+    ends = [select(calls.c.node_id.label("id")).where(_not_of(calls.c.attempt_id, without))]
+    ends += [select(turns.c[name].label("id")) for name in ("node_id", "answer_id")]
+    living = select(union(*ends).subquery().c.id).cte("living", recursive=True)
+    living = living.union(select(nodes.c.parent_id).join(living, nodes.c.id == living.c.id))
+    return select(living.c.id).where(living.c.id.is_not(None))
+
+
+def _named_contents(runs_: Collection[str], bodies: Collection[str]) -> Select[Any]:
+    """The contents that rows name; those that some runs name alone, or their calls and logs, are left out."""
+    both = {*runs_, *bodies}
+    without = {calls: both, logs: both, attempts: runs_, rewards: runs_}
+    named: list[Select[Any]] = []
+    for table in metadata.sorted_tables:
+        for column in table.columns:
+            if not column.references(blobs.c.id):
+                continue
+            query = select(column.label("id")).where(column.is_not(None))
+            if table is nodes:
+                query = query.where(nodes.c.id.in_(_living_nodes(both)))
+            elif table is tasks:
+                query = query.where(tasks.c.run_id.not_in(json_values(sorted(runs_), Text)))
+            elif table in without:
+                owner = table.c.id if table is attempts else table.c.attempt_id
+                query = query.where(_not_of(owner, without[table]))
+            named.append(query)
+    return select(union(*named).subquery().c.id)
+
+
+def _not_of(attempt: ColumnElement[str], run_ids: Collection[str]) -> ColumnElement[bool]:
+    return attempt.not_in(_attempts_of(run_ids)) if run_ids else true()
+
+
+def _unindexed() -> Iterator[tuple[str, str, str]]:
+    """The columns that name rows of other tables and that no index begins with: (name for one, table, column)."""
+    for table in metadata.sorted_tables:
+        keys_ = [*table.constraints, *table.indexes]
+        first = {next(iter(key.columns)).name for key in keys_ if isinstance(key, _INDEXED) and len(key.columns)}
+        for column in table.columns:
+            if column.foreign_keys and column.name not in first:
+                yield f"prune_{table.name}_{column.name}", table.name, column.name
+
+
+_INDEXED = (PrimaryKeyConstraint, UniqueConstraint, Index)
