@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from understudy.errors import ConfigError
 from understudy.report.status import PhaseSeconds, store_status
@@ -65,6 +66,26 @@ def test_the_command_shows_it_and_changes_nothing(store: Store, location: StoreL
         assert words in done.stdout
     assert "not-a-secret" not in done.stdout
     assert store.leases.workers()[0].held == 1
+
+
+def test_prometheus_reads_it(store: Store, location: StoreLocation) -> None:
+    store.leases.announce(WORKER, "1.0", 3, {'odd "run"\n': "failures in a row"}).result()
+    name = location.secret_url if isinstance(location, StoreUrl) else str(location)
+    done = understudy("status", name, "--prometheus")
+    assert done.returncode == 0, done.stderr
+    samples = {
+        (each.name.removeprefix("understudy_"), *sorted(each.labels.values())): each.value
+        for family in text_string_to_metric_families(done.stdout)
+        for each in family.samples
+    }
+    assert samples["rollouts", "run", "succeeded"] == samples["rollouts", "queuing", "run"] == 1
+    assert samples["infrastructure_failures", "run", "sandbox"] == 1 and samples["rollouts_given_up", "run"] == 0
+    assert 0 <= samples["queue_oldest_seconds", "run"] < 60
+    assert samples["phase_seconds", "0.99", "agent", "run"] == 2.0
+    assert samples["phase_attempts", "grade", "run"] == 1
+    assert [samples[f"worker_{each}", "machine-1"] for each in ("up", "capacity", "leases")] == [1, 3, 1]
+    assert samples["worker_leaves_run", "machine-1", 'odd "run"\n'] == 1
+    assert "not-a-secret" not in done.stdout
 
 
 @pytest.mark.parametrize("command", ["states", "pairs"])

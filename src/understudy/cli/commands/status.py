@@ -23,6 +23,9 @@ def status(
         str | None, typer.Option(help="This run [default: those that are not done, else the newest].")
     ] = None,
     json_: Json = False,
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="Print metrics in Prometheus's text format instead of text.")
+    ] = False,
 ) -> None:
     """Show how runs stand: what is queued since when, who works on it, what failed where, how long phases take."""
     from understudy.cli.commands.show import newest_run
@@ -33,6 +36,11 @@ def status(
     location = newest_run(Path("runs")) if directory is None else parse_location(directory)
     with Store.open(location, create=False, read_only=True) as store:
         stored = store_status(store, run)
+    if prometheus:
+        from understudy.report.status_metrics import status_metrics
+
+        typer.echo(status_metrics(stored), nl=False)
+        return
     if json_:
         print_json(stored)
         return
