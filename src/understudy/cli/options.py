@@ -31,7 +31,9 @@ def duration_s(option: str, text: str) -> float:
     """The seconds that an option says with a unit. Raises ConfigError."""
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{option}: invalid duration {text!r}; expected a number with a unit, as 90m, 8h or 30d")
+        raise ConfigError(
+            f"{option}: invalid duration {text!r}; expected a number with a unit, such as 90m, 8h or 30d"
+        )
     return float(match[1]) * _SECONDS[match[2]]
 
 

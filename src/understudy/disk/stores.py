@@ -66,17 +66,17 @@ class FoundStore(Struct, frozen=True):
 
 def stores_of(locations: Iterable[StoreLocation]) -> tuple[list[FoundStore], list[Path]]:
     """The stores and the loops at some locations. Raises ConfigError for a directory that is not there."""
-    found: list[StoreDirectory] = []
+    directories: list[StoreDirectory] = []
     stores: list[FoundStore] = []
     for each in locations:
         if isinstance(each, StoreUrl):
             stores.append(FoundStore(each))
         elif each.is_dir():
-            found += find_stores(each)
+            directories += find_stores(each)
         else:
             raise ConfigError(f"{each} is not a directory; give one that a run or a loop wrote to, or a database")
-    stores += [FoundStore(each.path, each.loop) for each in found if not each.is_loop]
-    return stores, [each.path for each in found if each.is_loop]
+    stores += [FoundStore(each.path, each.loop) for each in directories if not each.is_loop]
+    return stores, [each.path for each in directories if each.is_loop]
 
 
 class Pruner:
@@ -129,35 +129,35 @@ class Pruner:
             except (StoreError, ConfigError) as error:
                 yield PrunedStore(location=str(each.location), skipped=str(error))
 
-    def _remove(self, found: FoundStore) -> PrunedStore:
+    def _remove(self, target: FoundStore) -> PrunedStore:
         with ExitStack() as alone:
-            if found.loop is not None:
-                alone.enter_context(_alone_in_loop(found.loop))
-            store = alone.enter_context(Store.open(found.location, create=False, exclusive=True))
+            if target.loop is not None:
+                alone.enter_context(_alone_in_loop(target.loop))
+            store = alone.enter_context(Store.open(target.location, create=False, exclusive=True))
             before, _ = store.space.file_size()
-            runs, stays = self._choose(found, store)
+            runs, stays = self._choose(target, store)
             store.space.remove(
                 runs.get("runs", ()), runs.get("bodies", ()), runs.get("token-values", ()), self._report
             )
-            self._report(f"giving back what {found.location} does not need")
+            self._report(f"giving back what {target.location} does not need")
             note = store.space.compact()
             after, _ = store.space.file_size()
         if runs.get("runs") or runs.get("bodies"):
             # The viewer's index has rollouts and texts that are gone.
             for end in ("", "-wal", "-shm"):
-                file = index_file(store_id(found.location))
+                file = index_file(store_id(target.location))
                 file.with_name(file.name + end).unlink(missing_ok=True)
         return PrunedStore(
-            location=str(found.location), runs=runs, stays=stays, note=note, bytes=max(0, before - after)
+            location=str(target.location), runs=runs, stays=stays, note=note, bytes=max(0, before - after)
         )
 
-    def _choose(self, found: FoundStore, store: Store) -> tuple[dict[Droppable, list[str]], dict[str, int]]:
+    def _choose(self, target: FoundStore, store: Store) -> tuple[dict[Droppable, list[str]], dict[str, int]]:
         """The runs of which something goes, and why others stay."""
         chosen: dict[Droppable, list[str]] = {}
         stays = Counter[str]()
-        needed = None if found.loop is None else _needed_by_loop(found)
+        needed = None if target.loop is None else _needed_by_loop(target)
         for run in store.space.runs() if self._retention.drop else ():
-            reason = needed or self._reason_to_stay(found, run)
+            reason = needed or self._reason_to_stay(target, run)
             if reason:
                 stays[reason] += 1
                 continue
@@ -168,18 +168,18 @@ class Pruner:
             chosen = {"runs": chosen["runs"]}
         return chosen, dict(stays)
 
-    def _reason_to_stay(self, found: FoundStore, run: RunSpace) -> str:
+    def _reason_to_stay(self, target: FoundStore, run: RunSpace) -> str:
         if not run.ended:
             return "not ended"
-        if _owner(found, run) in self._newest:
+        if _owner(target, run) in self._newest:
             return f"among the newest {self._retention.keep_runs}"
         if run.changed_at > self._before:
             return "changed too recently"
         return ""
 
 
-def _owner(found: FoundStore, run: RunSpace) -> object:
-    return found.loop or (str(found.location), run.run_id)
+def _owner(target: FoundStore, run: RunSpace) -> object:
+    return target.loop or (str(target.location), run.run_id)
 
 
 def _is_gone(run: RunSpace, what: Droppable) -> bool:
@@ -207,20 +207,20 @@ def _alone_in_loop(root: Path) -> AbstractContextManager[int]:
     )
 
 
-def _needed_by_loop(found: FoundStore) -> str:
+def _needed_by_loop(target: FoundStore) -> str:
     """Why a loop still needs a store of its waves or evaluations; "" where it does not. Raises StoreError."""
-    assert found.loop is not None and isinstance(found.location, Path)
-    directory = LoopDirectory(found.loop)
+    assert target.loop is not None and isinstance(target.location, Path)
+    directory = LoopDirectory(target.loop)
     state = directory.load()
     if state is None:
         return "of a loop that has not begun"
     waves = {directory.run(ref.wave) for ref in state.pending()}
     waves |= {directory.run(step.step) for step in state.steps if step.phase != "published"}
-    if found.location in waves:
+    if target.location in waves:
         return "its loop goes on with it"
     over = {directory.run(step.step) for step in state.steps}
     over |= {directory.absolute(each.run) for each in state.evaluations}
-    return "" if found.location in over else "its loop goes on with it"
+    return "" if target.location in over else "its loop goes on with it"
 
 
 def prune_loop(root: Path, keep: int | None, *, dry_run: bool) -> PrunedStore:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from understudy.errors import ConfigError
 from understudy.export.examples import Example
 from understudy.store.sessions import SessionRepository
-from understudy.store.sqlite import sample_rank
+from understudy.store.turn_filters import sample_rank
 
 NOT_DRAWN = "rows that were not drawn (--weight)"
 

@@ -27,8 +27,8 @@ from understudy.store.address import StoreUrl
 from understudy.store.driver import DatabaseDriver, WriterSession
 from understudy.store.migrate import migrate_connection, unknown_schema
 from understudy.store.schema import HEAD, metadata, traces, turns
-from understudy.store.sqlite import restrict_to_turns
 from understudy.store.statements import HotStatement
+from understudy.store.turn_filters import restrict_to_turns
 
 if TYPE_CHECKING:
     import psycopg

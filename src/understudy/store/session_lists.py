@@ -11,8 +11,8 @@ from sqlalchemy import ColumnElement, RowMapping, func, select
 
 from understudy.store.database import Repository
 from understudy.store.schema import traces, turns
-from understudy.store.sqlite import select_turns
 from understudy.store.statements import text_position
+from understudy.store.turn_filters import select_turns
 
 
 class SessionRow(Struct, frozen=True, kw_only=True):

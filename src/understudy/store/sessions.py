@@ -30,8 +30,8 @@ from understudy.errors import ConfigError, StoreError
 from understudy.store.contents import EMPTY, Packed, read_blobs, read_nodes
 from understudy.store.database import Repository, WriteContext, queued
 from understudy.store.schema import asks, sources, traces, turns
-from understudy.store.sqlite import COLUMNS, sample_rank, select_turns
 from understudy.store.statements import HotStatement, hot_insert, json_field, json_values, row_id
+from understudy.store.turn_filters import COLUMNS, sample_rank, select_turns
 
 TextOrBytes = Any
 """A text; where it is not valid Unicode, as names of files may be, bytes: UTF-8 with surrogates let through."""

@@ -48,10 +48,10 @@ class Catalog:
         """Look for stores again; those there are. One that vanished can still be asked for by id."""
         stores: dict[str, ViewedStore] = {each.id: each for each in self._databases}
         for root in self.roots:
-            for found in find_stores(root):
-                name = str(found.path.relative_to(root)) if found.path != root else root.name
-                loop = None if found.loop is None else store_id(found.loop)
-                store = ViewedDirectory(found.path, name, "loop" if found.is_loop else "store", loop)
+            for inner in find_stores(root):
+                name = str(inner.path.relative_to(root)) if inner.path != root else root.name
+                loop = None if inner.loop is None else store_id(inner.loop)
+                store = ViewedDirectory(inner.path, name, "loop" if inner.is_loop else "store", loop)
                 stores.setdefault(store.id, store)
                 if len(stores) >= _MOST:
                     break

@@ -37,7 +37,8 @@ from understudy.ingest.trace import (
 )
 from understudy.store import Store
 from understudy.store.sessions import TraceChanges
-from understudy.store.sqlite import COLUMNS, filter_connection, select_turns
+from understudy.store.sqlite import filter_connection
+from understudy.store.turn_filters import COLUMNS, select_turns
 
 from support.ingest import DATA, LOGS, read
 

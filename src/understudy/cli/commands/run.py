@@ -48,7 +48,7 @@ from understudy.sandbox.base import Sandboxes, load_sandboxes
 from understudy.store import Store
 from understudy.store.address import parse_location
 from understudy.store.outcomes import RunCounts
-from understudy.store.sqlite import sample_rank
+from understudy.store.turn_filters import sample_rank
 from understudy.tasks.load import load_tasks
 from understudy.tasks.records import LoadedTasks
 from understudy.types import Task

@@ -78,7 +78,7 @@ def states(
     """
     from understudy.store import Store
     from understudy.store.address import parse_location
-    from understudy.store.sqlite import COLUMNS
+    from understudy.store.turn_filters import COLUMNS
 
     if columns:
         typer.echo("\n".join(COLUMNS))

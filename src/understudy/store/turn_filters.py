@@ -1,0 +1,137 @@
+"""Expressions of users over the states of sessions: SQL of SQLite, bounded, that reads these tables alone."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sqlite3
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from understudy.errors import ConfigError
+
+PATIENCE_S: Final = 60.0
+"""How long an expression is waited for: far longer than an honest one takes on millions of turns."""
+
+_OF_TURN = (
+    "state_id", "message_id", "position", "branch", "fidelity", "notes", "model", "family", "timestamp",
+    "tool_calls", "tool_errors", "denied", "interrupted", "tests", "edits", "edits_survived",
+    "commits", "feedback",
+)  # fmt: skip
+_OF_TRACE = ("session_id", "format", "source", "role", "project", "agent", "version")
+_OF_OUTCOME = ("resolved", "reward", "task", "exit_status")
+
+COLUMNS: Final = (*_OF_TURN, "trace_id", *_OF_TRACE, *_OF_OUTCOME)
+"""What an expression can name, and a table of turns show."""
+
+_VIEW = ", ".join(
+    (
+        "turns.trace_key",
+        "turns.rowid AS turn_key",
+        *(f"turns.{name}" for name in _OF_TURN),
+        "traces.id AS trace_id",
+        *(f"traces.{name}" for name in _OF_TRACE),
+        *(f"json_extract(CAST(traces.outcome AS TEXT), '$.{name}') AS {name}" for name in _OF_OUTCOME),
+    )
+)
+_QUERY = (
+    "SELECT {columns} FROM (SELECT {view} FROM turns JOIN traces ON traces.key = turns.trace_key) "
+    "WHERE (\n{where}\n) {order}LIMIT {limit}"
+)
+_SAMPLE = (
+    "turn_key IN (SELECT turn_key FROM (SELECT {view} FROM turns JOIN traces ON traces.key = turns.trace_key) "
+    "WHERE (\n{where}\n) ORDER BY sample_rank(state_id), state_id LIMIT {limit})"
+)
+_ORDER = "ORDER BY trace_key, position, turn_key "
+
+_READABLE = frozenset({"turns", "traces", ""})
+_ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_FUNCTION})
+_FORBIDDEN = frozenset({"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"})
+_STEPS = 20_000
+_LONGEST = 64 << 20  # bytes of one value: no expression fills the memory
+
+
+def restrict_to_turns(raw: sqlite3.Connection) -> None:
+    """Let a connection do nothing but read the tables of sessions, and bound what it may hold."""
+    raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
+    raw.set_authorizer(_authorize)
+
+
+def sample_rank(id: str | bytes, seed: int) -> int:
+    """A number for a state or a task that looks random: a sample of n are the n with the lowest ones.
+
+    So the same seed gives the same ones, and a larger sample contains a smaller one.
+    """
+    data = id.encode(errors="surrogatepass") if isinstance(id, str) else id
+    return int.from_bytes(hashlib.blake2b(b"%d:%b" % (seed, data), digest_size=8).digest()) >> 1
+
+
+def select_turns(
+    raw: sqlite3.Connection,
+    columns: Sequence[str],
+    where: str | None,
+    limit: int | None,
+    patience_s: float = PATIENCE_S,
+    *,
+    seed: int | None = None,
+    group: str | None = None,
+) -> list[tuple[Any, ...]]:
+    """Columns of the turns that an expression is true of, in order: the first `limit`, or with a seed a sample.
+
+    With `group`, one of `COLUMNS`, there is a row for each of its values, those of most turns first.
+    Raises ConfigError as `SessionRepository.select`.
+    """
+    if where is not None and not where.strip():
+        raise _wrong(where, "it is empty")
+    until = math.inf if where is None else time.monotonic() + patience_s
+    raw.set_progress_handler(lambda: time.monotonic() > until, _STEPS)
+    order = "" if any("(" in column for column in columns) else _ORDER
+    if group is not None:
+        order = f"GROUP BY {group} ORDER BY count(*) DESC, {group} "
+    chosen = where or "1"
+    if seed is not None and limit is not None:
+
+        def rank(state_id: str | bytes) -> int:
+            return sample_rank(state_id, seed)
+
+        raw.create_function("sample_rank", 1, rank, deterministic=True)
+        chosen = _SAMPLE.format(view=_VIEW, where=chosen, limit=limit)
+    query = _QUERY.format(
+        columns=", ".join(columns),
+        view=_VIEW,
+        where=chosen,
+        order=order,
+        limit=-1 if limit is None else limit,
+    )
+    try:
+        return raw.execute(query).fetchall()
+    except sqlite3.OperationalError as error:
+        late = str(error) == "interrupted"
+        if late and time.monotonic() <= until:
+            # Ctrl-C reached Python while SQLite asked whether to go on, and SQLite keeps what is raised there.
+            raise KeyboardInterrupt from error
+        if where is None:
+            raise
+        raise _wrong(where, f"it takes longer than {patience_s:g} s" if late else str(error)) from error
+    except (sqlite3.DatabaseError, sqlite3.Warning, sqlite3.ProgrammingError, UnicodeEncodeError) as error:
+        if where is None:
+            raise
+        raise _wrong(where, str(error)) from error
+
+
+def _authorize(action: int, first: str | None, second: str | None, *_: Any) -> int:
+    if action == sqlite3.SQLITE_READ and (first or "") in _READABLE:
+        return sqlite3.SQLITE_OK
+    if action in _ALLOWED and (second or "").lower() not in _FORBIDDEN:
+        return sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_DENY
+
+
+def _wrong(where: str, reason: str) -> ConfigError:
+    # The first line: others quote our own query, which stands around the expression.
+    reason = reason.partition("\n")[0].rstrip(".")
+    return ConfigError(
+        f"{where!r} cannot select states: {reason}. Give an SQL expression over the columns {', '.join(COLUMNS)}; "
+        "for example: family = 'claude' AND tool_errors = 0"
+    )
