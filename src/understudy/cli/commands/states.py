@@ -121,7 +121,7 @@ def _matching(
 ) -> dict[str, TextMatch]:
     """The states that have some words, by id: all of them, or a sample as --limit takes it."""
     from understudy.ingest.text_search import search_texts
-    from understudy.store.sqlite import sample_rank
+    from understudy.store.turn_filters import sample_rank
 
     matches = {match.state_id: match for match in search_texts(sessions, text, where, redactor)}
     if limit is None or limit >= len(matches):
