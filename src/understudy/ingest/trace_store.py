@@ -254,9 +254,9 @@ def traces(
 ) -> Iterator[Trace]:
     """The stored traces, each with those of its turns that `where` is true of; one at a time is read.
 
-    `where` is an SQL expression over `understudy.store.turn_filters.COLUMNS`, or turns that were chosen before. `limit`
-    is the most turns of all traces together: the first ones, or with a `seed` a random sample. Raises StoreError
-    where there is no store, and ConfigError where the expression is none.
+    `where` is an SQL expression over `understudy.store.turn_filters.COLUMNS`, or turns that were chosen before.
+    `limit` is the most turns of all traces together: the first ones, or with a `seed` a random sample. Raises
+    StoreError where there is no store, and ConfigError where the expression is invalid.
     """
     with _open_sessions(library) as sessions:
         chosen = where if isinstance(where, TurnSelection) else sessions.select(where, limit=limit, seed=seed)
