@@ -5,13 +5,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from understudy.disk.stores import FoundStore, Pruner, Retention
 from understudy.report.directories import index_file, store_id
 from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
@@ -82,6 +85,38 @@ def test_a_store_that_is_open_is_left_alone(location: StoreLocation) -> None:
         assert "is in use" in summary["skipped"][0]
     with Store.open(location) as store:
         assert [each.id for each in store.runs.all()] == ["run"]
+
+
+def test_a_store_whose_runs_could_not_be_listed_loses_none(tmp_path: Path) -> None:
+    schema = (Path(__file__).parents[1] / "data" / "store_0003.sql").read_text()
+    (tmp_path / "old").mkdir()
+    with closing(sqlite3.connect(tmp_path / "old" / "store.db")) as raw:
+        raw.executescript(schema)
+        runs = raw.execute("SELECT id FROM runs").fetchall()
+    options = ("--drop", "runs", "--keep-runs", "100")
+    (dry,) = pruned(tmp_path, *options, "--dry-run", code=1)["stores"]
+    (done,) = pruned(tmp_path, *options, code=1)["stores"]
+    assert done == dry and "is at schema 0003" in done["skipped"] and not done["runs"]
+    with closing(sqlite3.connect(tmp_path / "old" / "store.db")) as raw:
+        assert runs and raw.execute("SELECT id FROM runs").fetchall() == runs
+
+
+def test_a_run_that_came_after_the_runs_were_listed_stays(tmp_path: Path) -> None:
+    ended_run(tmp_path, "first")
+    ended_run(tmp_path, "second")
+    retention = Retention(drop=frozenset({"runs"}), keep_runs=1)
+    pruner = Pruner([FoundStore(tmp_path)], retention, lambda line: None)
+    ended_run(tmp_path, "third")
+    (done,) = pruner.remove()
+    assert done.runs == {"runs": ["first"]} and done.stays == {"among the newest 1": 2}
+
+
+def test_a_store_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+    for run in ("first", "second", "third"):
+        ended_run(tmp_path / "s", run)
+    (tmp_path / "link").symlink_to("s")
+    summary = pruned(tmp_path / "link", tmp_path, "--drop", "runs", "--keep-runs", "2")
+    assert [each["runs"] for each in summary["stores"]] == [{"runs": ["first"]}]
 
 
 @pytest.mark.parametrize(
@@ -183,6 +218,13 @@ def test_a_loop_keeps_what_it_goes_on_with(tmp_path: Path) -> None:
     assert changes[str(directory.run(3))]["stays"] == {"its loop goes on with it": 1}
     assert not directory.weights(1).exists() and directory.weights(2).is_dir()
     assert not index.exists()
+    for inner in ("steps", "steps/step-0003/run"):
+        (stays,) = (
+            each
+            for each in pruned(root / inner, "--drop", "runs", "--keep-runs", "0", "--dry-run")["stores"]
+            if "step-0003" in each["location"]
+        )
+        assert stays["stays"] == {"its loop goes on with it": 1}, "also where the loop is not what was named"
     # As one run it is the newest one.
     kept = pruned(tmp_path, "--drop", "runs", "--keep-runs", "1")
     assert all(not each["runs"] for each in kept["stores"])

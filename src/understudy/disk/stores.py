@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from understudy.disk.caches import tree_bytes
 from understudy.errors import ConfigError, StoreError
-from understudy.report.directories import StoreDirectory, find_stores, index_file, store_id
+from understudy.report.directories import find_stores, index_file, loop_around, store_id
 from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.space import RunSpace
@@ -58,25 +58,32 @@ class PrunedStore(Struct, frozen=True, kw_only=True):
 
 
 class FoundStore(Struct, frozen=True):
-    """A store, and the loop that it belongs to."""
+    """A store, and the real path of the loop that it belongs to."""
 
     location: StoreLocation
     loop: Path | None = None
 
 
 def stores_of(locations: Iterable[StoreLocation]) -> tuple[list[FoundStore], list[Path]]:
-    """The stores and the loops at some locations. Raises ConfigError for a directory that is not there."""
-    directories: list[StoreDirectory] = []
-    stores: list[FoundStore] = []
-    for each in locations:
-        if isinstance(each, StoreUrl):
-            stores.append(FoundStore(each))
-        elif each.is_dir():
-            directories += find_stores(each)
-        else:
-            raise ConfigError(f"{each} is not a directory; give one that a run or a loop wrote to, or a database")
-    stores += [FoundStore(each.path, each.loop) for each in directories if not each.is_loop]
-    return stores, [each.path for each in directories if each.is_loop]
+    """The stores and the loops at some locations, each once. Raises ConfigError for a missing directory."""
+    stores: dict[StoreLocation, FoundStore] = {}
+    loops: dict[Path, Path] = {}
+    for location in locations:
+        if isinstance(location, StoreUrl):
+            stores.setdefault(location, FoundStore(location))
+            continue
+        if not location.is_dir():
+            raise ConfigError(
+                f"{location} is not a directory; give one that a run or a loop wrote to, or a database"
+            )
+        outer = loop_around(location)
+        for each in find_stores(location):
+            if each.is_loop:
+                loops.setdefault(each.path.resolve(), each.path)
+            else:
+                loop = each.loop.resolve() if each.loop else outer
+                stores.setdefault(each.path.resolve(), FoundStore(each.path, loop))
+    return list(stores.values()), list(loops.values())
 
 
 class Pruner:
@@ -87,12 +94,14 @@ class Pruner:
         self._retention = retention
         self._report = report
         self._before = time.time() - retention.older_than_s
-        self._newest = self._find_newest()
+        self._unread: dict[StoreLocation, str] = {}
+        """Why stores could not be listed: which of their runs are among the newest is not known."""
+        self._older = self._find_older() if retention.drop and retention.keep_runs else None
 
-    def _find_newest(self) -> set[object]:
-        """The runs that stay as they are the newest: all of a loop's, or a run of a store."""
-        if not self._retention.drop or not self._retention.keep_runs:
-            return set()
+    def _find_older(self) -> set[object]:
+        """The runs that are not among the newest: all of a loop's, or a run of a store. Others stay, also one that
+        is there only since then.
+        """
         created: dict[object, float] = {}
         for each in self._stores:
             try:
@@ -101,13 +110,17 @@ class Pruner:
                         owner = _owner(each, run)
                         created[owner] = max(created.get(owner, 0.0), run.created_at)
             except StoreError as error:
-                self._report(str(error))  # it is named again where it would be pruned
+                self._unread[each.location] = str(error)
         newest = sorted(created, key=lambda owner: created[owner], reverse=True)
-        return set(newest[: self._retention.keep_runs])
+        unread = {each.loop for each in self._stores if each.location in self._unread}
+        return set(newest[self._retention.keep_runs :]) - unread
 
     def plan(self) -> Iterator[PrunedStore]:
         """What would go of each store, with nothing removed."""
         for each in self._stores:
+            if error := self._unread.get(each.location):
+                yield PrunedStore(location=str(each.location), skipped=error)
+                continue
             self._report(f"reading {each.location}")
             try:
                 with Store.open(each.location, create=False, read_only=True) as store:
@@ -123,6 +136,9 @@ class Pruner:
     def remove(self) -> Iterator[PrunedStore]:
         """Remove it, store after store. One that others have open is left alone, which is said."""
         for each in self._stores:
+            if error := self._unread.get(each.location):
+                yield PrunedStore(location=str(each.location), skipped=error)
+                continue
             self._report(f"pruning {each.location}")
             try:
                 yield self._remove(each)
@@ -136,17 +152,17 @@ class Pruner:
             store = alone.enter_context(Store.open(target.location, create=False, exclusive=True))
             before, _ = store.space.file_size()
             runs, stays = self._choose(target, store)
+            if runs.get("runs") or runs.get("bodies"):
+                # The viewer's index has rollouts and texts that go now; first, so that no interruption leaves it.
+                for end in ("", "-wal", "-shm"):
+                    file = index_file(store_id(target.location))
+                    file.with_name(file.name + end).unlink(missing_ok=True)
             store.space.remove(
                 runs.get("runs", ()), runs.get("bodies", ()), runs.get("token-values", ()), self._report
             )
             self._report(f"giving back what {target.location} does not need")
             note = store.space.compact()
             after, _ = store.space.file_size()
-        if runs.get("runs") or runs.get("bodies"):
-            # The viewer's index has rollouts and texts that are gone.
-            for end in ("", "-wal", "-shm"):
-                file = index_file(store_id(target.location))
-                file.with_name(file.name + end).unlink(missing_ok=True)
         return PrunedStore(
             location=str(target.location), runs=runs, stays=stays, note=note, bytes=max(0, before - after)
         )
@@ -171,7 +187,7 @@ class Pruner:
     def _reason_to_stay(self, target: FoundStore, run: RunSpace) -> str:
         if not run.ended:
             return "not ended"
-        if _owner(target, run) in self._newest:
+        if self._older is not None and _owner(target, run) not in self._older:
             return f"among the newest {self._retention.keep_runs}"
         if run.changed_at > self._before:
             return "changed too recently"
@@ -179,7 +195,9 @@ class Pruner:
 
 
 def _owner(target: FoundStore, run: RunSpace) -> object:
-    return target.loop or (str(target.location), run.run_id)
+    if isinstance(target.location, StoreUrl):
+        return run.run_id  # One database may be given by several URLs.
+    return target.loop or (target.location, run.run_id)
 
 
 def _is_gone(run: RunSpace, what: Droppable) -> bool:
@@ -216,11 +234,11 @@ def _needed_by_loop(target: FoundStore) -> str:
         return "of a loop that has not begun"
     waves = {directory.run(ref.wave) for ref in state.pending()}
     waves |= {directory.run(step.step) for step in state.steps if step.phase != "published"}
-    if target.location in waves:
-        return "its loop goes on with it"
     over = {directory.run(step.step) for step in state.steps}
     over |= {directory.absolute(each.run) for each in state.evaluations}
-    return "" if target.location in over else "its loop goes on with it"
+    own = target.location.resolve()
+    over = {each.resolve() for each in over} - {each.resolve() for each in waves}
+    return "" if own in over else "its loop goes on with it"
 
 
 def prune_loop(root: Path, keep: int | None, *, dry_run: bool) -> PrunedStore:

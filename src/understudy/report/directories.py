@@ -45,6 +45,15 @@ def find_stores(root: Path) -> Iterator[StoreDirectory]:
     yield from _walk(root, 0, None)
 
 
+def loop_around(directory: Path) -> Path | None:
+    """The real path of the loop whose steps or evaluations a directory is among; links are followed."""
+    for path in (directory.absolute(), directory.resolve()):
+        for inner in (path, *path.parents):
+            if inner.name in _OF_A_LOOP and is_loop(inner.parent):
+                return inner.parent.resolve()
+    return None
+
+
 def _walk(directory: Path, depth: int, loop: Path | None) -> Iterator[StoreDirectory]:
     has_loop = is_loop(directory)
     if has_loop:
