@@ -486,14 +486,15 @@ def protection_of(task: Task, options: GradingOptions) -> tuple[Protection, str]
     watched = watched and (options.sealed or isinstance(task.checks, ScriptChecks))
     if not isinstance(task.checks, PytestChecks) and not watched:
         reason = "; ".join(filter(None, (reason, _UNWATCHED)))
-    if isinstance(task.checks, ScriptChecks) and "reward-open " in usual:
+    if isinstance(task.checks, ScriptChecks) and ("reward-open " in usual or not options.walled):
         reason = f"{reason}; {_REWARD_OPEN}"
     return protection, reason
 
 
 def _protection_by_twins(task: Task, options: GradingOptions) -> tuple[Protection, str]:
     if isinstance(task.checks, ScriptChecks):
-        return "none", "checks of kind script have no twins"
+        unknown = options.usual_events is None and not options.walled
+        return "none", (f"{NOT_VALIDATED}; " if unknown else "") + "checks of kind script have no twins"
     if options.usual_events is None and not options.twins:
         return "none", f"{NOT_VALIDATED} (by `tasks check` or --validate), so no test has twins"
     nodes = deciding_tests(task, options).nodes

@@ -52,8 +52,8 @@ class GradingProgress:
 class GradingSetup:
     """What every patch is graded with. `tasks` are those there are, by instance id.
 
-    `refused` are instances that nothing may be graded on, with the reason. With `doubt`, a task whose suite fails
-    is validated then, if it was not before.
+    `refused` are instances that nothing may be graded on, with the reason. With `doubt`, a task whose suite or
+    script fails is validated then, if it was not before.
     """
 
     tasks: Mapping[str, Task]
@@ -151,9 +151,15 @@ async def _is_outdated(bench: GradingSetup, task: Task, verdict: Verdict) -> boo
 
 
 async def _prepare(bench: GradingSetup, task: Task, patch: PredictedPatch) -> PreparedTask:
-    """The task with the grading options found so far; a sandbox is announced where one will be needed."""
+    """The task with the grading options found so far; a sandbox is announced where one will be needed.
+
+    Whether a Python of a script has to write the reward, only the gold patch's run shows: where nobody will ask, a
+    wall could make every patch fail.
+    """
     prepared = await asyncio.to_thread(prepare, task, bench.cache, bench.sandboxes)
     validated = as_validated(prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache)
+    if validated == prepared and not bench.doubt:
+        validated = replace(validated, options=replace(validated.options, walled=False))
     if (await asyncio.to_thread(gate, patch.data, task, prepared.tree)).patch:
         bench.sandboxes.expect(sandbox_spec(validated, bench.environment, mounts=hidden_mounts(validated)))
     return validated

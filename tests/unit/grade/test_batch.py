@@ -20,7 +20,7 @@ from understudy.sandbox.base import Sandbox, SandboxSpec
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.tasks.environment import environment_for
 from understudy.tasks.prepare import prepare
-from understudy.types import PytestChecks, SuiteChecks, Task
+from understudy.types import Files, PytestChecks, ScriptChecks, SuiteChecks, Task
 
 from support import calc_task
 
@@ -154,3 +154,18 @@ async def test_a_verdict_without_twins_is_reached_anew_once_its_task_is_validate
     await validate(prepare(task, cache, kind), sandboxes=kind, environment=environment, cache=cache)
     reused += [(await graded([task], patches, tmp_path, cache=cache)).reused for _ in range(2)]
     assert reused == [0, 1, 0, 1]
+
+
+async def test_a_script_whose_python_writes_the_reward_is_graded_without_validation_too(tmp_path: Path):
+    script = "PYTHONPATH=$PYTHONPATH:$PWD python /tests/score.py\n"
+    score = (
+        "from calc import shift\n"
+        "with open('/logs/verifier/reward.txt', 'w') as file:\n    file.write(str(int(shift(1) == 2)))\n"
+    )
+    checks = ScriptChecks(Files({"test.sh": script, "score.py": score}), timeout_s=60)
+    task = msgspec.structs.replace(calc_task(), checks=checks)
+    standing = await graded([task], {"calc-0": task.gold_patch}, tmp_path, doubt=False, cache=tmp_path / "cache")
+    assert standing.outcomes["calc-0"].status == "resolved", standing.outcomes
+    verdict = json.loads(report(tmp_path, "calc-0").with_name("verdict.json").read_text())["verdict"]
+    assert verdict["unprotected"].startswith(NOT_VALIDATED)
+    assert verdict["unprotected"].endswith("the tested code runs where it can write the reward")

@@ -60,7 +60,10 @@ def _above(path: str) -> set[str]:
 
 
 def _allow(call: ctypes.CDLL, ruleset: int, path: str, handled: int) -> bool:
-    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:  # removed since its directory was listed, as temporary files are
+        return True
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISLNK(mode):  # where it leads is allowed or withheld by itself

@@ -151,7 +151,8 @@ def watch(
 
     report_identity, first_identity = identity(report) if report else None, channel_identity()
     reward_names = frozenset(os.path.basename(path) for path in rewards)
-    reward_places = frozenset(identity(os.path.dirname(path)) for path in rewards)
+    places = {os.path.dirname(path) for path in rewards}
+    reward_places = frozenset(identity(place) for place in places if os.path.isdir(place))
     hidden = frozenset(identity(path) for path in tests if os.path.exists(path))
     processes = stat("/proc").st_dev if os.path.isdir("/proc/self") else None
     writing = os.O_WRONLY | os.O_RDWR
@@ -167,9 +168,10 @@ def watch(
         sent.add(key)
         text = prefix + " " + rule + " " + string(line) + " " + path
         try:
-            if channel_identity() != first_identity:
+            if channel_identity() == first_identity:
+                write(channel, b"\n" + text.encode("unicode_escape") + b"\n")
+            else:  # another file has the number by now, which gets no evidence written into it
                 lost = True
-            write(channel, b"\n" + text.encode("unicode_escape") + b"\n")
         except os_error:
             lost = True
 

@@ -16,11 +16,25 @@ _CHANNEL = 8
 
 
 def _hand_on():
-    """Let `subprocess`, which closes all other descriptors in its children, keep the channel open there."""
+    """Let `subprocess`, which closes all other descriptors in its children, keep the channel open there.
+
+    A program may have closed the channel, or opened another file with its number: its children get neither.
+    """
     import _posixsubprocess
 
+    def identity(fstat=os.fstat):
+        try:
+            status = fstat(_CHANNEL)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
     def fork_exec(arguments, executables, close, keep, *more):
-        return begin(arguments, executables, close, tuple(sorted({*keep, _CHANNEL})), *more)
+        if identity() == channel:
+            keep = tuple(sorted(set(keep) | {_CHANNEL}))
+        return begin(arguments, executables, close, keep, *more)
+
+    channel = identity()
 
     begin = _posixsubprocess.fork_exec
     _posixsubprocess.fork_exec = fork_exec
@@ -30,17 +44,27 @@ def _begin():
     if os.readlink("/proc/self/fd/%d" % _CHANNEL) != os.environ["UNDERSTUDY_WATCH_PIPE"]:
         return
     _hand_on()
-    root, walled, count, *paths = os.environ["UNDERSTUDY_WATCH"].split("\n")
-    rewards, tests = tuple(paths[: int(count)]), tuple(paths[int(count) :])
+    fields = os.environ["UNDERSTUDY_WATCH"].split("\n")
+    root, walled, tests_begin = fields[0], fields[1], 3 + int(fields[2])
+    rewards, tests = tuple(fields[3:tests_begin]), tuple(fields[tests_begin:])
     if rewards and walled:
-        import landlock
-
-        walled = landlock.withhold({os.path.dirname(path) for path in rewards})
-        del sys.modules["landlock"]
+        walled = _wall({os.path.dirname(path) for path in rewards})
     import process_watch
 
     del sys.modules["process_watch"]
     process_watch.watch_interpreter(_CHANNEL, root, tests, rewards, walled=bool(walled))
+
+
+def _wall(directories):
+    """Whether this process cannot write below the directories from now on; without a wall it is watched still."""
+    try:
+        import landlock
+
+        return landlock.withhold(directories)
+    except (ImportError, OSError):  # as of a Python that was built without ctypes
+        return False
+    finally:
+        sys.modules.pop("landlock", None)
 
 
 def _main():
