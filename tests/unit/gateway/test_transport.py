@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gzip
 import ssl
+import tracemalloc
 import zlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -233,6 +234,132 @@ async def test_a_large_body_is_sent_whole_in_pieces() -> None:
     async with serving([OK + b"content-length: 0\r\n\r\n"]) as (server, pool):
         await ask(server, pool, body=body)
         assert server.requests[0].partition(b"\r\n\r\n")[2] == body
+
+
+@asynccontextmanager
+async def talking(
+    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncGenerator[tuple[Server, ConnectionPool]]:
+    """A server that does anything, once it has read the head of a request."""
+
+    async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            server.connections += 1
+            await reader.readuntil(b"\r\n\r\n")
+            await talk(reader, writer)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    server, pool = Server(), ConnectionPool()
+    listener = await asyncio.start_server(begin, "127.0.0.1", 0)
+    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    try:
+        yield server, pool
+    finally:
+        pool.close()
+        listener.close()
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_response_ends_a_request_that_the_server_does_not_read(
+    loop: Callable[[], asyncio.AbstractEventLoop], whole: bool
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.05)  # until no more can be sent
+        writer.write(b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 4\r\n\r\nno")
+        await asyncio.sleep(0.05)
+        writer.write(b"!!" if whole else b"")
+        await gone.wait()
+
+    async def run() -> None:
+        async with talking(refuse) as (server, pool), asyncio.timeout(30):
+            large = ask(server, pool, body=bytes(20 << 20), total_s=20.0 if whole else 0.3)
+            if whole:
+                assert await large == (413, b"no!!")
+                # What was not sent would come before the next request.
+                small = asyncio.create_task(ask(server, pool))
+                assert await small == (413, b"no!!") and server.connections == 2
+            else:
+                with pytest.raises(TimeoutError, match="took too long"):
+                    await large
+            gone.set()
+
+    gone = asyncio.Event()
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(run())
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_body_that_nobody_reads_is_not_received(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    sent = 0
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(OK + b"content-length: %d\r\n\r\n" % (32 << 20))
+        for _ in range(512):
+            writer.write(bytes(1 << 16))
+            await writer.drain()
+            sent += 1 << 16
+
+    async def run() -> None:
+        limits: dict[str, Any] = {"connect_s": 5.0, "total_s": 10.0}
+        async with talking(flood) as (server, pool), asyncio.timeout(30):
+            async with pool.request("POST", server.url, b"{}", {}, **limits) as response:
+                before = -1
+                while sent > before:
+                    before = sent
+                    await asyncio.sleep(0.1)
+                assert before < 32 << 20
+                size = 0
+
+                def take(piece: bytes) -> None:
+                    nonlocal size
+                    size += len(piece)
+
+                await response.read(take, 64 << 20)
+                assert size == 32 << 20
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(run())
+
+
+async def test_no_more_of_a_body_is_unpacked_than_its_reader_wants() -> None:
+    bomb = zlib.compress(bytes(48 << 20), 9)
+    answer = [b"".join(piece or b"" for piece in coded(b"deflate", bomb[:-4] + b"bad."))]
+    limits: dict[str, Any] = {"connect_s": 5.0, "total_s": 10.0}
+    async with serving([*answer]) as (server, pool):
+        tracemalloc.start()
+        try:
+            with pytest.raises(ResponseTooLarge):
+                async with pool.request("POST", server.url, b"{}", {}, **limits) as response:
+                    await response.read(lambda piece: None, 1 << 20)
+            assert tracemalloc.get_traced_memory()[1] < 16 << 20
+        finally:
+            tracemalloc.stop()
+        async with pool.request("POST", server.url, b"{}", {}, **limits) as response:
+            await response.read(lambda piece: True, 1 << 20)
+            assert response.stopped
+
+
+AFTER_THE_END: dict[str, list[bytes | None]] = {
+    "no chunk": [CHUNKED + b"6\r\n[DONE]\r\nnot a chunk\r\n"],
+    "half of gzip": [
+        b"".join(piece or b"" for piece in coded(b"gzip", gzip.compress(b"[DONE]")[:-4])),
+    ],
+    "closed": [CHUNKED + b"6\r\n[DONE]\r\n", None],
+}
+
+
+@pytest.mark.parametrize("name", AFTER_THE_END)
+async def test_what_follows_the_end_that_a_reader_has_seen_is_no_error(name: str) -> None:
+    async with serving(AFTER_THE_END[name]) as (server, pool):
+        limits: dict[str, Any] = {"connect_s": 5.0, "total_s": 10.0}
+        async with pool.request("POST", server.url, b"{}", {}, **limits) as response:
+            await response.read(lambda piece: piece == b"[DONE]", 99)
+        assert response.stopped
 
 
 async def test_nothing_is_sent_to_what_is_no_server() -> None:

@@ -139,7 +139,8 @@ class ServerConnection(asyncio.Protocol):
         self._inflate: _Inflater | None = None
         self._take: Take | None = None
         self._limit = self._left = 0
-        self._pieces: list[bytes] = []
+        self._early: list[bytes] = []
+        """What came of the body before it is read, as it came: packed, it is small."""
         self._stopped = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -161,7 +162,7 @@ class ServerConnection(asyncio.Protocol):
         """Send a request; returns when the head of the response has come. Raises OSError."""
         assert self._transport is not None
         self.status, self.headers, self._phase, self._between = 0, {}, _HEAD, 0
-        self._inflate, self._take, self._pieces, self._stopped, self._error = None, None, [], False, None
+        self._inflate, self._take, self._early, self._stopped, self._error = None, None, [], False, None
         self._heard = now = self._loop.time()
         self._ends_at, self._stall_s = now + total_s, stall_s or total_s
         self._timer = self._loop.call_later(min(total_s, self._stall_s), self._check_time)
@@ -171,7 +172,7 @@ class ServerConnection(asyncio.Protocol):
             await self._upload(head, body)
         while self._phase == _HEAD:
             await self._wait()
-        if self._error is not None:
+        if self._error is not None and self.status < 200:  # else it is raised after what came of the body
             raise self._error
 
     async def read(self, take: Take, limit: int) -> None:
@@ -180,20 +181,23 @@ class ServerConnection(asyncio.Protocol):
         Raises OSError when it does not come whole, ResponseTooLarge above `limit` bytes, and what `take` raises.
         """
         self._take, self._limit, self._left = take, limit, limit
-        pieces, self._pieces = self._pieces, []
-        for piece in pieces:
-            self._pass_on(piece)
+        for data in self._take_early():
+            if not self._stopped:
+                self._unpack(data)
         while not self._stopped and self._phase != _DONE:
             await self._wait()
         if self._error is not None:
             raise self._error
+        if self._inflate is not None and not self._stopped and not self._inflate.complete:
+            raise InvalidResponse("the compressed body is incomplete")
 
     def end(self) -> None:
         """The response is no longer wanted: close its connection unless it can be used again."""
-        self._take, self._pieces = _ignore, []
+        self._take = None
         self._stop_timer()
         if not self.reusable:
             self.end_badly()
+        self._take_early()
 
     # --- callbacks of the event loop --------------------------------------------------------------------
 
@@ -204,7 +208,6 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self.resume_writing()
         if self._phase == _BODY and self._until_eof and exc is None:
             self._complete()
         else:
@@ -261,20 +264,21 @@ class ServerConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._between = 0
-        if self._phase != _BODY:
+        if self._phase != _BODY or self._stopped:
             return
-        if self._inflate is None:
+        if self._take is None:
+            self._early.append(body)
+            if self._transport is not None:  # a body that nobody reads yet waits where it is
+                self._transport.pause_reading()
+        elif self._inflate is None:
             self._pass_on(body)
-            return
-        try:
-            for piece in self._inflate.feed(body):
-                self._pass_on(piece)
-        except zlib.error as error:
-            self._fail(InvalidResponse(f"the compressed body is invalid: {error}"))
+        else:
+            self._unpack(body)
 
     def on_message_complete(self) -> None:
         if self._phase == _BODY:
-            self._keep = self._keep and self._parser.should_keep_alive()
+            unsent = self._transport is None or self._transport.get_write_buffer_size() > 0
+            self._keep = self._keep and not unsent and self._parser.should_keep_alive()
             self._complete()
 
     # --- the response -----------------------------------------------------------------------------------
@@ -285,33 +289,48 @@ class ServerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _take_early(self) -> list[bytes]:
+        """What came before somebody read; the rest comes from now on."""
+        early, self._early = self._early, []
+        if early and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        return early
+
+    def _unpack(self, data: bytes) -> None:
+        try:
+            for piece in (data,) if self._inflate is None else self._inflate.feed(data):
+                self._pass_on(piece)
+                if self._stopped:
+                    return
+        except zlib.error as error:
+            self._end_reading(InvalidResponse(f"the compressed body is invalid: {error}"))
+
     def _pass_on(self, piece: bytes) -> None:
-        if self._take is None:
-            self._pieces.append(piece)
-            return
+        assert self._take is not None
         try:
             self._left -= len(piece)
-            if self._left < 0 and not self._stopped:
+            if self._left < 0:
                 raise ResponseTooLarge(self._limit)
             if self._take(piece):
-                self._take, self._stopped = _ignore, True
+                self._stopped, self._error = True, None  # what is wrong with the rest is no matter
                 self._wake()
         except Exception as error:  # noqa: BLE001 - raised where the response is read
-            self._take, self._stopped, self._error = _ignore, True, error
-            self._fail(error)
+            self._end_reading(error)
+
+    def _end_reading(self, error: Exception) -> None:
+        self._stopped, self._error = True, error
+        self._fail(error)
 
     def _complete(self) -> None:
-        if self._inflate is not None and not self._inflate.complete:
-            return self._fail(InvalidResponse("the compressed body is incomplete"))
         self._phase = _DONE
         self._stop_timer()
         self._wake()
 
     def _fail(self, error: Exception) -> None:
         if self._phase != _DONE:
-            self._error, self._phase = error, _DONE
-            self._stop_timer()
-            self._wake()
+            if not self._stopped:
+                self._error = error
+            self._complete()
         self.end_badly()
 
     async def _wait(self) -> None:
@@ -322,6 +341,7 @@ class ServerConnection(asyncio.Protocol):
             self._waiter = None
 
     def _wake(self) -> None:
+        self.resume_writing()  # once there is a response, or none will come, the rest of a request is not sent
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -353,10 +373,6 @@ class ServerConnection(asyncio.Protocol):
             if self._writable is not None:
                 await self._writable
             await asyncio.sleep(0)
-
-
-def _ignore(piece: bytes) -> None:
-    """What is done with the rest of a response that nobody wants."""
 
 
 class _Inflater:
