@@ -306,21 +306,24 @@ def test_a_body_that_nobody_reads_is_not_received(loop: Callable[[], asyncio.Abs
 
     async def run() -> None:
         limits: dict[str, Any] = {"connect_s": 5.0, "total_s": 10.0}
-        async with talking(flood) as (server, pool), asyncio.timeout(30):
-            async with pool.request("POST", server.url, b"{}", {}, **limits) as response:
-                before = -1
-                while sent > before:
-                    before = sent
-                    await asyncio.sleep(0.1)
-                assert before < 32 << 20
-                size = 0
+        async with (
+            talking(flood) as (server, pool),
+            asyncio.timeout(30),
+            pool.request("POST", server.url, b"{}", {}, **limits) as response,
+        ):
+            before = -1
+            while sent > before:
+                before = sent
+                await asyncio.sleep(0.1)
+            assert before < 32 << 20
+            size = 0
 
-                def take(piece: bytes) -> None:
-                    nonlocal size
-                    size += len(piece)
+            def take(piece: bytes) -> None:
+                nonlocal size
+                size += len(piece)
 
-                await response.read(take, 64 << 20)
-                assert size == 32 << 20
+            await response.read(take, 64 << 20)
+            assert size == 32 << 20
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(run())
