@@ -14,7 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from understudy.disk.caches import cache_entries, remove_entries
 from understudy.disk.stores import FoundStore, Pruner, Retention
+from understudy.errors import ConfigError
+from understudy.model.directory import directory_of
+from understudy.model.pretrained import RECORD, new_model
 from understudy.report.directories import index_file, store_id
 from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
@@ -166,6 +170,29 @@ def test_the_cache_loses_what_nobody_used_unless_sandboxes_are_open(tmp_path: Pa
     assert not list(cache.glob(".removing-*"))
     uses = json.loads(understudy("du", tmp_path, "--json", env={**os.environ, **environment}).stdout)["uses"]
     assert {each["what"]: each["unused"] for each in uses} == {"cache: trees of tasks": 0}
+
+
+def test_what_of_the_cache_is_made_or_used_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("UNDERSTUDY_CACHE", str(cache))
+    names = ("owner--made-0.5B", "owner--used-0.5B", "owner--left-0.5B")
+    made, used, left = (cache / "models" / name for name in names)
+    for path in (made, used, left):
+        path.mkdir(parents=True)
+        os.utime(path, (time.time() - 40 * DAY_S,) * 2)
+    entries = {each.path: each for each in cache_entries(cache)}
+    with new_model(made.name, cache), pytest.raises(ConfigError, match="is being made"):
+        remove_entries(cache, [entries[made]])
+    os.utime(used)
+    assert remove_entries(cache, [entries[used], entries[left]]) == [entries[left]]
+    assert used.is_dir() and not left.exists()
+    (used / RECORD).write_text("{}")
+    assert directory_of(used.name) == used
+    with pytest.raises(ConfigError, match="uses a model"):
+        remove_entries(cache, [*cache_entries(cache)])
+    assert used.is_dir()
 
 
 def loop(root: Path, **changes: Any) -> LoopState:

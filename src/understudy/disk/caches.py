@@ -47,10 +47,14 @@ def cache_entries(cache: Path) -> Iterator[CacheEntry]:
         for path in sorted(each for directory in cache.glob(pattern) for each in _entries(directory)):
             if path.name.endswith((".lock", *_OF_DATABASES)) or path.name.startswith("."):
                 continue
-            files = _files(path)
             with suppress(FileNotFoundError):
-                used_at = max(each.lstat().st_mtime for each in files)
-                yield CacheEntry(kind=kind, path=path, bytes=sum(map(tree_bytes, files)), used_at=used_at)
+                yield CacheEntry(
+                    kind=kind, path=path, bytes=sum(map(tree_bytes, _files(path))), used_at=_used_at(path)
+                )
+
+
+def _used_at(path: Path) -> float:
+    return max(each.lstat().st_mtime for each in _files(path))
 
 
 def _files(path: Path) -> list[Path]:
@@ -84,25 +88,26 @@ def tree_bytes(path: Path) -> int:
     return total
 
 
-def remove_entries(cache: Path, entries: list[CacheEntry]) -> int:
-    """Remove entries, and what a removal that was killed has left; returns the bytes that were given back.
+def remove_entries(cache: Path, entries: list[CacheEntry]) -> list[CacheEntry]:
+    """Remove entries, and what a removal that was killed has left; returns those that are gone.
 
-    Raises ConfigError while sandboxes are open, or something is being put into the cache.
+    One that was used or made anew since it was looked at stays. Raises ConfigError while sandboxes are open, models
+    of the cache are used, or something is being put into the cache.
     """
     busy = (
-        f"the cache {cache} is in use: a run, a worker or another command has sandboxes open; wait for it, then "
-        "run the same command again"
+        f"the cache {cache} is in use: a run, a worker or another command has sandboxes open or uses a model; wait "
+        "for it, then run the same command again"
     )
-    removed = 0
+    removed: list[CacheEntry] = []
     with locked(cache / CACHE_LOCK, busy=busy):
         for path in cache.glob(f"{_REMOVING}*"):
             _remove(path)
         for entry in entries:
-            # That of who puts it there (`agents/install.py`, and who makes the others).
-            of_agent = entry.path.parent.name in AGENT_PACKAGES
-            lock = entry.path.parent / ".lock" if of_agent else entry.path.with_suffix(".lock")
-            with locked(lock, busy=f"{entry.path} is being made; wait for it, then run the same command again"):
-                removed += entry.bytes
+            busy = f"{entry.path} is being made; wait for it, then run the same command again"
+            with locked(_lock_of(entry), busy=busy), suppress(FileNotFoundError):
+                if _used_at(entry.path) > entry.used_at:
+                    continue
+                removed.append(entry)
                 for path in _files(entry.path):
                     # Away at once: what is found there afterwards is whole.
                     aside = cache / f"{_REMOVING}{uuid.uuid4().hex[:12]}"
@@ -110,6 +115,14 @@ def remove_entries(cache: Path, entries: list[CacheEntry]) -> int:
                         path.rename(aside)
                         _remove(aside)
     return removed
+
+
+def _lock_of(entry: CacheEntry) -> Path:
+    """The lock of who puts it there (`agents/install.py`, `model/pretrained.py`, and who makes the others)."""
+    path = entry.path
+    if path.parent.name in AGENT_PACKAGES:
+        return path.parent / ".lock"
+    return path.with_name(f".{path.name}.lock") if entry.kind == "models" else path.with_suffix(".lock")
 
 
 def _remove(path: Path) -> None:

@@ -9,25 +9,31 @@ import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 
-from understudy.config import cache_dir
+from understudy.config import CACHE_LOCK, cache_dir
 from understudy.errors import ConfigError
 from understudy.model.pretrained import RECORD, cached_directory
-from understudy.util.files import mark_used
+from understudy.util.files import mark_used, share_lock
 
 TINY = "tiny"
 """Its name where a model's directory is asked for."""
 
 
 def directory_of(model: str | Path) -> Path:
-    """The directory that a model's name means, absolute: the shipped or a fetched one's, or the path itself."""
+    """The directory that a model's name means, absolute: the shipped or a fetched one's, or the path itself.
+
+    A fetched one stays in the cache until this process ends.
+    """
     path = Path(model).expanduser()
     if path.is_dir():
         return path.absolute()
     if str(model) == TINY:
         return Path(__file__).with_name("assets") / TINY
     fetched = cached_directory(str(model))
+    if not (fetched / RECORD).is_file():
+        return path.absolute()
+    share_lock(cache_dir() / CACHE_LOCK)
     mark_used(cache_dir(), (fetched,))
-    return fetched if (fetched / RECORD).is_file() else path.absolute()
+    return fetched
 
 
 _FILES = ("config.json", "tokenizer.json", "chat_template.jinja", "*.safetensors", "*.bin")

@@ -113,13 +113,17 @@ _shared: dict[Path, int] = {}
 def share_lock(path: Path) -> None:
     """Share the lock on a file with others that do until this process ends; who locks it alone waits that long.
 
-    Where the file cannot be made nothing is locked: nobody can remove anything beside it either.
+    That of another user, who can remove what is beside it, needs only be read. Where there is none and none can be
+    made nothing is locked.
     """
     if path in _shared:
         return
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _shared[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _shared[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError:
+            _shared[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(_shared[path], fcntl.LOCK_SH)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from understudy.util.files import atomic_path, atomic_write, sync_tree
+from understudy.errors import ConfigError
+from understudy.util.files import atomic_path, atomic_write, locked, share_lock, sync_tree
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path):
@@ -88,3 +90,21 @@ def test_a_link_at_the_temporary_name_is_not_followed(tmp_path: Path):
 def test_syncing_what_is_not_there_fails(tmp_path: Path):
     with pytest.raises(FileNotFoundError):
         sync_tree(tmp_path / "absent")
+
+
+def test_a_lock_that_another_user_made_is_shared():
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        path = Path(directory) / "lock"
+        path.touch()
+        path.chmod(0o444)
+        path.parent.chmod(0o555)
+        user = os.geteuid()
+        try:
+            if user == 0:
+                os.seteuid(65534)
+            share_lock(path)
+        finally:
+            os.seteuid(user)
+            path.chmod(0o644)
+        with pytest.raises(ConfigError, match="in use"), locked(path, busy="in use"):
+            pass

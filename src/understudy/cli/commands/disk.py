@@ -157,14 +157,13 @@ def _prune_caches(older_than_s: float, dry_run: bool, skipped: list[str]) -> tup
     from understudy.disk.usage import unused_entries
 
     entries = unused_entries(cache_dir(), older_than_s)
-    size = sum(each.bytes for each in entries)
     if not dry_run and cache_dir().is_dir():
         try:
-            size = remove_entries(cache_dir(), entries)
+            entries = remove_entries(cache_dir(), entries)
         except ConfigError as error:
             skipped.append(str(error))
             return [], 0
-    return [str(each.path) for each in entries], size
+    return [str(each.path) for each in entries], sum(each.bytes for each in entries)
 
 
 def _prune_images(older_than_s: float, dry_run: bool) -> tuple[list[str], int]:
