@@ -91,12 +91,12 @@ def tree_bytes(path: Path) -> int:
 def remove_entries(cache: Path, entries: list[CacheEntry]) -> list[CacheEntry]:
     """Remove entries, and what a removal that was killed has left; returns those that are gone.
 
-    One that was used or made anew since it was looked at stays. Raises ConfigError while sandboxes are open, models
-    of the cache are used, or something is being put into the cache.
+    One that was used or made anew since it was looked at stays. Raises ConfigError while sandboxes are open,
+    models of the cache are used, or something is being put into the cache.
     """
     busy = (
-        f"the cache {cache} is in use: a run, a worker or another command has sandboxes open or uses a model; wait "
-        "for it, then run the same command again"
+        f"the cache {cache} is in use: a run, a worker or another command has sandboxes open or uses a model; "
+        "wait for it, then run the same command again"
     )
     removed: list[CacheEntry] = []
     with locked(cache / CACHE_LOCK, busy=busy):
