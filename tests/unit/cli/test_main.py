@@ -172,7 +172,7 @@ def test_nobody_reading_on_is_no_fault(unbuffered: str):
 def test_help_names_each_command_in_a_whole_sentence():
     done = understudy("--help", env={"COLUMNS": "80"})
     _, _, commands = done.stdout.partition("Commands:\n")
-    assert len(commands.splitlines()) == 27
+    assert len(commands.splitlines()) == 29
     assert all(line.endswith(".") and not line.endswith("...") for line in commands.splitlines())
 
 

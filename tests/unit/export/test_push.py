@@ -107,14 +107,14 @@ def test_what_does_not_say_that_it_is_redacted_is_taken_not_to_be(tmp_path: Path
     del manifest["unredacted"]
     (out / "understudy.json").write_text(json.dumps(manifest))
     refused = understudy("push", out, "ann/traces", home=tmp_path, HF_ENDPOINT=hub.url, HF_TOKEN=TOKEN)
-    assert refused.returncode == 2 and "not redacted" in refused.stderr and hub.asked == []
+    assert refused.returncode == 2 and "contains unredacted sessions" in refused.stderr and hub.asked == []
 
 
 def test_what_is_no_whole_export_is_refused(tmp_path: Path, hub: Hub):
     home = tmp_path
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "holds no export" in understudy("push", empty, "ann/x", home=home, HF_ENDPOINT=hub.url).stderr
+    assert "is not an export" in understudy("push", empty, "ann/x", home=home, HF_ENDPOINT=hub.url).stderr
     out = exported(tmp_path)
     assert "invalid repository name" in understudy("push", out, "a/b/c", home=home, HF_ENDPOINT=hub.url).stderr
     data = next(out.glob("*.parquet"))
