@@ -371,7 +371,7 @@ def test_the_command_redacts_splits_and_says_what_next(full: Path, tmp_path: Pat
     ("arguments", "words"),
     [
         (("trl-sft", "{store}"), "--output"),
-        (("trl-sft", "{store}", "-o", "{out}", "--from", "logs"), "expected sessions, rollouts or all, got 'logs'"),
+        (("trl-sft", "{store}", "-o", "{out}", "--from", "logs"), "rollouts or all, got 'logs'"),
         (("trl-sft", "{store}", "-o", "{out}", "--roles", "boss"), "unknown role 'boss'"),
         (("trl-sft", "{store}", "-o", "{out}", "--where", "nonsense = 1"), "nonsense"),
         (("trl-sft", "{store}", "-o", "{out}", "--run", "none"), "no run 'none'"),
