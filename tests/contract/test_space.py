@@ -12,13 +12,15 @@ from sqlalchemy import inspect
 
 from understudy.errors import StoreError, StoreInUse
 from understudy.store import Store
-from understudy.store.address import StoreLocation
+from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.calls import RequestTree
 from understudy.store.copying import copy_store
+from understudy.store.runs import Lease
 from understudy.store.schema import metadata
 from understudy.store.training import TokenValues
 from understudy.types import Verdict
 
+from support.postgresql import LosingProxy, PostgresqlServer
 from support.store import make_call, prepare, running
 
 
@@ -149,3 +151,68 @@ def test_nobody_else_has_the_store_open_meanwhile(location: StoreLocation) -> No
     with Store.open(location, exclusive=True), pytest.raises(StoreInUse):
         Store.open(location, exclusive=True)
     Store.open(location).close()
+
+
+@pytest.mark.services
+def test_an_earlier_release_that_takes_no_lock_is_seen(postgresql_store: StoreUrl) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    with Store.open(postgresql_store) as opened:
+        fill(opened, "old")
+    earlier = {"application_name": "understudy", "autocommit": True}
+    with (
+        psycopg.connect(postgresql_store.secret_url, **earlier),
+        pytest.raises(StoreInUse, match="1 connections are of an earlier release"),
+    ):
+        Store.open(postgresql_store, exclusive=True)
+    with Store.open(postgresql_store, exclusive=True) as store:
+        with (
+            psycopg.connect(postgresql_store.secret_url, **earlier),
+            pytest.raises(StoreInUse, match="of an earlier release"),
+        ):
+            store.space.remove(["old"])
+        assert [each.run_id for each in store.space.runs()] == ["old"]
+
+
+@pytest.mark.services
+def test_who_holds_a_lease_keeps_the_store_without_a_connection(postgresql_store: StoreUrl) -> None:
+    with Store.open(postgresql_store) as opened:
+        opened.leases.serve_alone(Lease("gateway-1", 60.0), "0.1.0").result()
+    with pytest.raises(StoreInUse, match="the leases of gateway-1 have not ended"):
+        Store.open(postgresql_store, exclusive=True)
+    with Store.open(postgresql_store) as opened:
+        opened.leases.give_back(Lease("gateway-1", 60.0)).result()
+    Store.open(postgresql_store, exclusive=True).close()
+
+
+@pytest.mark.services
+def test_a_removal_ends_with_its_connection(
+    postgresql_server: PostgresqlServer, postgresql_store: StoreUrl
+) -> None:
+    with Store.open(postgresql_store) as opened:
+        fill(opened, "old")
+    with LosingProxy(postgresql_server) as proxy, Store.open(proxy.url(postgresql_store), exclusive=True) as store:
+        proxy.cut()
+        proxy.mend()
+        with pytest.raises(StoreError, match="the connection was lost, and others may have used the store since"):
+            store.space.remove(["old"])
+        with pytest.raises(StoreError, match="the connection was lost"):
+            store.space.runs()
+    with Store.open(postgresql_store, exclusive=True) as store:
+        assert [each.run_id for each in store.space.runs()] == ["old"]
+        store.space.remove(["old"])
+
+
+@pytest.mark.services
+def test_who_was_cut_off_meanwhile_remembers_no_contents_that_are_gone(
+    postgresql_server: PostgresqlServer, postgresql_store: StoreUrl
+) -> None:
+    with LosingProxy(postgresql_server) as proxy, Store.open(proxy.url(postgresql_store)) as client:
+        fill(client, "old")
+        proxy.cut()
+        with Store.open(postgresql_store, exclusive=True) as store:
+            store.space.remove(["old"])
+        proxy.mend()
+        fill(client, "old")
+        assert [each.sequence for each in client.calls.of_attempt("old-0.1")] == [0, 1, 2, 3]
+    with Store.open(postgresql_store, exclusive=True) as store:
+        assert store.space.unused().contents == 0

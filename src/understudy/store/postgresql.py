@@ -22,7 +22,8 @@ from sqlalchemy import URL, BigInteger, Column, Connection, Float, MetaData, Tab
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool, StaticPool
 
-from understudy.errors import ConfigError, StoreError, StoreInUse
+from understudy.errors import ConfigError, StoreError
+from understudy.store import postgresql_lock
 from understudy.store.address import StoreUrl
 from understudy.store.driver import DatabaseDriver, WriterSession
 from understudy.store.migrate import migrate_connection, unknown_schema
@@ -53,8 +54,6 @@ _SETTINGS = (
     "timezone = 'UTC'",
 )
 _UNIQUE_TEXT_KEY = "understudy store"
-_IN_USE = "hashtext('understudy store in use'), hashtext(current_schema())"
-"""The advisory lock that every connection shares, and that who works on the store alone has alone."""
 
 _SMALL_TABLE = 1 << 20
 """A table of fewer bytes is not worth writing anew."""
@@ -129,9 +128,11 @@ class PostgresqlSession(WriterSession):
 
     dialect = "postgresql"
 
-    def __init__(self, connection: Connection, writer: str) -> None:
+    def __init__(self, connection: Connection, writer: str, alone: str = "") -> None:
+        """With `alone`, the store's name, no transaction begins while an earlier release has it open."""
         super().__init__(connection)
-        self._raw = cast("psycopg.Connection[Any]", connection.connection.dbapi_connection)
+        self._alone = alone
+        self._raw = _raw(connection)
         self._cursor = self._raw.cursor(binary=True)
         self._writer = writer
         self._recent_group = -1
@@ -141,6 +142,8 @@ class PostgresqlSession(WriterSession):
     def begin(self, group: int) -> bool:
         """Begin. Waits for a transaction of this writer whose connection was lost to end."""
         self._raw.execute("BEGIN")
+        if self._alone:
+            postgresql_lock.refuse_earlier_releases(self._raw, self._alone)
         if self._recent_group >= 0:
             return True
         query = "SELECT group_number FROM store_writers WHERE id = %s FOR UPDATE"
@@ -190,6 +193,10 @@ class PostgresqlSession(WriterSession):
         self.connection.close()
 
 
+def _raw(connection: Connection) -> psycopg.Connection[Any]:
+    return cast("psycopg.Connection[Any]", connection.connection.dbapi_connection)
+
+
 def _with_texts(statement: HotStatement, values: Sequence[Any]) -> Sequence[Any]:
     """The values, with the texts escaped that are bytes; psycopg escapes the others."""
     for position in statement.texts:
@@ -219,9 +226,11 @@ class PostgresqlDriver(DatabaseDriver):
         """Connect, and bring it up to the newest schema; with `read_only` the server takes no write.
 
         A server that goes away is waited for `outage_s`. Every connection shares a lock of the database; with
-        `exclusive` this process alone has it. Raises StoreError; ConfigError without psycopg.
+        `exclusive` this process alone has it, as long as its one connection lasts: a lost one ends the work, as
+        others may have written since. Raises StoreError; ConfigError without psycopg.
         """
         self._exclusive = exclusive
+        self._was_alone = False
         self.url = url
         self._settings = (*_SETTINGS, "default_transaction_read_only = on") if read_only else _SETTINGS
         self._outage_s = outage_s
@@ -242,17 +251,24 @@ class PostgresqlDriver(DatabaseDriver):
             with self.errors(), engine.connect() as connection:
                 self._check_server(connection)
                 self._bring_up(connection, create=create, read_only=read_only)
+                if exclusive:
+                    postgresql_lock.refuse_lease_holders(_raw(connection), self.name)
         except BaseException:
             engine.dispose()
             raise
 
     def _connect(self) -> psycopg.Connection[Any]:
         psycopg = _psycopg()
+        if self._was_alone:
+            raise StoreError(
+                f"{self.url}: the connection was lost, and others may have used the store since; what was done is "
+                "whole; run the same command again"
+            )
         connection = psycopg.connect(
             self.url.secret_url,
             autocommit=True,
             connect_timeout=CONNECT_S,
-            application_name="understudy",
+            application_name=postgresql_lock.CLIENT_NAME,
             # A server whose machine vanished is noticed within half a minute.
             keepalives_idle=10,
             keepalives_interval=5,
@@ -266,24 +282,19 @@ class PostgresqlDriver(DatabaseDriver):
             "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
         )
         _register_types(connection)
-        self._lock(connection)
+        if not self._exclusive:
+            postgresql_lock.share(connection)
+            return connection
+        try:
+            postgresql_lock.take_alone(connection, str(self.url))
+        except BaseException:
+            connection.close()
+            raise
+        self._was_alone = True
         return connection
 
-    def _lock(self, connection: psycopg.Connection[Any]) -> None:
-        """Share the lock of all who have the store open; alone on it, refuse where there are others."""
-        if not self._exclusive:
-            connection.execute(f"SELECT pg_advisory_lock_shared({_IN_USE})")
-            return
-        row = connection.execute(f"SELECT pg_try_advisory_lock({_IN_USE})").fetchone()
-        if row is None or not row[0]:
-            connection.close()
-            raise StoreInUse(
-                f"{self.url} is in use: other processes have it open (a run, a worker, a gateway, an export or a "
-                "viewer; `understudy status` names workers); end them, then run the same command again"
-            )
-
     def _check_server(self, connection: Connection) -> None:
-        raw = cast("psycopg.Connection[Any]", connection.connection.dbapi_connection)
+        raw = _raw(connection)
         if (version := raw.info.server_version) < OLDEST:
             raise StoreError(
                 f"{self.name}: expected PostgreSQL {OLDEST // 10_000} or newer, got {version // 10_000}; "
@@ -338,7 +349,7 @@ class PostgresqlDriver(DatabaseDriver):
         """A connection to write with."""
         connection = self.engine.connect()
         try:
-            return PostgresqlSession(connection, self._writer)
+            return PostgresqlSession(connection, self._writer, self.name if self._exclusive else "")
         except BaseException:
             connection.close()
             raise
@@ -359,7 +370,12 @@ class PostgresqlDriver(DatabaseDriver):
         return StoreError(f"{self.name}: the store cannot be read or written: {type(cause).__name__}: {text}")
 
     def repeatable_for_s(self, error: Exception) -> float:
-        """For an outage; and at once where transactions met, of which PostgreSQL undid this one."""
+        """For an outage; and at once where transactions met, of which PostgreSQL undid this one.
+
+        Never for who has the store alone.
+        """
+        if self._exclusive:
+            return 0.0
         cause: Any = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         if isinstance(error, DBAPIError) and error.connection_invalidated:
             return self._outage_s

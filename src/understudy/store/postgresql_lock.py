@@ -1,0 +1,70 @@
+"""The lock on a store in PostgreSQL: shared by all who have it open, or held by one process alone.
+
+It is an advisory lock of a connection, and ends with it. Releases that did not know it are told by the names of
+their connections.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from understudy import __version__
+from understudy.errors import StoreInUse
+
+if TYPE_CHECKING:
+    import psycopg
+
+CLIENT_NAME = f"understudy {__version__}"
+"""What a connection that knows the lock is called at the server; earlier ones are called `understudy`."""
+
+_LOCK = "hashtext('understudy store in use'), hashtext(current_schema())"
+_EARLIER = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'understudy'"
+)
+_HOLDERS = "SELECT id FROM workers WHERE lease_until >= extract(epoch FROM clock_timestamp()) ORDER BY id LIMIT 3"
+_END_S = 1.0
+"""How long connections that were closed may take to end at the server."""
+
+
+def share(connection: psycopg.Connection[Any]) -> None:
+    """Share the lock until the connection ends; while a process holds it alone, wait."""
+    connection.execute(f"SELECT pg_advisory_lock_shared({_LOCK})")
+
+
+def take_alone(connection: psycopg.Connection[Any], name: str) -> None:
+    """Hold the lock of the store `name` alone until the connection ends. Raises StoreInUse where others do."""
+    end = time.monotonic() + _END_S
+    while True:
+        try:
+            row = connection.execute(f"SELECT pg_try_advisory_lock({_LOCK})").fetchone()
+            if row is None or not row[0]:
+                raise StoreInUse(
+                    f"{name} is in use: other processes have it open (a run, a worker, a gateway, an export or a "
+                    "viewer; `understudy status` names workers); end them, then run the same command again"
+                )
+            refuse_earlier_releases(connection, name)
+            return
+        except StoreInUse:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.05)
+
+
+def refuse_earlier_releases(connection: psycopg.Connection[Any], name: str) -> None:
+    """Raise StoreInUse while a release that does not know the lock has the store open."""
+    row = connection.execute(_EARLIER).fetchone()
+    if row is not None and row[0]:
+        raise StoreInUse(
+            f"{name} is in use: {row[0]} connections are of an earlier release, which would write meanwhile; end "
+            "its processes, then run the same command again"
+        )
+
+
+def refuse_lease_holders(connection: psycopg.Connection[Any], name: str) -> None:
+    """Raise StoreInUse while leases are alive: who holds them goes on, even with no connection at the moment."""
+    if holders := [row[0] for row in connection.execute(_HOLDERS)]:
+        raise StoreInUse(
+            f"{name} is in use: the leases of {', '.join(holders)} have not ended; end these processes, or "
+            "where they were killed wait a minute, then run the same command again"
+        )
