@@ -17,9 +17,9 @@ from msgspec import Struct, field
 from understudy.errors import BackendError
 from understudy.gateway.backends.transport import (
     ConnectionPool,
-    InvalidAddress,
     NotConnected,
     ServerConnection,
+    UnsendableRequest,
 )
 from understudy.util.http import ResponseTooLarge, ServerAddress
 
@@ -370,6 +370,8 @@ class HttpClient:
 
     def _not_served(self, method: str, url: str, error: OSError) -> BackendError:
         kind = NotServedError
+        if isinstance(error, UnsendableRequest):
+            return NotConnectedError(f"{method} {url}: {self._detail(error)}")
         if isinstance(error, NotConnected):
             kind = NotConnectedError
         elif isinstance(error, TimeoutError):
@@ -388,7 +390,7 @@ class HttpClient:
         return events
 
     def _may_resend(self, error: OSError) -> bool:
-        if isinstance(error, TimeoutError | InvalidAddress):
+        if isinstance(error, TimeoutError | UnsendableRequest):
             return False
         return self._resend or isinstance(error, NotConnected)
 

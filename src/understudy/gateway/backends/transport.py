@@ -26,6 +26,8 @@ from understudy.util.http import ResponseTooLarge
 
 KEEP_ALIVE_S = 15.0
 """How long a connection is kept that nobody uses; servers close theirs after a while too."""
+RESOLVE_S = 15.0
+"""How long a host's addresses are waited for: resolvers ask the next name server only after 5 s."""
 ADDRESSES_S = 10.0
 """How long the addresses of a host's name are remembered."""
 ATTEMPT_DELAY_S = 0.25
@@ -41,8 +43,8 @@ Take = Callable[[bytes], object]
 """Takes a piece of a body, unpacked. What it raises ends the response, and so does True."""
 
 _HEAD, _BODY, _DONE = range(3)
-_UNSAFE = re.compile(r"[\x00-\x20\x7f]")
-_BREAK = re.compile(r"[\r\n\x00]")
+_NOT_IN_PATHS = re.compile(r"[^\x21-\x7e]")
+_NOT_IN_HEADERS = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 _DEFAULTS = {"accept": "*/*", "accept-encoding": "gzip, deflate", "user-agent": "understudy"}
 
 
@@ -58,16 +60,16 @@ class ConnectTimeout(NotConnected, TimeoutError):
     """See NotConnected: it took too long."""
 
 
+class UnsendableRequest(NotConnected):
+    """See NotConnected: no request can have such a URL, or such a header."""
+
+
 class Disconnected(ConnectionFailed):
     """The server closed the connection, or it was lost."""
 
 
 class InvalidResponse(ConnectionFailed):
     """What came is no response of HTTP/1.1, or one that cannot be read."""
-
-
-class InvalidAddress(ConnectionFailed):
-    """A URL that no request can be sent to."""
 
 
 class _Target(Struct, frozen=True):
@@ -86,15 +88,16 @@ class _Target(Struct, frozen=True):
 
 @functools.lru_cache(maxsize=256)
 def _target(method: str, url: str) -> _Target:
-    """Raises InvalidAddress."""
+    """Raises UnsendableRequest."""
     try:
         parsed = URL(url, encoded=True)
         host, port = parsed.raw_host, parsed.port
+        (host or "").encode("idna")  # as for the resolver: fails where a part of the name is empty or too long
     except ValueError as error:
-        raise InvalidAddress(f"{url!r} is no valid URL: {error}") from error
+        raise UnsendableRequest(f"{url!r} is no valid URL: {error}") from error
     path = parsed.raw_path_qs.partition("#")[0]
-    if parsed.scheme not in ("http", "https") or not host or not port or _UNSAFE.search(path):
-        raise InvalidAddress(f"{url!r} is no valid URL of a server, expected http://HOST[:PORT]/PATH")
+    if parsed.scheme not in ("http", "https") or not host or not port or _NOT_IN_PATHS.search(path):
+        raise UnsendableRequest(f"{url!r} is no valid URL of a server, expected http://HOST[:PORT]/PATH")
     lines = f"{method} {path} HTTP/1.1\r\nhost: {parsed.host_port_subcomponent}\r\n"
     return _Target(parsed.scheme == "https", host, port, lines)
 
@@ -108,13 +111,16 @@ def _tls() -> ssl.SSLContext:
 
 
 def _head(target: _Target, headers: Mapping[str, str], size: int | None) -> bytes:
-    """The head of a request. Raises ValueError for a header that would not stay one."""
+    """The head of a request. Raises UnsendableRequest for a header that would not stay one."""
     fields = _DEFAULTS | {name.lower(): value for name, value in headers.items()}
     if size is not None:
         fields["content-length"] = str(size)
+    for name, value in fields.items():
+        if wrong := _NOT_IN_HEADERS.search(name + value):
+            raise UnsendableRequest(
+                f"the header {name!a} has the character {wrong[0]!a}, which no header can have; check the API key"
+            )
     lines = [f"{name}: {value}\r\n" for name, value in fields.items()]
-    if any(_BREAK.search(name + value) for name, value in fields.items()):
-        raise ValueError("a header has a line break in it; check the API key")
     return f"{target.lines}{''.join(lines)}\r\n".encode("latin-1")
 
 
@@ -424,12 +430,12 @@ class ConnectionPool:
 
         `connect_s`, `total_s` and `stall_s` bound, in seconds, how long it takes to connect, how long the whole
         exchange takes, and how long nothing may come. A GET that finds that a connection was closed meanwhile is
-        sent again. Raises ConnectionFailed, TimeoutError, and ValueError for headers that cannot be sent.
+        sent again. Raises ConnectionFailed and TimeoutError.
         """
         target = _target(method, url)
         head = _head(target, headers, None if body is None else len(body))
         while True:
-            connection = self._take_idle(target.server) or await self._connect(target, min(connect_s, total_s))
+            connection = self._take_idle(target.server) or await self._connect(target, connect_s, total_s)
             self._busy.add(connection)
             try:
                 try:
@@ -489,14 +495,15 @@ class ConnectionPool:
         wait_s = 0.0 if oldest is None else max(oldest + KEEP_ALIVE_S - now, 0.1)
         self._sweep = loop.call_later(wait_s, self._close_old, loop) if wait_s else None
 
-    async def _connect(self, target: _Target, limit_s: float) -> ServerConnection:
+    async def _connect(self, target: _Target, connect_s: float, total_s: float) -> ServerConnection:
         """Raises NotConnected."""
         loop = asyncio.get_running_loop()
+        addresses = await self._resolve(target.host, target.port, min(RESOLVE_S, total_s))
+        limit_s = min(connect_s, total_s)
         where = f"{target.host}:{target.port}"
         sock: socket.socket | None = None
         try:
             async with asyncio.timeout(limit_s):
-                addresses = await self._resolve(target.host, target.port)
                 sock = await aiohappyeyeballs.start_connection(  # pyright: ignore[reportUnknownMemberType]
                     addresses, happy_eyeballs_delay=ATTEMPT_DELAY_S, interleave=1
                 )
@@ -506,21 +513,26 @@ class ConnectionPool:
                 return connection
         except TimeoutError as error:
             raise ConnectTimeout(f"cannot connect to {where} within {limit_s:g} s") from error
-        except OSError as error:  # of which failures of TLS and of names are some
+        except OSError as error:  # of which failures of TLS are some
             raise NotConnected(f"cannot connect to {where}: {error.strerror or error}") from error
         finally:
             if sock is not None:
                 sock.close()
 
-    async def _resolve(self, host: str, port: int) -> list[Any]:
-        """The addresses of a host, asked for once however many want them. Raises OSError."""
+    async def _resolve(self, host: str, port: int, limit_s: float) -> list[Any]:
+        """The addresses of a host, asked for once however many want them. Raises NotConnected."""
         loop = asyncio.get_running_loop()
         until, task = self._addresses.get((host, port), (0.0, None))
         if task is None or loop.time() > until:
             task = loop.create_task(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))
             self._addresses[host, port] = (loop.time() + ADDRESSES_S, task)
+        await asyncio.wait([task], timeout=limit_s)  # which others may wait for, if this one is cancelled
+        if not task.done():
+            raise ConnectTimeout(f"cannot resolve {host} within {limit_s:g} s")
+        if task.cancelled():
+            raise NotConnected("the connections were closed")
         try:
-            return await asyncio.shield(task)
-        except OSError:
+            return task.result()
+        except OSError as error:
             self._addresses.pop((host, port), None)
-            raise
+            raise NotConnected(f"cannot resolve {host}: {error.strerror or error}") from error
