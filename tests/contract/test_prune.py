@@ -115,6 +115,26 @@ def test_a_run_that_came_after_the_runs_were_listed_stays(tmp_path: Path) -> Non
     assert done.runs == {"runs": ["first"]} and done.stays == {"among the newest 1": 2}
 
 
+def test_an_interruption_leaves_no_index_of_what_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNDERSTUDY_CACHE", str(tmp_path / "cache"))
+    ended_run(tmp_path / "s", "first")
+    ended_run(tmp_path / "s", "second")
+    index = index_file(store_id(tmp_path / "s"))
+    index.parent.mkdir(parents=True)
+    index.touch()
+
+    def interrupt(line: str) -> None:
+        if line == "run second":
+            raise KeyboardInterrupt
+
+    pruner = Pruner([FoundStore(tmp_path / "s")], Retention(drop=frozenset({"runs"})), interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        list(pruner.remove())
+    assert not index.exists()
+    with Store.open(tmp_path / "s", create=False) as store:
+        assert [each.id for each in store.runs.all()] == ["second"]
+
+
 def test_a_store_that_is_named_twice_counts_once(tmp_path: Path) -> None:
     for run in ("first", "second", "third"):
         ended_run(tmp_path / "s", run)
