@@ -197,6 +197,17 @@ def test_a_removal_ends_with_its_connection(
             store.space.remove(["old"])
         with pytest.raises(StoreError, match="the connection was lost"):
             store.space.runs()
+
+    def interrupt(_: str) -> None:
+        proxy.cut()
+        raise KeyboardInterrupt
+
+    with (
+        LosingProxy(postgresql_server) as proxy,
+        Store.open(proxy.url(postgresql_store), exclusive=True) as store,
+        pytest.raises(KeyboardInterrupt),  # psycopg closes a connection whose query was interrupted
+    ):
+        store.space.remove(["old"], report=interrupt)
     with Store.open(postgresql_store, exclusive=True) as store:
         assert [each.run_id for each in store.space.runs()] == ["old"]
         store.space.remove(["old"])

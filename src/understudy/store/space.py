@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -34,6 +35,7 @@ from sqlalchemy import (
     update,
 )
 
+from understudy.errors import StoreError
 from understudy.store.calls import PRUNED_REQUEST
 from understudy.store.contents import EMPTY, content_hash, split_body
 from understudy.store.database import Repository, WriteContext, queued
@@ -149,8 +151,7 @@ class SpaceRepository(Repository):
 
         Each run is removed in one transaction, contents some thousands at a time. Returns which contents went.
         """
-        self._index_references().result()
-        try:
+        with self._indexed_references():
             for change, run_ids in (
                 (self._drop_run, runs_),
                 (self._drop_bodies, bodies),
@@ -160,8 +161,6 @@ class SpaceRepository(Repository):
                     report(f"run {run_id}")
                     change(run_id).result()
             return self._sweep(report)
-        finally:
-            self._drop_indexes().result()
 
     def compact(self) -> str:
         """Give what holds nothing back to the file system. Returns why that was not done; "" where it was."""
@@ -229,6 +228,18 @@ class SpaceRepository(Repository):
         context.connection.execute(delete(table).where(chosen))
         context.forget()
         return size
+
+    @contextmanager
+    def _indexed_references(self) -> Generator[None]:
+        self._index_references().result()
+        try:
+            yield
+        except BaseException:
+            # What happened first is raised, also where the connection is lost; the same again drops them.
+            with suppress(StoreError):
+                self._drop_indexes().result()
+            raise
+        self._drop_indexes().result()
 
     @queued
     def _index_references(self, context: WriteContext) -> None:
