@@ -35,6 +35,9 @@ from understudy.util.text import visible_line
 _AGAIN_S = 30.0
 """After how long an actor begins anew whose worker ended with an error."""
 
+_FAILS = 3
+"""A worker has failed for good that ended so often in a row with an error, each time within _AGAIN_S seconds."""
+
 _CONNECT_S = 10.0
 _NODES_S = 60.0
 _STOP_S = 15.0
@@ -130,6 +133,13 @@ def _report(line: str) -> None:
     sys.stderr.flush()
 
 
+class _Fault(Struct, frozen=True):
+    """An actor's error after which it begins anew, and which in a row it is."""
+
+    message: str
+    count: int
+
+
 class RayFleet:
     """The actors of a run. Belongs to one event loop."""
 
@@ -141,7 +151,7 @@ class RayFleet:
         self._actors: list[Any] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._placed: set[int] = set()
-        self._faults: dict[int, str] = {}
+        self._faults: dict[int, _Fault] = {}
 
     def start(self, run_id: str) -> None:
         """Have Ray start the actors."""
@@ -158,17 +168,20 @@ class RayFleet:
 
     async def _keep(self, number: int) -> None:
         """Have an actor work till it was drained. A worker that ends with an error begins anew after a while."""
-        actor = self._actors[number]
+        actor, now, count = self._actors[number], asyncio.get_running_loop().time, 0
         while True:
+            begun = now()
             try:
                 await asyncio.wrap_future(actor.__ray_ready__.remote().future())
                 self._placed.add(number)
+                begun = now()
                 error = await asyncio.wrap_future(actor.work.remote().future())
             except self._ray.exceptions.RayError as failure:
                 error = ErrorInfo("run", type(failure).__name__, str(failure))
             if error is None:
                 return
-            self._faults[number] = visible_line(error.message)
+            count = count + 1 if now() - begun < _AGAIN_S else 1
+            self._faults[number] = _Fault(visible_line(error.message), count)
             await asyncio.sleep(_AGAIN_S)
             self._faults.pop(number)
 
@@ -178,15 +191,16 @@ class RayFleet:
             actor.drain.remote()
 
     def waits(self) -> str:
-        """Why there is no worker of this fleet. Raises ConfigError when all of them have failed."""
-        if self._faults and len(self._faults) == len(self._actors):
-            raise ConfigError(
-                f"--engine ray: the workers of all {len(self._actors)} actors have failed, the last one by: "
-                f"{list(self._faults.values())[-1]}; fix the cause and run the same command again"
-            )
-        if self._faults:
-            number, fault = next(iter(self._faults.items()))
-            return f"actor {number + 1} of {len(self._actors)} begins anew in {_AGAIN_S:.0f} s: {fault}"
+        """Why there is no worker of this fleet. Raises ConfigError when all of them have failed for good."""
+        faults = list(self._faults.items())  # at once: the event loop changes them while this thread looks
+        if faults:
+            number, fault = faults[-1]
+            if len(faults) == len(self._actors) and all(each.count >= _FAILS for _, each in faults):
+                raise ConfigError(
+                    f"--engine ray: the workers of all {len(self._actors)} actors have failed {_FAILS} times in a "
+                    f"row, the last one by: {fault.message}; fix the cause and run the same command again"
+                )
+            return f"actor {number + 1} of {len(self._actors)} begins anew in {_AGAIN_S:.0f} s: {fault.message}"
         free, total = (
             resources.get("CPU", 0.0)
             for resources in (self._ray.available_resources(), self._ray.cluster_resources())
