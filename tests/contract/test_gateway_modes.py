@@ -8,10 +8,10 @@ import io
 import json
 import socket
 import zlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -33,7 +33,7 @@ from understudy.types import Call
 
 from fakes import sse
 from fakes.attempts import start_attempts
-from fakes.vllm import FakeVLLM, Say, Step
+from fakes.vllm import FakeVLLM, Raw, Say, Step, event
 from support import until
 
 
@@ -124,6 +124,30 @@ async def test_streaming_says_the_text_before_the_answer_is_whole_and_the_rest_w
     first_stop = body.index(b"content_block_stop")
     assert body.rindex(b"content_block_delta") < first_stop, "a part was closed before the call was durable"
     assert (call.status, call.completion_token_ids is not None) == ("ok", True)
+
+
+async def test_a_client_that_does_not_read_its_stream_ends_the_call_and_its_connection_to_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "UNREAD_S", 0.05)
+    delta = event({"choices": [{"index": 0, "delta": {"content": "x" * 8192}}]})
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield delta
+
+    async with running(tmp_path, Raw(pieces=cast(Sequence[bytes], endless())), streaming=True) as front:
+        reply = await front.ask("go", stream=True)  # whose body nobody reads
+        await until(front.calls)
+        (call,) = front.calls()
+        assert call.status == "abandoned"
+        before = sent
+        await asyncio.sleep(0.05)
+        assert sent == before
+        reply.close()
 
 
 async def test_a_stream_that_breaks_after_it_began_is_an_error_and_is_asked_for_once(tmp_path: Path) -> None:
