@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from understudy.checks.base import GradingOptions
 from understudy.checks.runtime_events import read_processes
 from understudy.grade.verdict import grade
-from understudy.sandbox.base import Sandboxes
+from understudy.sandbox.base import Completed, Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import Files, ScriptChecks, Task, Verdict
@@ -28,9 +28,10 @@ class CoreTest(unittest.TestCase):
     def test_shift(self):
         self.assertEqual(shift(1), 2)
 """
-RUNNER = (
-    "import subprocess, sys\nsys.exit(subprocess.call([sys.executable, '-m', 'unittest', '-v', 'test_core']))\n"
-)
+RUNNER = """\
+import subprocess, sys
+sys.exit(subprocess.call([sys.executable, "-m", "unittest", "-v", "core", "test_core"]))
+"""
 SCRIPT = """\
 cd /tests
 export PYTHONPATH="$PYTHONPATH:/workspace"
@@ -106,7 +107,7 @@ SEARCHES = "import gc\ngc.get_objects()\nopen({tests!r}).read()\n"
 DISGUISED_END = """\
 import atexit, os
 def leave():
-    os.write(8, b"\\n0123456789abcdef start 0 " + b"0" * 64 + b"\\n0123456789abcdef end 0 0\\n")
+    os.write(8, b"\\n0123456789abcdef 0 - start 0 " + b"0" * 64 + b"\\n0123456789abcdef 1 - end 0 0\\n")
     os._exit(0)
 atexit.register(leave)
 """
@@ -139,11 +140,44 @@ async def test_a_process_of_tests_proves_that_it_came_to_its_end(
     assert "watch-ended" in rules(verdict), verdict
 
 
+MADE_UP = """\
+from hashlib import sha256
+lines = []
+for number, text in enumerate(("start 0 " + sha256(b"x").hexdigest() + " 1 0", "tests 0 -", "end 0 x")):
+    code = sha256(f"x {number} {text}".encode()).hexdigest()[:32]
+    lines.append(f"\\n0123456789abcdef {number} {code} {text}\\n")
+try:
+    os.write(8, "".join(lines).encode())
+except OSError:
+    pass
+"""
+
+
+@pytest.mark.parametrize(("kind", "first"), [("script", ""), ("suite in a child", "import os\n" + MADE_UP)])
 async def test_tests_in_a_python_that_is_not_watched_are_evidence(
+    prepared: dict[str, PreparedTask], sandboxes: Sandboxes, environment: TaskEnvironment, kind: str, first: str
+) -> None:
+    verdict = await graded(prepared[kind], first + BLIND + RIGHT, sandboxes, environment)
+    assert rules(verdict) & {"watch-ended", "watch-missing"}, verdict
+
+
+async def test_what_tested_code_leaves_for_a_scripts_later_pythons_has_no_reward(
     prepared: dict[str, PreparedTask], sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> None:
-    verdict = await graded(prepared["script"], BLIND + RIGHT, sandboxes, environment)
-    assert rules(verdict) & {"watch-ended", "watch-missing"}, verdict
+    made = prepared["script"]
+    made = replace(made, options=replace(made.options, usual_installed=()))
+    verdict = await graded(made, LEAVES + RIGHT, sandboxes, environment)
+    assert (verdict.reward, verdict.integrity.status) == (0.0, "suspicious"), verdict
+    assert "startup" in rules(verdict)
+    assert (await graded(made, HONEST + RIGHT, sandboxes, environment)).reward == 1.0
+
+
+LEAVES = """\
+import pathlib, site
+place = pathlib.Path(site.getusersitepackages())
+place.mkdir(parents=True, exist_ok=True)
+(place / "e.pth").write_text("import sys\\n")
+"""
 
 
 WRITES = {
@@ -171,11 +205,11 @@ async def test_tested_code_cannot_write_the_reward(
 
 
 def test_a_forged_end_is_none() -> None:
-    start, forged = (
-        b"00000000000000aa start 0 " + b"1" * 64 + b"\n",
-        b"00000000000000aa end 0 " + b"1" * 64 + b"\n",
-    )
-    tests = b"00000000000000aa tests 0 -\n"
-    assert {each.rule for each in read_processes(start + tests + forged, finished=True)} == {"watch-ended"}
-    assert {each.rule for each in read_processes(start, finished=True)} == {"watch-missing"}
-    assert read_processes(start + tests, finished=False) == ()
+    def lines(*texts: str) -> Completed:
+        written = (f"00000000000000aa {number} {'0' * 32} {text}\n" for number, text in enumerate(texts))
+        return Completed(0, b"", "".join(written).encode(), 0.0)
+
+    start, tests, forged = f"start 0 {'1' * 64}", "tests 0 -", f"end 0 {'1' * 64}"
+    assert {each.rule for each in read_processes(lines(start, tests, forged), finished=True)} == {"watch-ended"}
+    assert "watch-missing" in {each.rule for each in read_processes(lines(start), finished=True)}
+    assert read_processes(lines(start, tests), finished=False) == ()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from understudy.checks.base import CheckResult
 from understudy.checks.watch import process_watch
-from understudy.sandbox.base import Mount, Sandbox
+from understudy.sandbox.base import Completed, Mount, Sandbox
 from understudy.types import Evidence, Integrity
 
 WATCH_MOUNT = Mount(Path(process_watch.__file__).parent, "/opt/understudy/watch")
@@ -54,17 +54,44 @@ def read_events(stderr: bytes, token: str, *, finished: bool) -> tuple[bytes, tu
 
     A process that was watched to its end says so: where it does not although it `finished`, that is an event too.
     """
-    line = re.compile(rb"\n?" + re.escape(token.encode()) + rb" ([a-z-]+) ([0-9]+) ([^\n]*)\n")
-    matches = [(match[1].decode(), int(match[2]), match[3]) for match in line.finditer(stderr)]
-    names = {rule for rule, _, _ in matches}
-    events = [
-        Evidence(rule, "" if path == b"-" else path.decode("unicode_escape", "replace"), number, REASONS[rule])
-        for rule, number, path in matches
-        if rule in REASONS
-    ]
-    if finished and "start" in names and "end" not in names:
+    line = re.compile(rb"\n?(?P<process>" + re.escape(token.encode()) + rb")" + _FIELDS + rb"\n")
+    lines = list(line.finditer(stderr))
+    events = [event for each in lines for event in _event(each)]
+    if finished and lines and not _is_whole(lines):
         events.append(Evidence("watch-ended", text=REASONS["watch-ended"]))
     return line.sub(b"", stderr), tuple(events)
+
+
+_FIELDS = (
+    rb" (?P<number>[0-9]{1,9}|-) (?P<code>[0-9a-f]{32}|-) "
+    rb"(?P<text>(?P<rule>[a-z-]+) (?P<line>[0-9]{1,9}) (?P<path>[^\n]*))"
+)
+
+
+def _event(line: re.Match[bytes]) -> Iterator[Evidence]:
+    """The event that a line of the watch tells of, if it does."""
+    if (rule := line["rule"].decode()) in REASONS:
+        path = "" if line["path"] == b"-" else line["path"].decode("unicode_escape", "replace")
+        yield Evidence(rule, path, int(line["line"]), REASONS[rule])
+
+
+def _is_whole(lines: Sequence[re.Match[bytes]]) -> bool:
+    """Whether the watch of a process proved that it came to its end, and no line that it wrote before is missing.
+
+    The proof is the secret of which its first line had the digest, and with which its lines are authenticated.
+    """
+    started = next((line["path"].partition(b" ")[0] for line in lines if line["rule"] == b"start"), b"")
+    for end in lines:
+        secret = end["path"]
+        if end["rule"] == b"end" and hashlib.sha256(secret).hexdigest().encode() == started:
+            numbers = {line["number"] for line in lines if line["code"] == _code(secret, line)}
+            last = int(end["number"]) if end["number"] in numbers else len(numbers)
+            return last < len(numbers) and all(b"%d" % number in numbers for number in range(last + 1))
+    return False
+
+
+def _code(secret: bytes, line: re.Match[bytes]) -> bytes:
+    return hashlib.sha256(b" ".join((secret, line["number"], line["text"]))).hexdigest()[:32].encode()
 
 
 APART = "exec 8>&2 2>&1\n"
@@ -98,35 +125,50 @@ class Watch(Struct, frozen=True):
         )
 
 
-_WATCH_LINE = re.compile(rb"^([0-9a-f]{16}) ([a-z-]+) ([0-9]+) (.*)$", re.MULTILINE)
+_WATCH_LINE = re.compile(rb"^(?P<process>[0-9a-f]{16})" + _FIELDS + rb"$", re.MULTILINE)
+_OTHER = "another process"
 
 
-def read_processes(stderr: bytes, *, finished: bool) -> tuple[Evidence, ...]:
-    """The events of all processes that were watched (see `Watch`).
+def read_processes(done: Completed, *, finished: bool) -> tuple[Evidence, ...]:
+    """The events of all processes that were watched (see `Watch`), by the stderr of the command.
 
-    A process that opened hidden tests must prove that it came to its end, if the command `finished`: by the secret
-    of which its first line had the digest. At least one must have opened some.
+    At least one must have opened hidden tests. If the command `finished`, each such process must prove that it
+    came to its end, and so must those that none of these started: the tests may have run in what took their place.
     """
-    starts: dict[bytes, bytes] = {}
-    ended: set[bytes] = set()
-    ran: list[bytes] = []
-    events: list[Evidence] = []
-    for match in _WATCH_LINE.finditer(stderr):
-        process, rule, line, path = match.groups()
-        if rule == b"start":
-            starts.setdefault(process, path)
-        elif rule == b"end" and hashlib.sha256(path).hexdigest().encode() == starts.get(process):
-            ended.add(process)
-        elif rule == b"tests":
-            ran.append(process)
-        elif (name := rule.decode()) in REASONS:
-            where = "" if path == b"-" else path.decode("unicode_escape", "replace")
-            events.append(Evidence(name, where, int(line), REASONS[name]))
-    if finished and not set(ran) <= ended:
+    processes: dict[bytes, list[re.Match[bytes]]] = {}
+    for line in _WATCH_LINE.finditer(done.stderr):
+        processes.setdefault(line["process"], []).append(line)
+    events = [event for lines in processes.values() for line in lines for event in _event(line)]
+    if not finished:
+        return tuple(events)
+    ran = {process for process, lines in processes.items() if any(line["rule"] == b"tests" for line in lines)}
+    whole = {process for process, lines in processes.items() if _is_whole(lines)}
+    # Where one stream is cut at the sandbox's limit, it is the longer one.
+    is_cut = done.truncated and len(done.stderr) >= len(done.stdout)
+    if not ran <= whole or is_cut:
         events.append(Evidence("watch-ended", text=REASONS["watch-ended"]))
-    if finished and not ran:
+    if not ran:
         events.append(Evidence("watch-missing", text=REASONS["watch-missing"]))
+    parents = _parents({process: lines[0] for process, lines in processes.items()})
+    for process in processes.keys() - whole - ran:
+        ancestor: bytes | None = process
+        while ancestor is not None and not (ancestor in ran and ancestor in whole):
+            ancestor = parents[ancestor]
+        if ancestor is None:
+            events.append(Evidence("watch-ended", _OTHER, text=REASONS["watch-ended"]))
+            break
     return tuple(events)
+
+
+def _parents(starts: Mapping[bytes, re.Match[bytes]]) -> dict[bytes, bytes | None]:
+    """Which process started each, by their first lines; None where no process did that had begun before."""
+    by_pid: dict[bytes, bytes] = {}
+    parents: dict[bytes, bytes | None] = {}
+    for process, line in starts.items():
+        pid, parent = (*line["path"].split(b" "), b"", b"")[1:3]
+        parents[process] = by_pid.get(parent)
+        by_pid[pid] = process
+    return parents
 
 
 def event_keys(events: Sequence[Evidence]) -> tuple[str, ...]:

@@ -24,6 +24,14 @@ from understudy.checks.base import (
     read_result_file,
 )
 from understudy.checks.runtime_events import APART, Watch, read_processes, with_events
+from understudy.checks.startup_files import (
+    ASK_DIRECTORIES,
+    StartupFiles,
+    directories_of,
+    installed_items,
+    list_startup_files,
+    with_installed,
+)
 from understudy.errors import ConfigError, GraderError
 from understudy.sandbox.base import Completed, Sandbox, below
 from understudy.types import Evidence, Integrity, ScriptChecks, Verdict, is_solved
@@ -59,16 +67,26 @@ async def run_script(
     await sandbox.run(["mkdir", "-p", REWARDS], timeout_s=30)
     watch = _watch(sandbox, checks, options, hidden)
     argv, env = checks.command, None
+    directories: tuple[str, ...] = ()
+    before: StartupFiles = {}
     if watch is not None:
+        asked = await sandbox.run(["/bin/sh", "-c", ASK_DIRECTORIES], timeout_s=30, cwd="/")
+        directories = directories_of(asked.stdout.decode(errors="replace"))
+        before = await list_startup_files(sandbox, directories)
         script = f'{APART}{watch.exports(sandbox)}exec "$@"\n'
         argv, env = ("/bin/sh", "-c", script, "sh", *argv), watch.env(sandbox)
     done = await sandbox.run(argv, timeout_s=checks.timeout_s, cwd=sandbox.workdir, env=env)
-    evidence, done = (done.stderr, replace(done, stderr=b"")) if watch else (None, done)
-    result = await _judge_script(sandbox, checks, hidden, done)
-    if evidence is None:
+    result = await _judge_script(sandbox, checks, hidden, replace(done, stderr=b"") if watch else done)
+    if watch is None:
         return result
-    events = read_processes(evidence, finished=is_solved(result.verdict.reward))
-    return with_events(result, events, options.usual_events)
+    solved = is_solved(result.verdict.reward)
+    result = with_events(result, read_processes(done, finished=solved), options.usual_events)
+    # What tested code leaves there runs in the script's later Pythons before the wall and the watch do.
+    after = await list_startup_files(sandbox, directories) if solved else before
+    added = await installed_items(sandbox, before, after)
+    if options.usual_installed is None:  # a script may install what it needs, as pytest
+        return replace(result, installed=added)
+    return with_installed(result, added, options.usual_installed)
 
 
 def _watch(sandbox: Sandbox, checks: ScriptChecks, options: GradingOptions, hidden: Path | None) -> Watch | None:

@@ -58,7 +58,7 @@ from understudy.checks.startup_files import (
     with_installed,
 )
 from understudy.errors import GraderError, SandboxError
-from understudy.sandbox.base import Sandbox
+from understudy.sandbox.base import Completed, Sandbox
 from understudy.types import Evidence, Integrity, SuiteChecks, Task, TestOutcome, Verdict, is_solved
 from understudy.util.diffs import parse_diff
 
@@ -96,14 +96,14 @@ _LoggedTests = Mapping[str, LoggedTest | None]
 class SuiteRun(Struct, frozen=True):
     """The end of a suite's command. `log` is all its output, with line ends as `\\n`, unless it was `truncated`.
 
-    `exit_code` is None after a timeout. `evidence` is what its processes wrote that were watched.
+    `exit_code` is None after a timeout. `watched` is the end of a watched command, with the evidence in stderr.
     """
 
     log: str
     exit_code: int | None
     timed_out: bool = False
     truncated: bool = False
-    evidence: bytes | None = None
+    watched: Completed | None = None
 
 
 async def run_before_patch(sandbox: Sandbox, checks: SuiteChecks) -> None:
@@ -152,8 +152,8 @@ async def run_suite(
     if run.timed_out:  # first, because parsing the output may take long
         return failed_result(f"the tests did not end in {checks.timeout_s:g} s", run.log)
     result = await asyncio.to_thread(judge_suite, task, run, canaries, options.conflicts)
-    if run.evidence is not None:
-        events = read_processes(run.evidence, finished=is_solved(result.verdict.reward))
+    if run.watched is not None:
+        events = read_processes(run.watched, finished=is_solved(result.verdict.reward))
         result = with_events(result, events, options.usual_events)
     return with_installed(result, added, options.usual_installed) if installs else result
 
@@ -245,8 +245,7 @@ async def run_command(
     check_not_killed(done)
     output = done.stdout if watch else done.stdout + done.stderr
     log = output.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-    evidence = done.stderr if watch else None
-    return SuiteRun(log, done.exit_code, done.timed_out, done.truncated, evidence)
+    return SuiteRun(log, done.exit_code, done.timed_out, done.truncated, done if watch else None)
 
 
 def needs_install(checks: SuiteChecks, patch: bytes) -> bool:

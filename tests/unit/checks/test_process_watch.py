@@ -9,29 +9,44 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from understudy.checks.runtime_events import APART, WATCH_MOUNT
+from understudy.checks.runtime_events import APART, WATCH_MOUNT, read_processes
+from understudy.sandbox.base import Completed
 
 START = f'{APART}export UNDERSTUDY_WATCH_PIPE="$(readlink /proc/self/fd/8)"\nexec "$@"\n'
 
 
 def run_watched(
-    program: str, *, rewards: tuple[str, ...] = (), walled: bool = False, path: tuple[str, ...] = ()
-) -> tuple[str, str]:
-    """What a Python printed that ran `program`, and the evidence; it must end with exit code 0."""
+    program: str,
+    *,
+    tests: tuple[str, ...] = (),
+    rewards: tuple[str, ...] = (),
+    walled: bool = False,
+    path: tuple[str, ...] = (),
+) -> Completed:
+    """The end of a Python that ran `program`, with exit code 0; the evidence is its stderr."""
     env = {
         "PATH": os.environ["PATH"],
+        "PYTHONDONTWRITEBYTECODE": "1",  # else the next run opens no source
         "PYTHONPATH": ":".join((str(WATCH_MOUNT.source), *path)),
-        "UNDERSTUDY_WATCH": "\n".join(("/nowhere", "1" if walled else "", str(len(rewards)), *rewards)),
+        "UNDERSTUDY_WATCH": "\n".join(("/nowhere", "1" if walled else "", str(len(rewards)), *rewards, *tests)),
     }
     command = ["/bin/sh", "-c", START, "sh", sys.executable, "-c", program]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    return done.stdout, done.stderr
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        output = process.stdout.read()  # to its end, so that nobody reads the evidence while the program runs
+        evidence = process.stderr.read()
+    assert process.returncode == 0, output
+    return Completed(0, output, evidence, 0.0)
 
 
-def rules(evidence: str) -> list[str]:
-    return [line.split()[1] for line in evidence.splitlines() if line]
+def rules(done: Completed) -> list[str]:
+    return [line.split()[3] for line in done.stderr.decode().splitlines() if line]
+
+
+def events(done: Completed) -> set[tuple[str, str]]:
+    return {(each.rule, each.path.rpartition("/")[2]) for each in read_processes(done, finished=True)}
 
 
 CLOSES_DESCRIPTORS = """\
@@ -49,7 +64,7 @@ gc.get_objects()
 
 
 def test_a_program_that_closes_all_descriptors_goes_on(tmp_path: Path) -> None:
-    assert rules(run_watched(CLOSES_DESCRIPTORS)[1]) == ["start"]
+    assert rules(run_watched(CLOSES_DESCRIPTORS)) == ["start"]
     other = tmp_path / "other"
     run_watched(CLOSES_DESCRIPTORS + OPENS_ANOTHER_FILE.replace("PLACE", repr(str(other))))
     assert other.read_bytes() == b""
@@ -57,14 +72,14 @@ def test_a_program_that_closes_all_descriptors_goes_on(tmp_path: Path) -> None:
 
 def test_a_process_is_watched_where_it_cannot_be_walled(tmp_path: Path) -> None:
     (tmp_path / "ctypes.py").write_text("raise ImportError('No module named _ctypes')\n")
-    _, evidence = run_watched("", rewards=(f"{tmp_path}/reward.txt",), walled=True, path=(str(tmp_path),))
-    assert rules(evidence) == ["start", "reward-open", "end"]
+    done = run_watched("", rewards=(f"{tmp_path}/reward.txt",), walled=True, path=(str(tmp_path),))
+    assert rules(done) == ["start", "reward-open", "end"]
 
 
 def test_a_process_is_watched_before_the_directory_of_the_reward_exists(tmp_path: Path) -> None:
     for walled in (False, True):
-        _, evidence = run_watched("", rewards=(f"{tmp_path}/logs/reward.txt",), walled=walled)
-        assert rules(evidence)[0] == "start" and rules(evidence)[-1] == "end"
+        sent = rules(run_watched("", rewards=(f"{tmp_path}/logs/reward.txt",), walled=walled))
+        assert (sent[0], sent[-1]) == ("start", "end")
 
 
 WITHHOLDS = """\
@@ -98,3 +113,84 @@ def test_pythons_of_any_age_can_read_what_they_load_as_they_start() -> None:
         if isinstance(node, ast.arguments):
             assert not node.kwonlyargs and not node.posonlyargs
             assert not any(each.annotation for each in node.args)
+
+
+RUNS_TESTS = """\
+import gc, importlib.machinery, importlib.util, os, subprocess, sys, sysconfig
+import test_it
+"""
+TAKES_BACK = """\
+gc.get_objects()
+pipe = os.open("/proc/self/fd/8", os.O_RDONLY | os.O_NONBLOCK)
+lines = os.read(pipe, 1 << 16)
+assert b" objects-searched " in lines
+os.close(pipe)
+os.write(8, b"".join(line for line in lines.splitlines(True) if b" objects-searched " not in line))
+"""
+REPLACES = TAKES_BACK.replace(
+    'b"".join(line for line in lines.splitlines(True) if b" objects-searched " not in line)',
+    'lines.replace(b"objects-searched", b"seen")',
+)
+READS_IN_A_LOADER = """\
+class Loader(importlib.machinery.SourceFileLoader):
+    def source_to_code(self, data, path):
+        return compile("", "<nothing>", "exec")
+spec = importlib.util.spec_from_loader("other", Loader("other", test_it.__file__))
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+"""
+LEADS_OUT = """\
+name = sysconfig.get_path("purelib") + "/.." * 20 + PLACE + "/search.py"
+spec = importlib.util.spec_from_file_location("search", name)
+spec.loader.exec_module(importlib.util.module_from_spec(spec))
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    (tmp_path / "test_it.py").write_text("")
+    (tmp_path / "search.py").write_text("import gc\ngc.get_objects()\n")
+    return str(tmp_path)
+
+
+def run_tests(place: str, more: str) -> set[tuple[str, str]]:
+    program = RUNS_TESTS + more.replace("PLACE", repr(place))
+    return events(run_watched(program, tests=(f"{place}/test_it.py",), path=(place,)))
+
+
+def test_evidence_that_is_taken_out_of_the_pipe_is_missed(place: str) -> None:
+    usual = run_tests(place, "gc.collect()\n")  # the program itself imports the tests here
+    assert usual == {("tests-read", "<string>")}
+    for program in (TAKES_BACK, REPLACES):
+        assert run_tests(place, program) == usual | {("watch-ended", "")}
+
+
+def test_what_is_forked_does_not_count_as_what_is_missed(place: str) -> None:
+    forks = "if os.fork() == 0:\n    gc.get_objects()\n    os._exit(0)\nos.wait()\n"
+    assert run_tests(place, forks) == {("tests-read", "<string>"), ("objects-searched", "<string>")}
+
+
+def test_tested_code_that_imports_the_tests_reads_them(place: str) -> None:
+    (Path(place) / "search.py").write_text(RUNS_TESTS + READS_IN_A_LOADER)
+    program = "import unittest\nunittest.main('test_it', argv=[''], exit=False)\nimport search\n"
+    done = run_watched(program, tests=(f"{place}/test_it.py",), path=(place,))
+    assert events(done) == {("tests-read", "<string>"), ("tests-read", "search.py")}
+
+
+def test_a_path_that_leads_out_of_the_libraries_is_of_tested_code(place: str) -> None:
+    assert ("objects-searched", "search.py") in run_tests(place, LEADS_OUT)
+
+
+def test_a_program_beside_the_tests_comes_to_its_end_too(place: str) -> None:
+    tests = run_watched(RUNS_TESTS, tests=(f"{place}/test_it.py",), path=(place,))
+    other = run_watched("import os\nos._exit(0)\n")
+    both = Completed(0, b"", tests.stderr + other.stderr, 0.0)
+    assert events(both) - events(tests) == {("watch-ended", "another process")}
+    child = "subprocess.run([sys.executable, '-c', 'import os; os._exit(0)'])\n"
+    assert run_tests(place, child) == events(tests)
+
+
+def test_evidence_that_was_cut_is_an_event(place: str) -> None:
+    done = run_watched(RUNS_TESTS, tests=(f"{place}/test_it.py",), path=(place,))
+    assert ("watch-ended", "") in events(replace(done, truncated=True))
+    noisy = replace(done, stdout=b"x" * 2 * len(done.stderr), truncated=True)
+    assert events(noisy) == events(done)

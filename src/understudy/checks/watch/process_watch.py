@@ -2,7 +2,7 @@
 
 This file is mounted into sandboxes and run there by the task's own Python, from 3.8 on. What only somebody does
 who works on the tests instead of passing them is written to a descriptor of a pipe, from which no code can take
-it back: lines of PREFIX RULE LINE PATH (see `understudy.checks.runtime_events`).
+it back: lines of PREFIX NUMBER CODE RULE LINE PATH (see `understudy.checks.runtime_events`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import _frozen_importlib_external
 import _imp
 import _thread
+import itertools
 import marshal
 import os
 import sys
@@ -89,7 +90,6 @@ def watch(
     tests: tuple[str, ...],
     owners: CodeOwners,
     *,
-    proof: tuple[str, str] = ("-", "-"),
     report: str = "",
     rewards: tuple[str, ...] = (),
     walled: bool = False,
@@ -97,10 +97,12 @@ def watch(
 ) -> None:
     """Write evidence to the descriptor `channel` from now on.
 
-    The first line says "start" and the first part of the `proof`, a digest of the second, which the last line has
-    after "end": where the watch is of one call, when its `caller_frame` raises the event `TESTS_ENDED`, else when
-    the interpreter ends. `tests` are the hidden files, `report` that of outcomes, which must be open already,
-    `rewards` the paths that a check script may write its reward to; `walled` says that this process cannot.
+    The first line says "start", the SHA-256 of a secret, and the ids of this process and its parent; the last line
+    has the secret after "end": where the watch is of one call, when its `caller_frame` raises the event
+    `TESTS_ENDED`, else when the interpreter ends. The lines are numbered and have an authentication code by that
+    secret, so that one that was taken out of the pipe is missed. `tests` are the hidden files, `report` that of
+    outcomes, which must be open already, `rewards` the paths that a check script may write its reward to; `walled`
+    says that this process cannot.
 
     Whose code does something is decided by the innermost frame that is not of the test runner or the standard
     library. Where all frames are theirs, it is the runner's only in the thread that runs the tests, and for what
@@ -110,7 +112,7 @@ def watch(
     # The tested code can replace what modules and builtins hold, so the hook uses only what is bound here. Nothing
     # but the interpreter's list of hooks refers to the hook: who holds one of its functions can change all others.
     runner, pytest_directory = owners.runner, owners.pytest_directory
-    libraries, from_tree, (commitment, secret) = owners.libraries, owners.from_tree, proof
+    libraries, from_tree, digest, secret = owners.libraries, owners.from_tree, _sha256(), os.urandom(16).hex()
     write, stat, fstat, getpid = os.write, os.stat, os.fstat, os.getpid
     open_file, read_file, close_file, compile_text = os.open, os.read, os.close, compile
     getframe, thread_id = sys._getframe, _thread.get_ident  # pyright: ignore[reportPrivateUsage]
@@ -126,7 +128,7 @@ def watch(
     magic: bytes = vars(_frozen_importlib_external)["MAGIC_NUMBER"]
     statvfs, read_only = os.statvfs, os.ST_RDONLY
     pid, first_thread, by_frame = os.getpid(), thread_id(), caller_frame is not None
-    is_finalizing, basename_of = sys.is_finalizing, string.rpartition
+    is_finalizing, basename_of, next_number = sys.is_finalizing, string.rpartition, itertools.count().__next__
     here = os.path.abspath(__file__)
     standard = os.path.dirname(os.__file__) + "/"
     reading_files = ("assertion/", "_code/", "pathlib.py", "warnings.py", "doctest.py")
@@ -166,20 +168,26 @@ def watch(
         if key in sent or size(sent) > most_events:
             return
         sent.add(key)
-        text = prefix + " " + rule + " " + string(line) + " " + path
+        text, mark = (rule + " " + string(line) + " " + path).encode("unicode_escape"), "- -"
+        if getpid() == pid:  # what was forked from it writes under the same prefix
+            number = string(next_number())
+            mark = number + " " + digest((secret + " " + number + " ").encode() + text).hexdigest()[:32]
         try:
             if channel_identity() == first_identity:
-                write(channel, b"\n" + text.encode("unicode_escape") + b"\n")
+                write(channel, b"\n" + (prefix + " " + mark + " ").encode() + text + b"\n")
             else:  # another file has the number by now, which gets no evidence written into it
                 lost = True
         except os_error:
             lost = True
 
     def owner(name: str) -> str:
-        if name == here or name.startswith(runner):
+        leads_out = "/../" in name  # of the directory that it begins with
+        if name == here or (name.startswith(runner) and not leads_out):
             return "runner"
         if name in test_files:
             return "test"
+        if leads_out:
+            return "tested"
         if name.startswith("<frozen ") or (name.startswith(standard) and not name.startswith(packages)):
             return "standard"
         return "library" if name.startswith(libraries) and not name.startswith(from_tree) else "tested"
@@ -315,8 +323,9 @@ def watch(
         elif event == "open" and which in hidden:
             send("tests")
             # A traceback or a warning shows the line of the test that called.
-            if not shows_lines(frame) and not runner_reads(frame) and (by_frame or not is_imported(frame)):
-                accuse("tests-read", frame, spared=())
+            if not shows_lines(frame) and not runner_reads(frame):
+                imported = not by_frame and is_imported(frame)
+                accuse("tests-read", frame, spared=("library", "runner", "test") if imported else ())
         elif event == "open" and which[0] == processes and (name.endswith("/mem") or name[:6] != "/proc/"):
             accuse("memory-used", frame)
 
@@ -486,7 +495,7 @@ def watch(
     )
     own_codes = {id(each.__code__): each.__code__ for each in reading}
     own_codes.update((id(each), each) for each in compile_file.__code__.co_consts if kind_of(each) is code_type)
-    send("start", commitment)
+    send("start", " ".join((digest(secret.encode()).hexdigest(), str(pid), str(os.getppid()))))
     if rewards and not walled:
         send("reward-open")
     _imp.create_builtin = _create_builtin
@@ -502,22 +511,23 @@ def _create_builtin(spec: Any) -> Any:
     return made[0]
 
 
+def _sha256() -> Any:
+    """Python's own function, which loads no library; its module's name depends on the version."""
+    try:
+        import _sha2 as sha  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+    except ImportError:
+        import _sha256 as sha  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+    return getattr(sha, "sha256")  # noqa: B009 - which of the two it is, no type says
+
+
 def watch_interpreter(
     channel: int, root: str, tests: tuple[str, ...], rewards: tuple[str, ...], *, walled: bool
 ) -> None:
     """Watch this process from its start to its end (see `watch`); it proves that it came to the end.
 
-    The first line has the SHA-256 of a secret that only the watch knows, the last one the secret. `walled` says
-    that the process cannot write the rewards.
+    `walled` says that the process cannot write the rewards.
     """
     from importlib.machinery import PathFinder
-
-    try:
-        import _sha2 as sha  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
-    except ImportError:
-        import _sha256 as sha  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
-
-    digest: Any = getattr(sha, "sha256")  # noqa: B009 - which of the two it is, no type says
 
     def is_inside(path: str) -> bool:
         return (os.path.realpath(path) + "/").startswith(inside)
@@ -534,14 +544,12 @@ def watch_interpreter(
     names = {name.partition(".")[0] for top in tops for name in os.listdir(top)}
     libraries = tuple(entry + "/" for entry in sys.path if entry.endswith("-packages") and not is_inside(entry))
     from_tree = tuple(entry + name + end for entry in libraries for name in names for end in ("/", ".py"))
-    secret = os.urandom(16).hex()
     watch(
         os.urandom(8).hex(),
         channel,
         root,
         tests,
         CodeOwners(tuple(runner), pytest_directory, libraries, from_tree),
-        proof=(digest(secret.encode()).hexdigest(), secret),
         rewards=rewards,
         walled=walled,
     )
