@@ -529,7 +529,7 @@ BAD_TASKS = {
         replace(TASK, gold_patch=REFUSED["link"]),
         "gold_patch refused: 'l' is a symbolic link",
     ),
-    "gold that is empty": (replace(TASK, gold_patch=""), "changes nothing"),
+    "gold that is empty": (replace(TASK, gold_patch=""), "gold_patch is empty"),
     "solved already": (
         replace(TASK, source=Files(TREE | MENDED), gold_patch=diff({"extra": "x\n"})),
         "empty patch scores 1 instead of 0",
