@@ -112,6 +112,10 @@ class StoreError(UnderstudyError):
     boundary: ClassVar[str] = "store"
 
 
+class NotInStore(StoreError):
+    """What was asked for by its id is not in the store."""
+
+
 class LeaseLost(StoreError):
     """A write of an attempt that was taken from its worker, because that did not answer in time; or a gateway that
     another one took its store's clients from.

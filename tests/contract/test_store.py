@@ -303,7 +303,7 @@ def test_the_same_again_is_fine_and_something_else_is_not(store: Store) -> None:
     assert store.runs.task("run", "t") == make_task()
     for future, said in (
         (store.runs.create("run", {"model": "n"}), "another configuration.*model"),
-        (store.runs.add_tasks("run", [make_task(instruction="other")]), "other content"),
+        (store.runs.add_tasks("run", [make_task(instruction="other")]), "different content"),
         (store.runs.create_rollouts("run", [("run-0", "t", 1)]), "collides"),
         (store.runs.create_rollouts("run", [("other", "t", 0)]), "collides"),
         (store.runs.create_rollouts("run", [("other", "no-such-task", 0)]), "not in the store"),
@@ -479,7 +479,7 @@ def test_a_key_is_kept_until_it_is_revoked_and_one_at_a_time(store: Store) -> No
     assert key is not None and store.keys.all() == [key]
     assert (key.attempt_id, key.sampling, key.budget) == (client.id, {"seed": 7}, {"calls": 3})
     assert (key.expires_at, key.revoked_at) == (9e9, None)
-    with pytest.raises(StoreError, match="has a key already"):
+    with pytest.raises(StoreError, match="already has a key"):
         store.keys.add(b"two", client.id).result()
     assert store.keys.revoke(client.id).result() is True
     assert store.keys.revoke(client.id).result() is False

@@ -65,7 +65,7 @@ def test_a_log_that_cannot_be_read_is_said(stored: Path, tmp_path: Path):
             shutil.copyfile(stored / name, copy / name)
     done = read_only(copy, UNDERSTUDY, "show", "--dir", copy)
     assert done.returncode == 2
-    assert "copy its directory" in done.stderr
+    assert "copy the directory" in done.stderr
     assert "Traceback" not in done.stderr
     # Where it can be written, the log is taken in.
     with Store.open(copy) as opened:

@@ -187,7 +187,7 @@ async def test_weights_that_do_not_fit_change_nothing(client: Client, directory:
     bad = {
         wider: "vocab_size 300",
         tmp_path / "none": "is no directory",
-        make_model(tmp_path / "broad", hidden=64, context=CONTEXT): "served: model.embed_tokens.weight has shape",
+        make_model(tmp_path / "broad", hidden=64, context=CONTEXT): "model: model.embed_tokens.weight has shape",
         make_model(tmp_path / "deep", layers=3, context=CONTEXT): "has shape [32], expected none",
         make_model(tmp_path / "short", context=100): "max_position_embeddings 100",
     }

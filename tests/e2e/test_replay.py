@@ -180,7 +180,7 @@ async def test_a_dry_run_estimates_and_sends_nothing(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere", "-t", "good.toml"], "nowhere is not there"),
+        (["nowhere", "-t", "good.toml"], "nowhere does not exist"),
         (["s", "-t", "none.toml"], "cannot read none.toml"),
         (["s", "-t", "bad.toml"], "teachers.one.backend"),
         (["s", "-t", "good.toml", "--judge", "nobody"], "unknown teacher 'nobody'"),

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import ColumnElement, Connection, LargeBinary, RowMapping, Text, and_, bindparam, func, select
 
-from understudy.errors import LeaseLost, StoreError
+from understudy.errors import LeaseLost, NotInStore, StoreError
 from understudy.store import tokens
 from understudy.store.contents import (
     HEAD_BYTES,
@@ -266,7 +266,7 @@ class CallRepository(Repository):
         with self._reading() as connection:
             for call in _read(connection, calls.c.id == call_id):
                 return call
-        raise StoreError(f"{self._name}: there is no call {call_id}")
+        raise NotInStore(f"{self._name}: there is no call {call_id}")
 
     def versioned_models(self) -> frozenset[str]:
         """The models, by their backends' names, of which a call has a version of its weights."""

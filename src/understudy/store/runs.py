@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import Connection, Select, Table, and_, func, insert, select, update
 
-from understudy.errors import LeaseLost, StoreError
+from understudy.errors import LeaseLost, NotInStore, StoreError
 from understudy.store.contents import read_blobs
 from understudy.store.database import (
     Repository,
@@ -116,7 +116,7 @@ class RunRepository(Repository):
         """A task of a run. Raises StoreError when there is none."""
         query = select(tasks.c.blob_id).where(tasks.c.run_id == run_id, tasks.c.id == task_id)
         if (content := self._database.read_content(query)) is None:
-            raise StoreError(f"{self._name}: run {run_id} has no task {task_id}")
+            raise NotInStore(f"{self._name}: run {run_id} has no task {task_id}")
         with self._database.driver.errors():
             return _task(content)
 
@@ -183,7 +183,7 @@ class RunRepository(Repository):
         """A rollout by its id. Raises StoreError when there is none."""
         for rollout in self._read_all(select(rollouts).where(rollouts.c.id == rollout_id), read_rollout):
             return rollout
-        raise StoreError(f"{self._name}: there is no rollout {rollout_id}")
+        raise NotInStore(f"{self._name}: there is no rollout {rollout_id}")
 
     def find_rollout(self, prefix: str) -> Rollout:
         """The one rollout whose id is `prefix`, or starts with it. Raises StoreError for none or several."""
@@ -192,7 +192,7 @@ class RunRepository(Repository):
         if exact := [rollout for rollout in matches if rollout.id == prefix]:
             return exact[0]
         if not matches:
-            raise StoreError(f"{self._name}: no rollout's id begins with {prefix!r}; `understudy show` lists them")
+            raise NotInStore(f"{self._name}: no rollout's id begins with {prefix!r}; `understudy show` lists them")
         if len(matches) > 1:
             some = ", ".join(rollout.id for rollout in matches[:5])
             many = f"the ids of {len(matches)} rollouts begin with {prefix!r}: {some}, …"
@@ -298,7 +298,7 @@ class RunRepository(Repository):
         """An attempt by its id. Raises StoreError when there is none."""
         for attempt in self._read_all(select(attempts).where(attempts.c.id == attempt_id), read_attempt):
             return attempt
-        raise StoreError(f"{self._name}: there is no attempt {attempt_id}")
+        raise NotInStore(f"{self._name}: there is no attempt {attempt_id}")
 
     def patch(self, attempt_id: str) -> bytes | None:
         """The patch of an attempt, if it came so far."""
@@ -451,7 +451,7 @@ def _move(context: WriteContext, noun: str, key: str, status: Any, **values: Any
         return
     current = context.connection.execute(select(table.c.status).where(table.c.id == key)).scalar()
     if current is None:
-        raise StoreError(f"the store has no {noun} {key}")
+        raise NotInStore(f"the store has no {noun} {key}")
     legal = ", ".join(sorted(transitions[current])) or "nothing: that is a final state"
     kind = LeaseLost if current == "unresponsive" else StoreError
     raise kind(f"{noun} {key} is {current} and cannot become {status}; it may become {legal}")

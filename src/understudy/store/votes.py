@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import Struct
 from sqlalchemy import and_, delete, insert, select
 
-from understudy.errors import StoreError
+from understudy.errors import NotInStore
 from understudy.store.database import Repository, WriteContext, queued, row_reader
 from understudy.store.schema import rollouts, votes
 
@@ -46,7 +46,7 @@ class VoteRepository(Repository):
         if subject == "rollout":
             query = select(rollouts.c.id).where(rollouts.c.id == subject_id)
             if context.connection.execute(query).first() is None:
-                raise StoreError(f"the store has no rollout {subject_id} to vote on")
+                raise NotInStore(f"the store has no rollout {subject_id} to vote on")
         _remove(context, subject, subject_id, voter)
         values = {
             "subject": subject,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from understudy.errors import StoreError, UnderstudyError
+from understudy.errors import NotInStore, StoreError, UnderstudyError
 from understudy.view.schema.stores import ErrorAnswer, ViewError
 
 
@@ -28,13 +28,11 @@ def missing(what: str, remedy: str) -> ViewRefused:
 
 def fault_of(error: UnderstudyError) -> ViewRefused:
     """An error of ours as a client gets it: a store's is the store's, anything else what was asked for."""
+    if isinstance(error, NotInStore):
+        return missing(str(error), "reload the list: what is asked for is not in the store")
     if isinstance(error, StoreError):
-        text = str(error)
-        gone = "there is no " in text or "has no task" in text or "no rollout's id" in text
-        if gone:
-            return missing(text, "reload the list: what is asked for is not in the store")
         return ViewRefused(
-            503, "store", text, "follow the message, then reload; the viewer goes on with other stores"
+            503, "store", str(error), "follow the message, then reload; the viewer goes on with other stores"
         )
     return ViewRefused(400, error.boundary, str(error), "change what is asked for as the message says")
 

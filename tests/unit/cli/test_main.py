@@ -179,7 +179,7 @@ def test_help_names_each_command_in_a_whole_sentence():
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("replay", "postgres://me:geheim@h/db", "--teachers", "t.toml"),
+        ("verify", "postgres://me:geheim@h/db"),
         ("redact", "--dir=postgresql://me:geheim@h/db"),
         ("gateway", "serve", "vllm", "--dir", "postgresql://me:geheim@h/db"),
         ("gateway", "issue", "me", "--dir", "postgresql://me:geheim@h/db"),

@@ -81,15 +81,15 @@ def test_what_cannot_be_trained_on_is_said_before_torch_is_there(place: Path, tm
     put_rollouts(tmp_path / "foreign", tokens=False)
     for arguments, said in (
         (("grpo", place / "model", "--from", place / "without"), "GRPO needs token ids and logprobs"),
-        (("sft", place / "model", "--from", tmp_path / "foreign"), "nothing to imitate"),
+        (("sft", place / "model", "--from", tmp_path / "foreign"), "no solved rollouts to learn from"),
         (("sft", tmp_path, "--from", place / "run"), "no config.json"),
         (("sft", place / "model", "--from", place / "run", "--track", "x"), "'x' is not supported"),
         (("sft", place / "model", "--from", place / "run", "--engine", "axolotl"), "'axolotl' is not one of"),
-        (("sft", place / "model", "--from", place / "run", *FACTORY, "--resume"), "--resume means nothing"),
-        (("sft", place / "model", "--from", place / "run", *FACTORY, "--threshold", "0.5"), "--threshold means"),
+        (("sft", place / "model", "--from", place / "run", *FACTORY, "--resume"), "--resume is not supported"),
+        (("sft", place / "model", "--from", place / "run", *FACTORY, "--threshold", "0.5"), "--threshold is not"),
         (
             ("sft", place / "model", "--from", place / "run", *FACTORY, "--micro-batch-tokens", "9"),
-            "--micro-batch-tokens means nothing",
+            "--micro-batch-tokens is not supported",
         ),
         (("grpo", place / "model", "--from", place / "run", "--temperature", "0.7"), "give --temperature 1"),
         (("sft", place / "model", "--from", place / "run", "--learning-rate", "-1"), "sft.learning_rate|above 0"),

@@ -270,7 +270,7 @@ def test_a_file_that_became_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     file = log_file_at(str(path))
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(OSError, match="not a regular file"):
+    with pytest.raises(OSError, match="no longer a regular file"):
         file.open()
 
 
