@@ -158,8 +158,8 @@ def test_what_does_not_work_is_said(machine: ssh_server.SshMachine, tmp_path: Pa
         ("ssh:-oProxyCommand=x", "expected a machine"),
         ("ssh:machine?deadline_s=soon", "deadline_s and starting"),
         ("ssh:machine?starting=0", "at least 1"),
-        ("ssh:machine?color=red", "take no color"),
-        ("local:machine", "take no target"),
+        ("ssh:machine?color=red", "have no options color"),
+        ("local:machine", "have no options target"),
     ],
 )
 def test_a_name_that_means_nothing_is_refused(name: str, words: str) -> None:
