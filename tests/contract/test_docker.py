@@ -27,7 +27,7 @@ from understudy.checks.base import GradingOptions
 from understudy.errors import SandboxError, SandboxLost, TaskError
 from understudy.sandbox.base import Mount, Sandbox, SandboxLimits, SandboxSpec
 from understudy.sandbox.docker.engine import find_engine
-from understudy.sandbox.docker.images import ImageStore
+from understudy.sandbox.docker.images import remove_images
 from understudy.sandbox.docker.sandboxes import DockerSandboxes
 from understudy.sandbox.local.seccomp import _NUMBERS, _SHARED  # pyright: ignore[reportPrivateUsage]
 from understudy.sandbox.system_calls import DENIED_CALLS, DENIED_FAMILY
@@ -257,14 +257,13 @@ async def test_images_that_a_run_fetched_can_be_removed_when_it_ends(engine: Eng
 async def test_an_image_in_use_does_not_keep_the_others(engine: Engine) -> None:
     used, free = (imported(engine, f"{name}-{os.getpid()}", {"a": name.encode()}) for name in ("used", "yonder"))
     with contextlib.closing(find_engine()) as found, contextlib.closing(engine.client) as client:
-        images = ImageStore(found, print, force_rebuild=False, pull_wait_s=0.0)
         container = client.api.create_container(used, ["/a"])["Id"]
         try:
-            images.remove({used, free})
+            assert remove_images(found, {used, free}) == [free]
             assert client.api.images(used, quiet=True) and not client.api.images(free, quiet=True)
         finally:
             client.api.remove_container(container)
-        images.remove({used, free})
+        assert remove_images(found, {used, free}) == [used, free]
         assert not client.api.images(used, quiet=True)
 
 

@@ -401,7 +401,7 @@ def stored_images(engine: ContainerEngine) -> list[StoredImage]:
 def no_shell(image: str, error: Exception) -> SandboxError:
     """The error for an image in which nothing can be run."""
     return SandboxError(
-        f"no command can run in the image {image}: it has no /bin/sh ( "
+        f"no command can run in the image {image}: it has no /bin/sh ("
         f"{engine_message(error)}); use an image with a shell and, for agents, glibc"
     )
 
