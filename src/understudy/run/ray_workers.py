@@ -133,7 +133,7 @@ def _report(line: str) -> None:
     sys.stderr.flush()
 
 
-class _Fault(Struct, frozen=True):
+class _WorkerFailure(Struct, frozen=True):
     """An actor's error after which it begins anew, and which in a row it is."""
 
     message: str
@@ -151,7 +151,7 @@ class RayFleet:
         self._actors: list[Any] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._placed: set[int] = set()
-        self._faults: dict[int, _Fault] = {}
+        self._faults: dict[int, _WorkerFailure] = {}
 
     def start(self, run_id: str) -> None:
         """Have Ray start the actors."""
@@ -181,7 +181,7 @@ class RayFleet:
             if error is None:
                 return
             count = count + 1 if now() - begun < _AGAIN_S else 1
-            self._faults[number] = _Fault(visible_line(error.message), count)
+            self._faults[number] = _WorkerFailure(visible_line(error.message), count)
             await asyncio.sleep(_AGAIN_S)
             self._faults.pop(number)
 
