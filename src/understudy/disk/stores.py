@@ -117,33 +117,30 @@ class Pruner:
 
     def plan(self) -> Iterator[PrunedStore]:
         """What would go of each store, with nothing removed."""
-        for each in self._stores:
-            if error := self._unread.get(each.location):
-                yield PrunedStore(location=str(each.location), skipped=error)
-                continue
-            self._report(f"reading {each.location}")
-            try:
-                with Store.open(each.location, create=False, read_only=True) as store:
-                    runs, stays = self._choose(each, store)
-                    unused = store.space.unused(runs.get("runs", ()), runs.get("bodies", ()))
-                    sizes = _own_bytes(store.space.runs(), runs)
-                    yield PrunedStore(
-                        location=str(each.location), runs=runs, stays=stays, bytes=unused.bytes + sizes
-                    )
-            except (StoreError, ConfigError) as error:
-                yield PrunedStore(location=str(each.location), skipped=str(error))
+        return self._each("reading", self._plan)
 
     def remove(self) -> Iterator[PrunedStore]:
         """Remove it, store after store. One that others have open is left alone, which is said."""
+        return self._each("pruning", self._remove)
+
+    def _each(self, doing: str, prune: Callable[[FoundStore], PrunedStore]) -> Iterator[PrunedStore]:
         for each in self._stores:
-            if error := self._unread.get(each.location):
-                yield PrunedStore(location=str(each.location), skipped=error)
-                continue
-            self._report(f"pruning {each.location}")
-            try:
-                yield self._remove(each)
-            except (StoreError, ConfigError) as error:
-                yield PrunedStore(location=str(each.location), skipped=str(error))
+            error = self._unread.get(each.location)
+            if error is None:
+                self._report(f"{doing} {each.location}")
+                try:
+                    yield prune(each)
+                    continue
+                except (StoreError, ConfigError) as refused:
+                    error = str(refused)
+            yield PrunedStore(location=str(each.location), skipped=error)
+
+    def _plan(self, target: FoundStore) -> PrunedStore:
+        with Store.open(target.location, create=False, read_only=True) as store:
+            runs, stays = self._choose(target, store)
+            unused = store.space.unused(runs.get("runs", ()), runs.get("bodies", ()))
+            sizes = _own_bytes(store.space.runs(), runs)
+        return PrunedStore(location=str(target.location), runs=runs, stays=stays, bytes=unused.bytes + sizes)
 
     def _remove(self, target: FoundStore) -> PrunedStore:
         with ExitStack() as alone:
