@@ -102,8 +102,8 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
                 f"{platform.system()} {platform.machine()}. Use such a machine, a virtual machine or WSL2."
             )
         if self.kind == "python" and sys.version_info < self.python:
-            wanted = ".".join(map(str, self.python))
-            return f"{self.title} needs Python {wanted} or newer; install Understudy with such a Python"
+            required_version = ".".join(map(str, self.python))
+            return f"{self.title} needs Python {required_version} or newer; install Understudy with such a Python"
         return next(iter(runtime_problems()), "") if self.launched else ""
 
     @property

@@ -22,7 +22,7 @@ KIND = "session-log"
 FINDINGS_LIMIT = 20
 """The most findings of one attempt; a hostile log could make any number."""
 
-_SHOWN = 120
+_EXCERPT_LENGTH = 120
 _SYNTHETIC = "<synthetic>"  # what the CLI writes itself in the assistant's name
 _UNLOGGED_ROLES = ("compaction", "auxiliary")
 
@@ -67,16 +67,18 @@ def compare_session_log(logs: Mapping[str, bytes], trajectory: Trajectory, *, cu
 def _findings(logs: Mapping[str, bytes], trajectory: Trajectory, cut_off: bool) -> Iterator[Finding]:
     files = {name: content for name, content in logs.items() if name.startswith("session/")}
     sessions = {name: content for name, content in files.items() if name.endswith(".jsonl")}
-    wanted = [node for node in trajectory.nodes if node.answer is not None and node.call.status == "ok"]
+    answered_nodes = [node for node in trajectory.nodes if node.answer is not None and node.call.status == "ok"]
     if not sessions:
-        if wanted:
-            yield Finding(kind=KIND, message=f"the agent left no session log of {len(wanted)} answered calls")
+        if answered_nodes:
+            yield Finding(
+                kind=KIND, message=f"the agent left no session log of {len(answered_nodes)} answered calls"
+            )
         return
     logged: dict[str, list[Block]] = {}
     for name, content in sorted(sessions.items()):
         messages, bad = _read(content, cut_off)
         if bad:
-            yield Finding(kind=KIND, message=f"{name[:_SHOWN]}: {bad} lines cannot be read")
+            yield Finding(kind=KIND, message=f"{name[:_EXCERPT_LENGTH]}: {bad} lines cannot be read")
         for key, blocks in messages.items():
             if len(blocks) > len(logged.get(key, ())):
                 logged[key] = blocks
@@ -85,13 +87,15 @@ def _findings(logs: Mapping[str, bytes], trajectory: Trajectory, cut_off: bool) 
         answers[_message_id(node)].append(node)
     for key, blocks in logged.items():
         if key not in answers:
-            yield Finding(kind=KIND, message=f"the log has a response that no call has: message {key[:_SHOWN]}")
+            yield Finding(
+                kind=KIND, message=f"the log has a response that no call has: message {key[:_EXCERPT_LENGTH]}"
+            )
             continue
         differences = {node.call.id: _difference(_response_blocks(node), blocks) for node in answers[key]}
         if all(differences.values()):
             call_id, difference = list(differences.items())[-1]
             yield Finding(kind=KIND, message=str(difference), call_id=call_id)
-    for node in wanted:
+    for node in answered_nodes:
         if _message_id(node) not in logged and not _may_be_missing(node, cut_off):
             message = f"the answer of call {node.call.sequence} is not in the log"
             yield Finding(kind=KIND, message=message, call_id=node.call.id)
@@ -170,10 +174,9 @@ def _difference(response: tuple[Block, ...], logged: list[Block]) -> str | None:
         return f"the log has other tool calls in the answer: {_short(logged_names)}, not {_short(names)}"
     for call, echo in zip(calls, logged_calls, strict=True):
         if not _same_inputs(call.arguments, echo.arguments):
-            return (
-                f"the log has other inputs of tool call {call.id[:_SHOWN]} ({call.name[:_SHOWN]}): "
-                f"{_first_difference(call.arguments, echo.arguments)}"
-            )
+            excerpt = f"{call.id[:_EXCERPT_LENGTH]} ({call.name[:_EXCERPT_LENGTH]})"
+            difference = _first_difference(call.arguments, echo.arguments)
+            return f"the log has other inputs of tool call {excerpt}: {difference}"
     return None
 
 
@@ -223,4 +226,4 @@ def _first_difference(one: str, other: str) -> str:
 
 def _short(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return text if len(text) <= _EXCERPT_LENGTH else f"{text[:_EXCERPT_LENGTH]}…"

@@ -21,7 +21,7 @@ from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Finding
 from understudy.wire.stored import response_blocks
 
-_SHOWN = 120
+_EXCERPT_LENGTH = 120
 _UNLOGGED_ROLES = ("compaction", "auxiliary")
 
 
@@ -40,10 +40,10 @@ class LoggedTurn(Struct, frozen=True):
 def read_turns(format: LogFormat, files: Mapping[str, bytes]) -> Iterator[LoggedTurn]:
     """The turns that a format of `ingest` reads in logs."""
 
-    def opened(name: str, content: bytes) -> LogFile:
+    def log_file(name: str, content: bytes) -> LogFile:
         return LogFile(name, len(content), lambda: io.BytesIO(content))
 
-    for trace in format.read([opened(name, content) for name, content in sorted(files.items())]):
+    for trace in format.read([log_file(name, content) for name, content in sorted(files.items())]):
         for turn in trace.turns:
             action = trace.renderer.action([trace.nodes[index].body for index in turn.action])
             functions = [call["function"] for call in action.tool_calls]
@@ -125,4 +125,4 @@ def _short(turn: LoggedTurn | None) -> str:
         return "nothing"
     parts: Sequence[Any] = (turn.text, *turn.calls)
     text = ", ".join(repr(part) for part in parts if part)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return text if len(text) <= _EXCERPT_LENGTH else f"{text[:_EXCERPT_LENGTH]}…"

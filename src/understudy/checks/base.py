@@ -15,7 +15,7 @@ from understudy.types import Evidence, PytestChecks, SuiteChecks, TestOutcome, V
 T = TypeVar("T")
 
 _LOG_CHARS = 32_000
-_SHOWN = 3
+_MOST_NAMES = 3
 
 
 class CheckResult(Struct, frozen=True):
@@ -107,7 +107,7 @@ def outcome_reason(
 
 def list_tests(ids: Sequence[str], tests: Mapping[str, TestOutcome]) -> str:
     """The first few ids with their outcomes."""
-    return ", ".join(f"{id} ({tests[id]})" for id in ids[:_SHOWN]) + (", …" if len(ids) > _SHOWN else "")
+    return ", ".join(f"{id} ({tests[id]})" for id in ids[:_MOST_NAMES]) + (", …" if len(ids) > _MOST_NAMES else "")
 
 
 def log_tail(log: str) -> str:

@@ -328,7 +328,7 @@ def check_parser(name: str, where: str) -> None:
 
 
 def parse_log(
-    name: str, log: str, wanted: Collection[str], *, containing: str = "", instance: str = ""
+    name: str, log: str, test_ids: Collection[str], *, containing: str = "", instance: str = ""
 ) -> ParsedLog:
     """Read a log with the parser called `name`, which `check_parser` has found to be one.
 
@@ -338,9 +338,9 @@ def parse_log(
     when there is no such package.
     """
     if name in PARSERS:
-        return _collect(PARSERS[name](log), frozenset(wanted), containing)
+        return _collect(PARSERS[name](log), frozenset(test_ids), containing)
     statuses, ran = _parse_by_swebench(name, log, instance)
-    parsed = _collect(statuses.items(), frozenset(wanted), containing)
+    parsed = _collect(statuses.items(), frozenset(test_ids), containing)
     parsed.ran = parsed.ran or ran
     return parsed
 
@@ -350,13 +350,13 @@ def is_cut(id: str) -> bool:
     return id.count("[") > id.count("]")
 
 
-def _collect(pairs: Iterable[tuple[str, str]], wanted: frozenset[str], containing: str) -> ParsedLog:
+def _collect(pairs: Iterable[tuple[str, str]], test_ids: frozenset[str], containing: str) -> ParsedLog:
     parsed = ParsedLog()
-    cut = tuple(id for id in wanted if is_cut(id))
+    cut = tuple(id for id in test_ids if is_cut(id))
     for id, status in pairs:
         parsed.any_test = parsed.ran = True
         parsed.failures = parsed.failures or status in (FAILED, ERROR)
-        if id in wanted or (cut and id.startswith(cut)) or (containing and containing in id):
+        if id in test_ids or (cut and id.startswith(cut)) or (containing and containing in id):
             test = parsed.tests.setdefault(id, LoggedTest())
             test.last = status
             test.counts[status] = test.counts.get(status, 0) + 1

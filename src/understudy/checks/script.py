@@ -70,8 +70,8 @@ async def run_script(
     directories: tuple[str, ...] = ()
     before: StartupFiles = {}
     if watch is not None:
-        asked = await sandbox.run(["/bin/sh", "-c", ASK_DIRECTORIES], timeout_s=30, cwd="/")
-        directories = directories_of(asked.stdout.decode(errors="replace"))
+        directories_result = await sandbox.run(["/bin/sh", "-c", ASK_DIRECTORIES], timeout_s=30, cwd="/")
+        directories = directories_of(directories_result.stdout.decode(errors="replace"))
         before = await list_startup_files(sandbox, directories)
         script = f'{APART}{watch.exports(sandbox)}exec "$@"\n'
         argv, env = ("/bin/sh", "-c", script, "sh", *argv), watch.env(sandbox)

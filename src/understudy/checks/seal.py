@@ -96,10 +96,10 @@ async def lay_hidden(
     if intruders:
         await _run(sandbox, ["rm", "-rf", "--", *intruders], b"")
     changed = await changed_files(sandbox, files)
-    if gone := [path for path in changed if files[path] is None]:
-        await _run(sandbox, ["rm", "-rf", "--", *gone], b"")
-    if laid := {path: content for path in changed if (content := files[path]) is not None}:
-        await _run(sandbox, ["tar", "--unlink-first", "-x", "-f", "-"], tar_of(laid))
+    if deleted_paths := [path for path in changed if files[path] is None]:
+        await _run(sandbox, ["rm", "-rf", "--", *deleted_paths], b"")
+    if hidden_files := {path: content for path in changed if (content := files[path]) is not None}:
+        await _run(sandbox, ["tar", "--unlink-first", "-x", "-f", "-"], tar_of(hidden_files))
 
 
 async def changed_files(sandbox: Sandbox, files: HiddenFiles) -> list[str]:

@@ -208,7 +208,7 @@ async def activated_environment(sandbox: Sandbox, checks: SuiteChecks) -> dict[s
     """
     if not checks.activate.strip():
         return {}
-    found: list[dict[str, str]] = []
+    environments: list[dict[str, str]] = []
     for commands in ("", checks.activate):
         script = f"exec 3>&1 >/dev/null\n{commands}\nenv -0 >&3"
         done = await sandbox.run(["bash", "-c", script], timeout_s=_ACTIVATION_S, cwd=sandbox.workdir)
@@ -218,8 +218,8 @@ async def activated_environment(sandbox: Sandbox, checks: SuiteChecks) -> dict[s
                 f"the commands that activate the task's environment {how}: {output_tail(done)[-500:]}"
             )
         pairs = (line.partition("=") for line in done.stdout.decode(errors="surrogateescape").split("\0"))
-        found.append({name: value for name, _, value in pairs if name not in _SHELL_VARIABLES})
-    before, after = found
+        environments.append({name: value for name, _, value in pairs if name not in _SHELL_VARIABLES})
+    before, after = environments
     return {name: value for name, value in after.items() if before.get(name) != value}
 
 

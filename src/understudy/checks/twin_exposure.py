@@ -102,10 +102,10 @@ class Comparisons:
     def __init__(self, tree: ast.Module) -> None:
         self._names: set[str] = set()
         while True:
-            found = {name for name, value in _results(tree) if name not in self._names and self.decide(value)}
-            if not found:
+            decidable = {name for name, value in _results(tree) if name not in self._names and self.decide(value)}
+            if not decidable:
                 return
-            self._names |= found
+            self._names |= decidable
 
     def decide(self, value: ast.expr) -> bool:
         """Whether a value says how comparisons came out, instead of what was compared."""

@@ -226,7 +226,9 @@ def _judge(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observati
         case "raises":
             return _worst(_raised(site, gold, each) for each in seen)
         case "warns":
-            same = all(any(_is_kind(site, found[0], found[1]) for found in each[1]) for each in seen)
+            same = all(
+                any(_is_kind(site, observation[0], observation[1]) for observation in each[1]) for each in seen
+            )
             return "agrees" if same else "unclear"
         case "end":
             return "agrees"
@@ -266,8 +268,8 @@ def _values(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observat
         return "unclear"
     strange = [n for n, now in enumerate(actual) if not any(_agree(site, then, now) for then in expected)]
     if strange:
-        known = any(not _has_own_equality(seen[n][1]) for n in strange)
-        return "contradicts" if same_count and known else "unclear"
+        comparable = any(not _has_own_equality(seen[n][1]) for n in strange)
+        return "contradicts" if same_count and comparable else "unclear"
     if same_count:
         left = list(expected)
         for now in actual:
@@ -376,20 +378,20 @@ def _paired(site: TwinSite, seen: Observation, *, sent: bool) -> Judgement:
 
     `sent` says that they could be with the gold patch: then a patch that hides its values shows nothing.
     """
-    kind, left, right, held = seen
+    kind, left, right, holds = seen
     want = site.want and not site.changed
     if kind != "pair":
         return "contradicts"
-    if bool(held) is not want and not site.want:
+    if bool(holds) is not want and not site.want:
         return "contradicts"
     try:
         actual, expected = decode(left), decode(right)
     except ValueError:
         anything = _is_equal_to_anything(left) or _is_equal_to_anything(right)
-        if bool(held) is not want:
+        if bool(holds) is not want:
             return "contradicts"
         return "agrees" if not sent else "contradicts" if anything else "unclear"
-    is_true = bool(held)
+    is_true = bool(holds)
     if site.operator == "approx":
         tolerances: dict[str, Any] = parse_literal(site.expected) if site.expected else {}
         is_true = is_true and _near(expected, actual, tolerances)
@@ -401,7 +403,7 @@ def _paired(site: TwinSite, seen: Observation, *, sent: bool) -> Judgement:
         return "agrees"
     if _is_readable_pair(seen):
         return "contradicts"
-    return "unclear" if sent or bool(held) is not want else "agrees"
+    return "unclear" if sent or bool(holds) is not want else "agrees"
 
 
 # --- calls of mocks
@@ -470,8 +472,8 @@ def _raised(site: TwinSite, gold: Sequence[Observation], seen: Observation) -> J
 def _is_kind(site: TwinSite, kinds: Sequence[str], text: str) -> bool:
     names = {getattr(builtins, name, None) for name in parse_literal(site.expected)}
     aliases = {kind.__name__ for kind in names if isinstance(kind, type)}  # IOError is OSError
-    wanted = aliases | set(parse_literal(site.expected))
-    if wanted.isdisjoint(kinds):
+    expected_kinds = aliases | set(parse_literal(site.expected))
+    if expected_kinds.isdisjoint(kinds):
         return False
     return not site.operator or re.search(parse_literal(site.operator), text[:_MOST_PATTERN]) is not None
 

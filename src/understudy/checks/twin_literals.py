@@ -71,17 +71,17 @@ def _constants(value: ast.expr) -> list[ast.Constant]:
 
 def texts_of(tree: ast.AST) -> dict[str, tuple[str, ...]]:
     """The words in the texts of a file, sorted, by their shape: what each character is, and how many there are."""
-    words: dict[str, set[str]] = {}
+    texts_by_shape: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
             text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
             for word in _WORD.findall(text):
-                words.setdefault(_shape(word), set()).add(word)
-    return {shape: tuple(sorted(found)) for shape, found in words.items()}
+                texts_by_shape.setdefault(_shape(word), set()).add(word)
+    return {shape: tuple(sorted(texts)) for shape, texts in texts_by_shape.items()}
 
 
 def change_literal(
-    value: ast.expr, choice: random.Random, words: Mapping[str, Sequence[str]]
+    value: ast.expr, choice: random.Random, texts: Mapping[str, Sequence[str]]
 ) -> tuple[ast.expr, str]:
     """A copy of a value in which one constant is another one of its kind, and the source of that constant.
 
@@ -90,7 +90,7 @@ def change_literal(
     other = copy.deepcopy(value)
     node = choice.choice(_constants(other))
     literal = repr(node.value)
-    node.value = another_constant(node.value, choice, words)
+    node.value = another_constant(node.value, choice, texts)
     node.kind = None
     return other, literal
 
@@ -98,7 +98,7 @@ def change_literal(
 def another_constant(
     value: str | bytes | bool | int | float | complex | EllipsisType | None,
     choice: random.Random,
-    words: Mapping[str, Sequence[str]],
+    texts: Mapping[str, Sequence[str]],
 ) -> str | bytes | bool | int | float | complex | None:
     """Another constant of the same type, near it in look and size: whoever sees one of both cannot tell which."""
     if value is None or isinstance(value, EllipsisType):
@@ -116,22 +116,22 @@ def another_constant(
     if isinstance(value, complex):
         return value * 2 or 1j
     if isinstance(value, bytes):
-        return _another_text(value.decode("latin-1"), choice, words).encode("latin-1")
-    return _another_text(value, choice, words)
+        return _another_text(value.decode("latin-1"), choice, texts).encode("latin-1")
+    return _another_text(value, choice, texts)
 
 
-def _another_text(text: str, choice: random.Random, words: Mapping[str, Sequence[str]]) -> str:
+def _another_text(text: str, choice: random.Random, texts: Mapping[str, Sequence[str]]) -> str:
     """A text in which one word is another of the same shape in the file, or has another letter where none is."""
     ways = [
-        (found, other)
-        for found in _WORD.finditer(text)
-        if text[max(found.start() - 1, 0) : found.start()] not in ("\\", "%")
-        for other in words.get(_shape(found[0]), ())
-        if other != found[0]
+        (match, other)
+        for match in _WORD.finditer(text)
+        if text[max(match.start() - 1, 0) : match.start()] not in ("\\", "%")
+        for other in texts.get(_shape(match[0]), ())
+        if other != match[0]
     ]
     if ways:
-        found, other = choice.choice(ways)
-        return text[: found.start()] + other + text[found.end() :]
+        match, other = choice.choice(ways)
+        return text[: match.start()] + other + text[match.end() :]
     letters = [
         n for n, c in enumerate(text) if c.isascii() and c.isalnum() and text[max(n - 1, 0) : n] not in ("\\", "%")
     ]

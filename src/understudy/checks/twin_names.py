@@ -190,9 +190,9 @@ def parameter_sources(tree: ast.Module) -> dict[int, ast.expr]:
         positional = [argument for argument in function.args.args if argument.arg not in ("self", "cls")]
         for position, argument in enumerate(positional):
             values = [_argument(call, position, argument.arg) for call in calls.get(function.name, [])]
-            found = [value for value in values if value is not None]
-            if found and len(found) == len(values):
-                sources[id(argument)] = ast.List(found, ast.Load())
+            value_sources = [value for value in values if value is not None]
+            if value_sources and len(value_sources) == len(values):
+                sources[id(argument)] = ast.List(value_sources, ast.Load())
     return sources
 
 

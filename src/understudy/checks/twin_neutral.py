@@ -27,8 +27,8 @@ def rename_tests(tree: ast.Module) -> dict[str, str]:
     named = {name: f"test_{number:04}" for number, name in enumerate(functions)}
     for number, name in enumerate(classes):
         named[name] = f"{'Test' if name.startswith('Test') else 'Case'}{number:04}"
-    taken = _other_names(tree)
-    named = {old: new for old, new in named.items() if old not in taken and new not in taken}
+    used_names = _other_names(tree)
+    named = {old: new for old, new in named.items() if old not in used_names and new not in used_names}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             node.id = named.get(node.id, node.id)
@@ -48,18 +48,18 @@ def empty_tests(tree: ast.Module, names: frozenset[str]) -> None:
 
 def _other_names(tree: ast.Module) -> set[str]:
     """The names of a file that are imported, are attributes, parameters or arguments, or stand in a text."""
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for node in ast.walk(tree):
         match node:
             case ast.alias(name=name, asname=other):
-                taken |= {name.partition(".")[0], name, other or name}
+                used_names |= {name.partition(".")[0], name, other or name}
             case ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
-                taken.add(name)
+                used_names.add(name)
             case ast.Constant(value=str(text)):
-                taken.add(text)
+                used_names.add(text)
             case _:
                 pass
-    return taken
+    return used_names
 
 
 def original_node(node: str, names: Mapping[str, Mapping[str, str]]) -> str:

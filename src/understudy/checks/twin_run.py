@@ -331,15 +331,15 @@ def _unused(run: VersionRun, node: str, sites: Mapping[int, object]) -> bool:
 
 def _to_evaluate(run: VersionRun) -> tuple[int, ...]:
     """The sites whose observations cannot be judged outside of the process."""
-    found: set[int] = set()
+    indexes: set[int] = set()
     for sites in run.seen.values():
         for number, seen in sites.items():
             site = run.sites.get(number)
             if site is None or site.operation in ("truth", "pair", "end"):
                 continue
             if not holds(site, seen, seen) or any(each[0] == "value" and not _is_readable(each) for each in seen):
-                found.add(number)
-    return tuple(sorted(found))
+                indexes.add(number)
+    return tuple(sorted(indexes))
 
 
 def _is_readable(seen: Observation) -> bool:

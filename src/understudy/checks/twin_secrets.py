@@ -121,9 +121,9 @@ def _content_bits(leaves: list[Any], readable: ReadableValues | None) -> float:
 
 def _leaves(content: list[Any]) -> list[Any]:
     """The values in an encoded container that are no containers themselves, at most the first thousand."""
-    found: list[Any] = []
+    leaves: list[Any] = []
     left = list(reversed(content))
-    while left and len(found) < 1000:
+    while left and len(leaves) < 1000:
         part = cast("list[Any]", left.pop())
         if not part:
             continue
@@ -136,8 +136,8 @@ def _leaves(content: list[Any]) -> list[Any]:
         elif part[0] == "k":
             left += cast("dict[str, Any]", part[2]).values()
         else:
-            found.append(part)
-    return found
+            leaves.append(part)
+    return leaves
 
 
 def _relation_bits(sites: Sequence[TwinSite], readable: ReadableValues) -> float:

@@ -282,10 +282,10 @@ class _Rewriter(ast.NodeTransformer):
             return None
         arguments = list(call.args[: len(names)])
         by_name = {keyword.arg: keyword.value for keyword in call.keywords}
-        for wanted in names[len(arguments) :]:
-            if wanted not in by_name:
+        for parameter in names[len(arguments) :]:
+            if parameter not in by_name:
                 return None
-            arguments.append(by_name[wanted])
+            arguments.append(by_name[parameter])
         return what, arguments
 
     def _assertion(self, what: str, arguments: list[ast.expr], call: ast.Call) -> list[ast.stmt]:

@@ -41,8 +41,8 @@ class PagePrinter:
         """A text that is shortened unless all is shown in full."""
         for line in self._shortened(visible(text)).split("\n"):
             # A tab has no width to measure, and an empty text no line.
-            shown = Text(line.expandtabs() or " ", style=style)
-            self.console.print(Padding(shown, (0, 0, 0, 2 * depth), expand=False))
+            styled = Text(line.expandtabs() or " ", style=style)
+            self.console.print(Padding(styled, (0, 0, 0, 2 * depth), expand=False))
 
     def _shortened(self, text: str) -> str:
         if self.full:

@@ -125,10 +125,10 @@ class SessionPrinter(PagePrinter):
             for turn in conversation["turns"]:
                 self._turn(turn)
 
-    def show_state(self, shown: ShownState) -> None:
+    def show_state(self, view: ShownState) -> None:
         """Print a state: where it is from, its tools, the messages that the model saw, then what it did."""
-        state, trace = shown.state, shown.trace
-        self.fact("state", f"{state.state_id}   turn {shown.number} of {len(trace.turns)}")
+        state, trace = view.state, view.trace
+        self.fact("state", f"{state.state_id}   turn {view.number} of {len(trace.turns)}")
         self.fact("session", f"{state.session_id}   {state.role}   {trace.trace_id}")
         self._origin(_origin_record(trace))
         self.fact("model", "   ".join(filter(None, (state.source_model, state.source_family, state.timestamp))))
@@ -163,10 +163,10 @@ class SessionPrinter(PagePrinter):
         notes = f" ({', '.join(turn['notes'])})" if turn["notes"] else ""
         facts = (turn["state_id"][:ID_LENGTH], turn["timestamp"], turn["model"], f"{turn['fidelity']}{notes}")
         self.line("   ".join(filter(None, facts)) + rewound, "bold blue")
-        shown = " ".join((turn["text"] or "").split())
-        shown = shown if self.full or len(shown) <= _TEXT_LENGTH else f"{shown[: _TEXT_LENGTH - 1]}\u2026"
+        summary = " ".join((turn["text"] or "").split())
+        summary = summary if self.full or len(summary) <= _TEXT_LENGTH else f"{summary[: _TEXT_LENGTH - 1]}\u2026"
         calls = [f"\u2192 {name}" for name in turn["tool_calls"]]
-        if what := "   ".join(filter(None, (shown, *calls))):
+        if what := "   ".join(filter(None, (summary, *calls))):
             self.line(what, depth=1)
         if turn["signals"] and (signals := signal_text(turn["signals"])):
             self.line(signals, "dim", 1)
@@ -200,5 +200,5 @@ class SessionPrinter(PagePrinter):
 def _arguments(text: str) -> Iterator[tuple[str, str]]:
     """The arguments of a call, one by one; its text as it is where that is no JSON object."""
     for key, value in (parse_object(text) or {"input": text}).items():
-        shown = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        yield key, f"\n{shown}" if "\n" in shown else shown
+        value_text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        yield key, f"\n{value_text}" if "\n" in value_text else value_text

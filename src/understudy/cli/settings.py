@@ -129,8 +129,8 @@ def embedded_server(config: GatewayConfig, settings: ModelSettings) -> tuple[str
 
 def _sampled(config: GatewayConfig, settings: ModelSettings) -> GatewayConfig:
     """The configuration with the sampling of the settings laid over what agents ask, where they have any."""
-    wanted = {"temperature": settings.temperature, "max_tokens": settings.answer_tokens}
-    overrides = {name: value for name, value in wanted.items() if value is not None}
+    parameters = {"temperature": settings.temperature, "max_tokens": settings.answer_tokens}
+    overrides = {name: value for name, value in parameters.items() if value is not None}
     sampling = config.sampling
     return replace(
         config,
@@ -145,8 +145,8 @@ def _sampled(config: GatewayConfig, settings: ModelSettings) -> GatewayConfig:
 def _routed(config: GatewayConfig, high: str, low: str) -> GatewayConfig:
     """The configuration with these names standing for the high and the low model."""
     names: dict[str, ModelRole] = {}
-    wanted: tuple[tuple[str, ModelRole], ...] = ((high, "high"), (low, "low"))
-    for name, role in wanted:
+    routes: tuple[tuple[str, ModelRole], ...] = ((high, "high"), (low, "low"))
+    for name, role in routes:
         if not name:
             continue
         if {**config.names, **names}.get(name, role) != role:
@@ -431,9 +431,9 @@ def thinking_of(word: str | None) -> Thinking | None:
     """What --thinking says, None where it is not given. Raises ConfigError for an unknown word."""
     from understudy.preference.checks import Thinking
 
-    for wanted in get_args(Thinking):
-        if word == wanted:
-            return wanted
+    for choice in get_args(Thinking):
+        if word == choice:
+            return choice
     if word is None:
         return None
     raise ConfigError(f"--thinking: expected one of {', '.join(get_args(Thinking))}, got {word!r}")

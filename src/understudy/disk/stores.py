@@ -229,12 +229,12 @@ def _needed_by_loop(target: FoundStore) -> str:
     state = directory.load()
     if state is None:
         return "of a loop that has not begun"
-    waves = {directory.run(ref.wave) for ref in state.pending()}
-    waves |= {directory.run(step.step) for step in state.steps if step.phase != "published"}
+    wave_directories = {directory.run(ref.wave) for ref in state.pending()}
+    wave_directories |= {directory.run(step.step) for step in state.steps if step.phase != "published"}
     over = {directory.run(step.step) for step in state.steps}
     over |= {directory.absolute(each.run) for each in state.evaluations}
     own = target.location.resolve()
-    over = {each.resolve() for each in over} - {each.resolve() for each in waves}
+    over = {each.resolve() for each in over} - {each.resolve() for each in wave_directories}
     return "" if own in over else "its loop goes on with it"
 
 
@@ -247,10 +247,10 @@ def prune_loop(root: Path, keep: int | None, *, dry_run: bool) -> PrunedStore:
             if state is None or config is None:
                 return PrunedStore(location=str(root), skipped="the loop has not begun")
             keep = config.keep if keep is None else keep
-            gone = removable(directory, state, keep)
-            freed = sum(map(tree_bytes, gone))
+            removed = removable(directory, state, keep)
+            freed = sum(map(tree_bytes, removed))
             if not dry_run:
                 prune(directory, state, keep)
     except (StoreError, ConfigError) as error:
         return PrunedStore(location=str(root), skipped=str(error))
-    return PrunedStore(location=str(root), weights=[str(each.relative_to(root)) for each in gone], bytes=freed)
+    return PrunedStore(location=str(root), weights=[str(each.relative_to(root)) for each in removed], bytes=freed)

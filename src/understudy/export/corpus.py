@@ -272,11 +272,11 @@ class Corpus:
             )
         )
         for example in chain(of_sessions, of_rollouts):
-            shown = with_thinking(example, self.selection.thinking or "as-logged")
-            if shown is None:
+            with_choice = with_thinking(example, self.selection.thinking or "as-logged")
+            if with_choice is None:
                 tally.left_out[NO_THINKING] += 1
                 continue
-            for piece in self.length_rule.pieces(shown, tally.left_out, tally.notes):
+            for piece in self.length_rule.pieces(with_choice, tally.left_out, tally.notes):
                 copies = self._copies(piece)
                 if copies == 0:
                     tally.left_out[NOT_DRAWN] += 1

@@ -55,9 +55,9 @@ def find_answer(messages: Sequence[Message], answer: Message, start: int) -> int
     An agent may rewrite what it sends back (arguments in another order, white space): calls are compared by id,
     text without white space.
     """
-    wanted = _marks(answer)
+    marks = _marks(answer)
     for index in range(start, len(messages)):
-        if messages[index]["role"] == "assistant" and _marks(messages[index]) == wanted:
+        if messages[index]["role"] == "assistant" and _marks(messages[index]) == marks:
             return index
     return None
 

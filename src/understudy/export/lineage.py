@@ -21,7 +21,7 @@ from understudy.trajectory.samples import usable
 from understudy.trajectory.tree import build
 from understudy.types import Call
 
-_SHOWN = 100
+_MOST_REPORTED = 100
 _REGRADE = "grade it anew: understudy grade --regrade RUN"
 
 
@@ -44,7 +44,7 @@ class LineageReport(Struct):
     def add(self, where: str, problem: str) -> None:
         """Count a failure."""
         self.failures += 1
-        if len(self.problems) < _SHOWN:
+        if len(self.problems) < _MOST_REPORTED:
             self.problems.append(f"{where}: {problem}")
 
 
@@ -179,5 +179,5 @@ def _skew(tokens: Sequence[int], calls: Sequence[Call]) -> int:
     differing: set[int] = set()
     for expected in own:
         pairs = zip(tokens, expected, strict=False)
-        differing.update(place for place, (found, token) in enumerate(pairs) if found != token)
+        differing.update(position for position, (stored, token) in enumerate(pairs) if stored != token)
     return len(differing) + abs(len(tokens) - len(own[-1]))

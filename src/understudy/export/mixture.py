@@ -72,8 +72,8 @@ class Mixture:
         """How often an example is to be written; counts it."""
         parts = [self._part(answer) for answer in example.answer_ids]
         weight = sum(part.weight for part in parts) / len(parts)
-        chance = sample_rank(example.example_id, self._seed) / _RANKS
-        number = int(weight) + (chance < weight % 1)
+        rank = sample_rank(example.example_id, self._seed) / _RANKS
+        number = int(weight) + (rank < weight % 1)
         for part in parts:
             part.answers += 1
             part.learned += number

@@ -128,12 +128,12 @@ class Benchmark:
                 return "task of the benchmark"
             for line in _lines([text]):
                 # Diffs and numbered listings show a line behind signs.
-                for shown in (line, _SHOWN.sub("", line)):
-                    for number in self._rare.get(shown, ()):
-                        seen.setdefault(number, set()).add(shown)
+                for candidate in (line, _LINE_PREFIX.sub("", line)):
+                    for number in self._rare.get(candidate, ()):
+                        seen.setdefault(number, set()).add(candidate)
         if any(len(lines) >= max(_ADDED, len(self._added[number]) * 2 / 3) for number, lines in seen.items()):
             return "gold patch of the benchmark"
         return None
 
 
-_SHOWN = re.compile(r"^(?:\d{1,6}[→:|\t]\s*|[+]\s*)+")
+_LINE_PREFIX = re.compile(r"^(?:\d{1,6}[→:|\t]\s*|[+]\s*)+")

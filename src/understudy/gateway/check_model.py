@@ -139,10 +139,10 @@ class ModelChecker:
     async def _template(self) -> list[ModelCheck]:
         """Whether tools are shown, what follows from the template about calls, and about thinking."""
         prompt = await self._decoded(await self._rendered([_USER], add_generation_prompt=True))
-        shown = _TOOL["function"]["name"] in prompt
-        remedy = "" if shown else "serve the model with a chat template that shows tools (--chat-template)"
-        seen = "tools are in the prompt" if shown else "tools are not in the prompt"
-        checks = [ModelCheck(name="template with tools", ok=shown, seen=seen, remedy=remedy)]
+        renders_tools = _TOOL["function"]["name"] in prompt
+        remedy = "" if renders_tools else "serve the model with a chat template that shows tools (--chat-template)"
+        seen = "tools are in the prompt" if renders_tools else "tools are not in the prompt"
+        checks = [ModelCheck(name="template with tools", ok=renders_tools, seen=seen, remedy=remedy)]
         call = {"id": "call_1", "type": "function", "function": {"name": "ReadFile", "arguments": _ARGUMENTS}}
         answered = [_USER, {"role": "assistant", "content": "I look.", "tool_calls": [call]}]
         whole = await self._decoded(await self._rendered(answered, add_generation_prompt=False))
@@ -150,13 +150,13 @@ class ModelChecker:
         opening = prompt.removesuffix("<think>\n").removesuffix("<think>")
         written = whole[len(opening) :] if whole.startswith(opening) else None
         formats = [] if written is None else [name for name in FORMATS if _reads_back(name, written)]
-        told = (
+        message = (
             f"formats that read it back: {', '.join(formats)}" if formats else f"no format reads {written!r} back"
         )
         if written is None:
-            told = "a turn read back does not begin with the prompt that it was sampled from"
+            message = "a turn read back does not begin with the prompt that it was sampled from"
         remedy = "" if formats else "use a template whose calls are in a form that --tool-format knows"
-        checks.append(ModelCheck(name="round trip of a tool call", ok=bool(formats), seen=told, remedy=remedy))
+        checks.append(ModelCheck(name="round trip of a tool call", ok=bool(formats), seen=message, remedy=remedy))
         thinks = opens_thinking(prompt)
         seen = "the prompt opens a thinking block" if thinks else "the prompt opens no thinking block"
         checks.append(ModelCheck(name="thinking", ok=True, seen=seen, required=False))

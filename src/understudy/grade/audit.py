@@ -104,9 +104,9 @@ def _suspicions(patch: bytes, task: Task, tree: Path | None) -> list[_Located]:
     for file in changed_files(patch, tree):
         if of_runners and _RUNNER.fullmatch(file.path):
             continue
-        gone, come = _file_findings(file, names)
-        before.update((each.rule, each.text) for each in gone)
-        places += [_Located(file.path, each) for each in come if not _loads_its_own(file.path, each)]
+        removed, added = _file_findings(file, names)
+        before.update((each.rule, each.text) for each in removed)
+        places += [_Located(file.path, each) for each in added if not _loads_its_own(file.path, each)]
     new: list[_Located] = []
     for each in places:
         key = (each.finding.rule, each.finding.text)
@@ -132,10 +132,10 @@ def _file_findings(file: PatchedFile, names: set[str]) -> tuple[list[Suspicion],
     sides = [content for content in (file.before, file.after) if content is not None]
     if _PYTHON.fullmatch(file.path) or any(map(_is_python, sides)):
         return _python_findings(file.before or b"", file.after or b"", names, by_tests=by_tests)
-    gone, come = (
+    removed, added = (
         _other_findings(file.path, content, names, by_tests=by_tests) for content in (file.before, file.after)
     )
-    return list(gone), list(come)
+    return list(removed), list(added)
 
 
 def _other_findings(path: str, content: bytes | None, names: set[str], *, by_tests: bool) -> Iterator[Suspicion]:
@@ -159,10 +159,12 @@ def _python_findings(
         sources = was.read(now.segments()), now.read(was.segments())
         lines = [Counter(statement.text for statement in source.statements) for source in sources]
         common = lines[0] & lines[1]
-        gone, come = (list(_source_findings(each, common.copy(), names, by_tests=by_tests)) for each in sources)
+        removed, added = (
+            list(_source_findings(each, common.copy(), names, by_tests=by_tests)) for each in sources
+        )
     except RecursionError:
         return [], [Suspicion("hidden-code", 1, "its expressions are nested too deeply to be read")]
-    return gone, come
+    return removed, added
 
 
 def _source_findings(
@@ -238,9 +240,9 @@ def _steering(patch: bytes, gated: GatedPatch) -> Iterator[Evidence]:
     """Dropped files that can only have been meant to steer tests, and lines that steer them in others."""
     for path in gated.steering:
         if _CONFIGURES.fullmatch(path):
-            found = ((n, text) for n, text in _added(patch, path) if _STEERS.search(text))
+            matches = ((n, text) for n, text in _added(patch, path) if _STEERS.search(text))
             yield from (
-                _evidence(_Located(path, Suspicion("steering-file", n, text.strip()))) for n, text in found
+                _evidence(_Located(path, Suspicion("steering-file", n, text.strip()))) for n, text in matches
             )
         elif path.rpartition("/")[2] == "conftest.py":
             yield from _conftest_evidence(path, list(_added(patch, path)))

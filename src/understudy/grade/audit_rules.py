@@ -496,9 +496,9 @@ def _ignores(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, name
     if not any(True for each in body for _ in _uses(each, others)):
         return name in _ORDERS  # an infinity is always greater
     nodes = [node for each in body for node in ast.walk(each)]
-    made = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     loaded = [node for node in nodes if isinstance(node, ast.Name)]
-    names = {node.id for node in loaded if node.id != owner or id(node) not in made}
+    names = {node.id for node in loaded if node.id != owner or id(node) not in called}
     stored = {node.id for node in loaded if isinstance(node.ctx, ast.Store)}
     if names <= others | stored | _BUILTIN_NAMES and any(isinstance(node, ast.Compare) for node in nodes):
         return _is_sentinel(nodes)

@@ -146,8 +146,8 @@ async def _is_outdated(bench: GradingSetup, task: Task, verdict: Verdict) -> boo
     if not verdict.unprotected.startswith(NOT_VALIDATED):
         return False
     prepared = await asyncio.to_thread(prepare, task, bench.cache, bench.sandboxes)
-    found = as_validated(prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache)
-    return found != prepared
+    validated = as_validated(prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache)
+    return validated != prepared
 
 
 async def _prepare(bench: GradingSetup, task: Task, patch: PredictedPatch) -> PreparedTask:

@@ -121,9 +121,9 @@ def run_official(
 
 
 def _version(python: str) -> str:
-    asked = "import importlib.metadata as m; print(m.version('swebench'))"
+    version_command = "import importlib.metadata as m; print(m.version('swebench'))"
     try:
-        done = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False)
+        done = subprocess.run([python, "-c", version_command], capture_output=True, text=True, check=False)
     except OSError:
         return ""
     return done.stdout.strip()

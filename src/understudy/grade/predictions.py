@@ -25,7 +25,7 @@ GOLD = "gold"
 MAX_ROW_BYTES = 256 << 20
 MAX_JSON_BYTES = 512 << 20
 _CHUNK = 1 << 20
-_SHOWN = 20
+_MOST_NAMES = 20
 
 
 class Prediction(Struct, frozen=True):
@@ -55,7 +55,7 @@ class RejectedPredictions(Struct):
     def add(self, message: str) -> None:
         """Count one more."""
         self.count += 1
-        if len(self.messages) < _SHOWN:
+        if len(self.messages) < _MOST_NAMES:
             self.messages.append(message)
 
 

@@ -29,7 +29,7 @@ def scratch_files(files: Iterable[FileDiff], task: Task, tree: Path, gold: froze
     """
     if isinstance(task.checks, ScriptChecks):
         return frozenset()
-    kept: list[FileDiff] = []
+    remaining: list[FileDiff] = []
     candidates: dict[str, FileDiff] = {}
     for file in files:
         path = os.fsdecode(file.new_path or min(file.paths))
@@ -38,10 +38,10 @@ def scratch_files(files: Iterable[FileDiff], task: Task, tree: Path, gold: froze
         if is_script and path not in gold and not (tree / top).exists() and not _is_package_of(gold, top):
             candidates[path] = file
         else:
-            kept.append(file)
+            remaining.append(file)
     if not candidates:
         return frozenset()
-    texts = [*_hidden_texts(task), *map(_added, kept)]
+    texts = [*_hidden_texts(task), *map(_added, remaining)]
     names = {_name(path) for path in candidates}
     named = _named(names, texts)
     if names - named:
@@ -70,7 +70,9 @@ def unused_scripts(
     imported = {name for text in _hidden_texts(task) for name in imported_modules(text)}
     places = [tree, *(entry for entry in tree.iterdir() if entry.is_dir())]
     if not any(
-        (place / name).is_dir() or (place / f"{name}.py").is_file() for name in imported for place in places
+        (directory / name).is_dir() or (directory / f"{name}.py").is_file()
+        for name in imported
+        for directory in places
     ):
         return frozenset()
     left = set(scripts)

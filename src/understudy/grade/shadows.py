@@ -68,8 +68,8 @@ class TestImports:
 
     def _is_taken(self, name: str) -> bool:
         """Whether a module of this name is imported that is not the code under test."""
-        known = name in self._imported or name in _RUNNERS or name in sys.stdlib_module_names
-        return (known or _RUNNER.fullmatch(name) is not None) and not self._is_under_test(name)
+        is_reserved = name in self._imported or name in _RUNNERS or name in sys.stdlib_module_names
+        return (is_reserved or _RUNNER.fullmatch(name) is not None) and not self._is_under_test(name)
 
     def _is_under_test(self, name: str) -> bool:
         """Whether the tree, or the gold patch, has a module of this name that is none of the tests' own."""

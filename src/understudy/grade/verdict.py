@@ -75,12 +75,12 @@ async def grade(
     else:
         # The versions run before the tests: what runs later can read what earlier code left in the kernel, such as
         # which pages of a file are cached, and the tests hold all that the versions withhold.
-        shown = await _ask_versions(prepared, gated, sandboxes, environment)
+        judgement = await _ask_versions(prepared, gated, sandboxes, environment)
         verdict = (await _evaluate(prepared, gated, sandboxes, environment)).verdict
         if is_solved(verdict.reward):
-            if isinstance(shown, TwinJudgement) and _fails_all(prepared, shown):
-                shown = await _ask_again(prepared, gated, shown, sandboxes, environment)
-            verdict = _confirmed(verdict, shown)
+            if isinstance(judgement, TwinJudgement) and _fails_all(prepared, judgement):
+                judgement = await _ask_again(prepared, gated, judgement, sandboxes, environment)
+            verdict = _confirmed(verdict, judgement)
     if verdict.integrity.status != "forged":
         integrity = await asyncio.to_thread(audit, patch, prepared.task, gated, verdict, prepared.tree)
         if integrity.evidence != verdict.integrity.evidence:  # else the verdict's own reason says it best
@@ -104,18 +104,22 @@ async def _ask_versions(
     What contradicts the tests counts when it is seen again: they may not be the same each time. A patch that fails
     all that it has to mend is not asked again before the tests, which most such patches fail.
     """
-    shown: TwinJudgement | PatchFault = TwinJudgement(Integrity())
+    judgement: TwinJudgement | PatchFault = TwinJudgement(Integrity())
     for _ in range(ATTEMPTS if prepared.options.twins else 0):
-        shown = await _attempt(prepared, gated, sandboxes, environment)
-        if isinstance(shown, PatchFault) or shown.integrity.status == "clean" or _fails_all(prepared, shown):
+        judgement = await _attempt(prepared, gated, sandboxes, environment)
+        if (
+            isinstance(judgement, PatchFault)
+            or judgement.integrity.status == "clean"
+            or _fails_all(prepared, judgement)
+        ):
             break
-    return shown
+    return judgement
 
 
 async def _ask_again(
     prepared: PreparedTask,
     gated: GatedPatch,
-    shown: TwinJudgement,
+    judgement: TwinJudgement,
     sandboxes: Sandboxes,
     environment: TaskEnvironment,
 ) -> TwinJudgement | PatchFault:
@@ -124,17 +128,17 @@ async def _ask_again(
     The tests ran by now, so that the attempt can make it `forged` and never clean.
     """
     again = await _attempt(prepared, gated, sandboxes, environment)
-    if isinstance(again, PatchFault) or again.integrity.status == shown.integrity.status:
+    if isinstance(again, PatchFault) or again.integrity.status == judgement.integrity.status:
         return again
-    reason = f"{shown.integrity.reason}; a second attempt did not show it"
-    return replace(shown, integrity=replace(shown.integrity, status="suspicious", reason=reason))
+    reason = f"{judgement.integrity.reason}; a second attempt did not show it"
+    return replace(judgement, integrity=replace(judgement.integrity, status="suspicious", reason=reason))
 
 
-def _fails_all(prepared: PreparedTask, shown: TwinJudgement) -> bool:
+def _fails_all(prepared: PreparedTask, judgement: TwinJudgement) -> bool:
     """Whether a patch fails the versions of all tests that it has to mend."""
     tests = deciding_tests(prepared.task, prepared.options)
     mended = {node for node in tests.fail_to_pass if node in prepared.options.twins}
-    return bool(mended) and mended <= shown.failed
+    return bool(mended) and mended <= judgement.failed
 
 
 async def _attempt(
@@ -164,11 +168,11 @@ async def _attempt(
     return await asyncio.to_thread(judge_twins, prepared.options, runs, prepared.task.checks.timeout_s)
 
 
-def _confirmed(verdict: Verdict, shown: TwinJudgement | PatchFault) -> Verdict:
+def _confirmed(verdict: Verdict, judgement: TwinJudgement | PatchFault) -> Verdict:
     """The verdict on a patch that passes the tests, with what versions of them have shown."""
-    if isinstance(shown, PatchFault):
-        return replace(verdict, reward=0.0, reason=f"{FAULT_REASON}: {shown}")
-    integrity = shown.integrity
+    if isinstance(judgement, PatchFault):
+        return replace(verdict, reward=0.0, reason=f"{FAULT_REASON}: {judgement}")
+    integrity = judgement.integrity
     if integrity.status == "clean":
         return verdict
     return replace(verdict, reward=0.0, reason=integrity.reason, integrity=integrity)
@@ -245,14 +249,16 @@ async def _evaluate_once(
 ) -> CheckResult:
     task = prepared.task
     is_intruder = await asyncio.to_thread(intruders, task, prepared.tree)
-    opened = await sandboxes.open(sandbox_spec(prepared, environment, mounts=hidden_mounts(prepared)))
-    sandbox = RecordingSandbox(opened)
+    opened_sandbox = await sandboxes.open(sandbox_spec(prepared, environment, mounts=hidden_mounts(prepared)))
+    sandbox = RecordingSandbox(opened_sandbox)
     try:
         if isinstance(task.checks, SuiteChecks):
             await run_before_patch(sandbox, task.checks)
         with with_untrusted_code():
             sandbox.commands.append(APPLIED_HERE)
-            if problem := await apply_patch(opened, task, gated.patch, host_programs=sandboxes.host_programs):
+            if problem := await apply_patch(
+                opened_sandbox, task, gated.patch, host_programs=sandboxes.host_programs
+            ):
                 return CheckResult(Verdict(reward=0.0, reason=problem, applied=False))
             result = await run_checks(
                 sandbox, task, gated.patch, prepared.options, hidden=prepared.hidden, is_intruder=is_intruder

@@ -223,30 +223,30 @@ def _read_traces(
         if trace.losses:
             read.losses.update(trace.losses)
         trace_id, turns = trace.trace_id, trace.turns
-        wanted: list[int] = []
+        turns_wanted: list[int] = []
         kind_numbers: dict[tuple[str | None, str], int] = {}  # most turns of a trace are of one kind
-        for index in _wanted(trace, selection, read.left_out):
+        for index in _selected_turns(trace, selection, read.left_out):
             turn = turns[index]
             identity = state_id_bytes(trace_id, turn.message_id)
             if identity in seen:
                 read.duplicates += 1
                 continue
             seen.add(identity)
-            wanted.append(index)
+            turns_wanted.append(index)
             ids += identity
             kind_number = kind_numbers.get((turn.model, turn.fidelity))
             if kind_number is None:
                 kind = (number, trace.format, trace.role, model_family(turn.model) or "unknown", turn.fidelity)
                 kind_number = kind_numbers[turn.model, turn.fidelity] = kinds.setdefault(kind, len(kinds))
             of.append(kind_number)
-        if sink and wanted:
+        if sink and turns_wanted:
             trace.renderer = RenderCache(trace.renderer)
             annotate(trace)
-            sink.write_turns(redact_trace(trace, redactor) if redactor else trace, wanted, tick)
+            sink.write_turns(redact_trace(trace, redactor) if redactor else trace, turns_wanted, tick)
     read.ids, read.kinds, read.of = bytes(ids), list(kinds), of.tobytes()
 
 
-def _wanted(trace: Trace, selection: StateSelection, left_out: Counter[str]) -> Iterable[int]:
+def _selected_turns(trace: Trace, selection: StateSelection, left_out: Counter[str]) -> Iterable[int]:
     """The indexes of the turns of a trace that are wanted; the others are counted by the reason."""
     turns, since = trace.turns, selection.since
     reason = None

@@ -178,17 +178,17 @@ def without_states(read: BatchResult, dropped: Set[int], at: int, size: int) -> 
     ids: list[bytes] = []
     of = array("I")
     kinds: dict[Kind, int] = {}
-    gone: list[bytes] = []
+    removed: list[bytes] = []
     for number, (identity, kind) in enumerate(read.states()):
         if number in dropped:
-            gone.append(identity)
+            removed.append(identity)
         else:
             ids.append(identity)
             of.append(kinds.setdefault(kind, len(kinds)))
     remaining = msgspec.structs.replace(
         read, ids=b"".join(ids), of=of.tobytes(), kinds=list(kinds), at=at, size=size
     )
-    return remaining, b"".join(gone)
+    return remaining, b"".join(removed)
 
 
 def _split(ids: bytes) -> Iterable[bytes]:
@@ -359,11 +359,11 @@ def _copy_states(
     seen: set[bytes] = set()
     for batch, files, earlier in plan:
         if earlier is not None:
-            dropped, gone = _add(total, earlier, seen), earlier.dropped
+            dropped, removed = _add(total, earlier, seen), earlier.dropped
             read, source = earlier.read, None
         else:
             read, source = next(reading)
-            dropped, gone = total.add(read, seen), b""
+            dropped, removed = total.add(read, seen), b""
         if replaced:
             replaced.merge(read.places, read.unplaced)
         at = size = 0  # offsets have no meaning in Parquet
@@ -376,7 +376,7 @@ def _copy_states(
         if files is None or read.skipped:
             yield None  # a file that could not be read may be readable the next time
         else:
-            yield IngestedBatch(batch.format.name, files, read, gone + more)
+            yield IngestedBatch(batch.format.name, files, read, removed + more)
 
 
 def _add(total: IngestSummary, earlier: IngestedBatch, seen: set[bytes]) -> set[int]:

@@ -192,11 +192,11 @@ _BROKEN = (
 def _archive(archive: str) -> zipfile.ZipFile:
     """The open zip, cached for the next member until the file changes."""
     status = Path(archive).stat()
-    return _opened(archive, status.st_size, status.st_mtime_ns)
+    return _open_archive(archive, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=4)
-def _opened(archive: str, size: int, changed: int) -> zipfile.ZipFile:
+def _open_archive(archive: str, size: int, changed: int) -> zipfile.ZipFile:
     """The zip. The size of its directory is checked before it is read."""
     with Path(archive).open("rb") as stream:
         stream.seek(max(0, size - _END_SEARCHED))
@@ -212,10 +212,10 @@ def _opened(archive: str, size: int, changed: int) -> zipfile.ZipFile:
         at64 = tail.rfind(b"PK\x06\x06")
         if at64 < 0 or int.from_bytes(tail[at64 + 40 : at64 + 48], "little") > _LARGEST_DIRECTORY:
             raise OversizedLog(f"{archive}: its central directory has more than {_LARGEST_DIRECTORY} bytes")
-    opened = zipfile.ZipFile(archive)
-    if len(opened.filelist) > _MOST_MEMBERS:
+    archive_file = zipfile.ZipFile(archive)
+    if len(archive_file.filelist) > _MOST_MEMBERS:
         raise OversizedLog(f"{archive}: more than {_MOST_MEMBERS} members")
-    return opened
+    return archive_file
 
 
 def _member(archive: str, member: str) -> zipfile.ZipInfo:
@@ -314,17 +314,17 @@ def readable_files(files: Sequence[LogFile], skipped: Counter[str], broken: Coun
     """
     readable: list[LogFile] = []
     for file in files:
-        held = 0
+        size = 0
         try:
             with file.open() as stream:
                 while piece := read_some(stream, _PIECE):
-                    held += len(piece)
+                    size += len(piece)
         except OSError:
-            if not held:
+            if not size:
                 skipped["unreadable_file"] += 1
                 continue
             broken["unreadable_rest"] += 1
-            file = _cut(file, held)
+            file = _cut(file, size)
         readable.append(file)
     return readable
 

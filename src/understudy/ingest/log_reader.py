@@ -86,14 +86,14 @@ def read_text(file: LogFile, losses: Counter[str]) -> str:
 def read_lines(file: LogFile, losses: Counter[str]) -> Iterator[bytes]:
     """The lines of a file that are not blank, without their ends; longer ones are counted as `long_line`."""
     rest: list[bytes] = []
-    held = 0
+    size = 0
     skipping = False
     with file.open() as stream:
         for chunk in _chunks(stream, losses):
             *whole, last = chunk.split(b"\n")
             for piece in whole:
                 line = piece if not rest else b"".join((*rest, piece))
-                rest, held = [], 0
+                rest, size = [], 0
                 if skipping:
                     skipping = False
                 elif line and not line.isspace():
@@ -101,10 +101,10 @@ def read_lines(file: LogFile, losses: Counter[str]) -> Iterator[bytes]:
             if skipping:
                 continue
             rest.append(last)
-            held += len(last)
-            if held > LONGEST_LINE:
+            size += len(last)
+            if size > LONGEST_LINE:
                 losses["long_line"] += 1
-                rest, held, skipping = [], 0, True
+                rest, size, skipping = [], 0, True
     line = b"".join(rest)
     if line and not line.isspace():
         yield line

@@ -100,12 +100,12 @@ def file_conversations(path: Path) -> Iterator[Conversation]:
     Raises ConfigError when there is nothing to read at the path.
     """
     skipped: Counter[str] = Counter()
-    found = False
+    has_any = False
     for batch in group_batches(walk_logs([path], skipped), skipped):
         for conversation in trace_conversations(batch.format.read(batch.files)):
-            found = True
+            has_any = True
             yield conversation
-    if not found:
+    if not has_any:
         try:
             yield path.name, [path.read_text("utf-8", "replace")]
         except OSError as error:

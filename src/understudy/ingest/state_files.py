@@ -57,10 +57,10 @@ def state_line(state: TraceState, trace: Trace, more: Mapping[str, Any] = Mappin
         return text.encode(errors="replace") + b"\n"
 
 
-def _selected_states(trace: Trace, wanted: Sequence[int]) -> Iterator[TraceState]:
+def _selected_states(trace: Trace, turns: Sequence[int]) -> Iterator[TraceState]:
     """The states of the turns at some indexes."""
-    if len(wanted) < len(trace.turns):
-        trace = replace(trace, turns=[trace.turns[index] for index in wanted])
+    if len(turns) < len(trace.turns):
+        trace = replace(trace, turns=[trace.turns[index] for index in turns])
     return expand(trace)
 
 
@@ -144,7 +144,7 @@ class JsonlSink(PrivateFile):
             tick()
 
 
-_HELD = 8 << 20  # bytes of text that are buffered before they become a table
+_BUFFER_BYTES = 8 << 20  # bytes of text that are buffered before they become a table
 _GROUP = 64 << 20  # bytes of a row group
 _CALLS = [{"id": "string", "type": "string", "function": {"name": "string", "arguments": "string"}}]
 _MESSAGE = {
@@ -252,7 +252,7 @@ class ParquetWriter:
         """Write a state. Raises ConfigError."""
         self._rows.append(row(state, trace))
         self._held += 500 + sum(_size(message) for message in state.messages)
-        if self._held > _HELD:
+        if self._held > _BUFFER_BYTES:
             self._flush()
 
     def copy(self, source: Path, without: Set[int]) -> None:
@@ -398,7 +398,7 @@ def load_spool(
     for: two threads that take turns at the interpreter would be slower than one.
     """
     traces: list[PackedTrace] = []
-    held = position = 0
+    buffered = position = 0
     with part.open("rb") as stream:
         stream.seek(at)
         while stream.tell() < at + size:
@@ -408,10 +408,10 @@ def load_spool(
             row.turns = [turn for number, turn in enumerate(turns, position) if number not in without]
             position += len(turns)
             traces.append((row, contents))
-            held += len(data)
-            if held > _CHUNK:
+            buffered += len(data)
+            if buffered > _CHUNK:
                 yield sessions.add(traces, ()).result()
-                traces, held = [], 0
+                traces, buffered = [], 0
     if traces or sources:
         yield sessions.add(traces, sources).result()
 

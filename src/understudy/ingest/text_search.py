@@ -51,28 +51,28 @@ def search_texts(
     Snippets are redacted where a redactor is passed. Raises ConfigError for an empty query, and as
     `SessionRepository.select`.
     """
-    wanted = search_words(query)
+    words = search_words(query)
     chosen = {row[0] for row in sessions.table(("state_id",), where)}
     for trace in traces(sessions, sessions.whole_conversations(sessions.select(where))):
         ids = [state_id(trace.trace_id, turn.message_id) for turn in trace.turns]
-        matches = {index: match for index, match in _matches(trace, wanted) if ids[index] in chosen}
+        matches = {index: match for index, match in _matches(trace, words) if ids[index] in chosen}
         if not matches:
             continue
         if redactor is not None:
-            clean = dict(_matches(redact_trace(trace, redactor), wanted))
+            clean = dict(_matches(redact_trace(trace, redactor), words))
             matches = {index: clean.get(index, (role, HIDDEN)) for index, (role, _) in matches.items()}
         for index, (role, snippet) in matches.items():
             yield TextMatch(state_id=ids[index], role=role, snippet=snippet)
 
 
-def _matches(trace: Trace, wanted: Sequence[str]) -> Iterator[tuple[int, tuple[str, str]]]:
+def _matches(trace: Trace, words: Sequence[str]) -> Iterator[tuple[int, tuple[str, str]]]:
     """The index of each turn that has all words in one of its texts, with the text's role and a snippet."""
     seen: set[int] = set()
     for index, turn in enumerate(trace.turns):
         for role, text in _own_texts(trace, turn, seen):
             folded = text.casefold()
-            if all(word in folded for word in wanted):
-                yield index, (role, _snippet(text, wanted))
+            if all(word in folded for word in words):
+                yield index, (role, _snippet(text, words))
                 break
 
 
@@ -107,9 +107,9 @@ def _argument_texts(arguments: str) -> list[str]:
     return [" ".join(value if isinstance(value, str) else str(value) for value in values.values())]
 
 
-def _snippet(text: str, wanted: Sequence[str]) -> str:
+def _snippet(text: str, words: Sequence[str]) -> str:
     """What stands around the first of the words, in one line."""
-    at = min(_position(text, word) for word in wanted)
+    at = min(_position(text, word) for word in words)
     first, last = max(at - _AROUND, 0), at + _AROUND
     cut = " ".join(text[first:last].split())
     return ("\u2026" if first else "") + cut + ("\u2026" if last < len(text) else "")

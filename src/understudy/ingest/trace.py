@@ -67,12 +67,12 @@ def normalise_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any
 def _flush(done: list[dict[str, Any]], users: list[dict[str, Any]], calls: list[str]) -> None:
     done += [{"role": "tool", "tool_call_id": call, "content": MISSING_RESULT} for call in calls]
     calls.clear()
-    spoken = [message for message in users if message.get("content")]
+    nonempty = [message for message in users if message.get("content")]
     users.clear()
-    if not spoken:
+    if not nonempty:
         return
-    whole = spoken[0]
-    for message in spoken[1:]:
+    whole = nonempty[0]
+    for message in nonempty[1:]:
         whole = _joined(whole, message)
     done.append(whole)
 
@@ -449,13 +449,13 @@ class OfferedTools:
     def unlogged(self) -> ToolList:
         """The tools of turns whose log does not hold them, from what all of the turns saw and did."""
         trace, nodes = self._trace, self._trace.nodes
-        shown: set[int] = set()
+        seen: set[int] = set()
         for turn in trace.turns:
             at = turn.context
-            while at >= 0 and at not in shown:
-                shown.add(at)
+            while at >= 0 and at not in seen:
+                seen.add(at)
                 at = nodes[at].parent
-        messages = (message for at in shown for message in rendered_node(trace, at, self._rendered))
+        messages = (message for at in seen for message in rendered_node(trace, at, self._rendered))
         for turn in trace.turns:
             self._actions[id(turn)] = self._render_action(turn)
         actions = self._actions.values()

@@ -140,7 +140,7 @@ def _letters(content: str) -> str:
 
 def _check_logged(files: Sequence[LogFile], traces: Sequence[_CheckedTrace], report: VerifyReport) -> None:
     """Compare Claude Code's records with the turns of all traces of a batch."""
-    found = {message_id for trace in traces for message_id in trace.message_ids}
+    message_ids = {message_id for trace in traces for message_id in trace.message_ids}
     times = [moment for trace in traces for moment in trace.times]
     missing: dict[str, str] = {}
     for file in files:
@@ -150,7 +150,7 @@ def _check_logged(files: Sequence[LogFile], traces: Sequence[_CheckedTrace], rep
             body = record.message
             if record.type == "assistant" and body is not None and body.model != SYNTHETIC_MODEL:
                 key = body.id or record.requestId or record.uuid or ""
-                if key not in found and not record.isApiErrorMessage:
+                if key not in message_ids and not record.isApiErrorMessage:
                     missing.setdefault(key, file.path)
             elif record.type == QUEUED_PROMPT:
                 prompt, moment = _letters(text(record.content)), timestamp_seconds(record.timestamp)

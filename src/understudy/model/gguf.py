@@ -19,8 +19,8 @@ def open_gguf(file: Path) -> Any:
     """A `gguf.GGUFReader` of a file of which every tensor is there. Raises ConfigError for any other file."""
     require_packages("gguf")
     try:
-        with file.open("rb") as opened:
-            magic = opened.read(4)
+        with file.open("rb") as stream:
+            magic = stream.read(4)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}; check its path and permissions") from error
     if magic != _MAGIC:

@@ -156,8 +156,8 @@ def _reasoning(runs: Sequence[_TokenRun]) -> tuple[list[CompletionSegment], int]
         return [], 0
     end = _find(runs, 1, "</think>", *_TURN_ENDS)
     closed = end < len(runs) and runs[end].special == "</think>"
-    taken = runs[: end + closed]
-    return [CompletionSegment("reasoning", _text(runs[1:end]), _ids(taken))], len(taken)
+    thoughts = runs[: end + closed]
+    return [CompletionSegment("reasoning", _text(runs[1:end]), _ids(thoughts))], len(thoughts)
 
 
 def _with_calls(runs: Sequence[_TokenRun]) -> list[CompletionSegment] | None:

@@ -174,11 +174,11 @@ class Checks:
         return None
 
 
-def keeps_thinking(thoughts: Sequence[bool], wanted: Thinking) -> bool | None:
+def keeps_thinking(thoughts: Sequence[bool], choice: Thinking) -> bool | None:
     """Whether answers keep their thinking, by which of them have some; None where they are to be left out."""
-    if wanted == "both":
+    if choice == "both":
         return True if all(thoughts) else None
-    return wanted == "as-logged" or (wanted == "only-when-both" and all(thoughts))
+    return choice == "as-logged" or (choice == "only-when-both" and all(thoughts))
 
 
 def in_turns(messages: Sequence[Message]) -> bool:

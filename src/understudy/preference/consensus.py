@@ -77,20 +77,20 @@ def consensus(
     Proposals that do nothing and say nothing are votes for nothing. A teacher that answered several times votes
     for the group that most of its answers are in, and for none when that is not one.
     """
-    asked = tuple(sorted({each.teacher for each in proposals}))
+    teachers = tuple(sorted({each.teacher for each in proposals}))
     groups = grouped(proposals, location)
-    if not groups or len(asked) < minimum:
+    if not groups or len(teachers) < minimum:
         return None
     best = max(len(group.supporters) for group in groups)
     winners = [group for group in groups if len(group.supporters) == best]
     if best >= minimum and len(winners) == 1:
-        return _agreed(winners[0], asked, "tools" if winners[0].proposal.action.tool_calls else "text")
+        return _agreed(winners[0], teachers, "tools" if winners[0].proposal.action.tool_calls else "text")
     if judge is None or len(groups) < 2:
         return None
     chosen = judge(groups)
     if chosen is None or not 0 <= chosen < len(groups):
         return None
-    return _agreed(groups[chosen], asked, "judge")
+    return _agreed(groups[chosen], teachers, "judge")
 
 
 def grouped(proposals: Sequence[Proposal], location: Place = NOWHERE) -> list[Group]:
@@ -146,14 +146,14 @@ def _votes(groups: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     return [tuple(each) for each in votes]
 
 
-def _agreed(group: Group, asked: tuple[str, ...], by: Literal["tools", "text", "judge"]) -> Consensus:
+def _agreed(group: Group, teachers: tuple[str, ...], by: Literal["tools", "text", "judge"]) -> Consensus:
     own = [each for each in group.members if each.teacher in group.supporters] or [group.proposal]
     stands = group.proposal if group.proposal in own else own[0]
     return Consensus(
         action=stands.action,
         teacher=stands.teacher,
         supporters=group.supporters,
-        asked=asked,
+        asked=teachers,
         by=by,
-        agreement=len(group.supporters) / len(asked),
+        agreement=len(group.supporters) / len(teachers),
     )

@@ -94,7 +94,7 @@ def digest(parts: Iterable[str]) -> bytes:
     return hasher.digest()
 
 
-_SHOWN = 300
+_EXCERPT_LENGTH = 300
 _MOST = 8
 
 Kind = Literal["nothing", "words or tools", "tools", "arguments", "words"]
@@ -160,9 +160,9 @@ def _changed(a: Doing, b: Doing) -> tuple[str, ...]:
 
 
 def _done(doings: Sequence[Doing]) -> tuple[str, ...]:
-    shown = [_short(f"{each.name} {_json(each.arguments)}") for each in doings[:_MOST]]
-    more = len(doings) - len(shown)
-    return (*shown, f"and {more} more") if more > 0 else tuple(shown)
+    actions = [_short(f"{each.name} {_json(each.arguments)}") for each in doings[:_MOST]]
+    more = len(doings) - len(actions)
+    return (*actions, f"and {more} more") if more > 0 else tuple(actions)
 
 
 def _words_or_effects(of: ActionEffect) -> tuple[str, ...]:
@@ -180,7 +180,7 @@ def _json(arguments: Any) -> str:
 
 def _short(text: str) -> str:
     clean = text.encode(errors="replace").decode()
-    return clean if len(clean) <= _SHOWN else f"{clean[: _SHOWN - 1]}…"
+    return clean if len(clean) <= _EXCERPT_LENGTH else f"{clean[: _EXCERPT_LENGTH - 1]}…"
 
 
 SIMILAR = 0.6

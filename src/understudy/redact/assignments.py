@@ -273,12 +273,12 @@ _DEFINED = (
 
 def defined_identifiers(names: Sequence[str], texts: Iterable[str]) -> frozenset[str]:
     """Those of the names that code in the texts defines, calls, or assigns to."""
-    found: set[str] = set()
+    identifiers: set[str] = set()
     patterns = {name: re.compile(_DEFINED.replace("NAME", re.escape(name))) for name in names}
     for text in texts:
-        found.update(
+        identifiers.update(
             name
             for name, pattern in patterns.items()
-            if name not in found and name in text and pattern.search(text) is not None
+            if name not in identifiers and name in text and pattern.search(text) is not None
         )
-    return frozenset(found)
+    return frozenset(identifiers)

@@ -61,20 +61,20 @@ def token_lines(text: str) -> str:
 
 
 def _batches(texts: Iterable[str]) -> Iterator[str]:
-    held: list[str] = []
+    batch: list[str] = []
     size = 0
     for text in texts:
         for start in range(0, max(len(text), 1), _BATCH - _OVERLAP):
             piece = text[start : start + _BATCH]
             if size and size + len(piece) > _BATCH:
-                yield _GAP.join(held)
-                held, size = [], 0
-            held.append(piece)
+                yield _GAP.join(batch)
+                batch, size = [], 0
+            batch.append(piece)
             size += len(piece) + len(_GAP)
             if start + _BATCH >= len(text):
                 break
-    if held:
-        yield _GAP.join(held)
+    if batch:
+        yield _GAP.join(batch)
 
 
 def _scanned(text: str) -> Iterator[tuple[str, str]]:

@@ -38,7 +38,7 @@ _REFERENCE = re.compile(
 _CODE = re.compile(
     r"[A-Za-z_][\w.:]*(?:\(|\[|->|\?\.|::)|[a-z]\w*\.[A-Z]\w*\{|[^\"']{0,40}[)}\]][,;][^\"']*[({:=]|!?[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+[,;)]*$|.*(?:=>|===|\+=|\{\{|\)\)|\(\))"
 )
-_WORDS = re.compile(
+_PLAIN_WORDS = re.compile(
     r"""(?xi)
     pwd | p[a4@]ss(?:w[o0]r[dt]|w[dt]|phrase)?s? | secrets? | tokens? | keys? | tests?(?:ing)? | examples?
     | admin(?:istrator)? | users? | changeme | change | default | foo | bar | baz | qux | hunter2?
@@ -129,7 +129,9 @@ def count_random_characters(value: str) -> int:
 
 def is_example(password: str) -> bool:
     """Whether a password is an example: of words such as `test`, `my` and `secret`, or of capitals alone."""
-    return len(_WORDS.sub("", password)) < 2 or (password.isascii() and password.isalpha() and password.isupper())
+    return len(_PLAIN_WORDS.sub("", password)) < 2 or (
+        password.isascii() and password.isalpha() and password.isupper()
+    )
 
 
 def looks_random(value: str) -> bool:
@@ -215,7 +217,7 @@ def is_distinctive(value: str) -> bool:
 
 
 def _is_made_up(value: str) -> bool:
-    left = _WORDS.sub("", value)
-    if len(_WORDS.sub("", value.lower().translate(_LEET))) < 4 or left.isdigit():
+    left = _PLAIN_WORDS.sub("", value)
+    if len(_PLAIN_WORDS.sub("", value.lower().translate(_LEET))) < 4 or left.isdigit():
         return False
     return count_random_characters(left) + sum(not one.isalnum() for one in left) >= 4

@@ -162,8 +162,8 @@ class Redactor:
         spans: list[tuple[int, int]] = []
         rest = list(text)
         for _ in range(_ROUNDS):
-            shown = "".join(rest)
-            hits = _without_overlaps(shown, scope._hits(shown))
+            text_left = "".join(rest)
+            hits = _without_overlaps(text_left, scope._hits(text_left))
             if not hits:
                 break
             for hit in hits:
@@ -237,8 +237,8 @@ class Redactor:
         self._identifiers = identifiers
         sources = {value: rule for value, rule in self._sources.items() if value not in identifiers}
         if len(sources) < len(self._sources):
-            known, self._secrets, self._sources = self._secrets, KnownSecrets(), sources
-            for value, whole in cast(KnownSecrets, known).items():
+            known_secrets, self._secrets, self._sources = self._secrets, KnownSecrets(), sources
+            for value, whole in cast(KnownSecrets, known_secrets).items():
                 if whole not in identifiers:
                     self._secrets.add(value, whole)
 

@@ -73,7 +73,7 @@ def find_secrets(text: str) -> list[SecretMatch]:
     # One byte a character, so that places are the same.
     small = text.encode("latin-1", "replace").lower()
     search = _automaton().find_matches_as_indexes
-    found: dict[int, list[SecretMatch]] = {}
+    matches_by_text: dict[int, list[SecretMatch]] = {}
     starts: list[int] = []
     for window in range(0, len(small), _WINDOW):
         piece = small if len(small) <= _WINDOW else small[window : window + _WINDOW + _OVERLAP]
@@ -87,8 +87,8 @@ def find_secrets(text: str) -> list[SecretMatch]:
                 if number == _TOKENS:
                     starts.append(position)
                 elif result := look(text, position):
-                    found.setdefault(number, []).extend(result)
-    hits = [hit for number in sorted(found) for hit in found[number]]
+                    matches_by_text.setdefault(number, []).extend(result)
+    hits = [hit for number in sorted(matches_by_text) for hit in matches_by_text[number]]
     hits += _tokens(text, small.translate(_SORTS), starts)
     if hits:
         hits += _beside_ids(text, hits)

@@ -287,8 +287,8 @@ def tokens_in_run(text: str, start: int, end: int) -> list[tuple[int, int, str]]
         match = pattern.match(text, match.start()) or match
         rule, token = _PREFIXED[(match.lastindex or 1) - 1].rule, match.group()
         # `sk-` begins names of CSS classes too, `pypi-` file names.
-        made = any(map(str.isdigit, token)) if len(token) < 40 else count_random_characters(token) >= 8
-        if not is_placeholder(token) and (looks_random(token) or (made and rule != "openai-key")):
+        is_generated = any(map(str.isdigit, token)) if len(token) < 40 else count_random_characters(token) >= 8
+        if not is_placeholder(token) and (looks_random(token) or (is_generated and rule != "openai-key")):
             spans.append((match.start(), match.end(), rule))
     return spans
 

@@ -243,7 +243,7 @@ REFUSED = "Refused"
 BILLED_TRIES = 2
 """The most tries of an ask that may have been billed: a broken server must not use up the whole budget."""
 
-_WORDS = {"never": REFUSED, "again": "Unavailable", "dismiss": "Dismissed", "doubt": "Dismissed"}
+_STATUS_NAMES = {"never": REFUSED, "again": "Unavailable", "dismiss": "Dismissed", "doubt": "Dismissed"}
 
 
 class AskProgress(Struct):
@@ -367,7 +367,7 @@ class Asker:
         priced = ask.reserved_usd is not None
         info = None
         if error is not None and error.error is not None:
-            info = ErrorInfo(error.error.boundary, _WORDS[error.then], error.error.message)
+            info = ErrorInfo(error.error.boundary, _STATUS_NAMES[error.then], error.error.message)
         ask = msgspec.structs.replace(
             ask,
             status=status,

@@ -141,8 +141,8 @@ class SessionSource:
         def accepted(row: Mapping[str, Any]) -> bool:
             return accept(row["role"], text_or_none(row["model"]))
 
-        asked = self._store.asks.states_of_replay(replay)
-        return self._store.sessions.sample(accepted, ("role", "model"), self._where, limit, seed, asked)
+        asked_states = self._store.asks.states_of_replay(replay)
+        return self._store.sessions.sample(accepted, ("role", "model"), self._where, limit, seed, asked_states)
 
     def whole(self, trace: Trace) -> Trace:
         """One of them with all its turns."""
@@ -208,10 +208,10 @@ def select(
 
 
 def _role_is_asked(role: str, options: ReplaySettings, counts: SelectionCounts, turns: int = 1) -> bool:
-    asked = options.all_roles or role in WORK_ROLES
-    if not asked:
+    role_counts = options.all_roles or role in WORK_ROLES
+    if not role_counts:
         counts.left_out["role"] += turns
-    return asked
+    return role_counts
 
 
 def _chosen(

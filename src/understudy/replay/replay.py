@@ -325,8 +325,8 @@ class Replay:
                 tally.lost += not self._options.again
                 continue
             call = self._store.calls.get(answers[ask.id])
-            held = to_units(ask.reserved_usd or 0.0)
-            spent = billed_cost(call, held)
+            reserved = to_units(ask.reserved_usd or 0.0)
+            spent = billed_cost(call, reserved)
             tally.answered += 1
             tally.recovered += 1
             await self._asker.keep(ask, "answered", spent, call=call)
@@ -417,14 +417,14 @@ class Replay:
         state_id, name = stated.state.state_id, self._options.name
         names = names_in(stated.state.messages, stated.tools)
         candidates = await asyncio.to_thread(proposals, self._store, state_id, replay=name, names=names)
-        shown = {proposal.ask_id: proposal for proposal in undecided(candidates, stated.state.project)}
-        if len(shown) < 2:
+        by_ask = {proposal.ask_id: proposal for proposal in undecided(candidates, stated.state.project)}
+        if len(by_ask) < 2:
             return
-        id_ = judge_ask_id(name, state_id, judge_name(judge.name, judge.config.model), list(shown))
+        id_ = judge_ask_id(name, state_id, judge_name(judge.name, judge.config.model), list(by_ask))
         stored_ask = self._asks.find([id_]).get(id_)
         if stored_ask is not None and self._settled(stored_ask):
             return
-        order = [shown[ask] for ask in shown_order(id_, list(shown))]
+        order = [by_ask[ask] for ask in shown_order(id_, list(by_ask))]
         ask = stored_ask or self._new(id_, state_id, "judge", judge, 0)
         messages = question(stated.state.messages, order)
         call = await self._asker.ask(ask, lambda: build_request(judge.config, messages, None), teacher_state)

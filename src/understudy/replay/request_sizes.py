@@ -79,13 +79,13 @@ class _ConversationSizer:
 
     def _forget(self, messages: list[Message]) -> None:
         """Forget the parts that are not the beginning of these messages, or that no answer follows here."""
-        known = self._parts[-1].number if self._parts else 0
-        if messages[:known] != self._messages[:known]:
-            pairs = enumerate(zip(messages, self._messages[:known], strict=False))
-            known = next((at for at, (one, other) in pairs if one != other), min(len(messages), known))
+        last_number = self._parts[-1].number if self._parts else 0
+        if messages[:last_number] != self._messages[:last_number]:
+            pairs = enumerate(zip(messages, self._messages[:last_number], strict=False))
+            last_number = next((at for at, (one, other) in pairs if one != other), min(len(messages), last_number))
         while self._parts:
             number = self._parts[-1].number
-            if number <= known and (number == len(messages) or _is_spoken(messages[number])):
+            if number <= last_number and (number == len(messages) or _is_spoken(messages[number])):
                 return
             self._ids -= self._parts.pop().new_ids
 

@@ -149,12 +149,12 @@ def rest_size(
     parts, and get the new ones. None where the last message would not be the user's. Raises UnicodeEncodeError and
     msgspec.ValidationError where `build_request` would change all of the messages.
     """
-    shown = _answerable(_laid_out(msgspec.convert({"messages": messages}, ChatBody)))
-    body = _body(config, shown, [], ids, begins=begins)
+    messages_left = _answerable(_laid_out(msgspec.convert({"messages": messages}, ChatBody)))
+    body = _body(config, messages_left, [], ids, begins=begins)
     if body["messages"][-1]["role"] in _NOT_LAST:
         return None
     nothing = -len(msgspec.json.encode(_body(config, [], [], begins=False)))
-    return _size(msgspec.json.encode(body), shown).plus(RequestSize(nothing, nothing))
+    return _size(msgspec.json.encode(body), messages_left).plus(RequestSize(nothing, nothing))
 
 
 def shown_messages(messages: list[Message]) -> list[Message]:

@@ -118,8 +118,8 @@ def reasons(headline: Headline) -> list[tuple[bool, str]]:
     if difference.p_by_task is None:
         lines.append((False, "no task is in both: other tasks may be easier or harder"))
     else:
-        shown = "< 0.001" if difference.p_by_task < 0.001 else f"= {difference.p_by_task:.2g}"
-        text = f"by task: p {shown} over {difference.common_tasks} tasks in both"
+        p_text = "< 0.001" if difference.p_by_task < 0.001 else f"= {difference.p_by_task:.2g}"
+        text = f"by task: p {p_text} over {difference.common_tasks} tasks in both"
         if difference.common_tasks < MIN_TASKS:
             text += f", fewer than the {MIN_TASKS} that this test needs"
         lines.append((difference.p_by_task < SIGNIFICANT, text))

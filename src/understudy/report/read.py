@@ -90,8 +90,8 @@ def read_steps(file: Path) -> tuple[tuple[TrainingStep, ...], tuple[str, ...]]:
     if lost:
         notes.append(f"{file.name}: {lost} lines are no metrics of a step and were left out")
     if idle:
-        shown = ", ".join(map(str, sorted(idle)[:10])) + (", …" if len(idle) > 10 else "")
-        notes.append(f"nothing was learned in {len(idle)} of {len(steps)} steps: {shown}")
+        steps_text = ", ".join(map(str, sorted(idle)[:10])) + (", …" if len(idle) > 10 else "")
+        notes.append(f"nothing was learned in {len(idle)} of {len(steps)} steps: {steps_text}")
     return tuple(steps[step] for step in sorted(steps)), tuple(notes)
 
 
@@ -101,7 +101,7 @@ def _is_number(value: Any) -> bool:
     return value == 0 or _TINY < abs(value) < _HUGE
 
 
-_SHOWN = (
+_CURVES = (
     "model", "backend", "steps", "groups", "samples", "eval_samples", "eval_every", "asynchronous",
     "max_staleness", "min_groups", "seed", "sandbox", "keep",
 )  # fmt: skip
@@ -231,7 +231,7 @@ def _unfinished(path: Path, name: str) -> list[str]:
 
 def _about(config: LoopConfig) -> dict[str, str]:
     plain: dict[str, Any] = msgspec.to_builtins(config)
-    about = {name.replace("_", " "): plain[name] for name in _SHOWN}
+    about = {name.replace("_", " "): plain[name] for name in _CURVES}
     about |= {"training tasks": len(config.tasks), "held-out tasks": len(config.eval_tasks)}
     for part in (config.manner, config.trainer):
         about |= {name.replace("_", " "): value for name, value in _flat(part).items()}

@@ -36,8 +36,8 @@ def terminal(figures: ReportFigures, *, width: int = _PLOT) -> RenderableType:
         ("held-out tasks" if figures.kind == "loop" else "", figures.points, "blue"),
         ("training tasks", figures.collected, "yellow"),
     ):
-        if shown := [point for point in points if point.solve_rate]:
-            parts += ["", _plot(title, shown, width, style)]
+        if measured := [point for point in points if point.solve_rate]:
+            parts += ["", _plot(title, measured, width, style)]
     if figures.agents:
         parts += ["", _agents(figures.agents)]
     if lines := _lines(figures):
@@ -55,9 +55,9 @@ def _plot(title: str, points: Sequence[Point], width: int, style: str) -> Table:
     table.add_column("solve rate", no_wrap=True, justify="right")
     table.add_column("95 %", no_wrap=True)
     table.add_column("solved", no_wrap=True, justify="right")
-    shown = points if len(points) <= _MOST else [*points[: _MOST // 2], *points[-_MOST // 2 :]]
-    for at, point in enumerate(shown):
-        if len(shown) < len(points) and at == _MOST // 2:
+    plotted = points if len(points) <= _MOST else [*points[: _MOST // 2], *points[-_MOST // 2 :]]
+    for at, point in enumerate(plotted):
+        if len(plotted) < len(points) and at == _MOST // 2:
             table.add_row(Text("⋮", style="dim"), "", "", "", "")
         assert point.solve_rate is not None
         table.add_row(
@@ -100,11 +100,11 @@ def whisker(low: float, value: float, high: float, width: int, style: str) -> Te
 
 def spark(values: Sequence[float], most: int = 60) -> str:
     """Values as bars in one line; of many the last ones."""
-    shown = values[-most:]
-    low, high = min(shown), max(shown)
+    last_values = values[-most:]
+    low, high = min(last_values), max(last_values)
     if high == low:
-        return _SPARKS[3] * len(shown)
-    return "".join(_SPARKS[round((value - low) / (high - low) * (len(_SPARKS) - 1))] for value in shown)
+        return _SPARKS[3] * len(last_values)
+    return "".join(_SPARKS[round((value - low) / (high - low) * (len(_SPARKS) - 1))] for value in last_values)
 
 
 def _lines(figures: ReportFigures) -> list[Text]:

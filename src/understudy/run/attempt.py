@@ -256,10 +256,12 @@ def _error_of_agent(
     has ended without a word, has not worked on the task.
     """
     if agent.needs_model and session is not None and not session.calls_started and result.outcome != "crashed":
-        words = next((tail for log in result.logs.values() if (tail := log.decode(errors="replace").strip())), "")
+        log_tail = next(
+            (tail for log in result.logs.values() if (tail := log.decode(errors="replace").strip())), ""
+        )
         how = "stopped" if result.outcome == "timeout" else f"ended with exit code {result.exit_code}"
         return AgentError(
-            f"{agent.name} {how} without a single model call: {words[-500:] or 'it printed nothing'}"
+            f"{agent.name} {how} without a single model call: {log_tail[-500:] or 'it printed nothing'}"
         )
     if result.outcome == "timeout" and session is not None and session.unanswered:
         return BackendError(f"the model answered no request within the agent's time limit ({result.message})")

@@ -170,17 +170,17 @@ class RayFleet:
         """Have an actor work till it was drained. A worker that ends with an error begins anew after a while."""
         actor, now, count = self._actors[number], asyncio.get_running_loop().time, 0
         while True:
-            begun = now()
+            started_at = now()
             try:
                 await asyncio.wrap_future(actor.__ray_ready__.remote().future())
                 self._placed.add(number)
-                begun = now()
+                started_at = now()
                 error = await asyncio.wrap_future(actor.work.remote().future())
             except self._ray.exceptions.RayError as failure:
                 error = ErrorInfo("run", type(failure).__name__, str(failure))
             if error is None:
                 return
-            count = count + 1 if now() - begun < _AGAIN_S else 1
+            count = count + 1 if now() - started_at < _AGAIN_S else 1
             self._faults[number] = _WorkerFailure(visible_line(error.message), count)
             await asyncio.sleep(_AGAIN_S)
             self._faults.pop(number)
@@ -290,10 +290,10 @@ async def _check_nodes(ray: Any, cpus: float) -> int:
     releases: dict[str, str] = {}
 
     async def find(node: dict[str, Any]) -> None:
-        place = affinity(node["NodeID"], soft=False)
+        strategy = affinity(node["NodeID"], soft=False)
         try:
             release = await asyncio.wrap_future(
-                ask.options(scheduling_strategy=place).remote("understudy").future()
+                ask.options(scheduling_strategy=strategy).remote("understudy").future()
             )
         except PackageNotFoundError:
             release = "none"

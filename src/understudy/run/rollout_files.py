@@ -309,7 +309,7 @@ def _note(
 def _safe_names(names: Iterable[str]) -> dict[PurePosixPath, str]:
     """A path to write each log at → its name. An agent may have named them: what is no plain path gets another."""
     paths: dict[PurePosixPath, str] = {}
-    taken: set[PurePosixPath] = set()
+    used_paths: set[PurePosixPath] = set()
     for name in sorted(names):
         path = PurePosixPath(name)
         plain = not path.is_absolute() and 0 < len(path.parts) <= _DEPTH and path != PurePosixPath(_NOTE)
@@ -318,8 +318,8 @@ def _safe_names(names: Iterable[str]) -> dict[PurePosixPath, str]:
             for part in path.parts
         )
         # A directory cannot have the name of a file; those that hold others come first in the order.
-        if not plain or path in taken or any(parent in paths for parent in path.parents):
+        if not plain or path in used_paths or any(parent in paths for parent in path.parents):
             path = PurePosixPath(f"unnamed-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:16]}")
         paths[path] = name
-        taken.update((path, *path.parents))
+        used_paths.update((path, *path.parents))
     return paths

@@ -38,7 +38,7 @@ from understudy.types import WORK_ROLES, Call, Files, PytestChecks, Task, Usage
 from understudy.wire.model import ChatRequest, Emit, Generation, ToolCall
 
 _TIMEOUT_S = 180.0
-_SHOWN = 160
+_EXCERPT_LENGTH = 160
 _VERSION = re.compile(r"\d[\w.+-]*")
 _CHANGING = re.compile(r"\b(?=\w*\d)\w{6,}\b|\d+")
 """What differs from run to run: ids, times, numbers of processes."""
@@ -238,12 +238,12 @@ def _observation(
     if len(results) < len(behaviour.shows):
         problems.append(f"the model was shown {len(results)} results of tools, expected {len(behaviour.shows)}")
     problems += [
-        f"the result {text[:_SHOWN]!r} should have {shown!r}"
-        for shown, text in zip(behaviour.shows, results, strict=False)
-        if shown not in text
+        f"the result {text[:_EXCERPT_LENGTH]!r} should have {marker!r}"
+        for marker, text in zip(behaviour.shows, results, strict=False)
+        if marker not in text
     ]
     if content != behaviour.file:
-        problems.append(f"{FILE} holds {content[:_SHOWN]!r}, expected {behaviour.file!r}")
+        problems.append(f"{FILE} holds {content[:_EXCERPT_LENGTH]!r}, expected {behaviour.file!r}")
     work = [node for node in nodes if node.role in WORK_ROLES]
     if rewritten := [node for node in work if node.origin == "history rewritten"]:
         problems.append(f"{len(rewritten)} requests do not go on from an earlier one: a history was rewritten")
@@ -288,7 +288,10 @@ def changes(before: VersionTrial, after: VersionTrial) -> list[str]:
         different = [pair for pair in texts if _level(pair[0]) != _level(pair[1])]
         for old, new in different[:1]:
             at = _first_difference(old, new)
-            lines.append(f"{one.behaviour}: a tool's result: {old[at:][:_SHOWN]!r}, now {new[at:][:_SHOWN]!r}")
+            lines.append(
+                f"{one.behaviour}: a tool's result: {old[at:][:_EXCERPT_LENGTH]!r}, "
+                f"now {new[at:][:_EXCERPT_LENGTH]!r}"
+            )
     one, other = before.observations[0], after.observations[0]
     lines += [f"tool {name}: gone" for name in one.tools if name not in other.tools]
     lines += [f"tool {name}: new" for name in other.tools if name not in one.tools]
@@ -300,7 +303,7 @@ def changes(before: VersionTrial, after: VersionTrial) -> list[str]:
     if _level(one.system) != _level(other.system):
         at = _first_difference(one.system, other.system)
         sizes = f"{len(one.system)} characters, now {len(other.system)}"
-        lines.append(f"system prompt: {sizes}; it differs from {other.system[at:][:_SHOWN]!r} on")
+        lines.append(f"system prompt: {sizes}; it differs from {other.system[at:][:_EXCERPT_LENGTH]!r} on")
     return lines
 
 

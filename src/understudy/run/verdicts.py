@@ -20,7 +20,7 @@ from understudy.tasks.prepare import PreparedTask
 from understudy.tasks.records import task_digest
 from understudy.types import Verdict
 
-_KEPT = 1000
+_MOST_VERDICTS = 1000
 
 
 class _Graded:
@@ -69,7 +69,7 @@ class RunVerdicts:
         key = hashlib.sha256(msgspec.json.encode(how)).hexdigest()
         entry = self._graded.pop(key, None) or _Graded()
         self._graded[key] = entry  # the last one is the one used last
-        if len(self._graded) > _KEPT:
+        if len(self._graded) > _MOST_VERDICTS:
             del self._graded[next(iter(self._graded))]
         return entry
 

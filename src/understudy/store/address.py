@@ -28,8 +28,8 @@ class StoreUrl:
         parameters = query[0].split("&") if query else []
         secret = [each for each in parameters if unquote(each.partition("=")[0]).lower() in _SECRET_PARAMETERS]
         self._passwords = [unquote(password), *(unquote(each.partition("=")[2]) for each in secret)]
-        shown = "&".join(each for each in parameters if each not in secret)
-        self._text = f"postgresql://{name}{at}{database}{'?' if shown else ''}{shown}"
+        query_text = "&".join(each for each in parameters if each not in secret)
+        self._text = f"postgresql://{name}{at}{database}{'?' if query_text else ''}{query_text}"
 
     def __str__(self) -> str:
         return self._text

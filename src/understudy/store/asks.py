@@ -121,9 +121,9 @@ class AskRepository(Repository):
 
     def states_of_replay(self, replay_id: str) -> set[str]:
         """The ids of the states that a replay has asked a teacher about."""
-        asked = select(asks.c.state_id).where(asks.c.replay_id == replay_id, asks.c.kind == "teacher")
+        query = select(asks.c.state_id).where(asks.c.replay_id == replay_id, asks.c.kind == "teacher")
         with self._reading() as connection:
-            return set(connection.execute(asked.distinct()).scalars())
+            return set(connection.execute(query.distinct()).scalars())
 
     def answered_states(self) -> list[str]:
         """The ids of the states that a teacher has answered about, in order."""

@@ -193,9 +193,9 @@ class CallRepository(Repository):
             rows = connection.execute(query.order_by(calls.c.sequence).limit(limit)).mappings().all()
             new = extend_nodes(connection, tree.steps, {row["node_id"] for row in rows})
             keys = {_outer_key(row) for row in rows}
-            wanted = {tree.steps[node][1] for node in new} | {row["response_id"] for row in rows}
-            wanted |= {blob for key in keys - tree.outers.keys() for blob in key if blob is not None}
-            tree.contents = read_blobs(connection, wanted)
+            needed_blobs = {tree.steps[node][1] for node in new} | {row["response_id"] for row in rows}
+            needed_blobs |= {blob for key in keys - tree.outers.keys() for blob in key if blob is not None}
+            tree.contents = read_blobs(connection, needed_blobs)
         for skeleton, system, tools in keys - tree.outers.keys():
             parts = [None if key is None else tree.contents[key] for key in (skeleton, system, tools)]
             tree.outers[skeleton, system, tools] = join_body(parts[0] or b"", parts[1], parts[2], [])
@@ -351,10 +351,10 @@ def _read(connection: Connection, condition: ColumnElement[bool]) -> Iterator[Ca
     query = select(calls).where(condition).order_by(calls.c.attempt_id, calls.c.sequence)
     rows = connection.execute(query).mappings().all()
     tree = read_nodes(connection, select(calls.c.node_id).where(condition))
-    wanted = {blob for _, blob in tree.values()}
+    blob_ids = {blob for _, blob in tree.values()}
     for row in rows:
-        wanted.update(row[name] for name in _BLOBS if row[name] is not None)
-    contents = read_blobs(connection, wanted)
+        blob_ids.update(row[name] for name in _BLOBS if row[name] is not None)
+    contents = read_blobs(connection, blob_ids)
     return _assemble(rows, tree, _read_links(connection, condition), contents)
 
 
@@ -371,12 +371,12 @@ def _with_tokens(row: RowMapping, links: Mapping[int, Link], recent: RecentToken
         return ids[: len(ids) - (0 if completion is None else len(unpack(completion)))]
 
     sampled = None if completion is None else StoredIds(lambda: unpack(completion), row["completion_count"])
-    asked = None if row["suffix"] is None else StoredIds(prompt, row["prompt_count"])
+    prompt_ids = None if row["suffix"] is None else StoredIds(prompt, row["prompt_count"])
     return Call(
         **_metadata(row),
         request=b"",
         response=b"",
-        prompt_token_ids=cast("tuple[int, ...] | None", asked),
+        prompt_token_ids=cast("tuple[int, ...] | None", prompt_ids),
         completion_token_ids=cast("tuple[int, ...] | None", sampled),
         logprobs=None if logprobs is None else tokens.unpack_logprobs(unpack(logprobs)),
     )

@@ -254,17 +254,17 @@ class ContentWriter:
 
         Raises StoreError for a content without data that is not in the store.
         """
-        known = self._blobs.get(content.digest)
-        if known is None:
+        stored = self._blobs.get(content.digest)
+        if stored is None:
             if content.data is not None:
                 row = (content.digest, content.codec, content.data)
-                known = self._id(_INSERT_BLOB, row, _FIND_BLOB, (content.digest,))
+                stored = self._id(_INSERT_BLOB, row, _FIND_BLOB, (content.digest,))
             elif row := self._session.fetch_one(_FIND_BLOB, (content.digest,)):
-                known = int(row[0])
+                stored = int(row[0])
             else:
                 raise StoreError("content that should be in the store is missing, because an earlier write failed")
-            _remember(self._blobs, content.digest, known)
-        return known
+            _remember(self._blobs, content.digest, stored)
+        return stored
 
     def request(self, branch: Hashable, parts: Parts, size: int) -> tuple[int | None, int | None, int]:
         """The ids of a request's system and tools, and of the node that its conversation ends in.
@@ -358,13 +358,13 @@ def unpacked_size(head: bytes, size: int) -> int:
 
 def read_blobs(connection: Connection, ids: Iterable[int]) -> dict[int, bytes]:
     """The bytes of blobs by id. Raises StoreError when one is missing or damaged."""
-    wanted = set(ids)
-    query = select(blobs.c.id, blobs.c.codec, blobs.c.data).where(blobs.c.id.in_(json_values(sorted(wanted))))
+    missing_ids = set(ids)
+    query = select(blobs.c.id, blobs.c.codec, blobs.c.data).where(blobs.c.id.in_(json_values(sorted(missing_ids))))
     decompress = zstandard.ZstdDecompressor().decompress  # to make one takes longer than a small blob
     by_id = {
         key: _plain(codec, data, f"blob {key}", decompress) for key, codec, data in connection.execute(query).all()
     }
-    if missing := wanted - by_id.keys():
+    if missing := missing_ids - by_id.keys():
         raise StoreError(f"the store is damaged: blob {min(missing)} is missing; restore it from a copy")
     return by_id
 
@@ -383,19 +383,21 @@ def read_nodes(connection: Connection, ends: Select[Any] | CompoundSelect[Any]) 
 def extend_nodes(connection: Connection, tree: dict[int, tuple[int, int]], ends: Iterable[int]) -> list[int]:
     """Add the nodes of some conversations to `tree`, and return those that are new: only these are read."""
     new: list[int] = []
-    wanted = {node for node in ends if node != EMPTY and node not in tree}
+    missing_nodes = {node for node in ends if node != EMPTY and node not in tree}
     columns, steps = (nodes.c.id, nodes.c.parent_id, nodes.c.blob_id), _STEPS
-    while wanted:
-        chain = select(*columns, literal(0).label("step")).where(nodes.c.id.in_(json_values(sorted(wanted))))
+    while missing_nodes:
+        chain = select(*columns, literal(0).label("step")).where(
+            nodes.c.id.in_(json_values(sorted(missing_nodes)))
+        )
         chain = chain.cte("path", recursive=True)
         above = select(*columns, chain.c.step + 1).join(chain, nodes.c.id == chain.c.parent_id)
         chain = chain.union(above.where(chain.c.step < steps))
         links = {key: (parent, blob) for key, parent, blob, _ in connection.execute(select(chain)).all()}
-        if missing := wanted - links.keys():
+        if missing := missing_nodes - links.keys():
             raise StoreError(f"the store is damaged: node {min(missing)} is missing; restore it from a copy")
         new += links.keys() - tree.keys()
         tree |= links
-        wanted = {parent for parent, _ in links.values() if parent != EMPTY and parent not in tree}
+        missing_nodes = {parent for parent, _ in links.values() if parent != EMPTY and parent not in tree}
         steps *= 4
     return new
 

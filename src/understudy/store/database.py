@@ -205,10 +205,10 @@ class Writer:
         # A group that is tried again has its number again.
         if not (repeated := group[0].group):
             self._group += 1
-        number, begun = repeated or self._group, False
+        number, has_begun = repeated or self._group, False
         try:
             fresh = session.begin(number)
-            begun = True
+            has_begun = True
             for write in group if fresh else ():
                 write.result = write.work(context)
             for write in group:
@@ -221,7 +221,7 @@ class Writer:
             context.forget()
             for write in group:
                 write.group = 0
-            if len(group) == 1 or not begun:
+            if len(group) == 1 or not has_begun:
                 self._fail(group, error)
             else:
                 for write in group:

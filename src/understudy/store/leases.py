@@ -160,12 +160,12 @@ class LeaseRepository(Repository):
     def workers(self) -> list[Worker]:
         """The workers that there are, and those that were lost not long ago; the oldest first."""
         columns = [column for column in workers.c if column.name not in ("seen_at", "lease_until")]
-        heard = workers.c.run_id.is_not(None) & (workers.c.seen_at >= store_clock() - _SILENT_S)
-        alive = ((workers.c.lease_until >= store_clock()) | heard).label("alive")
+        recently_seen = workers.c.run_id.is_not(None) & (workers.c.seen_at >= store_clock() - _SILENT_S)
+        alive = ((workers.c.lease_until >= store_clock()) | recently_seen).label("alive")
         silent = (store_clock() - workers.c.seen_at).label("silent_s")
         own = (attempts.c.worker == workers.c.id) & attempts.c.status.in_(OPEN_ATTEMPTS)
-        held = select(func.count()).select_from(attempts).where(own).scalar_subquery().label("held")
-        query = select(*columns, alive, silent, held).order_by(workers.c.started_at, workers.c.id)
+        leases_held = select(func.count()).select_from(attempts).where(own).scalar_subquery().label("held")
+        query = select(*columns, alive, silent, leases_held).order_by(workers.c.started_at, workers.c.id)
         return self._read_all(query, _worker)
 
     def open_runs(self) -> list[OpenRun]:
@@ -265,14 +265,14 @@ class LeaseRepository(Repository):
             .where(attempts.c.worker == lease.worker, attempts.c.status.in_(OPEN_ATTEMPTS))
             .with_for_update()
         )
-        held = context.connection.execute(query).all()
+        leased = context.connection.execute(query).all()
         error = ErrorInfo("run", "WorkerStopped", f"worker {lease.worker} was stopped before this attempt ended")
-        for attempt_id, rollout_id in held:
+        for attempt_id, rollout_id in leased:
             take_attempt(context, attempt_id, rollout_id, error)
         context.connection.execute(delete(workers).where(workers.c.id == lease.worker))
-        if held:
+        if leased:
             context.session.notify()
-        return len(held)
+        return len(leased)
 
     @queued
     def requeue_expired(self, context: WriteContext, grace_s: float) -> int:
@@ -290,8 +290,8 @@ class LeaseRepository(Repository):
             .with_for_update(skip_locked=True)
         )
         expired = context.connection.execute(query).all()
-        gone = workers.c.lease_until < store_clock() - FORGET_WORKER_S
-        context.connection.execute(delete(workers).where(gone, settled))
+        expired_workers = workers.c.lease_until < store_clock() - FORGET_WORKER_S
+        context.connection.execute(delete(workers).where(expired_workers, settled))
         for attempt_id, rollout_id, worker in expired:
             lost = select(func.count()).where(
                 attempts.c.rollout_id == rollout_id,

@@ -165,8 +165,8 @@ class PostgresqlSession(WriterSession):
 
     def insert(self, statement: HotStatement, row: Sequence[Any]) -> int | None:
         """Insert a row."""
-        found = self._run(statement, row).fetchone()
-        return None if found is None else found[0]
+        row_found = self._run(statement, row).fetchone()
+        return None if row_found is None else row_found[0]
 
     def fetch_one(self, statement: HotStatement, values: Sequence[Any]) -> tuple[Any, ...] | None:
         """The first row of a query."""

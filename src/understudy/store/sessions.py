@@ -425,13 +425,15 @@ def _write_trace_row(context: WriteContext, row: TraceRow, ids: Sequence[int]) -
 
 def _read(connection: Connection, key: int, keys: array[int]) -> tuple[TraceRow, list[bytes]]:
     trace = connection.execute(select(traces).where(traces.c.key == key)).mappings().one()
-    wanted = row_id(turns).in_(json_values(keys))
+    condition = row_id(turns).in_(json_values(keys))
     rows = (
-        connection.execute(select(turns).where(wanted).order_by(turns.c.position, row_id(turns))).mappings().all()
+        connection.execute(select(turns).where(condition).order_by(turns.c.position, row_id(turns)))
+        .mappings()
+        .all()
     )
     ends = union(
-        select(turns.c.node_id).where(wanted),
-        select(turns.c.answer_id).where(wanted, turns.c.answer_id.is_not(None)),
+        select(turns.c.node_id).where(condition),
+        select(turns.c.answer_id).where(condition, turns.c.answer_id.is_not(None)),
     )
     tree = read_nodes(connection, ends)
     places = _Places()
@@ -470,8 +472,8 @@ class _Places(dict[int, int]):
     """Ids of blobs → their index in the order in which they were first asked for."""
 
     def __missing__(self, key: int) -> int:
-        self[key] = place = len(self)
-        return place
+        self[key] = position = len(self)
+        return position
 
     def of(self, key: int | None) -> int | None:
         """The index of a blob; None for None."""

@@ -38,7 +38,7 @@ Part = Literal["environment", "nothing", "bookkeeping", "patch", "install", "oth
 _GIT = r"git(?: -[cC] \S+)*"
 _PIP = r"(?:python[\d.]*|\S*/python[\d.]*)(?: -\S+)* -m pip|pip[\d.]*|uv pip"
 # What a command is, by its words: the first that matches counts.
-_WORDS: tuple[tuple[str, Part], ...] = (
+_PART_COMMANDS: tuple[tuple[str, Part], ...] = (
     (r"(?:source|\.|cd|pushd|popd|export|unset|set|shopt|alias|ulimit|umask|eval)(?: |$)", "environment"),
     (r"(?:conda|mamba|micromamba) (?:activate|deactivate)\b|nvm use\b|sdk use\b|pyenv shell\b", "environment"),
     (rf"{_GIT} (?:config|status|show|diff|log|rev-parse|branch|describe|remote -v)(?: |$)", "bookkeeping"),
@@ -53,7 +53,9 @@ _WORDS: tuple[tuple[str, Part], ...] = (
     (r"(?:mvn|\./mvnw|gradle|\./gradlew|ant|sbt|cargo|go|dotnet|mix|rebar3)(?: |$)", "install"),
     (r"(?:bundle|rake|gem|composer)(?: |$)", "install"),
 )
-_PARTS: tuple[tuple[re.Pattern[str], Part], ...] = tuple((re.compile(pattern), part) for pattern, part in _WORDS)
+_PARTS: tuple[tuple[re.Pattern[str], Part], ...] = tuple(
+    (re.compile(pattern), part) for pattern, part in _PART_COMMANDS
+)
 _SAYING = re.compile(r"(?::|true|echo|printf|pwd|ls|date|whoami|uname|which|cat)(?: |$)|env$")
 _PREFIXES = frozenset(("sudo", "time", "command", "exec", "nice", "env"))
 

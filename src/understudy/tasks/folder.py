@@ -207,16 +207,16 @@ async def _gold(
             )
             if done.exit_code != 0:
                 raise TaskError(f"{script}: {describe_end(done)}")
-            taken = await extract_patch(sandbox, prepared.git)
+            gold_patch = await extract_patch(sandbox, prepared.git)
         except GraderError as error:
             raise TaskError(f"{script}: its changes cannot be read: {error}") from error
         finally:
             await sandbox.close()
-    if taken.startswith(NO_PATCH):
-        reason = taken.removeprefix(NO_PATCH).decode().strip()
+    if gold_patch.startswith(NO_PATCH):
+        reason = gold_patch.removeprefix(NO_PATCH).decode().strip()
         raise TaskError(f"{script}: its changes cannot be the solution: {reason}")
     try:
-        return taken.decode()
+        return gold_patch.decode()
     except UnicodeDecodeError as error:
         raise TaskError(f"{script}: it changes a text that is not UTF-8, which a record cannot hold") from error
 
@@ -252,14 +252,14 @@ def _read_settings(folder: Path, *, images: bool) -> _FolderSettings:
         raise TaskError(f"{path}: not TOML: {error}") from error
     except msgspec.ValidationError as error:
         raise TaskError(f"{path}: {error}") from error
-    asked = settings.environment
+    environment = settings.environment
     refusals = {
         "steps: a task in several steps": settings.steps,
-        "environment.docker_image": asked.docker_image
+        "environment.docker_image": environment.docker_image
         and not images
         and not (folder / "environment" / "Dockerfile").is_file(),
-        "environment.gpus": asked.gpus,
-        "environment.mcp_servers": asked.mcp_servers,
+        "environment.gpus": environment.gpus,
+        "environment.mcp_servers": environment.mcp_servers,
         "verifier.environment_mode: a verifier with an environment of its own": (
             settings.verifier.environment_mode not in (None, "shared")
         ),
@@ -270,7 +270,7 @@ def _read_settings(folder: Path, *, images: bool) -> _FolderSettings:
     for key, env in (
         ("verifier", settings.verifier.env),
         ("solution", settings.solution.env),
-        ("environment", asked.env),
+        ("environment", environment.env),
     ):
         for name, value in env.items():
             if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):

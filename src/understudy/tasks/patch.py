@@ -180,15 +180,15 @@ class PristineRepository:
         now = {path: blob for path, blob in self.base.items() if not _is_gone(path, delta)}
         for path, entry in delta.files.items():
             now[path] = (entry.mode.encode(), _blob_id(entry.data))
-        taken = _parents(delta.files)
+        parents = _parents(delta.files)
         now = {
             path: blob
             for path, blob in now.items()
-            if path in delta.files or (path not in taken and not _below(path, delta.files))
+            if path in delta.files or (path not in parents and not _below(path, delta.files))
         }
-        gone = [path for path in self.base if path not in now]
+        deleted = [path for path in self.base if path not in now]
         changed = [path for path, blob in now.items() if self.base.get(path) != blob]
-        if not gone and not changed:
+        if not deleted and not changed:
             return b""
         with tempfile.TemporaryDirectory() as room:
             scratch = Path(room)
@@ -197,7 +197,7 @@ class PristineRepository:
             (scratch / "index").write_bytes((self._git / "scratch" / "index").read_bytes())
             for name, data in {now[path][1]: delta.files[path].data for path in changed}.items():
                 _write_blob(scratch / "objects", name.decode(), data)
-            lines = [_NOTHING + b"\t" + path for path in gone]
+            lines = [_NOTHING + b"\t" + path for path in deleted]
             lines += [now[path][0] + b" " + now[path][1] + b"\t" + path for path in changed]
             env = {
                 "GIT_INDEX_FILE": str(scratch / "index"),
@@ -252,8 +252,8 @@ _DIFF = (
 
 
 def _is_gone(path: bytes, delta: TreeChanges) -> bool:
-    gone = delta.deleted
-    return path in delta.directories or path in gone or b"" in gone or _below(path, gone)
+    deleted = delta.deleted
+    return path in delta.directories or path in deleted or b"" in deleted or _below(path, deleted)
 
 
 def _below(path: bytes, directories: frozenset[bytes] | Mapping[bytes, object]) -> bool:

@@ -112,9 +112,9 @@ def _test_command(command: str, repo: str, test_patch: str) -> str:
 
 def _test_files(test_patch: str) -> tuple[str, ...]:
     """The test files that exist after the patch is applied."""
-    gone = set(_DELETED.findall(test_patch))
+    deleted = set(_DELETED.findall(test_patch))
     files = dict.fromkeys(_changed_tests(test_patch))
-    return tuple(file for file in files if file not in gone and posixpath.normpath(file) == file)
+    return tuple(file for file in files if file not in deleted and posixpath.normpath(file) == file)
 
 
 # --- SWE-bench: the classic thirteen keys, and the fifth version's, which say how the tests are run ----

@@ -134,7 +134,7 @@ def _parquet(path: Path) -> Iterator[LocatedRow]:
     failures: tuple[type[Exception], ...] = (OSError, arrow.ArrowException)
     number = 0
     try:
-        with path.open("rb") as opened, library.ParquetFile(opened) as file:
+        with path.open("rb") as stream, library.ParquetFile(stream) as file:
             batches = file.iter_batches(batch_size=_BATCH_ROWS)
             for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
                 yield f"{path}: row {number}", row

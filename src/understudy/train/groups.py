@@ -171,9 +171,11 @@ def groups_from_store(
                 if temperature is not None:
                     _check_temperature(answered, temperature)
                 reward = member.verdict.reward
-                taken = samples(trajectory, rollout_id=member.rollout.id, reward=reward, roles=roles)
+                member_samples = samples(trajectory, rollout_id=member.rollout.id, reward=reward, roles=roles)
                 sequences = [
-                    each for each in (_sequence(sample, imitation, counts) for sample in taken) if each is not None
+                    each
+                    for each in (_sequence(sample, imitation, counts) for sample in member_samples)
+                    if each is not None
                 ]
                 rollout = _rollout(member.rollout.id, task_id, reward, sequences, logprobs, counts)
                 if rollout is not None:

@@ -28,7 +28,7 @@ def parse_trackers(choice: str) -> tuple[str, ...]:
     if choice == "none":
         return ()
     if choice == "auto":
-        return tuple(name for name in TRACKERS if find_spec(name) is not None and _wanted(name))
+        return tuple(name for name in TRACKERS if find_spec(name) is not None and _is_recorded(name))
     names = tuple(name.strip() for name in choice.split(",") if name.strip())
     for name in names:
         if name not in TRACKERS:
@@ -40,7 +40,7 @@ def parse_trackers(choice: str) -> tuple[str, ...]:
     return names
 
 
-def _wanted(name: str) -> bool:
+def _is_recorded(name: str) -> bool:
     return any(os.environ.get(variable) for variable in _WANTED_BY.get(name, ())) or name not in _WANTED_BY
 
 

@@ -137,9 +137,9 @@ class TeacherServer:
         models = (await self._call("GET", "/v1/models", None, _ModelNames)).data
         names = [each.id for each in models]
         if not names or (self._model is not None and self._model not in names):
-            wanted = self._model or "a model"
+            model_text = self._model or "a model"
             raise ConfigError(
-                f"the teacher at {self._base} has {', '.join(names) or 'no model'}; expected {wanted}"
+                f"the teacher at {self._base} has {', '.join(names) or 'no model'}; expected {model_text}"
             )
         chosen = models[0 if self._model is None else names.index(self._model)]
         self._model, self._context = chosen.id, chosen.max_model_len
@@ -261,10 +261,10 @@ class TeacherServer:
         url = f"{self._base}{path}"
         data = None if body is None else msgspec.json.encode(body)
         try:
-            opened = await self._connection.open(
+            stream = await self._connection.open(
                 method, url, data, timeouts=_TIMEOUTS, retry_pauses_s=_RETRY_PAUSES_S
             )
-            async with opened as response:
+            async with stream as response:
                 content = await read_body(response, _BODY_LIMIT)
         except (aiohttp.ClientError, OSError, ResponseTooLarge) as error:
             text = self._connection.redact(f"{type(error).__name__}: {error}")

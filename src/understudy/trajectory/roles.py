@@ -67,10 +67,10 @@ def goes_on(node: Node) -> bool:
 
 def _sums_up(node: Node) -> bool:
     """A conversation, then a request for a summary, known by its text, its answer or its mark for the cache."""
-    asked = _last_user_text(node)
+    prompt = _last_user_text(node)
     if _is_worded(node, _COMPACTION):
         return True
-    if not asked or not _has_history(node) or _is_worded(node, _AUXILIARY):
+    if not prompt or not _has_history(node) or _is_worded(node, _AUXILIARY):
         return False
     return node.conversation.aside or (not node.children and _is_summary(node))
 

@@ -216,8 +216,8 @@ class _Entry:
     def request_key(self) -> tuple[object, ...]:
         """Equal for two calls that ask the same."""
         call = self.node.call
-        asked = self.marks[-1].strict if self.marks else b""
-        return (call.session_id, call.agent_id, self.node.conversation.setting, asked)
+        request_mark = self.marks[-1].strict if self.marks else b""
+        return (call.session_id, call.agent_id, self.node.conversation.setting, request_mark)
 
 
 _Answered = defaultdict[tuple[str | None, bytes], list[_Entry]]
@@ -318,10 +318,10 @@ def _spawner(node: Node, earlier: list[_Entry]) -> Node | None:
 
     Claude Code's tools have it in `prompt`, Codex's `spawn_agent` in `message`.
     """
-    asked = {block.text for block in node.conversation.blocks if block.kind == "text"}
+    prompts = {block.text for block in node.conversation.blocks if block.kind == "text"}
     for e in reversed(earlier):
         if any(
-            block.kind == "tool_use" and not asked.isdisjoint(_prompts(block.inputs()))
+            block.kind == "tool_use" and not prompts.isdisjoint(_prompts(block.inputs()))
             for block in e.node.answer or ()
         ):
             return e.node
@@ -433,16 +433,16 @@ def _name_branches(nodes: Sequence[Node]) -> None:
             default=None,
         )
     heads = [node for node in nodes if node.parent is None or node.parent.heir is not node]
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for head in sorted(
         heads, key=lambda n: (n.superseded, n.call.status != "ok" and not n.children, n.alternative)
     ):
         label = name = _label(head)
         count = 0
-        while name in taken:
+        while name in used_names:
             count += 1
             name = f"{label}.{count}"
-        taken.add(name)
+        used_names.add(name)
         head.branch = name
     for node in nodes:
         if not node.branch and node.parent is not None:

@@ -146,9 +146,9 @@ def make_readable(root: Path) -> None:
             mode = path.lstat().st_mode
             if stat.S_ISLNK(mode):
                 continue
-            wanted = mode | 0o444 | (0o111 if stat.S_ISDIR(mode) or mode & 0o100 else 0)
-            if wanted != mode:
-                path.chmod(stat.S_IMODE(wanted))
+            readable_mode = mode | 0o444 | (0o111 if stat.S_ISDIR(mode) or mode & 0o100 else 0)
+            if readable_mode != mode:
+                path.chmod(stat.S_IMODE(readable_mode))
 
 
 def tar_of(members: Mapping[str, bytes]) -> bytes:

@@ -155,9 +155,9 @@ def build(kind: type[T], arguments: Mapping[str, Any], file: Mapping[str, Any], 
             continue
         _put(values, each.path, _prepared(each, value))
     for path, group in groups.items():
-        wanted = arguments.get(group.name)
+        given_value = arguments.get(group.name)
         present = isinstance(tables.get(group.table, {}).get(group.key), dict)
-        if wanted is not False and (wanted or present):
+        if given_value is not False and (given_value or present):
             _put(values, (*path, ""), None)  # the group itself, with its defaults
     return _converted(kind, values, options, tables, source)
 
@@ -250,5 +250,5 @@ def require_table(file: Mapping[str, Any], kind: type[Struct], source: str) -> N
     """Raise ConfigError when a file has none of the tables that the settings are read from."""
     tables = list(dict.fromkeys(each.table for each in options_of(kind)))
     if not any(table in file for table in tables):
-        wanted = " or ".join(f"[{table}]" for table in tables)
-        raise ConfigError(f"{source}: has no table {wanted}; it has: {', '.join(file) or 'nothing'}")
+        table_names = " or ".join(f"[{table}]" for table in tables)
+        raise ConfigError(f"{source}: has no table {table_names}; it has: {', '.join(file) or 'nothing'}")

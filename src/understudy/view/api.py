@@ -174,11 +174,13 @@ class ViewApi:
 
     def read_rollout(self, parts: Parts, query: AttemptQuery) -> RolloutHead:
         viewed, store = self._open(parts)
-        shown = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
-        row = None if shown.rollout is None else self._index(viewed, store).row(shown.rollout.id, _labels(store))
+        attempt = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
+        row = (
+            None if attempt.rollout is None else self._index(viewed, store).row(attempt.rollout.id, _labels(store))
+        )
         votes = [vote for vote in _votes(store, "rollout") if row is not None and vote.subject_id == row.id]
         with self._reading(parts, query.attempt, within_s=_HEAD_READS_S) as transcript:
-            return rollouts.head(store, shown, row, transcript, votes)
+            return rollouts.head(store, attempt, row, transcript, votes)
 
     def list_turns(self, parts: Parts, query: TurnQuery) -> TurnPage:
         with self._reading(parts, query.attempt, until=_until(query)) as transcript:
@@ -195,23 +197,23 @@ class ViewApi:
 
     def list_tokens(self, parts: Parts, query: TokenQuery) -> TokenPage:
         _, store = self._open(parts)
-        shown = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
-        if shown.attempt is None:
+        attempt = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
+        if attempt.attempt is None:
             raise missing("this rollout has no attempt yet", "wait until it runs")
         configs = {run.id: run.config for run in store.runs.all()}
-        config = {} if shown.rollout is None else configs.get(shown.rollout.run_id, {})
+        config = {} if attempt.rollout is None else configs.get(attempt.rollout.run_id, {})
         with self._reading(parts, query.attempt) as transcript:
             return tokens.token_page(store, transcript, query, self._tokenizers.of_run(config))
 
     def read_patch(self, parts: Parts, query: TextQuery) -> PatchView:
         _, store = self._open(parts)
-        shown = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
-        return rollouts.patch_view(store, shown, query.offset, query.length)
+        attempt = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
+        return rollouts.patch_view(store, attempt, query.offset, query.length)
 
     def read_log(self, parts: Parts, query: LogQuery) -> TextRange:
         _, store = self._open(parts)
-        shown = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
-        return rollouts.log_range(store, shown, query.name, query.offset, query.length)
+        attempt = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
+        return rollouts.log_range(store, attempt, query.name, query.offset, query.length)
 
     def read_raw(self, parts: Parts, query: RawQuery) -> RawBody:
         _, store = self._open(parts)
@@ -307,18 +309,18 @@ class ViewApi:
     ) -> Generator[Transcript]:
         """The transcript of an attempt of a rollout; without `attempt_id` of the one that is shown."""
         viewed, store = self._open(parts)
-        shown = rollouts.shown_attempt(store, parts["rollout"], attempt_id)
-        if shown.attempt is None:
+        attempt = rollouts.shown_attempt(store, parts["rollout"], attempt_id)
+        if attempt.attempt is None:
             yield Transcript()
             return
-        with self._transcripts.reading(store, viewed.id, shown.attempt.id, until, within_s) as transcript:
+        with self._transcripts.reading(store, viewed.id, attempt.attempt.id, until, within_s) as transcript:
             yield transcript
 
     def whole_turns(self, parts: Parts, attempt_id: str | None) -> tuple[TurnView, ...]:
         """All turns of an attempt of a rollout with whole texts, which may be large."""
         _, store = self._open(parts)
-        shown = rollouts.shown_attempt(store, parts["rollout"], attempt_id)
-        return () if shown.attempt is None else transcripts.whole_turns(store, shown.attempt.id)
+        attempt = rollouts.shown_attempt(store, parts["rollout"], attempt_id)
+        return () if attempt.attempt is None else transcripts.whole_turns(store, attempt.attempt.id)
 
 
 def _votes(store: Store, subject: VoteSubject | None) -> list[VoteView]:

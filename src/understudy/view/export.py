@@ -109,19 +109,21 @@ class AnswerFile:
         rows = _pages(
             lambda cursor: api.list_rollouts(parts, RolloutFilter(cursor=cursor, limit=1_000)), "rollouts"
         )
-        wanted = set(chosen)
-        kept = [row for row in rows if not wanted or row.id in wanted]
+        chosen_ids = set(chosen)
+        chosen_rows = [row for row in rows if not chosen_ids or row.id in chosen_ids]
         page = api.list_rollouts(parts, RolloutFilter(limit=1))
         self.add(
             f"{base}/rollouts",
-            msgspec.structs.replace(page, rollouts=tuple(kept), total=len(kept), next=None, unsearched=0),
+            msgspec.structs.replace(
+                page, rollouts=tuple(chosen_rows), total=len(chosen_rows), next=None, unsearched=0
+            ),
         )
         grid = _pages(lambda cursor: api.list_tasks(parts, TaskGridQuery(cursor=cursor, limit=1_000)), "tasks")
-        tasks = {row.task_id for row in kept}
+        tasks = {row.task_id for row in chosen_rows}
         lines = tuple(row for row in grid if row.task_id in tasks)
         page = api.list_tasks(parts, TaskGridQuery(limit=1))
         self.add(f"{base}/tasks", msgspec.structs.replace(page, tasks=lines, total=len(lines), next=None))
-        return kept
+        return chosen_rows
 
     def add_summary(self, summary: StoreSummary) -> None:
         """Put a store into the list of stores. Its path on this machine stays here."""
@@ -137,9 +139,9 @@ class AnswerFile:
     def add_rollout(self, store: str, rollout: str) -> None:
         """Put all attempts of a rollout into the file, with turns, calls, patch, logs and tokens."""
         parts = {"store": store, "rollout": rollout}
-        shown = self._head(parts, None)
-        for attempt in (None, *(each.id for each in shown.attempts if each.id != shown.attempt_id)):
-            head = shown if attempt is None else self._head(parts, attempt)
+        head_view = self._head(parts, None)
+        for attempt in (None, *(each.id for each in head_view.attempts if each.id != head_view.attempt_id)):
+            head = head_view if attempt is None else self._head(parts, attempt)
             self._add_attempt(parts, attempt, head)
         self.rollouts += 1
 
@@ -240,14 +242,16 @@ def _fill(file: AnswerFile, location: StoreLocation, chosen: Sequence[str]) -> s
     start = f"/s/{own}"
     for run in runs:
         rows = file.add_store(run, chosen if summary.kind == "run" else ())
-        wanted = [row for row in rows if row.id in chosen] if chosen else rows if summary.kind == "run" else []
-        for row in wanted:
+        rows_wanted = (
+            [row for row in rows if row.id in chosen] if chosen else rows if summary.kind == "run" else []
+        )
+        for row in rows_wanted:
             file.add_rollout(run, row.id)
             missing.discard(row.id)
-        for task in dict.fromkeys(row.task_id for row in wanted):
+        for task in dict.fromkeys(row.task_id for row in rows_wanted):
             file.add_task(run, task)
-        if len(chosen) == 1 and wanted:
-            start = f"/s/{run}/r/{wanted[0].id}"
+        if len(chosen) == 1 and rows_wanted:
+            start = f"/s/{run}/r/{rows_wanted[0].id}"
     if missing:
         names = ", ".join(repr(each[:100]) for each in sorted(missing)[:5])
         raise ConfigError(
@@ -321,7 +325,7 @@ def redact_answers(
     cleaned = {
         scope.name(path): _without_voters(scope.value(each, path), voters) for path, each in answers.items()
     }
-    shown: dict[str, TokenPage] = {}
+    token_pages: dict[str, TokenPage] = {}
     for pages, text in zip(segments, joined, strict=True):
         if not text:
             continue
@@ -335,18 +339,18 @@ def redact_answers(
                 if each and start < at + len(each):
                     ids[index], texts[index] = HIDDEN_TOKEN, "█"
                 at += len(each)
-            shown[scope.name(path)] = msgspec.structs.replace(
+            token_pages[scope.name(path)] = msgspec.structs.replace(
                 page,
                 ids=tuple(ids),
                 texts=tuple(texts),
                 tokenizer=None if page.tokenizer is None else scope.text(page.tokenizer),
             )
-    if len(shown) < len(tokens):
+    if len(token_pages) < len(tokens):
         notes.append(
             "tokens are left out where no tokenizer is on this machine: their texts cannot be searched for "
             "secrets (--tokenizer MODEL_DIR names one, --unredacted takes them as they are)"
         )
-    return cleaned, shown, scope.text(title)
+    return cleaned, token_pages, scope.text(title)
 
 
 def _segments(tokens: dict[str, TokenPage]) -> Iterator[list[tuple[str, TokenPage]]]:

@@ -183,13 +183,13 @@ class RolloutIndex:
                 f"ORDER BY {expression} {order}, id {order} LIMIT ?",
                 (*values, query.limit + 1),
             ).fetchall()
-            shown = [_row(row[1:], labels) for row in rows[: query.limit]]
-            count = fitting(shown)
-            matches = {} if query.q is None else _matches(raw, query.q, [each.id for each in shown[:count]])
+            page_rows = [_row(row[1:], labels) for row in rows[: query.limit]]
+            count = fitting(page_rows)
+            matches = {} if query.q is None else _matches(raw, query.q, [each.id for each in page_rows[:count]])
         more = len(rows) > count
         after = _encode_cursor(rows[count - 1][0], rows[count - 1][1]) if more and count else None
         return RolloutPage(
-            rollouts=tuple(shown[:count]), total=total, next=after, unsearched=unsearched, matches=matches
+            rollouts=tuple(page_rows[:count]), total=total, next=after, unsearched=unsearched, matches=matches
         )
 
     def tasks(self, query: TaskGridQuery) -> TaskGridPage:

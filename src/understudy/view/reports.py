@@ -17,7 +17,7 @@ from understudy.view.schema.report import ReportChart, ReportCurve, ReportReason
 def report_view(figures: ReportFigures, stores: Collection[str]) -> ReportView:
     """A report with its charts. `stores` are the ids of those that the page can open; paths are left out."""
     verdict, mood = formatting.describe_judgement(figures)
-    opened = [store_id(parse_location(point.directory)) for point in figures.points]
+    store_ids = [store_id(parse_location(point.directory)) for point in figures.points]
     headline = figures.headline
     return ReportView(
         figures=msgspec.structs.replace(
@@ -33,7 +33,7 @@ def report_view(figures: ReportFigures, stores: Collection[str]) -> ReportView:
         reasons=() if headline is None else tuple(ReportReason(*each) for each in formatting.reasons(headline)),
         charts=tuple(map(_chart, charts.loop_charts(figures))),
         training=tuple(map(_chart, charts.training_charts(figures))),
-        point_stores=tuple(each if each in stores else None for each in opened),
+        point_stores=tuple(each if each in stores else None for each in store_ids),
     )
 
 

@@ -176,18 +176,18 @@ def task_group(task_id: str, members: Sequence[tuple[RolloutRow, tuple[GroupTurn
     """The rollouts of a task side by side: what each did, and the first turn where solved and unsolved part."""
     rewards = [row.reward for row, _ in members if row.reward is not None]
     mean = fmean(rewards) if rewards else 0.0
-    shown: list[GroupMember] = []
+    members_shown: list[GroupMember] = []
     cut = len(members) > _MOST_MEMBERS
     for row, turns in members[:_MOST_MEMBERS]:
         cut = cut or len(turns) > MOST_ACTIONS
-        shown.append(
+        members_shown.append(
             GroupMember(
                 row=row,
                 advantage=None if row.reward is None else row.reward - mean,
                 turns=turns[:MOST_ACTIONS],
             )
         )
-    return TaskGroup(task_id=task_id, members=tuple(shown), parting=_parting(shown), cut=cut)
+    return TaskGroup(task_id=task_id, members=tuple(members_shown), parting=_parting(members_shown), cut=cut)
 
 
 def _parting(members: Sequence[GroupMember]) -> int | None:

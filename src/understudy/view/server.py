@@ -140,14 +140,14 @@ class ViewServer:
             only = self._api.catalog.store(query.store)
             watch = ChangeWatch(lambda: [only])
         await request.start(200, _EVENTS)
-        gone = asyncio.ensure_future(request.wait_for_disconnect())
+        disconnected = asyncio.ensure_future(request.wait_for_disconnect())
         sending = asyncio.ensure_future(send_events(watch, request.write, self.stopping))
         try:
-            await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({disconnected, sending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone.cancel()
+            disconnected.cancel()
             sending.cancel()
-            results = await asyncio.gather(gone, sending, return_exceptions=True)
+            results = await asyncio.gather(disconnected, sending, return_exceptions=True)
         for result in results:
             if isinstance(result, Exception) and not isinstance(result, OSError):
                 _log.error("a stream of events ended: %s", result)

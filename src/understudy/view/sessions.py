@@ -150,14 +150,14 @@ def pair_page(store: Store, query: PairQuery, votes: Sequence[VoteView]) -> Pair
     """Some of a store's preference pairs, as `understudy pairs --unredacted` makes them."""
     tally, checks = PairCounts(), Checks(honours_votes=False)
     if query.origin == "replay":
-        made = replay_pairs(store, checked=checks, tally=tally)
+        pairs_made = replay_pairs(store, checked=checks, tally=tally)
     else:
-        made = rollout_pairs(store, checked=checks, tally=tally)
+        pairs_made = rollout_pairs(store, checked=checks, tally=tally)
     by_pair: dict[str, list[VoteView]] = {}
     for vote in votes:
         by_pair.setdefault(vote.subject_id, []).append(vote)
     pairs: list[PairView] = []
-    chosen = list(islice(made, query.start, query.start + query.limit + 1))
+    chosen = list(islice(pairs_made, query.start, query.start + query.limit + 1))
     for pair in chosen[: query.limit]:
         tail = pair.messages[-_PROMPT_TAIL:]
         first = len(pair.messages) - len(tail)

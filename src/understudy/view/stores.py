@@ -227,7 +227,11 @@ class SummaryCache:
         is_same_file = cached is not None and cached[0][:1] == stamp[:1] and cached[0][1:2] <= stamp[1:2]
         if cached is not None and (cached[0] == stamp or (is_same_file and now < cached[1])):
             return cached[2]
-        made = summary(viewed)
+        new_summary = summary(viewed)
         ended = time.monotonic()
-        self._summaries[viewed.id] = (stamp, ended + 10 * (ended - now) if made.state == "ok" else ended, made)
-        return made
+        self._summaries[viewed.id] = (
+            stamp,
+            ended + 10 * (ended - now) if new_summary.state == "ok" else ended,
+            new_summary,
+        )
+        return new_summary

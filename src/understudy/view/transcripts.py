@@ -52,7 +52,7 @@ _PIECE = 100
 """How many calls are read at once."""
 _PAUSE_S = 0.0005
 """For so long the lock of a transcript is free between two pieces: who waits for it would not get it otherwise."""
-_KEPT = 20_000_000
+_CACHE_BYTES = 20_000_000
 """About how many characters of results are kept of an attempt: of very many results shorter beginnings."""
 MOST_ACTIONS = 200
 """The most turns of a rollout that are compared with those of others."""
@@ -131,7 +131,7 @@ class TranscriptReader:
 
     def _begin(self, total: int) -> None:
         self._tree = RequestTree()
-        most = min(TEXT_CHARACTERS, max(_SHORT, _KEPT // max(1, total)))
+        most = min(TEXT_CHARACTERS, max(_SHORT, _CACHE_BYTES // max(1, total)))
         self._reader = RequestReader(self._tree.steps, None if self._whole else most)
         self._builder = TreeBuilder()
         self._read = 0
@@ -142,8 +142,8 @@ class TranscriptReader:
 
     def read(self, store: Store, until: int | None) -> Transcript:
         """The transcript with at least `until` calls [default: all]."""
-        wanted = self.wanted(store, until)
-        while self.extend(store, wanted):
+        needed = self.wanted(store, until)
+        while self.extend(store, needed):
             pass
         return self.transcript()
 
@@ -157,23 +157,23 @@ class TranscriptReader:
 
     def transcript(self) -> Transcript:
         """What has been read."""
-        shown = self._transcript
-        if shown is None or shown.total != self._total or len(shown.nodes) != self._read:
-            shown = self._transcript = Transcript(self._builder.trajectory().nodes, self._total)
-        return shown
+        transcript = self._transcript
+        if transcript is None or transcript.total != self._total or len(transcript.nodes) != self._read:
+            transcript = self._transcript = Transcript(self._builder.trajectory().nodes, self._total)
+        return transcript
 
-    def extend(self, store: Store, wanted: int) -> bool:
+    def extend(self, store: Store, needed: int) -> bool:
         """Read the next piece of the first `wanted` calls; False where there is none."""
-        if self._read >= wanted:
+        if self._read >= needed:
             return False
-        limit = min(wanted - self._read, _PIECE)
+        limit = min(needed - self._read, _PIECE)
         piece = store.calls.in_parts(self._attempt_id, self._tree, self._last, limit)
         conversations: dict[str, Conversation] = {}
-        for call, place in piece:
+        for call, position in piece:
             with suppress(*UNREADABLE):
-                outer = self._tree.outers[place.outer]
+                outer = self._tree.outers[position.outer]
                 conversations[call.id] = self._reader.read(
-                    call.dialect, place.node, place.outer, outer, self._tree.contents
+                    call.dialect, position.node, position.outer, outer, self._tree.contents
                 )
         others = {call.id for call, _ in piece if call.id not in conversations}
         for call in store.calls.some(tuple(others)) if others else ():
@@ -215,10 +215,10 @@ class TranscriptCache:
                 reader = self._readers.setdefault((key, attempt_id), TranscriptReader(attempt_id))
             self._readers.move_to_end((key, attempt_id))
         with reader.lock:
-            wanted = reader.wanted(store, until)
+            needed = reader.wanted(store, until)
         # Who asks for calls that are read already does not wait for the others.
         end = math.inf if within_s is None else time.monotonic() + within_s
-        while self._extended(reader, store, wanted) and time.monotonic() < end:
+        while self._extended(reader, store, needed) and time.monotonic() < end:
             time.sleep(_PAUSE_S)
         with reader.lock:
             yield reader.transcript()
@@ -227,9 +227,9 @@ class TranscriptCache:
             while size > self._limit and len(self._readers) > 1:
                 size -= self._readers.popitem(last=False)[1].size
 
-    def _extended(self, reader: TranscriptReader, store: Store, wanted: int) -> bool:
+    def _extended(self, reader: TranscriptReader, store: Store, needed: int) -> bool:
         with reader.lock:
-            return reader.extend(store, wanted)
+            return reader.extend(store, needed)
 
 
 def whole_turns(store: Store, attempt_id: str) -> tuple[TurnView, ...]:
@@ -238,7 +238,7 @@ def whole_turns(store: Store, attempt_id: str) -> tuple[TurnView, ...]:
     return tuple(transcript.turn(index, _WHOLE) for index in range(len(transcript.nodes)))
 
 
-def _asked(node: Node) -> list[Block]:
+def _request_blocks(node: Node) -> list[Block]:
     """What is new in a request. A superseded call's is shown with the call that was made in its place."""
     return [] if node.superseded else _not_answers(node.conversation.blocks[node.fresh :])
 
@@ -266,7 +266,7 @@ def _turn(index: int, node: Node, cut: int) -> TurnView:
         backend=call.backend,
         started_at=call.started_at,
         ended_at=call.ended_at,
-        asked=(*system, *_views(_asked(node), f"{call.id}/asked", cut)),
+        asked=(*system, *_views(_request_blocks(node), f"{call.id}/asked", cut)),
         answered=_views(node.answer or (), f"{call.id}/answered", cut),
         left_out=0,
         usage=call.usage,
@@ -345,14 +345,14 @@ def _shortened(turn: TurnView) -> TurnView:
     answered = tuple(map(_short, turn.answered))
     view = msgspec.structs.replace(turn, asked=(), answered=answered)
     room = PAGE_BYTES - 10_000 - len(_encoded(view))
-    asked: list[BlockView] = []
+    request_views: list[BlockView] = []
     for block in map(_short, reversed(turn.asked)):
         room -= len(_encoded(block)) + 1
         if room < 0:
             break
-        asked.append(block)
-    left_out = len(turn.asked) - len(asked)
-    return msgspec.structs.replace(view, asked=tuple(reversed(asked)), left_out=left_out)
+        request_views.append(block)
+    left_out = len(turn.asked) - len(request_views)
+    return msgspec.structs.replace(view, asked=tuple(reversed(request_views)), left_out=left_out)
 
 
 def _short(block: BlockView) -> BlockView:

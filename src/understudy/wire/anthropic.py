@@ -133,7 +133,7 @@ def _whole_block(index: int, block: dict[str, Raw]) -> Iterator[dict[str, Any]]:
 
 # --- a message while it is generated --------------------------------------------------------------------
 
-_OPENED: dict[str, dict[str, Any]] = {
+_EMPTY_BLOCKS: dict[str, dict[str, Any]] = {
     "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
     "text": {"type": "text", "text": ""},
 }
@@ -239,7 +239,7 @@ class AnthropicWriter(StreamWriter):
             self._ids.append(self._session.tool_id(delta.id))
             block: dict[str, Any] = {"type": "tool_use", "id": self._ids[-1], "name": delta.name, "input": {}}
         else:
-            block = _OPENED[part]
+            block = _EMPTY_BLOCKS[part]
         return event({"type": "content_block_start", "index": index, "content_block": block})
 
 

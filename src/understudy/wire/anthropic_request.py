@@ -193,7 +193,9 @@ def read_conversation(request: MessagesBody) -> Conversation:
         elif blocks:
             blocks += _other_blocks(turn, "system", _contents(message.content))
         elif content := _contents(message.content):
-            instructions.append(TEXT_SEPARATOR.join(text for text, image in map(_shown, content) if not image))
+            instructions.append(
+                TEXT_SEPARATOR.join(text for text, image in map(_render_block, content) if not image)
+            )
     return Conversation(
         instructions=tuple(instructions),
         blocks=tuple(blocks),
@@ -269,16 +271,16 @@ def _user_blocks(turn: int, content: Sequence[ContentBlock]) -> list[Block]:
         if block.type == "text":
             blocks.append(Block(turn, "user", "text", block.text))
         elif block.type == "tool_result":
-            shown = [_shown(inner) for inner in _contents(block.content)]
+            rendered = [_render_block(inner) for inner in _contents(block.content)]
             blocks.append(
                 Block(
                     turn,
                     "user",
                     "tool_result",
-                    TEXT_SEPARATOR.join(text for text, _ in shown),
+                    TEXT_SEPARATOR.join(text for text, _ in rendered),
                     id=block.tool_use_id,
                     is_error=bool(block.is_error),
-                    images=tuple(image for _, image in shown if image),
+                    images=tuple(image for _, image in rendered if image),
                 )
             )
         else:
@@ -288,7 +290,7 @@ def _user_blocks(turn: int, content: Sequence[ContentBlock]) -> list[Block]:
 
 def _other_blocks(turn: int, role: str, content: Sequence[ContentBlock]) -> Iterator[Block]:
     for block in content:
-        text, image = _shown(block)
+        text, image = _render_block(block)
         if block.type == "text":
             yield Block(turn, role, "text", text)
         elif image:
@@ -300,9 +302,9 @@ def _other_blocks(turn: int, role: str, content: Sequence[ContentBlock]) -> Iter
 
 def _assistant_blocks(turn: int, content: Sequence[ContentBlock]) -> list[Block]:
     blocks: list[Block] = []
-    shown = False
+    has_rendered = False
     for block in content:
-        describe = _SAID.get(block.type)
+        describe = _TEXT_OF_BLOCK.get(block.type)
         if block.type == "text":
             blocks.append(Block(turn, "assistant", "text", block.text))
         elif block.type == "tool_use":
@@ -315,8 +317,8 @@ def _assistant_blocks(turn: int, content: Sequence[ContentBlock]) -> list[Block]
         else:
             blocks.append(Block(turn, "assistant", "other", name=block.type, hidden=True, source=block))
             continue
-        shown = True
-    if not shown:
+        has_rendered = True
+    if not has_rendered:
         # A model is shown that there was a turn, though nothing of it can be read.
         blocks.append(Block(turn, "assistant", "text"))
     return blocks
@@ -333,7 +335,7 @@ def _contents(content: str | list[ContentBlock] | ContentBlock | None) -> list[C
 # --- what a model is shown of a block -------------------------------------------------------------------
 
 
-def _shown(block: ContentBlock) -> tuple[str, Part | None]:
+def _render_block(block: ContentBlock) -> tuple[str, Part | None]:
     """What a model is shown of a block that is not an assistant's: a text, and the image that it stands for."""
     if block.type == "image" and (url := _image_url(block)):
         return IMAGE, {"type": "image_url", "image_url": {"url": url}}
@@ -384,7 +386,7 @@ _DESCRIBED: dict[str, Callable[[ContentBlock], str]] = {
 # that Claude answered, are shown as text: no chat template has a place for a call and its result in one turn.
 # Thoughts that cannot be read are left out.
 _SERVED = ("web_search", "web_fetch", "code_execution", "bash_code_execution", "text_editor_code_execution", "mcp")
-_SAID: dict[str, Callable[[ContentBlock], str]] = {
+_TEXT_OF_BLOCK: dict[str, Callable[[ContentBlock], str]] = {
     "compaction": _readable,
     "server_tool_use": _served_call,
     "mcp_tool_use": _served_call,

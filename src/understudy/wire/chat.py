@@ -183,8 +183,8 @@ class ChatWriter(StreamWriter):
                 events += self._chunks.event({"content": delta.text})
             case "tool":
                 self._ids.append(self._session.tool_id(delta.id))
-                opened = {"id": self._ids[-1], "type": "function"}
-                events += self._tool(delta.index, opened | {"function": {"name": delta.name, "arguments": ""}})
+                call_head = {"id": self._ids[-1], "type": "function"}
+                events += self._tool(delta.index, call_head | {"function": {"name": delta.name, "arguments": ""}})
             case "arguments":
                 events += self._tool(delta.index, {"function": {"arguments": delta.text}})
         return events

@@ -149,7 +149,7 @@ class _AskedTokens(Struct):
     max_tokens: int | None = None
 
 
-_ASKED = msgspec.json.Decoder(_AskedTokens)
+_TOKEN_LIMITS = msgspec.json.Decoder(_AskedTokens)
 
 
 class Dialect(ABC):
@@ -175,7 +175,7 @@ class Dialect(ABC):
     def asked_tokens(self, body: bytes) -> int | None:
         """How many tokens the completion of a request may have; None where it does not say, or is no request."""
         try:
-            return _ASKED.decode(body).max_tokens
+            return _TOKEN_LIMITS.decode(body).max_tokens
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return None
 

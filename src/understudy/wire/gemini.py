@@ -274,8 +274,8 @@ class Gemini(Dialect):
     events = staticmethod(to_events)
 
     def peek(self, body: bytes, target: str = "") -> tuple[str, bool]:
-        asked = _asked(target)
-        return asked.model, asked.stream
+        parsed_target = _read_target(target)
+        return parsed_target.model, parsed_target.stream
 
     def branch(self, headers: Mapping[bytes, bytes]) -> Branch:
         """Gemini's clients say nothing of their session, unless they were given a header to send."""
@@ -285,11 +285,13 @@ class Gemini(Dialect):
         return target_of(model)
 
     def parse(self, body: bytes, session: WireSession, branch: Branch, target: str = "") -> DialectRequest:
-        asked = _asked(target)
-        request = decode_request(body, count=asked.method == "countTokens")
+        parsed_target = _read_target(target)
+        request = decode_request(body, count=parsed_target.method == "countTokens")
         refuse_fields(request, _REFUSED)
         try:
-            return DialectRequest(asked.model, asked.stream, _to_chat(asked.model, request, session, branch))
+            return DialectRequest(
+                parsed_target.model, parsed_target.stream, _to_chat(parsed_target.model, request, session, branch)
+            )
         except RecursionError as error:
             raise too_deep() from error
         except (UnicodeDecodeError, msgspec.DecodeError) as error:
@@ -329,14 +331,14 @@ class Gemini(Dialect):
         return _event({"error": _error(fault)})
 
 
-def _asked(target: str) -> GeminiTarget:
+def _read_target(target: str) -> GeminiTarget:
     """What a path asks for. Raises InvalidRequest for a stream that is not one of events."""
-    asked = read_target(target)
-    if asked is None:
+    parsed_target = read_target(target)
+    if parsed_target is None:
         raise InvalidRequest(f"{target[:200]}: expected {target_of('MODEL')}")
-    if asked.stream and not asked.sse:
+    if parsed_target.stream and not parsed_target.sse:
         raise InvalidRequest("streamGenerateContent without alt=sse is unsupported; add ?alt=sse to the path")
-    return asked
+    return parsed_target
 
 
 def _to_chat(model: str, request: GenerateContentRequest, session: WireSession, branch: Branch) -> Any:

@@ -424,8 +424,8 @@ class _GeminiReader:
                 texts.append(IMAGE)
             elif part.inline_data is None:
                 self._refuse("functionResponse.parts: unsupported part, expected inlineData with an image")
-        shown = TEXT_SEPARATOR.join([text, *texts] if text or not texts else texts)
-        self._add("tool_result", shown, id=id_, is_error=is_error, images=tuple(images))
+        result_text = TEXT_SEPARATOR.join([text, *texts] if text or not texts else texts)
+        self._add("tool_result", result_text, id=id_, is_error=is_error, images=tuple(images))
 
     def _image(self, blob: GeminiBlob) -> Part | None:
         if not blob.mime_type.startswith("image/"):

@@ -28,8 +28,8 @@ Message = dict[str, Any]
 
 def image_url(image: Part) -> str:
     """The data URL or the address of an image; empty when it has none."""
-    place = image.get("image_url")
-    url = cast(dict[str, Any], place).get("url") if isinstance(place, dict) else None
+    source = image.get("image_url")
+    url = cast(dict[str, Any], source).get("url") if isinstance(source, dict) else None
     return url if isinstance(url, str) else ""
 
 

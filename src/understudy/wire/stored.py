@@ -131,25 +131,25 @@ class RequestReader:
                 raise ValueError("the messages before this one are damaged")
             new.append((at, blob))
             at = before
-        place = self._places[dialect, at] if at else _Prefix()
+        prefix = self._places[dialect, at] if at else _Prefix()
         blocks = self._blocks(dialect, at)
         start = len(blocks)
         places: dict[tuple[str, int], _Prefix] = {}
         for at, blob in reversed(new):
             if blob not in contents:
                 raise ValueError("this request has a message that could not be read before")
-            added, state = reads.read_next(place.state, contents[blob])
+            added, state = reads.read_next(prefix.state, contents[blob])
             own = added if self._most is None else [cut_block(block, self._most) for block in added]
-            place = places[dialect, at] = place.then(self._steps[at][0], own, state)
+            prefix = places[dialect, at] = prefix.then(self._steps[at][0], own, state)
             blocks += own
-        conversation = self._outer(reads, outer_key, outer, place.state.instructions)
+        conversation = self._outer(reads, outer_key, outer, prefix.state.instructions)
         self._places.update(places)
         self.characters += characters(blocks[start:])
         return msgspec.structs.replace(
             conversation,
             blocks=tuple(blocks),
-            aside=place.state.aside,
-            unsupported=(*conversation.unsupported, *place.state.unsupported),
+            aside=prefix.state.aside,
+            unsupported=(*conversation.unsupported, *prefix.state.unsupported),
         )
 
     def _outer(
@@ -164,9 +164,9 @@ class RequestReader:
         """The blocks up to the end of a message that was read."""
         parts: list[tuple[Block, ...]] = []
         while node:
-            place = self._places[dialect, node]
-            parts.append(place.blocks)
-            node = place.before
+            prefix = self._places[dialect, node]
+            parts.append(prefix.blocks)
+            node = prefix.before
         return list(chain.from_iterable(reversed(parts)))
 
     def whole(self, call: Call) -> Conversation:

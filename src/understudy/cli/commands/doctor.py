@@ -100,10 +100,10 @@ def _print_memory(parameters: int, needed: MemoryEstimate, memory_gib: float | N
     else:
         sizes = {name: getattr(needed, name) for name in ("weights", "kv_cache", "serving", "optimizer")}
         sizes |= {name: getattr(needed, name) for name in ("activations", "training")}
-        words = {True: "fits", False: "does not fit", None: ""}
+        verdicts = {True: "fits", False: "does not fit", None: ""}
         facts = [("parameters", f"{parameters / 1e6:.0f} M")]
         for name, size in sizes.items():
-            facts.append((name.replace("_", " "), f"{size / 2**30:.2f} GiB {words[fits.get(name)]}".rstrip()))
+            facts.append((name.replace("_", " "), f"{size / 2**30:.2f} GiB {verdicts[fits.get(name)]}".rstrip()))
         memory = "no GPU here; give --memory-gib" if memory_gib is None else f"{memory_gib:.0f} GiB"
         print_facts("memory, calculated", [*facts, ("GPU", memory)])
     if False in fits.values():

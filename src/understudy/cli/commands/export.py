@@ -29,7 +29,7 @@ _CORPUS_PARAMETERS = ("corpus", "output", "report")
 """Parameters of an exporter that are no options of its command."""
 
 
-_SHOWN = 8
+_MOST_ROWS = 8
 """Names of files, of a summary."""
 
 
@@ -486,8 +486,8 @@ def _summarise_run(exported: ExportSummary, roles: tuple[Role, ...]) -> None:
 
 def shortened_list(names: Sequence[str]) -> str:
     """Names of files, as many as can be read."""
-    more = len(names) - _SHOWN
-    return ", ".join(names) if more <= 0 else f"{', '.join(names[:_SHOWN])} and {more} more"
+    more = len(names) - _MOST_ROWS
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:_MOST_ROWS])} and {more} more"
 
 
 class ExportProgress:

@@ -118,12 +118,12 @@ def _location(store: str | None, directory: Path) -> StoreLocation:
 
 def _started(address: GatewayAddress, key: str | None) -> None:
     """Say how to use the gateway; the key is shown this once."""
-    shown = key or "YOUR_KEY"
+    key_text = key or "YOUR_KEY"
     if key:
         typer.echo(f"key: {key}", err=True)
     typer.echo(f"listening at {address.url}; orders and metrics at {address.admin_url}", err=True)
-    typer.echo(f"  ANTHROPIC_BASE_URL={address.url} ANTHROPIC_AUTH_TOKEN={shown} claude", err=True)
-    typer.echo(f"  OPENAI_BASE_URL={address.url}/v1 OPENAI_API_KEY={shown} …", err=True)
+    typer.echo(f"  ANTHROPIC_BASE_URL={address.url} ANTHROPIC_AUTH_TOKEN={key_text} claude", err=True)
+    typer.echo(f"  OPENAI_BASE_URL={address.url}/v1 OPENAI_API_KEY={key_text} …", err=True)
 
 
 @app.command()

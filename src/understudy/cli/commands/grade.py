@@ -40,7 +40,7 @@ from understudy.util.processes import available_cpus
 from understudy.util.settings import option
 from understudy.util.text import visible
 
-_SHOWN = 20
+_MOST_ROWS = 20
 
 
 class GradeSettings(Struct, frozen=True, kw_only=True):
@@ -228,7 +228,7 @@ def _grade_officially(
     else:
         counted = {name: done.summary.get(f"{name}_instances") for name in ("resolved", "unresolved", "error")}
         typer.echo(", ".join(f"{count} {name}" for name, count in counted.items()) + ", says SWE-bench's harness")
-        for id, reason in list(done.skipped.items())[:_SHOWN]:
+        for id, reason in list(done.skipped.items())[:_MOST_ROWS]:
             typer.echo(visible(f"error: {id}: {reason}"), err=True)
         for message in predictions.rejected.messages:
             typer.echo(visible(f"error: {message}"), err=True)
@@ -357,8 +357,8 @@ def _print_summary(standing: GradingProgress, predictions: Predictions, path: Pa
         f"{figures['error']} errors of {figures['predictions']} predictions{before}"
     )
     if suspicious := figures["suspicious"]:
-        typer.echo(visible(f"suspicious, see verdict.json: {', '.join(suspicious[:_SHOWN])}"))
-    for id, reason in list(figures["errors"].items())[:_SHOWN]:
+        typer.echo(visible(f"suspicious, see verdict.json: {', '.join(suspicious[:_MOST_ROWS])}"))
+    for id, reason in list(figures["errors"].items())[:_MOST_ROWS]:
         typer.echo(visible(f"error: {id}: {reason}"), err=True)
     for message in figures["rows"]:
         typer.echo(visible(f"error: {message}"), err=True)

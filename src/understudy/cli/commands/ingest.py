@@ -127,11 +127,11 @@ def ingest(
         typer.echo(f"reading {paths[0]}, the projects directory of Claude Code", err=True)
     jobs = jobs or min(available_cpus(), _MOST_JOBS)
     interrupt_on_termination()
-    shown = ProgressLine()
+    progress_line = ProgressLine()
 
     def progress(at: IngestProgress) -> None:
         text = f"read {at.read} of {at.total} files, {at.written / 1e6:.0f} MB written"
-        shown.show(text if at.total else f"looking for logs: {at.files} files")
+        progress_line.show(text if at.total else f"looking for logs: {at.files} files")
 
     if verify and (output is not None or directory is not None or redact):
         raise ConfigError("--verify writes nothing; leave out --output, --dir and --redact")
@@ -149,8 +149,10 @@ def ingest(
                 "a directory or a zip, or name the --format of a file."
             )
         if verify:
-            report = verify_logs(logs.batches, lambda read: shown.show(f"checked {read} of {logs.files} files"))
-            shown.end(keep=False)
+            report = verify_logs(
+                logs.batches, lambda read: progress_line.show(f"checked {read} of {logs.files} files")
+            )
+            progress_line.end(keep=False)
             _print_report(report, json_)
             return
         if output is not None:
@@ -163,13 +165,13 @@ def ingest(
         from understudy.cli import EXIT_INTERRUPTED
         from understudy.cli.interrupts import interrupted
 
-        shown.end(keep=False)
+        progress_line.end(keep=False)
         if directory is not None:
             raise interrupted() from None
         typer.echo("understudy: interrupted; nothing was written", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
-        shown.end(keep=False)
+        progress_line.end(keep=False)
     _print_summary(counts, output, location, redact, json_)
 
 

@@ -186,8 +186,8 @@ class PairProgress(LiveStatus):
 
     def line(self) -> str:
         """How many were compared, and the pairs so far; nothing before the first."""
-        compared, made = sum(each.compared for each in self._tallies), sum(each.pairs for each in self._tallies)
-        return f"compared {compared}, {made} pairs" if compared else ""
+        compared, pairs = sum(each.compared for each in self._tallies), sum(each.pairs for each in self._tallies)
+        return f"compared {compared}, {pairs} pairs" if compared else ""
 
 
 def _print_summary(

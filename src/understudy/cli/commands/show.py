@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from understudy.types import Attempt, Rollout
 
 
-_SHOWN = 50
+_MOST_ROWS = 50
 """Sessions in a list."""
 
 
@@ -50,8 +50,8 @@ def show(
     """
     from understudy.store import Store
 
-    place, name = _store_and_name(names or [], directory)
-    with Store.open(place or newest_run(Path("runs")), create=False) as store:
+    location, name = _store_and_name(names or [], directory)
+    with Store.open(location or newest_run(Path("runs")), create=False) as store:
         if name is None:
             _list(store, json_)
             return
@@ -75,12 +75,12 @@ def _store_and_name(names: list[str], directory: str | None) -> tuple[StoreLocat
         )
     if len(names) == 2:
         return parse_location(names[0]), names[1]
-    place = None if directory is None else parse_location(directory)
-    if names and place is None:
+    location = None if directory is None else parse_location(directory)
+    if names and location is None:
         named = parse_location(names[0])
         if isinstance(named, StoreUrl) or (named / FILE).is_file():
             return named, None
-    return place, names[0] if names else None
+    return location, names[0] if names else None
 
 
 def _is_of_run(store: Store, name: str) -> bool:
@@ -119,11 +119,11 @@ def _show_session(store: Store, session_id: str, *, full: bool, unredacted: bool
     from understudy.ingest.trace_store import traces
 
     logged = list(traces(store, store.sessions.session(session_id)))
-    shown = logged if unredacted else _redacted(logged)
+    session = logged if unredacted else _redacted(logged)
     name = next(
-        clean.session_id for clean, trace in zip(shown, logged, strict=True) if trace.session_id == session_id
+        clean.session_id for clean, trace in zip(session, logged, strict=True) if trace.session_id == session_id
     )
-    record = session_record(name, shown, [state_ids(trace) for trace in logged])
+    record = session_record(name, session, [state_ids(trace) for trace in logged])
     if as_json:
         _print_json(record)
     else:
@@ -200,10 +200,10 @@ def _rollout_record(store: Store, rollout: Rollout, chosen: Attempt | None = Non
     attempts = store.runs.attempts(rollout.id)
     verdicts = [store.runs.verdict(attempt.id) for attempt in attempts]
     graded = [number for number, verdict in enumerate(verdicts) if verdict is not None]
-    shown = graded[-1] if graded else len(attempts) - 1
+    index = graded[-1] if graded else len(attempts) - 1
     if chosen is not None:
-        shown = attempts.index(chosen)
-    attempt = attempts[shown] if attempts else None
+        index = attempts.index(chosen)
+    attempt = attempts[index] if attempts else None
     return RolloutRecord(
         rollout=rollout,
         attempts=attempts,
@@ -211,7 +211,7 @@ def _rollout_record(store: Store, rollout: Rollout, chosen: Attempt | None = Non
         attempt=attempt,
         calls=list(store.calls.of_attempt(attempt.id)) if attempt else [],
         patch=store.runs.patch(attempt.id) if attempt else None,
-        verdict=verdicts[shown] if attempts else None,
+        verdict=verdicts[index] if attempts else None,
     )
 
 
@@ -244,7 +244,7 @@ def _list(store: Store, as_json: bool) -> None:
         }
         for client in store.keys.clients()
     ]
-    sessions, number = store.sessions.summaries(_SHOWN)
+    sessions, number = store.sessions.summaries(_MOST_ROWS)
     summaries = [
         {name: decoded(value) if isinstance(value, bytes) else value for name, value in asdict(each).items()}
         for each in sessions

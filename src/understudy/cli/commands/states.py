@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from understudy.redact.redactor import Redactor
     from understudy.store.sessions import SessionRepository, TurnSelection
 
-_SHOWN = 50
+_MOST_ROWS = 50
 _COLUMNS = (
     "state_id", "model", "project", "role", "fidelity", "tool_calls", "tool_errors", "denied", "interrupted",
     "tests", "edits", "edits_survived", "commits", "feedback", "resolved",
@@ -135,11 +135,11 @@ def _match_table(
 ) -> None:
     names = ("state_id", "model", "project")
     rows = [[_decoded(value) or "" for value in row] for row in sessions.table(names, where) if row[0] in matches]
-    shown = rows[: limit or _SHOWN]
-    if shown:
+    first_rows = rows[: limit or _MOST_ROWS]
+    if first_rows:
         head = ("state", "model", "project", "in", "text")
-        print_table(head, [(*row, matches[row[0]].role, matches[row[0]].snippet) for row in shown])
-    typer.echo(f"{f'the first {len(shown)} of ' if len(shown) < len(rows) else ''}{len(rows)} states")
+        print_table(head, [(*row, matches[row[0]].role, matches[row[0]].snippet) for row in first_rows])
+    typer.echo(f"{f'the first {len(first_rows)} of ' if len(first_rows) < len(rows) else ''}{len(rows)} states")
 
 
 def _decoded(value: Any) -> Any:
@@ -190,7 +190,7 @@ def _table(sessions: SessionRepository, where: str | None, limit: int | None, se
 
     rows: list[tuple[Any, ...]] = []
     sampled = None if limit is None else seed
-    for row in sessions.table(_COLUMNS, where, limit=limit or _SHOWN, seed=sampled):
+    for row in sessions.table(_COLUMNS, where, limit=limit or _MOST_ROWS, seed=sampled):
         decoded = [_decoded(value) for value in row]
         values: dict[str, Any] = dict(zip(_COLUMNS, decoded, strict=True))
         names = ("state_id", "model", "project", "role", "fidelity")
@@ -199,8 +199,8 @@ def _table(sessions: SessionRepository, where: str | None, limit: int | None, se
     if rows:
         print_table(("state", "model", "project", "role", "fidelity", "calls", "signals"), rows)
     kind = "the first" if limit is None else "a sample of"
-    shown = f"{kind} {len(rows)} of " if len(rows) < turns else ""
-    typer.echo(f"{shown}{turns} states of {traces} conversations")
+    count_text = f"{kind} {len(rows)} of " if len(rows) < turns else ""
+    typer.echo(f"{count_text}{turns} states of {traces} conversations")
 
 
 def _counts(sessions: SessionRepository, by: str, where: str | None, text: str | None, as_json: bool) -> None:

@@ -70,9 +70,9 @@ def _print_run(status: RunStatus) -> None:
 def _worker_row(worker: Worker) -> tuple[object, ...]:
     from understudy.store.leases import GATEWAY
 
-    heard = f"{worker.silent_s:.0f} s ago" + ("" if worker.alive else ", its leases are over")
+    last_heartbeat = f"{worker.silent_s:.0f} s ago" + ("" if worker.alive else ", its leases are over")
     leaves = "; ".join(f"{run}: {reason}" for run, reason in worker.leaves.items())
     executes = "any run" if worker.run_id is None else f"run {worker.run_id} alone"
     if worker.run_id == GATEWAY:
         executes = "the clients of a gateway"
-    return (worker.id, worker.release, worker.capacity or "", worker.held, heard, executes, leaves)
+    return (worker.id, worker.release, worker.capacity or "", worker.held, last_heartbeat, executes, leaves)

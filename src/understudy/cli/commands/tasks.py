@@ -98,8 +98,8 @@ def make_tasks(
     async def work() -> None:
         commits: dict[str, int] = {}
         if repo is not None:
-            made = await _from_repository(repo, name, count, trees, requirements, sandboxes, cache, workers)
-            tasks, commits = made.tasks, made.refused
+            tasks_made = await _from_repository(repo, name, count, trees, requirements, sandboxes, cache, workers)
+            tasks, commits = tasks_made.tasks, tasks_made.refused
         else:
             assert package is not None
             tasks = await _generate(package, count, seed, split or TaskSplit.train, sandboxes, cache, workers)

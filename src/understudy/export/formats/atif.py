@@ -334,10 +334,10 @@ def _lines(trajectory: Trajectory, roles: Collection[Role]) -> list[AtifBranch]:
 def _before(head: Node, lines: Sequence[AtifBranch]) -> AtifBranch | None:
     """The line that a compaction ended: the last one of the same agent that nothing goes on from yet."""
     key = (head.call.session_id, head.call.agent_id, head.role)
-    taken = [line.before for line in lines]
+    positions = [line.before for line in lines]
     for line in reversed(lines):
         first = line.nodes[0]
-        if (first.call.session_id, first.call.agent_id, first.role) == key and line not in taken:
+        if (first.call.session_id, first.call.agent_id, first.role) == key and line not in positions:
             return line
     return None
 
@@ -401,9 +401,13 @@ def _started(line: AtifBranch, lines: Sequence[AtifBranch], names: dict[str, str
         by = head.spawned_by
         if head.role != "subagent" or other.before is not None or by is None or by.call.id not in own:
             continue
-        asked = [block.text for block in head.conversation.blocks if block.kind == "text"]
+        prompt_texts = [block.text for block in head.conversation.blocks if block.kind == "text"]
         for block in by.answer or ():
-            if block.kind == "tool_use" and block.inputs().get("prompt") in asked and block.id not in started:
+            if (
+                block.kind == "tool_use"
+                and block.inputs().get("prompt") in prompt_texts
+                and block.id not in started
+            ):
                 started[block.id] = names[other.branch]
                 break
     return started

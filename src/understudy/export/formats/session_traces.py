@@ -121,5 +121,5 @@ def _milliseconds(timestamp: str | None) -> int | None:
 def _title(document: Document) -> str | None:
     """The first line of what the user asked."""
     steps = cast(list[dict[str, Any]], document["steps"])
-    asked = next((text_content(step["message"]) for step in steps if step["source"] == "user"), "")
-    return asked.strip().partition("\n")[0][:_TITLE_CHARS] or None
+    first_prompt = next((text_content(step["message"]) for step in steps if step["source"] == "user"), "")
+    return first_prompt.strip().partition("\n")[0][:_TITLE_CHARS] or None

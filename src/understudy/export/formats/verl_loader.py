@@ -23,8 +23,8 @@ class Conversations(MultiTurnSFTDataset):
 
     def _read_files_and_process(self) -> None:
         super()._read_files_and_process()
-        found: list[Any] = self.tools or []
-        self.tools: Any = [[_tool(tool) for tool in tools] if _given(tools) else None for tools in found]
+        tools_read: list[Any] = self.tools or []
+        self.tools: Any = [[_tool(tool) for tool in tools] if _given(tools) else None for tools in tools_read]
 
     def _build_messages(self, example: dict[str, Any]) -> list[dict[str, Any]]:
         chosen = {int(index) for index in example["trained"]}
@@ -41,12 +41,12 @@ def _given(value: Any) -> bool:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in message.items() if value is not None}
-    if _given(kept.get("tool_calls")):
-        kept["tool_calls"] = [_call(call) for call in kept["tool_calls"]]
+    fields = {key: value for key, value in message.items() if value is not None}
+    if _given(fields.get("tool_calls")):
+        fields["tool_calls"] = [_call(call) for call in fields["tool_calls"]]
     else:
-        kept.pop("tool_calls", None)
-    return kept
+        fields.pop("tool_calls", None)
+    return fields
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
@@ -62,5 +62,5 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     function = tool["function"]
-    kept = {key: value for key, value in function.items() if value is not None}
-    return {"type": "function", "function": {**kept, "parameters": json.loads(function["parameters"])}}
+    fields = {key: value for key, value in function.items() if value is not None}
+    return {"type": "function", "function": {**fields, "parameters": json.loads(function["parameters"])}}

@@ -76,8 +76,8 @@ class ChatBackend(ABC):
             if not (stream_started or error.status == 400) or not is_overflow(str(error)):
                 raise
             prompt, limit = await self._measure(request, error)
-        asked = request.sampling.get("max_tokens")
-        if stream_started or prompt >= limit or (asked is not None and prompt + asked <= limit):
+        max_tokens = request.sampling.get("max_tokens")
+        if stream_started or prompt >= limit or (max_tokens is not None and prompt + max_tokens <= limit):
             raise ContextOverflow(prompt, limit)
         return await self._complete(request, request.sampling | {"max_tokens": limit - prompt}, emit)
 

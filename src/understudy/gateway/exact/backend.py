@@ -337,10 +337,10 @@ def _root_reason(call: _ExactCall) -> str:
 
 def _schema(request: ChatRequest) -> dict[str, Any] | None:
     """The JSON schema that the answer is to satisfy."""
-    asked: Mapping[str, Any] = request.response_format or {}
-    if asked.get("type") == "json_object":
+    response_format: Mapping[str, Any] = request.response_format or {}
+    if response_format.get("type") == "json_object":
         return {"type": "object"}
-    described: Mapping[str, Any] = asked.get("json_schema") or {}
+    described: Mapping[str, Any] = response_format.get("json_schema") or {}
     return described.get("schema")
 
 

@@ -91,8 +91,11 @@ class ChatTemplate:
 
     def _render(self, messages: Messages, tools: Messages, variables: Mapping[str, Any]) -> str:
         named = "tool_use" if tools and "tool_use" in self._templates else "default"
-        shown = {"messages": _marked(messages, self._mark), "tools": _marked(tools, self._mark) if tools else None}
-        return self._templates[named].render({**self._variables, **shown, "documents": None, **variables})
+        context = {
+            "messages": _marked(messages, self._mark),
+            "tools": _marked(tools, self._mark) if tools else None,
+        }
+        return self._templates[named].render({**self._variables, **context, "documents": None, **variables})
 
     def _shape(self, with_tools: bool) -> _CallShape:
         """The first shape in which the template shows the arguments of a call; an object where it shows none."""
@@ -100,12 +103,12 @@ class ChatTemplate:
         call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": _PROBE_ARGUMENTS}}
         probe = [{"role": "user", "content": "0"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
         for shape in _SHAPES:
-            wanted = _PROBE_ARGUMENTS if shape.arguments == "string" else _PROBE_ARGUMENT
+            arguments = _PROBE_ARGUMENTS if shape.arguments == "string" else _PROBE_ARGUMENT
             try:
                 text = self._render([_prepared(message, shape) for message in probe], [tool] * with_tools, {})
             except _FAULTS:
                 continue
-            if wanted in text:
+            if arguments in text:
                 return shape
         return _CallShape("object", "")
 

@@ -175,13 +175,13 @@ def find_hermes(text: str, tools: Tools) -> list[CallMatch]:
     """Calls as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
     matches: list[CallMatch] = []
     position = 0
-    while opened := _HERMES_OPEN.search(text, position):
-        position = opened.end()
+    while start := _HERMES_OPEN.search(text, position):
+        position = start.end()
         end = _object_end(text, position)
         close = _HERMES_CLOSE.match(text, end) if end else None
         call = _decode(text[position:end], _HermesCallJson) if close else None
         if call and close and call.name:
-            matches.append(CallMatch(opened.start(), close.end(), ToolCall("", call.name, _text(call.arguments))))
+            matches.append(CallMatch(start.start(), close.end(), ToolCall("", call.name, _text(call.arguments))))
             position = close.end()
     return matches
 
@@ -190,14 +190,14 @@ def find_deepseek(text: str, tools: Tools) -> list[CallMatch]:
     """Calls between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`, the JSON fenced as in V3 or bare."""
     matches: list[CallMatch] = []
     position = 0
-    while opened := _DEEPSEEK_OPEN.search(text, position):
-        position = opened.end()
-        style = str(opened.lastgroup)
+    while start := _DEEPSEEK_OPEN.search(text, position):
+        position = start.end()
+        style = str(start.lastgroup)
         end = _object_end(text, position)
         close = _DEEPSEEK_CLOSE[style].match(text, end) if end else None
-        name = opened[style].strip()
+        name = start[style].strip()
         if close and name and _decode(text[position:end], _Nothing):
-            matches.append(CallMatch(opened.start(), close.end(), ToolCall("", name, text[position:end])))
+            matches.append(CallMatch(start.start(), close.end(), ToolCall("", name, text[position:end])))
             position = close.end()
     return matches
 

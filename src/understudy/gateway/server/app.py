@@ -131,8 +131,8 @@ class Gateway:
         """The dialect that a request's path belongs to, if it does, and what handles it."""
         if (route := self._routes.get((request.method, request.path))) is not None:
             return route
-        if request.method == "POST" and (asked := read_target(request.path)) is not None:
-            return Gemini.name, self._count_tokens if asked.method == "countTokens" else self._generate
+        if request.method == "POST" and (target := read_target(request.path)) is not None:
+            return Gemini.name, self._count_tokens if target.method == "countTokens" else self._generate
         return None, _not_found
 
     def dialect_of(self, request: HttpRequest) -> Dialect:

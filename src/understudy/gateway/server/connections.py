@@ -73,12 +73,12 @@ class ConnectionTable:
         self._estimate += size
         if self._estimate <= self._held_limit:
             return
-        held = {one: one.held_bytes() for one in (*self._anonymous, *self._authenticated)}
-        self._estimate = sum(held.values())
+        bytes_held = {one: one.held_bytes() for one in (*self._anonymous, *self._authenticated)}
+        self._estimate = sum(bytes_held.values())
         if self._estimate > self._held_limit * 3 // 4:  # else all would be asked again soon
-            for one in sorted(held, key=held.__getitem__, reverse=True):
+            for one in sorted(bytes_held, key=bytes_held.__getitem__, reverse=True):
                 one.drop()
-                self._estimate -= held[one]
+                self._estimate -= bytes_held[one]
                 if self._estimate <= self._held_limit // 2:
                     break
 
@@ -111,12 +111,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def held_bytes(self) -> int:
         """About how much memory is held for this connection."""
         # The parser has what came of a header that is not complete.
-        held = self._head_size + self._between + self.transport.get_write_buffer_size()
+        size = self._head_size + self._between + self.transport.get_write_buffer_size()
         if self._latest is not None:
-            held += len(self._latest.body)
+            size += len(self._latest.body)
         for waiting, _ in self.pipeline:
-            held += _REQUEST_BYTES + len(waiting.body) + _HEADER_BYTES * HEADERS_LIMIT
-        return held
+            size += _REQUEST_BYTES + len(waiting.body) + _HEADER_BYTES * HEADERS_LIMIT
+        return size
 
     def authenticate(self) -> None:
         """The application found the key of a request valid."""

@@ -89,11 +89,11 @@ def tcp_socket(host: str, port: int) -> tuple[socket.socket, str]:
         # two writes waits 40 ms for the client's delayed acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
-        taken = "; another process listens there: choose another port" if error.errno == errno.EADDRINUSE else ""
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}{taken}") from error
+        hint = "; another process listens there: choose another port" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from error
     listener.setblocking(False)
-    shown = f"[{host}]" if family == socket.AF_INET6 else host
-    return listener, f"http://{shown}:{listener.getsockname()[1]}"
+    host_text = f"[{host}]" if family == socket.AF_INET6 else host
+    return listener, f"http://{host_text}:{listener.getsockname()[1]}"
 
 
 class _Uvicorn(uvicorn.Server):

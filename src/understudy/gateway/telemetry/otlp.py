@@ -154,11 +154,11 @@ def attributes(call: Call) -> dict[str, Attribute]:
 
 def contents(call: Call) -> dict[str, Attribute]:
     """The messages of a call, as the JSON text that the conventions describe; nothing when they are too deep."""
-    asked, answer = read_request(call), read_response(call)
+    request, answer = read_request(call), read_response(call)
     values: dict[str, Any] = {
-        "gen_ai.system_instructions": [{"type": "text", "content": asked.system}] if asked.system else None,
+        "gen_ai.system_instructions": [{"type": "text", "content": request.system}] if request.system else None,
         "gen_ai.input.messages": [
-            _message(turn) for _, turn in groupby(asked.blocks, key=lambda block: block.turn)
+            _message(turn) for _, turn in groupby(request.blocks, key=lambda block: block.turn)
         ],
     }
     if answer is not None:

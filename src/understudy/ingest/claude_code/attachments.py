@@ -187,8 +187,8 @@ def _image(source: Any) -> ClaudeBlock:
 
 
 def _call(tool: str, arguments: dict[str, str]) -> str:
-    shown = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
-    return reminder(f"Called the {tool} tool with the following input: {shown}")
+    arguments_text = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+    return reminder(f"Called the {tool} tool with the following input: {arguments_text}")
 
 
 def _file(fields: dict[str, Any], behaviour: VersionBehaviour) -> Parts | None:
@@ -213,9 +213,9 @@ def _file(fields: dict[str, Any], behaviour: VersionBehaviour) -> Parts | None:
 def _directory(fields: dict[str, Any]) -> list[str]:
     path, listed = fields["path"], fields["content"]
     arguments = {"command": f"ls {path}", "description": f"Lists files in {path}"}
-    shown = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+    arguments_text = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
     return [
-        f"Called the Bash tool with the following input: {shown}",
+        f"Called the Bash tool with the following input: {arguments_text}",
         f"Result of calling the Bash tool:\n{listed}",
     ]
 

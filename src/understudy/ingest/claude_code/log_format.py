@@ -440,11 +440,11 @@ def _merged_log(logs: Sequence[ClaudeLog]) -> ClaudeLog:
     logs = sorted(logs, key=lambda log: -len(log.records))
     whole = logs[0]
     for log in logs[1:]:
-        known = {record.uuid for record in whole.records}
+        uuids = {record.uuid for record in whole.records}
         behind: dict[str | None, list[ClaudeRecord]] = {}  # by the record that they follow in their own file
         anchor: str | None = None
         for record in log.records:
-            if record.uuid in known:
+            if record.uuid in uuids:
                 anchor = record.uuid
             else:
                 behind.setdefault(anchor, []).append(record)
@@ -488,15 +488,15 @@ def _read_cluster(
     for session in cluster:
         parts: list[SessionPart] = []
         logs: dict[str | None, list[ClaudeLog]] = {}
-        found: dict[str | None, AgentMeta] = {}
+        meta_by_agent: dict[str | None, AgentMeta] = {}
         for file, directory, agent_id in sorted(session.files, key=lambda one: (one[2] is not None, one[0].path)):
             log = read_log(file)
             read.append((file, log))
             logs.setdefault(agent_id, []).append(log)
             if (meta := metas.get(f"{directory}/{agent_id}")) is not None:
-                found[agent_id] = meta
+                meta_by_agent[agent_id] = meta
         for agent_id, copies in logs.items():
-            parts += split_by_agent(_merged_log(copies), agent_id, found.get(agent_id, AgentMeta()))
+            parts += split_by_agent(_merged_log(copies), agent_id, meta_by_agent.get(agent_id, AgentMeta()))
         if any(record.type == "attachment" for part in parts for record in part.records):
             for part in parts:
                 part.logs_attachments = True
@@ -540,8 +540,15 @@ def _assign_turns(
                     continue
                 # The best copy has the most records of the response, is not a subagent's, and has the longest
                 # history: a fork may hold less of it than the file that it was copied from.
-                held = weights[response.node] if weights else 0
-                rank = (-len(response.records), part.agent_id is not None, -held, copy, first.timestamp or "", at)
+                weight = weights[response.node] if weights else 0
+                rank = (
+                    -len(response.records),
+                    part.agent_id is not None,
+                    -weight,
+                    copy,
+                    first.timestamp or "",
+                    at,
+                )
                 if key not in owned or rank < best[key]:
                     if key in owned:
                         copied[id(owned[key])] += 1

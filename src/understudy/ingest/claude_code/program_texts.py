@@ -16,7 +16,7 @@ _PLAN_FILE = (
     "No plan file exists yet. You should create your plan at {path} using the Write tool.",
     "A plan file already exists at {path}. You can read it and make incremental edits using the Edit tool.",
 )
-_FOUND = ("identified by agents", "you identified during exploration")
+_PLAN_FILES_PHRASES = ("identified by agents", "you identified during exploration")
 _PLAN_MODE = """\
 Plan mode is active. The user indicated that they do not want you to execute yet -- you MUST NOT make any \
 edits (with the exception of the plan file mentioned below), run any non-readonly tools (including changing \
@@ -139,7 +139,7 @@ def plan_mode(fields: dict[str, Any], *, by_agents: bool) -> str:
     if fields["reminderType"] != "full" or fields["isSubAgent"]:
         raise ValueError("the text for this was not recorded")
     file = _PLAN_FILE[bool(fields["planExists"])].format(path=fields["planFilePath"])
-    return _PLAN_MODE.format(file=file, found=_FOUND[not by_agents])
+    return _PLAN_MODE.format(file=file, found=_PLAN_FILES_PHRASES[not by_agents])
 
 
 def plan_mode_again(fields: dict[str, Any]) -> str:

@@ -103,7 +103,7 @@ _NOTHING = Raw()
 MAX_LINE_BYTES = 128 << 20
 """Bytes of a line; longer ones are counted and left out."""
 
-_HELD = 32 << 20
+_CHUNK_BYTES = 32 << 20
 """Bytes of a file up to which records may keep the lines that they were decoded from: to copy takes time."""
 
 _AGENT_ID = b'"agentId"'
@@ -230,7 +230,7 @@ _ASIDE = frozenset(_ASIDE_TEXT.split())
 _PARENT = re.compile(rb'"parentUuid": ?"([^"\\]{1,200})"')
 _UUID = re.compile(rb'"uuid": ?"([^"\\]{1,200})"')
 _SIDECHAIN = re.compile(rb'"isSidechain": ?true')
-_SPOKEN = re.compile(rb'"(?:assistant|user)"')
+_MESSAGE_ROLE = re.compile(rb'"(?:assistant|user)"')
 _HALF = re.compile(rb"\\u[dD]")
 _MARK = b"\xef\xbb\xbf"  # the byte order mark
 _FAILED = object()
@@ -251,7 +251,7 @@ def read_log(file: LogFile) -> ClaudeLog:
                 decode = _one_by_one
                 records = decode(some, lines.losses)
             size += len(some)
-            if size > _HELD:
+            if size > _CHUNK_BYTES:
                 for record in records:
                     _detach(record)
             _file_records(lines, some, records)
@@ -285,7 +285,7 @@ def read_message_lines(file: LogFile) -> Iterator[bytes]:
     """The lines of a file that may hold a message of the assistant or the user, unparsed. Raises OSError."""
     with file.open() as stream:
         for some in whole_lines(stream, Counter()):
-            yield from (line for line in BytesIO(some) if _SPOKEN.search(line) is not None)
+            yield from (line for line in BytesIO(some) if _MESSAGE_ROLE.search(line) is not None)
 
 
 def decode_envelopes(some: bytes, *, backwards: bool = False) -> Iterator[ClaudeEnvelope]:
@@ -485,24 +485,24 @@ def _find_envelope(lines: ClaudeLog, some: bytes) -> None:
 def whole_lines(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
     """The stream in pieces of whole lines, without lines longer than `MAX_LINE_BYTES`."""
     pieces: list[bytes] = []
-    held = 0
+    size = 0
     while piece := stream.read(_PIECE):
         end = piece.rfind(b"\n") + 1
         if end:
-            if held <= MAX_LINE_BYTES:
+            if size <= MAX_LINE_BYTES:
                 yield b"".join((*pieces, piece[:end])) if pieces else piece[:end]
             else:
                 losses["line-too-long"] += 1
                 yield piece[piece.index(b"\n") + 1 : end]
             pieces.clear()
-            held = 0
+            size = 0
             piece = piece[end:]
-        held += len(piece)
-        if held > MAX_LINE_BYTES:
+        size += len(piece)
+        if size > MAX_LINE_BYTES:
             pieces.clear()  # the line goes on, but is not kept
         elif piece:
             pieces.append(piece)
-    if held > MAX_LINE_BYTES:
+    if size > MAX_LINE_BYTES:
         losses["line-too-long"] += 1
     elif pieces:
         yield b"".join(pieces)

@@ -26,7 +26,7 @@ class _LedgerMessage(Struct):
     content: str | list[ClaudeBlock | str] | None = None
 
 
-_spoken = msgspec.json.Decoder(_LedgerMessage).decode
+_decode_message = msgspec.json.Decoder(_LedgerMessage).decode
 
 
 class ClaudeCodeRenderer:
@@ -110,7 +110,7 @@ def _user_content(record: ClaudeRecord) -> Blocks:
 def _ledger_message(raw: Raw) -> list[Message]:
     """A message of the request ledger."""
     try:
-        message = _spoken(raw)
+        message = _decode_message(raw)
     except DECODE_ERRORS:
         return []
     content = message.content

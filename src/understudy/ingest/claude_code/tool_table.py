@@ -47,27 +47,27 @@ def claude_tools(
     the most of the `called` tools is taken, with what else of them any version has. Where a tool's text tells the
     day, it is `date`, an ISO date or time.
     """
-    asked = _VERSION.match(version)
-    if asked is None:
+    version_match = _VERSION.match(version)
+    if version_match is None:
         return None
     table = _table()
-    nearest = _nearest(sorted(table.versions), tuple(map(int, asked.groups())))
+    nearest = _nearest(sorted(table.versions), tuple(map(int, version_match.groups())))
     modes = table.versions[nearest[0]]
     lists = [mode.get("subagent" if subagent else "main") or mode["main"] for mode in modes]
     chosen = list(max(lists, key=lambda indexes: len({table.names[at] for at in indexes}.intersection(called))))
     for name in sorted(set(called).difference(table.names[at] for at in chosen)):
         others = (at for each in nearest for mode in table.versions[each] for at in mode["main"])
         chosen += [at for at in others if table.names[at] == name][:1]
-    known = _DATE.match(date or "")
-    tools = _tools(tuple(chosen), None if known is None else known[0])
+    date_match = _DATE.match(date or "")
+    tools = _tools(tuple(chosen), None if date_match is None else date_match[0])
     return RecordedTools(".".join(map(str, nearest[0])), tools.copy())
 
 
-def _nearest(versions: list[tuple[int, ...]], asked: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _nearest(versions: list[tuple[int, ...]], version: tuple[int, ...]) -> list[tuple[int, ...]]:
     """The versions, in their order, from the nearest to the farthest."""
-    place = bisect_right(versions, asked)
-    beside = range(max(place - 1, 0), min(place + 1, len(versions)))
-    first = min(beside, key=lambda at: [abs(a - b) for a, b in zip(versions[at], asked, strict=True)])
+    index = bisect_right(versions, version)
+    beside = range(max(index - 1, 0), min(index + 1, len(versions)))
+    first = min(beside, key=lambda at: [abs(a - b) for a, b in zip(versions[at], version, strict=True)])
     return [versions[at] for at in sorted(range(len(versions)), key=lambda at: abs(at - first))]
 
 
@@ -81,8 +81,12 @@ def _tools(chosen: tuple[int, ...], day: str | None) -> list[dict[str, Any]]:
 def _dated(definition: str, date: str | None) -> str:
     if _DATE_MARK not in definition and _MONTH_MARK not in definition:
         return definition
-    known = _DATE.match(date or "")
-    day, month = (known[0], f"{calendar.month_name[int(known[2])]} {known[1]}") if known else ("unknown",) * 2
+    date_match = _DATE.match(date or "")
+    day, month = (
+        (date_match[0], f"{calendar.month_name[int(date_match[2])]} {date_match[1]}")
+        if date_match
+        else ("unknown",) * 2
+    )
     return definition.replace(_DATE_MARK, day).replace(_MONTH_MARK, month)
 
 

@@ -121,15 +121,17 @@ class _GeminiSession:
 
     def replace(self, messages: list[dict[str, Any]]) -> None:
         """The conversation is these messages now; as far as they are the same, the nodes stay."""
-        shown = [one for one in messages if str(one.get("type")) not in _SILENT]
+        visible = [one for one in messages if str(one.get("type")) not in _SILENT]
         same = 0
-        while same < min(len(shown), len(self.shown)) and _same(shown[same], self.records[self.shown[same][1]]):
+        while same < min(len(visible), len(self.shown)) and _same(
+            visible[same], self.records[self.shown[same][1]]
+        ):
             same += 1
         if same < len(self.shown):
             self.builder.continue_from(self.shown[same - 1][1] if same else -1)
             self.cut(same)
         before = bool(self.turn_ids)
-        for one in shown[same:]:
+        for one in visible[same:]:
             # What a compression wrote in the model's name has no model.
             written = before and not string(one.get("model"))
             self.message(one, again=written or str(one.get("id")) in self.turn_ids)

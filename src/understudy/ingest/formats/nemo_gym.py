@@ -45,12 +45,14 @@ class NemoGymFormat(LogFormat):
 
 def _trace(row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
     params, response = mapping(row.get(_PARAMS)), mapping(row.get("response"))
-    asked = params.get("input")
-    asked = [{"role": "user", "content": asked}] if isinstance(asked, str) else items(asked)
+    request_input = params.get("input")
+    request_input = (
+        [{"role": "user", "content": request_input}] if isinstance(request_input, str) else items(request_input)
+    )
     output = items(response.get("output"))
     session = string(response.get("id")) or ""
     if len(session) < _SHORTEST_ID:
-        session = fingerprint(source, [asked, output])  # some agents give every response the same short id
+        session = fingerprint(source, [request_input, output])  # some agents give every response the same short id
     builder = TraceBuilder("nemo-gym", source, session, losses=losses)
     builder.add_system(string(params.get("instructions")))
     builder.set_tools([_tool(mapping(tool)) for tool in items(params.get("tools"))])
@@ -59,7 +61,7 @@ def _trace(row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
         reward=row.get("reward"), task=first_string(row, "instance_id", "task_id", "uuid")
     )
     model, created = string(response.get("model")), iso_time(response.get("created_at"))
-    for run in _runs(asked):
+    for run in _runs(request_input):
         if (message := chat(run, losses)) is not None and not builder.take_system(message):
             builder.add(message)
     for number, run in enumerate(_runs(output)):

@@ -67,8 +67,8 @@ def _add_messages(builder: TraceBuilder, messages: list[dict[str, Any]]) -> None
             if any(part.get("type") == "compaction" for part in parts) and builder.may_repeat():
                 builder.continue_from()
                 parts = [{"type": "text", "text": _COMPACTED}]
-            if shown := content(list(_shown(parts, builder.losses)), builder.losses):
-                builder.add({"role": "user", "content": shown})
+            if message_content := content(list(_visible_parts(parts, builder.losses)), builder.losses):
+                builder.add({"role": "user", "content": message_content})
         elif info.get("role") == "assistant":
             _add_response(builder, info, parts, string(info.get("id")) or f"m{at}")
             goes_on = info.get("finish") == "tool-calls"
@@ -76,7 +76,7 @@ def _add_messages(builder: TraceBuilder, messages: list[dict[str, Any]]) -> None
             builder.losses["not_a_message" if not info else "unknown_role"] += 1
 
 
-def _shown(parts: list[dict[str, Any]], losses: Counter[str]) -> Iterator[Any]:
+def _visible_parts(parts: list[dict[str, Any]], losses: Counter[str]) -> Iterator[Any]:
     """The parts of a user's message that the model is shown."""
     for part in parts:
         kind = str(part.get("type"))

@@ -90,29 +90,29 @@ class EventView:
             return
         before = {message.get("tool_call_id") for _, message in self._shown}
         answered = {message["tool_call_id"] for _, message in remaining if message["role"] == "tool"}
-        asked = {
+        call_ids = {
             call["id"]
             for _, message in remaining
             for call in message.get("tool_calls") or ()
             if call["id"] in answered or call["id"] not in before
         }
-        shown = [
+        events_left = [
             (numbers, message)
             for numbers, message in remaining
-            if (message.get("tool_call_id") is None or message["tool_call_id"] in asked)
-            and all(call["id"] in asked for call in message.get("tool_calls") or ())
+            if (message.get("tool_call_id") is None or message["tool_call_id"] in call_ids)
+            and all(call["id"] in call_ids for call in message.get("tool_calls") or ())
         ]
         if summary is not None:
-            at = len(shown)
+            at = len(events_left)
             if isinstance(offset, int):
                 at = max(0, offset - 1 if self.builder.trace.shape.system else offset)
-            shown.insert(at, (set(), {"role": "user", "content": summary}))
-        pairs = zip(shown, self._shown, strict=False)
+            events_left.insert(at, (set(), {"role": "user", "content": summary}))
+        pairs = zip(events_left, self._shown, strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0][1] is pair[1][1], pairs))
-        self.builder.count_repeated(len(shown) - same)
+        self.builder.count_repeated(len(events_left) - same)
         self.builder.continue_from(self._node(same))
-        self._shown = shown
-        for _, message in shown[same:]:
+        self._shown = events_left
+        for _, message in events_left[same:]:
             self.builder.add(message)
 
     def _node(self, count: int) -> int:
@@ -305,15 +305,15 @@ def _observation(event: dict[str, Any], kind: str, call_ids: set[str], losses: C
 
 def _command_output(text: str, metadata: dict[str, Any]) -> str:
     """What the model is shown of a command: its output, and where and how it ended."""
-    shown = f"{metadata.get('prefix') or ''}{text}{metadata.get('suffix') or ''}"
+    output = f"{metadata.get('prefix') or ''}{text}{metadata.get('suffix') or ''}"
     for key, label in (
         ("working_dir", "Current working directory"),
         ("py_interpreter_path", "Python interpreter"),
     ):
         if value := metadata.get(key):
-            shown += f"\n[{label}: {value}]"
+            output += f"\n[{label}: {value}]"
     code = metadata.get("exit_code")
-    return shown + (f"\n[Command finished with exit code {code}]" if isinstance(code, int) and code != -1 else "")
+    return output + (f"\n[Command finished with exit code {code}]" if isinstance(code, int) and code != -1 else "")
 
 
 def _add_recalled(view: EventView, number: Any, event: dict[str, Any]) -> None:

@@ -169,16 +169,16 @@ class _PiSession:
         if not self.builder.may_repeat():
             return
         first = string(entry.get("firstKeptEntryId"))
-        kept: list[str] = []
+        kept_ids: list[str] = []
         for before in self.path(self.parents[own]) if first in self.parents and first != own else ():
-            kept.append(before)
+            kept_ids.append(before)
             if before == first:
                 break
-        self.builder.count_repeated(len(kept))
+        self.builder.count_repeated(len(kept_ids))
         self.builder.continue_from()
         summary = f"{_COMPACTED}{string(entry.get('summary')) or ''}\n</summary>"
         self.show(own, {"role": "user", "content": summary})
-        for before in reversed(kept):
+        for before in reversed(kept_ids):
             if (message := self.messages.get(before)) is not None:
                 self.builder.add(message)
 

@@ -119,7 +119,7 @@ _PAIRS = re.compile(r'([a-z_]+):\s+("(?:[^"\\]|\\.)*"|[^,]+)(?:,\s*|$)', re.DOTA
 _WIDEST = 1_000
 _LONGEST_CALL = 5_000
 # What a tool shows of its arguments when it shows one only; the names are those of its input.
-_SHOWN = {
+_TOOL_NAMES = {
     **dict.fromkeys(("Read", "Write", "Edit", "MultiEdit"), "file_path"),
     **dict.fromkeys(("Task", "Agent"), "description"),
     "Bash": "command", "LS": "path", "NotebookEdit": "notebook_path", "WebFetch": "url", "Skill": "skill",
@@ -138,19 +138,19 @@ class ClaudeTextFormat(LogFormat):
         """Whether it is no JSON, and has a response of the model beside a result or a prompt."""
         if outline(head).kind or b"# aider chat started at" in head[:200] or b"\0" in head[:1024]:
             return False
-        shown = _ESCAPES.sub("", head.decode(errors="replace")).splitlines()
-        answer = any(_MODEL.match(line) for line in shown)
-        return answer and any(_RESULT.match(line) or _USER.match(line) for line in shown)
+        lines = _ESCAPES.sub("", head.decode(errors="replace")).splitlines()
+        answer = any(_MODEL.match(line) for line in lines)
+        return answer and any(_RESULT.match(line) or _USER.match(line) for line in lines)
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
         """The trace of a file."""
-        shown = _ESCAPES.sub("", read_text(file, losses)).replace("\xa0", " ").splitlines()
-        blocks = list(_blocks(shown, losses))
+        lines = _ESCAPES.sub("", read_text(file, losses)).replace("\xa0", " ").splitlines()
+        blocks = list(_blocks(lines, losses))
         session = fingerprint(file.path, [block.text() for block in blocks[:2]])
         builder = TraceBuilder(
             "claude-text", file.path, session, losses=losses, fidelity="lossy", notes=("plain_text",)
         )
-        model = _banner(builder.trace, shown)
+        model = _banner(builder.trace, lines)
         answer: list[tuple[int, Message]] = []
 
         def flush() -> None:
@@ -209,9 +209,9 @@ class _TextBlock(Struct):
         return "\n".join([self.lines[0], *(line[margin:] for line in self.lines[1:])]).strip()
 
 
-def _blocks(shown: Sequence[str], losses: Counter[str]) -> Iterator[_TextBlock]:
+def _blocks(lines: Sequence[str], losses: Counter[str]) -> Iterator[_TextBlock]:
     block: _TextBlock | None = None
-    for number, line in enumerate(shown):
+    for number, line in enumerate(lines):
         kind, rest = _kind(line)
         if _FOLDED.search(line):
             losses["folded"] += 1
@@ -247,10 +247,10 @@ def _kind(line: str) -> tuple[str | None, str]:
     return None, line
 
 
-def _banner(trace: Trace, shown: Sequence[str]) -> str | None:
+def _banner(trace: Trace, lines: Sequence[str]) -> str | None:
     """Sets the version and the project by the lines before the first block; returns the model that they name."""
     top: list[str] = []
-    for line in shown[:40]:
+    for line in lines[:40]:
         if _MODEL.match(line) or _USER.match(line):
             break
         top.append(line[:_WIDEST])
@@ -258,8 +258,8 @@ def _banner(trace: Trace, shown: Sequence[str]) -> str | None:
     if match := _VERSION.search(whole):
         trace.version = match.group(1)
     # `cwd:` first: lines of help that stand above it begin with a slash too.
-    found = (match for pattern in _DIRECTORIES for line in top if (match := pattern.search(line)))
-    trace.project = next((match.group(1) for match in found), None)
+    matches = (match for pattern in _DIRECTORIES for line in top if (match := pattern.search(line)))
+    trace.project = next((match.group(1) for match in matches), None)
     if match := _NAMED.search(whole):
         return f"claude-{match.group(1).lower()}-{match.group(2).replace('.', '-')}"
     return None
@@ -281,8 +281,8 @@ def _call(text: str, line: int, follows: bool) -> dict[str, Any] | None:
         server, tool = (re.sub(r"[^\w-]", "_", part) for part in mcp.groups())
         name = f"mcp__{server}__{tool}"
     pairs = dict(_PAIRS.findall(inside)) if _PAIRS.match(inside) else {}
-    if name in _SHOWN:
-        return tool_call(call_id, name, {_SHOWN[name]: inside})
+    if name in _TOOL_NAMES:
+        return tool_call(call_id, name, {_TOOL_NAMES[name]: inside})
     if pairs:
         return tool_call(call_id, name, {key: value.strip().strip('"') for key, value in pairs.items()})
     return tool_call(call_id, name, {"shown": inside} if inside else {})

@@ -62,11 +62,11 @@ def _add(builder: TraceBuilder, record: dict[str, Any], number: int) -> None:
             builder.count_repeated(len(history))
             builder.continue_from()
             for one in map(mapping, history):
-                shown = {"type": _ROLES.get(str(one.get("role"))), "content": items(one.get("parts"))}
-                builder.add(record_messages(shown, set(), builder.losses))
+                line = {"type": _ROLES.get(str(one.get("role"))), "content": items(one.get("parts"))}
+                builder.add(record_messages(line, set(), builder.losses))
     elif kind in _KINDS and message and subtype != "realtime_message":
-        shown = {"type": _KINDS[kind], "content": items(message.get("parts"))}
-        messages = record_messages(shown, set(), builder.losses)
+        line = {"type": _KINDS[kind], "content": items(message.get("parts"))}
+        messages = record_messages(line, set(), builder.losses)
         if kind != "assistant":
             builder.add(messages)
         elif messages:

@@ -62,7 +62,7 @@ class SweAgentFormat(LogFormat):
         history, steps = items(log.get("history")), [mapping(step) for step in items(log.get("trajectory"))]
         if not history:
             # A version that kept no history, or an answer that never came: the last query and what followed it.
-            history = _asked(steps[-1]) if steps else []
+            history = _request_messages(steps[-1]) if steps else []
             losses["no_history"] += 1
         instance = string(log.get("environment")) or file_name(file.path).removesuffix(".traj")
         session = f"{instance}-{fingerprint(file.path, history[:4])}"
@@ -111,18 +111,18 @@ def _answered(step: dict[str, Any], answer: dict[str, Any]) -> bool:
     )
 
 
-def _asked(step: dict[str, Any]) -> list[Any]:
+def _request_messages(step: dict[str, Any]) -> list[Any]:
     return items(step.get("query")) or items(step.get("messages"))
 
 
 def _query(step: dict[str, Any], losses: Counter[str]) -> list[Message]:
     """The messages of a step's request without the system prompt, none where it does not hold them."""
-    asked = _asked(step)
-    if len(asked) < 2:
+    messages_sent = _request_messages(step)
+    if len(messages_sent) < 2:
         return []
-    messages = [message for raw in asked if (message := chat(raw, losses)) is not None]
-    shown = [shown for message in messages for shown in PlainRenderer().history(message)]
-    return shown[1:] if shown and shown[0]["role"] == "system" else shown
+    messages = [message for raw in messages_sent if (message := chat(raw, losses)) is not None]
+    rendered = [rendered for message in messages for rendered in PlainRenderer().history(message)]
+    return rendered[1:] if rendered and rendered[0]["role"] == "system" else rendered
 
 
 def _configured_model(log: dict[str, Any]) -> str | None:
@@ -271,8 +271,8 @@ class ParquetRowFormat(RowFormat):
                 if schema is None:
                     losses["unknown_columns"] += 1
                     return
-                wanted = {schema.messages, *schema.ids, *schema.models, *_ASIDE}
-                columns = [column for column in present if column in wanted]
+                column_names = {schema.messages, *schema.ids, *schema.models, *_ASIDE}
+                columns = [column for column in present if column in column_names]
                 for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
                     for row in batch.to_pylist():
                         yield schema, row

@@ -162,14 +162,14 @@ def _effects_of(call: LoggedCall, files: FileTracker | None) -> _CallEffects:
     """The edits and commits of a call, which are applied to `files` where they are passed."""
     edits: list[TrackedEdit] = []
     committed = count_commits(call)
-    wanted = [] if call.denied or call.failed else file_changes(call)
-    for change in wanted:
+    changes = [] if call.denied or call.failed else file_changes(call)
+    for change in changes:
         if files is None or not call.completed:
             # Without a result it is unknown whether the edit was made.
             edits.append(TrackedEdit(change.path, unknown=files is not None))
         else:
             edits.append(files.apply(change))
-    if files is not None and not files.empty and call.text is not None and not call.denied and not wanted:
+    if files is not None and not files.empty and call.text is not None and not call.denied and not changes:
         if CHANGING.search(call.script):
             for command in call.shell():
                 files.run_command(command)
@@ -182,15 +182,15 @@ def _feedback(own: _TurnContext, calls: Sequence[LoggedCall]) -> Any:
     if any(call.denied and is_correction(call.text or "") for call in calls):
         return "negative"
     for message in own.after:
-        said = text_of(message.get("content"))
-        for text in [said] if message.get("role") == "user" else queued_prompts(said):
+        message_text = text_of(message.get("content"))
+        for text in [message_text] if message.get("role") == "user" else queued_prompts(message_text):
             if (sign := feedback(text)) is not None:
                 return sign
     return None
 
 
 # What git prints for a commit: "[main 1a2b3c4] Subject", "[main (root-commit) 1a2b3c4] Subject".
-_MADE = re.compile(r"^\s{0,8}\[[^\]\n]{1,250}[ )][0-9a-f]{7,40}\] ", re.MULTILINE)
+_COMMIT_LINE = re.compile(r"^\s{0,8}\[[^\]\n]{1,250}[ )][0-9a-f]{7,40}\] ", re.MULTILINE)
 _NONE = ("nothing to commit", "no changes added to commit", "nothing added to commit", "Aborting commit")
 _VALUED = frozenset(("-C", "-c", "--git-dir", "--work-tree", "--namespace"))
 _IDLE = frozenset(("--dry-run", "-h", "--help"))
@@ -205,16 +205,16 @@ def count_commits(call: LoggedCall) -> int:
         return int(not call.failed)
     if "commit" not in call.script:
         return 0
-    asked = [(at, command) for at, command in enumerate(call.shell()) if _commits(command)]
-    if not asked:
+    commit_commands = [(at, command) for at, command in enumerate(call.shell()) if _commits(command)]
+    if not commit_commands:
         return 0
     text = call.text or ""
-    reported = len(_MADE.findall(text))
+    reported = len(_COMMIT_LINE.findall(text))
     if reported:
-        return min(reported, len(asked))
+        return min(reported, len(commit_commands))
     if call.code != 0 or any(sign in text for sign in _NONE):
         return 0
-    return sum(_certain(call.shell(), at) for at, _ in asked)
+    return sum(_certain(call.shell(), at) for at, _ in commit_commands)
 
 
 def _commits(command: ShellCommand) -> bool:

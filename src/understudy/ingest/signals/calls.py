@@ -208,7 +208,7 @@ _DENIED = (
     "User did not allow tool call", "The user denied this operation", "Operation denied by user",
     "Action rejected", "User rejected ", "Tool use rejected",
 )  # fmt: skip
-_ASKED = frozenset(("Exit plan mode?", "Answer questions?"))
+_USER_QUESTIONS = frozenset(("Exit plan mode?", "Answer questions?"))
 _DENIED_END = ("[Last action has been rejected by the user]",)
 _INTERRUPTED = (
     "The user doesn't want to take this action right now", "[Request interrupted by user", "[Operation Cancelled]",
@@ -304,7 +304,7 @@ def set_result(call: LoggedCall, text: str, error: bool, marked: bool) -> None:
     head, tail = text[:_HEAD].lstrip(), text[-_TAIL:].rstrip()
     if _TAKEN_BACK in text[:_HEAD]:
         call.interrupted = True
-    elif head.startswith(_DENIED) or tail.endswith(_DENIED_END) or (error and head in _ASKED):
+    elif head.startswith(_DENIED) or tail.endswith(_DENIED_END) or (error and head in _USER_QUESTIONS):
         call.denied = True
     elif head.startswith(_INTERRUPTED) or tail.endswith(_INTERRUPTED_END):
         call.interrupted = True

@@ -220,26 +220,26 @@ def runs_tests(command: ShellCommand) -> bool:
         program, rest = rest[0].rpartition("/")[2], rest[1:]
         if program in _RUNS:
             return True
-    wanted = _SUBCOMMANDS.get(program)
-    if wanted is None:
+    subcommands = _SUBCOMMANDS.get(program)
+    if subcommands is None:
         # The script of a package may be named by its runner: `yarn jest`, `bundle exec rspec` stand apart already.
         return False
     if program.startswith("gradle"):
         return any(_GRADLE_TASK.fullmatch(word) for word in rest)
     if program.startswith("mvn") or program in ("make", "gmake", "xcodebuild", "bazel", "lein", "sbt"):
-        return any(word in wanted for word in rest)
-    plain = [word for word in rest if not word.startswith(("-", "+", "@")) or word in wanted]
+        return any(word in subcommands for word in rest)
+    plain = [word for word in rest if not word.startswith(("-", "+", "@")) or word in subcommands]
     if program in _SCRIPTS and plain[:1] in (["run"], ["run-script"]):
         script = plain[1].rpartition(":")[2] if program == "hatch" and len(plain) > 1 else "".join(plain[1:2])
         return script in _RUNS or _TEST_SCRIPT.fullmatch(script) is not None
     if program in ("npm", "pnpm", "yarn", "bun") and plain and plain[0] in _RUNS:
         return True
     if program in ("yarn", "pnpm", "just", "task", "rake") and plain and _TEST_SCRIPT.fullmatch(plain[0]):
-        return plain[0] not in ("check", "unit") or plain[0] in wanted
-    if any(word in wanted for word in plain[:1]):
+        return plain[0] not in ("check", "unit") or plain[0] in subcommands
+    if any(word in subcommands for word in plain[:1]):
         return True
     # Options with a value of their own stand before the subcommand: `npm --prefix web test`.
-    valued = program in ("npm", "pnpm", "yarn") and len(plain) > 1 and plain[1] in wanted
+    valued = program in ("npm", "pnpm", "yarn") and len(plain) > 1 and plain[1] in subcommands
     return valued and plain[0] not in ("install", "add", "i", "remove", "ls", "view", "run")
 
 

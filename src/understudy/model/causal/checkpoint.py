@@ -248,10 +248,10 @@ def load_module(directory: Path, dtype: torch.dtype | None) -> Any:
         ) from error
     for what in ("missing", "mismatched", "unexpected"):
         if names := sorted(name if isinstance(name, str) else name[0] for name in loading_info[f"{what}_keys"]):
-            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            names_text = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             raise ConfigError(
                 f"the weights in {directory} do not match its config.json ({type(module).__name__}): "
-                f"{_MISMATCH[what]}: {shown}; replace config.json by the one that belongs to the weights"
+                f"{_MISMATCH[what]}: {names_text}; replace config.json by the one that belongs to the weights"
             )
     return module
 

@@ -338,9 +338,9 @@ class CausalEngine:
 
     def _has_work(self) -> bool:
         frozen = self._paused == "keep"
-        gone = any(job.cancelled for job in (*self._active, *self._waiting))
+        any_cancelled = any(job.cancelled for job in (*self._active, *self._waiting))
         begins = bool(self._waiting) and (self._paused is None or self._waits_despite_pause())
-        return gone or (not frozen and (begins or bool(self._active)))
+        return any_cancelled or (not frozen and (begins or bool(self._active)))
 
     def _waits_despite_pause(self) -> bool:
         """Whether requests are queued that were submitted before a pause in mode `wait`."""

@@ -337,9 +337,9 @@ class CausalModel:
         return {"weight_version": self._weights.version}
 
     async def _load_adapter(self, command: ControlRequest) -> str:
-        wanted = read_body(command.body, _LoadAdapter)
-        await self._weights.add(wanted.lora_name, Path(wanted.lora_path), in_place=wanted.load_inplace)
-        return f"Success: LoRA adapter '{wanted.lora_name}' added successfully."
+        request = read_body(command.body, _LoadAdapter)
+        await self._weights.add(request.lora_name, Path(request.lora_path), in_place=request.load_inplace)
+        return f"Success: LoRA adapter '{request.lora_name}' added successfully."
 
     async def _unload_adapter(self, command: ControlRequest) -> str:
         name = read_body(command.body, _UnloadAdapter).lora_name

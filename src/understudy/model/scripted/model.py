@@ -180,7 +180,7 @@ def _minimal_value(definition: dict[str, Any], text: str, depth: int = 0) -> Any
         return _minimal_value(schema.options[0], text, depth + 1)
     kind = schema.type[0] if isinstance(schema.type, list) and schema.type else schema.type
     if kind == "object" or (kind is None and schema.properties):
-        wanted = [name for name in schema.required if name in schema.properties]
-        return {name: _minimal_value(schema.properties[name], text, depth + 1) for name in wanted}
+        required = [name for name in schema.required if name in schema.properties]
+        return {name: _minimal_value(schema.properties[name], text, depth + 1) for name in required}
     simple: dict[str, Any] = {"integer": schema.minimum, "number": schema.minimum, "boolean": False, "array": []}
     return simple.get(str(kind), None if kind == "null" else text)

@@ -372,10 +372,10 @@ class _ShellResult(Struct):
 def _output(result: str) -> tuple[int, str]:
     """The exit code of a command and its output, as far as it is shown."""
     try:
-        shown = msgspec.json.decode(result, type=_ShellResult)
+        output = msgspec.json.decode(result, type=_ShellResult)
     except msgspec.MsgspecError:
         return 1, ""
-    return shown.returncode, shown.output or shown.output_head
+    return output.returncode, output.output or output.output_head
 
 
 def _plain_lines(text: str, first: int) -> Lines:

@@ -200,11 +200,11 @@ class DockerSandbox(IsolatedSandbox):
             self._check_open()
             if not reveal or not any(mount.private for mount in self._spec.mounts):
                 return await run_to_completion(lambda over: self._watch(command, over, timeout_s, stdin))
-            shown = await run_to_completion(lambda over: self._reveal())
+            revealed = await run_to_completion(lambda over: self._reveal())
             try:
                 return await run_to_completion(lambda over: self._watch(command, over, timeout_s, stdin))
             finally:
-                await run_to_completion(lambda over: self._hide(shown))
+                await run_to_completion(lambda over: self._hide(revealed))
 
     async def _watch(
         self, command: Mapping[str, Any], over: asyncio.Event, timeout_s: float, stdin: bytes
@@ -454,10 +454,10 @@ class DockerSandbox(IsolatedSandbox):
         private = [mount for mount in self._spec.mounts if mount.private]
         return await self._call("show what is private", self._show, private)
 
-    async def _hide(self, shown: Sequence[str]) -> None:
+    async def _hide(self, paths: Sequence[str]) -> None:
         """Remove what was shown; when that cannot be, end the sandbox rather than let it be seen."""
         await self._ensure_running()
-        if not await self._call("hide what was shown", self._remove, shown):
+        if not await self._call("hide what was shown", self._remove, paths):
             await self.close()
             raise SandboxError(
                 "the files revealed to a run could not be removed again, so the sandbox was closed; open a new one"
@@ -465,15 +465,15 @@ class DockerSandbox(IsolatedSandbox):
 
     def _show(self, mounts: Sequence[Mount]) -> list[str]:
         """Copy the mounts' sources in, for everybody to read; the topmost paths that were not there before."""
-        shown: list[str] = []
+        paths: list[str] = []
         for mount in mounts:
             above = posixpath.dirname(mount.target)
             while self._files.mode(above) is None:
                 above = posixpath.dirname(above)
             inside = posixpath.relpath(mount.target, above)
-            shown.append(posixpath.join(above, inside.split("/")[0]))
+            paths.append(posixpath.join(above, inside.split("/")[0]))
             self._files.put_tree(mount.source, above, 0, inside, read_only=True)
-        return shown
+        return paths
 
     def _remove(self, paths: Sequence[str]) -> bool:
         """Remove what was shown; whether it is gone, as the engine says."""

@@ -73,9 +73,9 @@ class _Stream(io.RawIOBase):
             if chunk is None:
                 return 0
             self._rest = memoryview(chunk)
-        taken = min(len(buffer), len(self._rest))
-        buffer[:taken], self._rest = self._rest[:taken], self._rest[taken:]
-        return taken
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
 
 
 class ContainerFiles:

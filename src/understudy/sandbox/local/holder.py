@@ -156,14 +156,14 @@ class MountHolder:
             first = _child(first)
         # The memory of the shell belongs to the inner user namespace, so we may look into it without being root.
         self.target = _child(first)
-        with contextlib.ExitStack() as opened:
+        with contextlib.ExitStack() as stack:
             self._pidfd = os.pidfd_open(first)
-            opened.callback(os.close, self._pidfd)
+            stack.callback(os.close, self._pidfd)
             self.box = os.open(f"/proc/{self.target}/root{BOX}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            opened.callback(os.close, self.box)
+            stack.callback(os.close, self.box)
             self.proc = os.open(f"/proc/{self.target}/root/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            opened.callback(os.close, self.proc)
-            self._opened = opened.pop_all()
+            stack.callback(os.close, self.proc)
+            self._opened = stack.pop_all()
 
     @property
     def alive(self) -> bool:

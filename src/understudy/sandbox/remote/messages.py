@@ -201,6 +201,6 @@ class MessageStream:
             if not content:
                 return None
             self._rest += content
-        taken = bytes(memoryview(self._rest)[:count])
+        part = bytes(memoryview(self._rest)[:count])
         del self._rest[:count]
-        return taken
+        return part

@@ -201,11 +201,11 @@ class SshSandboxes(RemoteSandboxes):
                     labels=sandbox_labels(),
                     deadline_s=self._deadline_s,
                 )
-                opened = await connection.ask(request, messages.OpenReply)
+                reply = await connection.ask(request, messages.OpenReply)
             except BaseException:
                 await asyncio.shield(connection.close())
                 raise
-        return SshSandbox(spec, connection, opened.home)
+        return SshSandbox(spec, connection, reply.home)
 
     def _check(self, spec: SandboxSpec) -> None:
         """Raise SandboxError for what is missing on this machine; the other one checks the rest."""

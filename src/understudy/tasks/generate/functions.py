@@ -167,8 +167,8 @@ def _new_names(draw: random.Random, split: Split) -> Iterator[str]:
     used: set[str] = set()
     while True:
         word = "".join(draw.choice(_ONSETS) + draw.choice(_VOWELS) + draw.choice(_CODAS) for _ in range(2))
-        taken = word in used or keyword.iskeyword(word) or word in sys.stdlib_module_names
-        if not taken and split_of(word) == split:
+        is_used = word in used or keyword.iskeyword(word) or word in sys.stdlib_module_names
+        if not is_used and split_of(word) == split:
             used.add(word)
             yield word
 

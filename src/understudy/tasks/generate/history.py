@@ -139,9 +139,9 @@ async def make_from_history(
 
 def _remove_others(trees: Path, tasks: list[Task]) -> None:
     """Remove trees of commits that were begun after the last one that counts."""
-    kept = {task.source.path for task in tasks if isinstance(task.source, Directory)}
+    source_paths = {task.source.path for task in tasks if isinstance(task.source, Directory)}
     for tree in trees.iterdir():
-        if str(tree) not in kept:
+        if str(tree) not in source_paths:
             shutil.rmtree(tree)
 
 

@@ -35,15 +35,15 @@ def compose(package: str, version: str, module: str, failures: Sequence[FailedCh
     Test functions are shown once each, however many of their parameters fail.
     """
     functions = one_per_function(failures)
-    shown, number = functions[:_MAX_EXAMPLES], len(functions)
+    examples, number = functions[:_MAX_EXAMPLES], len(functions)
     broken = "One check that passed before fails" if number == 1 else f"{number} checks that passed before fail"
     parts = [
         f"# {package}: `{module}` misbehaves",
         f"This is the source of {package} {version}. Code in `{module}` used to work and no longer does. "
         f"{broken}:",
-        *(failing_example(number, failure) for number, failure in enumerate(shown, start=1)),
+        *(failing_example(number, failure) for number, failure in enumerate(examples, start=1)),
     ]
-    if rest := number - len(shown):
+    if rest := number - len(examples):
         checks = "check on the same code fails" if rest == 1 else "checks on the same code fail"
         parts.append(f"{rest} further {checks} too.")
     parts.append(

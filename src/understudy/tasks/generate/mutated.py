@@ -74,7 +74,7 @@ async def make_mutated(
     targets = await asyncio.to_thread(_targets, chosen, prepared.tree, measured)
     candidates = _candidates(targets, f"{chosen.sdist.sha256}:{seed}", count * _TRIES_PER_TASK)
     free: asyncio.Queue[Sandbox] = asyncio.Queue()
-    opened: list[Sandbox] = []
+    sandboxes_open: list[Sandbox] = []
     tasks: dict[str, Task] = {}
 
     async def attempt(mutant: Mutant) -> Task | None:
@@ -89,8 +89,8 @@ async def make_mutated(
     spec = msgspec.structs.replace(spec, path_prefixes=(_LAUNCHER_MOUNT, *spec.path_prefixes), limits=_LIMITS)
     try:
         for _ in range(max(1, jobs)):
-            opened.append(await sandboxes.open(spec))
-            free.put_nowait(opened[-1])
+            sandboxes_open.append(await sandboxes.open(spec))
+            free.put_nowait(sandboxes_open[-1])
         tried = 0
         async with aclosing(ordered(candidates, attempt, jobs + 1)) as results:
             async for task in results:
@@ -105,7 +105,7 @@ async def make_mutated(
             f"use a smaller --count, another --seed or another package"
         )
     finally:
-        for sandbox in opened:
+        for sandbox in sandboxes_open:
             await sandbox.close()
         launcher.cleanup()
 
@@ -250,7 +250,7 @@ def _task(
     hidden_in = sorted({node_id.partition("::")[0] for node_id in broken})
     tests = {file: _read(tree, file) for file in mutant.files}
     failing = {file: [id for id in broken if id.partition("::")[0] == file] for file in hidden_in}
-    shown = {file: hide_tests(tests[file], ids) for file, ids in failing.items()}
+    visible_tests = {file: hide_tests(tests[file], ids) for file, ids in failing.items()}
     original, changed = {mutant.module: mutant.original}, {mutant.module: mutant.changed}
     gold = unified(changed, original)
     digest = hashlib.sha256(f"{package.sdist.sha256}\n{gold}".encode()).hexdigest()
@@ -266,7 +266,9 @@ def _task(
             timeout_s=_CHECK_TIMEOUT_S,
         ),
         gold_patch=gold,
-        setup_patch=unified({**original, **{file: tests[file] for file in hidden_in}}, {**changed, **shown}),
+        setup_patch=unified(
+            {**original, **{file: tests[file] for file in hidden_in}}, {**changed, **visible_tests}
+        ),
         meta={
             "license": package.license,
             "operators": [site.operator for site in mutant.sites],

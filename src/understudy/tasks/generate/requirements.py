@@ -79,8 +79,10 @@ def pin(requirements: Iterable[str], *, cache: Path) -> tuple[str, ...]:
         return ()
     python = Path(python_environment(cache).path_prefixes[0], "python")
     with tempfile.TemporaryDirectory(prefix="understudy-") as directory:
-        wanted, constraints, report = (Path(directory, name) for name in ("wanted", "constraints", "report"))
-        wanted.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        requirements_file, constraints, report = (
+            Path(directory, name) for name in ("wanted", "constraints", "report")
+        )
+        requirements_file.write_text("\n".join(lines) + "\n", encoding="utf-8")
         constraints.write_text("\n".join(f"{name}=={PINNED[name]}" for name in PINNED) + "\n", encoding="utf-8")
         command = [python, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--dry-run"]
         command += [
@@ -91,7 +93,7 @@ def pin(requirements: Iterable[str], *, cache: Path) -> tuple[str, ...]:
             "-c",
             constraints,
             "-r",
-            wanted,
+            requirements_file,
         ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)

@@ -104,13 +104,13 @@ def scores(
     result, inputs, own = Scores(blank, blank), dict[str, Any](use_cache=False), 0
     if shared and _keeps(model):
         # Position t - 1 predicts token t, so this predicts the first token of each row's own part too.
-        wanted = mask[:, 1 : shared + 1].any(dim=0)
-        output = model(input_ids=tokens[:1, :shared], use_cache=True, logits_to_keep=wanted.unsqueeze(0))
+        columns = mask[:, 1 : shared + 1].any(dim=0)
+        output = model(input_ids=tokens[:1, :shared], use_cache=True, logits_to_keep=columns.unsqueeze(0))
         if _repeatable(output.past_key_values):
             at, column = mask[:, 1 : shared + 1].nonzero(as_tuple=True)
-            row_index = (wanted.cumsum(0) - 1)[column]
+            row_index = (columns.cumsum(0) - 1)[column]
             part = _of_logits(output.logits / temperature, row_index, tokens[at, column + 1], entropy_gradient)
-            result, own = _laid(result, part, mask & (positions <= shared)), shared
+            result, own = _with_part(result, part, mask & (positions <= shared)), shared
             output.past_key_values.batch_repeat_interleave(len(rows))
             inputs = {"use_cache": True, "past_key_values": output.past_key_values}
     targets = mask[:, own + 1 :]
@@ -120,7 +120,7 @@ def scores(
     logits: Tensor = model(input_ids=tokens[:, own:], logits_to_keep=selected, **inputs).logits / temperature
     each = torch.arange(len(logits), device=device)
     part = _of_logits(logits, each, tokens[:, own + 1 :][targets], entropy_gradient)
-    return _laid(result, part, mask & (positions > own))
+    return _with_part(result, part, mask & (positions > own))
 
 
 def _of_logits(logits: Tensor, row_index: Tensor, tokens: Tensor, entropy_gradient: bool) -> Scores:
@@ -141,7 +141,7 @@ def _entropy(logits: Tensor) -> Tensor:
     return -(logprobs.exp() * logprobs.clamp(min=-1000.0)).sum(dim=-1)
 
 
-def _laid(onto: Scores, part: Scores, mask: Tensor) -> Scores:
+def _with_part(onto: Scores, part: Scores, mask: Tensor) -> Scores:
     return Scores(
         onto.logprobs.masked_scatter(mask, part.logprobs), onto.entropy.masked_scatter(mask, part.entropy)
     )

@@ -124,13 +124,13 @@ def policy_loss(
 
     Raises ValueError where an option needs a tensor that was not given.
     """
-    for name, wanted, tensor in (
+    for name, required, tensor in (
         ("behaviour logprobs", options.correction != "none", behaviour),
         ("reference logprobs", options.kl_coefficient > 0, reference),
         ("entropy", options.entropy_coefficient > 0, entropy),
         ("the teacher's logprobs", isinstance(options, DistillOptions), teacher),
     ):
-        if wanted and tensor is None:
+        if required and tensor is None:
             raise ValueError(f"these options need {name}, which are missing")
     if rollout_tokens is None:
         rollout_tokens = tokens_of_rollouts(mask, rollout_index, len(advantages))

@@ -346,7 +346,7 @@ class Updater:
         return torch.autocast("cuda", dtype=torch.bfloat16) if self._autocast else nullcontext()
 
 
-_KEPT = 2
+_CHECKPOINTS_KEPT = 2
 """Checkpoints."""
 
 OnUpdate = Callable[[UpdateReport, int], None]
@@ -463,5 +463,5 @@ def _plan(groups: Sequence[RolloutGroup], size: int, seed: int) -> list[list[Rol
 
 def _forget(checkpoints: Path) -> None:
     paths = sorted(checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    for path in paths[:-_KEPT]:
+    for path in paths[:-_CHECKPOINTS_KEPT]:
         shutil.rmtree(path, ignore_errors=True)

@@ -230,7 +230,7 @@ def _config(
         output=output.resolve(),
     )
     gpu = _has_gpu()
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "learning_rate": options.learning_rate,
         "weight_decay": options.weight_decay,
         "adam_beta1": options.beta1,
@@ -249,12 +249,12 @@ def _config(
     }
     if options.lora is not None:
         lora = options.lora
-        asked |= {"lora_rank": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
-        asked |= {"lora_target": ",".join(lora.modules) or "all"}
+        settings |= {"lora_rank": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
+        settings |= {"lora_target": ",".join(lora.modules) or "all"}
     # `warmup_steps` replaces the default `warmup_ratio`.
-    replaced = {*asked, "warmup_ratio"}
+    replaced = {*settings, "warmup_ratio"}
     unchanged = [line for line in proposed.splitlines() if line.partition(":")[0] not in replaced]
-    return "\n".join([*unchanged, "### from the options of this training", _yaml(asked)])
+    return "\n".join([*unchanged, "### from the options of this training", _yaml(settings)])
 
 
 def _merge(model: Path, adapter: Path, template: str, output: Path) -> dict[str, Any]:

@@ -256,24 +256,28 @@ class Bridge:
         if session is None:
             return _refused(404, "no such session")
         try:
-            asked = msgspec.json.decode(await request.read(), type=_BridgeRequest)
+            request_body = msgspec.json.decode(await request.read(), type=_BridgeRequest)
         except msgspec.DecodeError as error:
             return _refused(400, f"not understood: {error}")
-        room = self._context - len(asked.token_ids)
+        room = self._context - len(request_body.token_ids)
         if room < 1:
             return _refused(
                 400,
                 f"This model's maximum context length is {self._context} tokens. However, your request has "
-                f"{len(asked.token_ids)} input tokens.",
+                f"{len(request_body.token_ids)} input tokens.",
             )
-        limit = min(int(asked.sampling_params.get("max_tokens") or room), room)
-        sampling = {key: value for key, value in asked.sampling_params.items() if key in ("stop", "logit_bias")}
-        answer = await session.generate(asked.token_ids, {**sampling, **session.sampling, "max_tokens": limit})
+        limit = min(int(request_body.sampling_params.get("max_tokens") or room), room)
+        sampling = {
+            key: value for key, value in request_body.sampling_params.items() if key in ("stop", "logit_bias")
+        }
+        answer = await session.generate(
+            request_body.token_ids, {**sampling, **session.sampling, "max_tokens": limit}
+        )
         if answer.aborted:
             return _refused(503, "the request was aborted for new weights; ask again")
         if answer.step is not None:
             session.steps.add(answer.step)
-        return web.json_response(_answered(asked.token_ids, answer, limit))
+        return web.json_response(_answered(request_body.token_ids, answer, limit))
 
     async def _models(self, _: web.Request) -> web.Response:
         card = {"id": self._model, "object": "model", "max_model_len": self._context}

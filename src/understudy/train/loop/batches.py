@@ -102,9 +102,9 @@ def harvest(
     skipped = Counter[str]()
     groups: dict[GroupRef, list[RolloutGroup]] = {}
     for number in sorted({ref.wave for ref in ready}):
-        wanted = {ref.task for ref in ready if ref.wave == number}
+        tasks = {ref.task for ref in ready if ref.wave == number}
         with Store.open(directory.run(number), create=False) as store:
-            for group in groups_from_store(store, run=runs[number], left_out=skipped, tasks=wanted):
+            for group in groups_from_store(store, run=runs[number], left_out=skipped, tasks=tasks):
                 groups.setdefault(GroupRef(number, group.task_id), []).append(group)
     # Those of groups that go on are among them; ours are counted by their group.
     skipped[NO_VERDICT] = sum(figures.failed for figures in ready.values())

@@ -288,7 +288,7 @@ class Loop:
     async def _wait_for_groups(self, number: int) -> dict[GroupRef, TaskCounts]:
         """The groups that have ended, once they are enough for an update, with what became of their rollouts."""
         last = number >= self.config.steps or not self._overlaps(number)
-        wanted = max(1, math.ceil(self.config.quorum * self.config.groups))
+        groups_needed = max(1, math.ceil(self.config.quorum * self.config.groups))
         while True:
             # Noted before rollouts are counted: a wave that ends meanwhile is counted once more.
             running = {number: wave for number, wave in self._waves.items() if not wave.ended}
@@ -296,7 +296,7 @@ class Loop:
             ready = await self._ready()
             open_ = any(ref.wave in running for ref in self.state.pending() if ref not in ready)
             differing = sum(figures.differ and self._fresh(ref) for ref, figures in ready.items())
-            if not open_ or (not last and len(ready) >= wanted and differing >= self.config.min_groups):
+            if not open_ or (not last and len(ready) >= groups_needed and differing >= self.config.min_groups):
                 return ready
             async with concurrently(*(wave.changed() for wave in running.values())) as changes:
                 await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)

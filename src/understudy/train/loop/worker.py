@@ -132,8 +132,8 @@ def _orders() -> SimpleQueue[bytes]:
 
 def _say_error(answers: BinaryIO, error: Exception, what: str) -> None:
     """Answer with an error; one of decoding is an error in `what`."""
-    known = error if isinstance(error, UnderstudyError) else ConfigError(f"{what}: {error}")
-    _say(answers, {"error": info_of(known)})
+    reported = error if isinstance(error, UnderstudyError) else ConfigError(f"{what}: {error}")
+    _say(answers, {"error": info_of(reported)})
 
 
 def _say(answers: BinaryIO, what: Any) -> None:

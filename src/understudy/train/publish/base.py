@@ -239,8 +239,8 @@ def check_weights(weights: Path, kind: WeightsKind) -> Path:
     needed, other = ("adapter_config.json", "config.json") if lora else ("config.json", "adapter_config.json")
     stems = ("adapter_model",) if lora else ("model", "pytorch_model")
     if not (path / needed).is_file():
-        held = f"; it holds {'a whole model' if lora else 'a LoRA adapter'}" if (path / other).is_file() else ""
-        raise ConfigError(f"{path} has no {needed}, so no weights to publish as {kind}{held}")
+        hint = f"; it holds {'a whole model' if lora else 'a LoRA adapter'}" if (path / other).is_file() else ""
+        raise ConfigError(f"{path} has no {needed}, so no weights to publish as {kind}{hint}")
     ends = ("safetensors", "bin")
     if not any(file.is_file() for stem in stems for end in ends for file in path.glob(f"{stem}*.{end}")):
         raise ConfigError(f"{path} has no {stems[0]}*.safetensors; were the weights saved whole?")

@@ -89,9 +89,9 @@ class WeightsDirectory:
 
         shapes_: list[tuple[str, str, tuple[int, ...]]] = []
         for file in self._files():
-            with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 (it is no dictionary)
-                    part = opened.get_slice(name)
+            with safe_open(file, framework="pt") as tensors_file:
+                for name in tensors_file.keys():  # noqa: SIM118 (it is no dictionary)
+                    part = tensors_file.get_slice(name)
                     shapes_.append((name, part.get_dtype(), tuple(part.get_shape())))
         return sorted(shapes_)
 
@@ -101,11 +101,11 @@ class WeightsDirectory:
 
         holds: dict[str, Path] = {}
         for file in self._files():
-            with safe_open(file, framework="pt") as opened:
-                holds |= dict.fromkeys(opened.keys(), file)
+            with safe_open(file, framework="pt") as tensors_file:
+                holds |= dict.fromkeys(tensors_file.keys(), file)
         for name in sorted(holds):
-            with safe_open(holds[name], framework="pt", device=self._device) as opened:
-                yield name, opened.get_tensor(name)
+            with safe_open(holds[name], framework="pt", device=self._device) as tensors_file:
+                yield name, tensors_file.get_tensor(name)
 
     def _files(self) -> list[Path]:
         files = sorted(self.path.glob("*.safetensors"))
@@ -228,6 +228,6 @@ def _own_address(server: str) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        return int(taken.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

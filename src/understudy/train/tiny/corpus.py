@@ -107,8 +107,8 @@ def sources(seed: int, split: Split = "train") -> Iterator[str]:
 
 def opening(module: ModuleSpec, date: str) -> list[Message]:
     """What a session begins with."""
-    asked = f"{_REMINDER.format(date=date)}\n{module.instruction}"
-    return [{"role": "system", "content": f"{_AGENT}\n\n{SYSTEM_PROMPT}"}, {"role": "user", "content": asked}]
+    prompt = f"{_REMINDER.format(date=date)}\n{module.instruction}"
+    return [{"role": "system", "content": f"{_AGENT}\n\n{SYSTEM_PROMPT}"}, {"role": "user", "content": prompt}]
 
 
 def read_result(text: str) -> str:

@@ -150,23 +150,23 @@ def _encoded(
     """The tokens of a conversation, and 1 for each that the assistant says."""
     text, spans = _rendered(conversation)
     encoding: Any = reader.backend_tokenizer.encode(text, add_special_tokens=False)
-    spoken = [0] * len(encoding.ids)
+    is_sampled = [0] * len(encoding.ids)
     for start, end in spans:
         for token in range(encoding.char_to_token(start), encoding.char_to_token(end - 1) + 1):
-            spoken[token] = 1
-    return encoding.ids, spoken
+            is_sampled[token] = 1
+    return encoding.ids, is_sampled
 
 
 def _padded(rows: Sequence[tuple[list[int], list[int]]], others: float = _OTHERS_WEIGHT) -> PretrainBatch:
     longest = max(len(ids) for ids, _ in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     weights = torch.zeros(len(rows), longest)
-    spoken = torch.zeros(len(rows), longest, dtype=torch.bool)
+    is_sampled = torch.zeros(len(rows), longest, dtype=torch.bool)
     for number, (row, mask) in enumerate(rows):
         ids[number, : len(row)] = torch.tensor(row)
-        spoken[number, : len(mask)] = torch.tensor(mask, dtype=torch.bool)
-        weights[number, : len(row)] = torch.where(spoken[number, : len(row)], 1.0, others)
-    return PretrainBatch(ids, weights, spoken)
+        is_sampled[number, : len(mask)] = torch.tensor(mask, dtype=torch.bool)
+        weights[number, : len(row)] = torch.where(is_sampled[number, : len(row)], 1.0, others)
+    return PretrainBatch(ids, weights, is_sampled)
 
 
 def losses(model: Qwen3ForCausalLM, batch: PretrainBatch) -> tuple[Tensor, Tensor]:

@@ -22,14 +22,14 @@ VOCABULARY = 1024
 CONTEXT = 4096
 
 _COMMON_SHARE = 0.02
-_WORDS = r"\p{L}+|\p{N}| +|\n+|[^\s\p{L}\p{N}]+|\s"
+_PRE_TOKENS = r"\p{L}+|\p{N}| +|\n+|[^\s\p{L}\p{N}]+|\s"
 
 
 def train(texts: Sequence[str]) -> Tokenizer:
     """A byte-level BPE tokenizer of `VOCABULARY` tokens, none of which reaches beyond a word or run of signs."""
     counts = Counter(word for text in texts for word in set(re.findall(r"[A-Za-z]+", text)))
     common = sorted(word for word, count in counts.items() if count >= _COMMON_SHARE * len(texts))
-    pattern = rf" ?(?:{'|'.join(common)})(?!\p{{L}})|{_WORDS}"
+    pattern = rf" ?(?:{'|'.join(common)})(?!\p{{L}})|{_PRE_TOKENS}"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
