@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ import pytest
 from msgspec.structs import replace
 
 from understudy.store import Store
+from understudy.store.address import StoreUrl, parse_location
 from understudy.train.groups import RolloutGroup, TokenSequence, TrainingRollout, read_groups
 from understudy.train.loop.runtime import LoopSummary
 from understudy.train.loop.state import LoopDirectory, LoopState, StepState
@@ -27,7 +29,9 @@ from fakes.control import weights_in
 from fakes.loop_program import Order, small_loop
 from fakes.policy import AGENT, FakePolicy
 from support import UNDERSTUDY, kills, understudy
+from support.postgresql import PostgresqlServer
 from support.tiny_model import make_model
+from support.workers import worker
 
 pytestmark = [
     pytest.mark.services,
@@ -86,7 +90,7 @@ def groups_in(path: Path, *, with_logprobs: bool = True) -> tuple[list[RolloutGr
 def history(root: str) -> dict[str, Any]:
     """All of a loop's state but what a clock says, with what its updates learned from and came to."""
     directory = LoopDirectory(Path(root))
-    state = state_of(Path(root))
+    state = replace(state_of(Path(root)), database=None)
     groups = {step.step: groups_in(directory.groups(step.step))[0] for step in state.steps}
     return {
         "state": msgspec.to_builtins(without_clock(state)),
@@ -94,6 +98,15 @@ def history(root: str) -> dict[str, Any]:
         "weights": weights_in(directory.absolute(state.weights)),
         "kept": sorted(path.parent.name for path in directory.root.glob("steps/*/weights")),
     }
+
+
+def without_ids(history: dict[str, Any]) -> dict[str, Any]:
+    """A history without the ids of rollouts, of which those in a database have others."""
+
+    def nameless(group: RolloutGroup) -> RolloutGroup:
+        return replace(group, rollouts=tuple(replace(each, rollout_id="") for each in group.rollouts))
+
+    return history | {"groups": {step: list(map(nameless, groups)) for step, groups in history["groups"].items()}}
 
 
 def state_of(root: Path) -> LoopState:
@@ -122,11 +135,12 @@ def assert_sound(root: str, order: Order) -> None:
     # What was carried over took the place of new ones.
     expected = order.steps * order.groups
     assert len(set(refs)) == len(refs) <= expected if order.asynchronous else len(refs) == expected
-    runs = [directory.run(step.step) for step in state.steps]
-    runs += [directory.absolute(each.run) for each in state.evaluations]
-    for run in runs:
-        with Store.open(run, create=False) as store:
-            for rollout in store.runs.rollouts():
+    runs = [each.run for each in (*state.steps, *state.evaluations)]
+    for wave in [directory.wave(state, run) for run in runs]:
+        with Store.open(parse_location(order.store or wave.store), create=False) as store:
+            run = store.runs.all()[0] if wave.wave is None else store.runs.of_wave(wave.wave)
+            assert run is not None
+            for rollout in store.runs.rollouts(run.id):
                 statuses = [attempt.status for attempt in store.runs.attempts(rollout.id)]
                 assert statuses.count("succeeded") == 1
                 assert set(statuses) <= {"succeeded", "unresponsive"}
@@ -219,6 +233,65 @@ async def test_an_asynchronous_loop_loses_and_repeats_nothing(order: Order, tmp_
         summary = await to_its_end(killed)
     assert summary.steps == 4
     assert_sound(killed.root, order)
+
+
+async def test_in_a_database_it_comes_to_the_same_state(
+    order: Order,
+    unbroken: dict[str, Any],
+    tmp_path: Path,
+    postgresql_server: PostgresqlServer,
+    postgresql_url: StoreUrl,
+):
+    order = replace(order, store=postgresql_url.secret_url)
+    roots = [str(tmp_path / name) for name in ("here", "there")]
+    draw = random.Random(13)
+    async with served(order, roots[0]) as (killed, policy):
+        for moment in ("during the wave", "before update 1", "after update 1", "after evaluation 2"):
+            process = await start(replace(killed, die=moment))
+            if moment == "during the wave":
+                await policy.begun.wait()
+                await asyncio.sleep(draw.uniform(0.0, 0.5))
+                process.kill()
+            _, err = await process.communicate()
+            assert process.returncode == -9, (moment, err.decode())
+            if moment == "during the wave":
+                # As if its lease had ended.
+                for table in ("workers", "attempts"):
+                    change = f"UPDATE {table} SET lease_until = 0 WHERE lease_until IS NOT NULL"
+                    postgresql_server.execute(change, postgresql_url.database)
+            # Another machine may have the directory elsewhere.
+            await asyncio.to_thread(Path(killed.root).rename, roots[1])
+            killed = replace(killed, root=roots[1])
+            roots.reverse()
+        await to_its_end(killed)
+        assert policy.weights == unbroken["weights"]
+    assert without_ids(history(killed.root)) == without_ids(unbroken)
+    assert_sound(killed.root, order)
+    names = [name for _, _, files in os.walk(killed.root) for name in files]
+    assert "state.json" in names and "store.db" not in names
+    assert "not-a-secret" not in msgspec.json.encode(state_of(Path(killed.root))).decode()
+
+
+async def test_workers_execute_its_waves_whoever_is_killed(
+    order: Order, unbroken: dict[str, Any], tmp_path: Path, postgresql_store: StoreUrl
+):
+    order = replace(order, store=postgresql_store.secret_url, engine="workers")
+    async with served(order, str(tmp_path / "loop")) as (killed, policy):
+        policy.slow_s = 0.2
+        with worker(postgresql_store) as first:
+            process = await start(killed)
+            await policy.begun.wait()
+            os.killpg(first.pid, signal.SIGKILL)
+            process.kill()
+            await process.communicate()
+        with worker(postgresql_store):
+            summary = await to_its_end(killed)
+        assert policy.weights == unbroken["weights"]
+    assert (summary.steps, summary.stopped) == (order.steps, False)
+    assert without_ids(history(killed.root)) == without_ids(unbroken)
+    assert_sound(killed.root, order)
+    with Store.open(postgresql_store) as store:
+        assert len(store.runs.all()) == order.steps + len(unbroken["state"]["evaluations"])
 
 
 def command(order: Order, model: Path, root: Path) -> list[str | Path]:

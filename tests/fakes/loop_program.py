@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -51,6 +52,8 @@ class Order(Struct, frozen=True, kw_only=True):
     die: str | None = None
     slow_s: float = 0.0
     way: str = "disk"
+    store: str | None = None
+    engine: Literal["local", "workers"] = "local"
 
 
 def quick_task(number: int) -> Task:
@@ -129,9 +132,11 @@ async def run(
         sandboxes=sandboxes,
         runtime=LoopRuntime(
             concurrency=order.concurrency,
-            urls=(order.url,),
+            urls=(order.url,) if order.url else (),
             publish=order.way,
             token_values_mb=order.token_values_mb,
+            store=order.store,
+            engine=order.engine,
         ),
         collects=collects,
         watcher=watcher or _Dying(order.die),

@@ -184,6 +184,8 @@ class Pruner:
     def _reason_to_stay(self, target: FoundStore, run: RunSpace) -> str:
         if not run.ended:
             return "not ended"
+        if run.wave is not None:
+            return "of a training loop, which may go on with it"
         if self._older is not None and _owner(target, run) not in self._older:
             return f"among the newest {self._retention.keep_runs}"
         if run.changed_at > self._before:

@@ -25,7 +25,7 @@ from understudy.report.runs import (
     version_rows,
 )
 from understudy.store.address import StoreLocation, StoreUrl, location_name
-from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, StepState
+from understudy.train.loop.state import Evaluation, LoopConfig, LoopDirectory, LoopState, StepState, WaveLocation
 from understudy.train.loop.state import read as read_state
 from understudy.train.metrics import FILE
 from understudy.train.weights import TRAINING
@@ -122,15 +122,15 @@ def _of_loop(root: Path) -> ReportFigures:
     config = read_state(root / "loop.json", LoopConfig)
     state = directory.load() or LoopState(version="", weights="")
     notes: list[str] = []
-    evaluated = [_evaluation(directory, each, notes) for each in state.evaluations]
-    collected = [figures for step in state.steps if (figures := _step(directory, step, notes)) is not None]
+    evaluated = [_evaluation(directory, state, each, notes) for each in state.evaluations]
+    collected = [figures for step in state.steps if (figures := _step(directory, state, step, notes)) is not None]
     steps = [figures for figures in collected if isinstance(figures, RunFigures)]
     points = tuple(figures.point if isinstance(figures, RunFigures) else figures for figures in collected)
     training, training_notes = read_steps(root / FILE)
     notes += training_notes
     for path in sorted((root / "evaluations").glob("step-*")):
         if path not in {directory.evaluation(each.step) for each in state.evaluations}:
-            notes += _unfinished(path, f"the evaluation {path.name}")
+            notes += _unfinished(directory.wave(state, directory.relative(path)), f"the evaluation {path.name}")
     if not evaluated:
         notes.append("no evaluation has ended yet: nothing can be said of held-out tasks")
     elif config is not None and state.done < config.steps:
@@ -155,10 +155,12 @@ def _of_loop(root: Path) -> ReportFigures:
     )
 
 
-def _evaluation(directory: LoopDirectory, evaluation: Evaluation, notes: list[str]) -> RunFigures:
+def _evaluation(
+    directory: LoopDirectory, state: LoopState, evaluation: Evaluation, notes: list[str]
+) -> RunFigures:
     """What the store of an evaluation says, or where that is gone the state; notes tell where they differ."""
     label, name = f"step {evaluation.step}", f"the evaluation of step {evaluation.step}"
-    path = directory.absolute(evaluation.run)
+    path = directory.wave(state, evaluation.run)
     figures = _read(path, label, evaluation.step, evaluation.version, name, notes)
     if figures is not None:
         if (evaluation.solved, evaluation.total) != (figures.point.solved, figures.point.graded):
@@ -184,10 +186,12 @@ def _evaluation(directory: LoopDirectory, evaluation: Evaluation, notes: list[st
     )
 
 
-def _step(directory: LoopDirectory, state: StepState, notes: list[str]) -> RunFigures | Point | None:
+def _step(
+    directory: LoopDirectory, loop: LoopState, state: StepState, notes: list[str]
+) -> RunFigures | Point | None:
     """What the store of a step's wave says, or where that is gone the state; None while it is collected."""
     label, name = f"step {state.step}", f"step {state.step}"
-    path = directory.absolute(state.run)
+    path = directory.wave(loop, state.run)
     if state.phase == "collecting":
         notes += _unfinished(path, f"{name}, which is being collected")
         return None
@@ -206,9 +210,11 @@ def _step(directory: LoopDirectory, state: StepState, notes: list[str]) -> RunFi
     )
 
 
-def _read(path: Path, label: str, step: int, version: str, name: str, notes: list[str]) -> RunFigures | None:
+def _read(
+    path: WaveLocation, label: str, step: int, version: str, name: str, notes: list[str]
+) -> RunFigures | None:
     try:
-        figures = read_run_figures(path, label, step=step, version=version)
+        figures = read_run_figures(path.store, label, wave=path.wave, step=step, version=version)
     except StoreError as error:
         notes.append(f"{name}: shown is what the loop's state says, for its store cannot be read: {error}")
         return None
@@ -216,12 +222,12 @@ def _read(path: Path, label: str, step: int, version: str, name: str, notes: lis
     return figures
 
 
-def _unfinished(path: Path, name: str) -> list[str]:
+def _unfinished(path: WaveLocation, name: str) -> list[str]:
     """A line for what has begun and is not in the figures."""
-    if not (path / "store.db").is_file():
+    if isinstance(path.store, Path) and not (path.store / "store.db").is_file():
         return []
     try:
-        point = read_run_figures(path, name).point
+        point = read_run_figures(path.store, name, wave=path.wave).point
     except StoreError as error:
         return [f"{name}: {error}"]
     return [

@@ -52,15 +52,20 @@ class RunFigures(Struct, frozen=True, kw_only=True):
 
 
 def read_run_figures(
-    directory: StoreLocation, label: str, *, step: int | None = None, version: str | None = None
+    directory: StoreLocation,
+    label: str,
+    *,
+    wave: str | None = None,
+    step: int | None = None,
+    version: str | None = None,
 ) -> RunFigures:
-    """The newest run of the store in `directory`, which may be a database.
+    """The newest run of the store in `directory`, which may be a database; of a loop's database that `wave`.
 
     A store without a run gives a point without rollouts. Raises StoreError where there is no store that can be
     read.
     """
     with Store.open(directory, create=False) as store:
-        runs = store.runs.all()
+        runs = store.runs.all() if wave is None else [run] if (run := store.runs.of_wave(wave)) else []
         run = runs[-1] if runs else None
         outcomes = store.outcomes.of_run(run.id) if run else []
         faults = store.outcomes.faults(run.id) if run else []

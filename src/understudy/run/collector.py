@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, field
 
 from understudy.errors import ConfigError
 from understudy.gateway.config import (
@@ -22,12 +22,13 @@ from understudy.gateway.config import (
     check_config,
 )
 from understudy.gateway.control import GenerationControl
-from understudy.run.config import Purpose, RunConfig, task_digests
-from understudy.run.executors import RunInProgress, RunMonitor
+from understudy.run.config import Purpose, RunConfig, ServedPolicy, task_digests
+from understudy.run.executors import RunEngine, RunInProgress, RunMonitor
 from understudy.run.runner import RunSummary, SharedResources, execute_run
 from understudy.run.scheduler import RunProgress
 from understudy.sandbox.base import Sandboxes
 from understudy.store import Store
+from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.outcomes import TaskCounts
 from understudy.types import ErrorInfo, Task
 
@@ -71,10 +72,20 @@ class WeightUpdate(Struct, frozen=True, kw_only=True):
     cut: int
 
 
+@dataclass(frozen=True)
+class WaveStore:
+    """The database that has the waves of a loop, the loop's id there, and who executes them."""
+
+    location: StoreUrl
+    loop: str
+    engine: RunEngine = "local"
+
+
 class RolloutCollector:
     """Collects waves, several at a time, in sandboxes of one kind, and has their model's weights changed.
 
-    All waves share `concurrency` places for agents. Belongs to one event loop.
+    All waves share `concurrency` places for agents, unless workers execute them. Without a `database` each has a
+    store in its directory. Belongs to one event loop.
     """
 
     def __init__(
@@ -85,11 +96,14 @@ class RolloutCollector:
         sandboxes: Sandboxes,
         concurrency: int,
         version: str,
+        database: WaveStore | None = None,
     ) -> None:
         """Raises ConfigError for a server that cannot be trained from."""
         self._settings = settings
         self._sandboxes = sandboxes
         self._concurrency = concurrency
+        self._database = database
+        self._endpoints = server.urls
         self._control = GenerationControl(version)
         self._gateway = _gateway_config(msgspec.structs.replace(server, urls=()), settings)
         gateway = _gateway_config(server, settings)
@@ -116,6 +130,8 @@ class RolloutCollector:
         tasks: Sequence[Task],
         directory: Path,
         *,
+        name: str = "",
+        version: str | None = None,
         samples: int,
         seed: int,
         purpose: Purpose = "training",
@@ -123,9 +139,10 @@ class RolloutCollector:
     ) -> RolloutBatch:
         """Begin a wave: `samples` rollouts of each task, kept in `directory`; or go on with one that is there.
 
-        `model` is what the server is asked for, where that is another than its own.
+        In a database it is told from others by its `name`. `version` is the policy that samples it at first,
+        `model` what the server is asked for, where that is another than its own.
         """
-        settings = self._settings
+        settings, database = self._settings, self._database
         config = RunConfig(
             gateway=_with_model(self._gateway, model),
             purpose=purpose,
@@ -137,8 +154,10 @@ class RolloutCollector:
             max_turns=settings.max_turns,
             timeout_s=settings.timeout_s,
             tasks=task_digests(tasks),
+            wave=UNSET if database is None else f"{database.loop}/{name}",
+            served=UNSET if database is None else ServedPolicy(self._endpoints, version or self.version),
         )
-        wave = RolloutBatch(config, tasks, directory)
+        wave = RolloutBatch(config, tasks, directory if database is None else database.location)
         shared = replace(self._shared, gateway=_with_model(self._shared.gateway, model))
         wave.start(
             execute_run(
@@ -149,6 +168,8 @@ class RolloutCollector:
                 concurrency=self._concurrency,
                 monitor=wave,
                 shared=shared,
+                location=None if database is None else database.location,
+                engine="local" if database is None else database.engine,
             )
         )
         self._waves.append(wave)
@@ -193,10 +214,10 @@ class RolloutCollector:
 
 
 class RolloutBatch(RunMonitor):
-    """A wave while it is collected: rollouts into a directory with a store of its own."""
+    """A wave while it is collected: rollouts into a directory with a store of its own, or into a database."""
 
-    def __init__(self, config: RunConfig, tasks: Sequence[Task], directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, config: RunConfig, tasks: Sequence[Task], location: StoreLocation) -> None:
+        self.location = location
         self.run_id = config.run_id
         self.samples = config.samples
         self.total = config.samples * len(tasks)
@@ -237,6 +258,10 @@ class RolloutBatch(RunMonitor):
         self.status = "collecting"
         if self._drain:
             scheduler.drain()
+
+    def waits(self, reason: str) -> None:
+        """Show why no worker takes it as the status."""
+        self.status = reason or "collecting"
 
     def stopped(self) -> None:
         """Forget the store, which is about to be closed."""
@@ -282,9 +307,9 @@ class RolloutBatch(RunMonitor):
 
     def _read_task_counts(self, store: Store | None) -> dict[str, TaskCounts]:
         if store is None:
-            if not (self.directory / "store.db").exists():
+            if isinstance(self.location, Path) and not (self.location / "store.db").exists():
                 return {}
-            with Store.open(self.directory, create=False) as own:
+            with Store.open(self.location, create=False, waits=True) as own:
                 return self._read_task_counts(own)
         counts = store.outcomes.by_task(self.run_id)
         return {task: count for task, count in counts.items() if count.graded + count.failed == self.samples}

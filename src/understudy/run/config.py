@@ -7,13 +7,21 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
+from msgspec.structs import replace
 
 from understudy.gateway.config import GatewayConfig
 from understudy.gateway.router import HIGH, LOW
 from understudy.types import Task
 
 Purpose = Literal["training", "evaluation"]
+
+
+class ServedPolicy(Struct, frozen=True):
+    """What answers a wave of a training loop: the addresses of the model's servers, and the policy version."""
+
+    endpoints: tuple[str, ...]
+    version: str
 
 
 class RunConfig(Struct, frozen=True, kw_only=True):
@@ -25,6 +33,9 @@ class RunConfig(Struct, frozen=True, kw_only=True):
     server which the run starts for the high model; None: it starts none. `tasks` maps each instance id to the
     digest of its record. `frontend_high` and `frontend_low` are the names by which the agent asks for the models,
     where they are others than the models' own.
+
+    A training loop's run in a database has its `wave`, as LOOP/steps/step-0001: two may be equal in all else.
+    `served` is what workers ask there, and no part of the run's identity.
     """
 
     gateway: GatewayConfig
@@ -43,6 +54,8 @@ class RunConfig(Struct, frozen=True, kw_only=True):
     max_turns: int = 30
     timeout_s: float = 1800.0
     tasks: dict[str, str] = field(default_factory=dict[str, str])
+    wave: str | UnsetType = UNSET
+    served: ServedPolicy | UnsetType = UNSET
 
     @property
     def starts_server(self) -> bool:
@@ -74,7 +87,7 @@ class RunConfig(Struct, frozen=True, kw_only=True):
     @property
     def run_id(self) -> str:
         """Twelve hex digits that follow from the configuration alone."""
-        return digest(self)[:12]
+        return digest(replace(self, served=UNSET))[:12]
 
     def record(self) -> dict[str, Any]:
         """The configuration as JSON types, for the store."""

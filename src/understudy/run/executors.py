@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -106,6 +107,20 @@ async def executing_alone(store: Store, run_id: str, lease: Lease) -> AsyncGener
             await asyncio.wrap_future(store.leases.give_back(lease))
 
 
+async def wait_for_leases(store: Store, run_id: str, engine: RunEngine | WorkerFleet, monitor: RunMonitor) -> None:
+    """Wait until others may execute a run that a process which was killed has executed: till its leases end.
+
+    Who else executes it does not end: after some time whoever asks next is told.
+    """
+    end = time.monotonic() + 2 * LEASE_S
+    while time.monotonic() < end:
+        who = await asyncio.to_thread(store.leases.executors, run_id, alone=engine == "local")
+        if not who:
+            return
+        monitor.stage(f"waiting until the leases of {', '.join(who)} end")
+        await asyncio.sleep(WORKERS_POLL_S)
+
+
 def run_progress(store: Store, run_id: str) -> RunProgress:
     """How far a run is, as its store has it."""
     counts = store.outcomes.counts(run_id)
@@ -146,9 +161,9 @@ class WorkersAtWork:
 
 
 async def finish_by_workers(
-    store: Store, run_id: str, outputs: RolloutFiles, monitor: RunMonitor, engine: RunEngine | WorkerFleet
+    store: Store, run_id: str, outputs: RolloutFiles | None, monitor: RunMonitor, engine: RunEngine | WorkerFleet
 ) -> tuple[str, ...]:
-    """Wait until all rollouts of a run that is open to workers have ended, and write their files.
+    """Wait until all rollouts of a run that is open to workers have ended, and write their files, if it has any.
 
     If `detached`, it is not waited for. A fleet is started; what that has at work when the run is drained is
     waited for. Returns what there is to know of the files.
@@ -171,8 +186,10 @@ async def finish_by_workers(
             at_work.progress = await asyncio.to_thread(run_progress, store, run_id)
             idle = at_work.progress.running == 0 and at_work.progress.done < at_work.progress.total
             monitor.waits(await asyncio.to_thread(waiting_for, store, run_id, fleet) if idle else "")
-            await outputs.catch_up()
-        await outputs.finish()
+            if outputs is not None:
+                await outputs.catch_up()
+        if outputs is not None:
+            await outputs.finish()
     finally:
         monitor.stopped()
-    return outputs.notes()
+    return () if outputs is None else outputs.notes()

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 from msgspec.structs import replace
 
 from understudy import __version__
@@ -40,6 +40,7 @@ from understudy.run.executors import (
     executing_alone,
     finish_by_workers,
     run_progress,
+    wait_for_leases,
     worker_name,
 )
 from understudy.run.rollout_files import RolloutFiles
@@ -229,10 +230,13 @@ async def execute_run(
         busy=f"another run is using {output_dir}; wait for it, or give another --output-dir",
         remedy="give an --output-dir that you can write",
     )
-    with lock, ExitStack() as store_lock, Store.open(location) as store:
+    # What is one of several runs goes on with a database that was there before: it waits for its server.
+    with lock, ExitStack() as store_lock, Store.open(location, waits=shared is not None) as store:
         if isinstance(location, Path) and not _is_same(location, output_dir):
             busy = f"another run is using the store in {location}; wait for it, or give another --store"
             store_lock.enter_context(locked(location / ".lock", busy=busy))
+        if shared is not None and isinstance(location, StoreUrl):
+            await wait_for_leases(store, config.run_id, engine, monitor)
         if engine == "local" and (holders := store.leases.holders(config.run_id)):
             raise StoreError(f"{store.location}: {executed_elsewhere(config.run_id, holders)}")
         monitor.stage("preparing the tasks' environment")
@@ -262,7 +266,7 @@ async def execute_run(
                 notes: tuple[str, ...] = ()
                 if intake.accepted:
                     store_lock.close()
-                    outputs = RolloutFiles(store, config, output_dir, rewrite=rewrite)
+                    outputs = None if shared else RolloutFiles(store, config, output_dir, rewrite=rewrite)
                     notes = await finish_by_workers(store, config.run_id, outputs, monitor, engine)
                 summary = summarize_run(store, config, output_dir, time.monotonic() - started, intake.refused)
                 return replace(summary, notes=notes)
@@ -342,6 +346,8 @@ async def open_run(
     async with _model_server(config, shared, tasks, directory) as (gateway_config, watch):
         keys = Keys(ceiling)
         control = shared.control if shared else None
+        if control is None and config.served is not UNSET:
+            control = GenerationControl(config.served.version)
         async with open_gateway(gateway_config, store.calls, lambda _: keys, control=control) as parts:
             gateway_socket = directory / "gateway.sock"
             await parts.gateway.start_unix(gateway_socket)
@@ -470,7 +476,11 @@ async def _model_server(
     With it comes what raises when that server ends. Raises BackendError when it does not start.
     """
     if shared is not None or not config.starts_server:
-        yield shared.gateway if shared else config.gateway, None
+        gateway = shared.gateway if shared else config.gateway
+        if shared is None and config.served is not UNSET:
+            high = replace(gateway.models.high, endpoints=config.served.endpoints)
+            gateway = replace(gateway, models=replace(gateway.models, high=high))
+        yield gateway, None
         return
     high, tasks_file = config.gateway.models.high, output_dir / "tasks.jsonl"
     dump(tasks, tasks_file)

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,24 @@ _REST_S, _LONGEST_REST_S = 30.0, 600.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass
+class _OpenedRun:
+    """What this worker has open of a run, which was `served` so; `watch` raises when the run's server ends."""
+
+    context: RunContext
+    served: str | None
+    stack: AsyncExitStack
+    watch: asyncio.Task[None] | None = None
+    validated: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
+
+    async def close(self) -> None:
+        """Stop its gateway and its server."""
+        if self.watch is not None:
+            self.watch.cancel()
+            await asyncio.gather(self.watch, return_exceptions=True)
+        await self.stack.aclose()
+
+
 class RunWorker:
     """Executes rollouts until it is told to stop: `capacity` at a time, of some runs or of any.
 
@@ -68,8 +87,7 @@ class RunWorker:
         self._run_ids = frozenset(run_ids)
         self._stop_when_idle = stop_when_idle
         self._report = report
-        self._stack = AsyncExitStack()
-        self._contexts: dict[str, RunContext] = {}
+        self._opened: dict[str, _OpenedRun] = {}
         self._leaves: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}
         self._refused: dict[str, str | None] = {}
@@ -78,9 +96,7 @@ class RunWorker:
         self._rests: dict[str, float] = {}
         self._store_fault: StoreError | None = None
         self._sandboxes: dict[str, Sandboxes] = {}
-        self._validated: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._active: dict[str, tuple[str, asyncio.Task[None]]] = {}
-        self._watches: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self.executed = 0
 
@@ -101,8 +117,8 @@ class RunWorker:
         try:
             while not (self._stopping.is_set() and not self._active):
                 claimed = 0 if self._stopping.is_set() else await self._claim()
-                for task in (leases, *self._watches):
-                    if task.done():
+                for task in (leases, *(opened.watch for opened in self._opened.values())):
+                    if task is not None and task.done():
                         task.result()
                 if self._store_fault is not None:
                     raise self._store_fault
@@ -111,7 +127,7 @@ class RunWorker:
                         break
                     await self._wait_for_change()
         finally:
-            tasks = (leases, *self._tasks(), *self._watches)
+            tasks = (leases, *self._tasks())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -120,7 +136,8 @@ class RunWorker:
             except StoreError as error:
                 _log.warning("the leases of this worker end by themselves: %s", error)
             finally:
-                await self._stack.aclose()
+                for run_id in list(self._opened):
+                    await self._opened.pop(run_id).close()
                 for sandboxes in self._sandboxes.values():
                     await sandboxes.aclose()
         return self.executed
@@ -156,15 +173,17 @@ class RunWorker:
                 )
         open_runs = [run for run in open_runs if run.id not in self._refused and self._has_rested(run.id)]
         for run in open_runs:
-            if run.id not in self._contexts:
-                await self._open(run)
-        ready = [run.id for run in open_runs if run.id in self._contexts]
+            if run.id not in self._opened or self._is_outdated(run):
+                await self._close_idle({each.id for each in open_runs if not self._is_outdated(each)})
+                if run.id not in self._opened:
+                    await self._open(run)
+        ready = [run.id for run in open_runs if run.id in self._opened and not self._is_outdated(run)]
         if not ready:
             return 0
         claims: list[ClaimedRollout] = []
         for run_id in [run_id for run_id in ready if run_id in self._rests]:
             ready.remove(run_id)
-            if not any(run == run_id for run, _ in self._active.values()) and len(claims) < room:
+            if not self._is_active(run_id) and len(claims) < room:
                 claims += await self._take([run_id], 1)  # one, to see whether the cause is mended
         if ready and len(claims) < room:
             claims += await self._take(ready, room - len(claims))
@@ -175,13 +194,25 @@ class RunWorker:
         claims = await asyncio.wrap_future(self._store.leases.claim(self._lease, run_ids, limit))
         for claim in claims:
             run_id = claim.rollout.run_id
-            task = asyncio.create_task(self._execute(self._contexts[run_id], claim))
+            task = asyncio.create_task(self._execute(self._opened[run_id], claim))
             self._active[claim.attempt.id] = run_id, task
             task.add_done_callback(lambda _, key=claim.attempt.id: self._active.pop(key, None))
         return claims
 
     def _is_mine(self, run_id: str) -> bool:
         return not self._run_ids or run_id in self._run_ids
+
+    def _is_active(self, run_id: str) -> bool:
+        return any(run == run_id for run, _ in self._active.values())
+
+    def _is_outdated(self, run: OpenRun) -> bool:
+        """Whether a run is open here and other servers answer it by now."""
+        return run.id in self._opened and self._opened[run.id].served != run.served
+
+    async def _close_idle(self, needed: Set[str]) -> None:
+        """Close the runs of which nothing is going on here, but those that are needed: a loop makes ever more."""
+        for run_id in [each for each in self._opened if each not in needed and not self._is_active(each)]:
+            await self._opened.pop(run_id).close()
 
     def _has_rested(self, run_id: str) -> bool:
         return time.monotonic() >= self._retry_at.get(run_id, 0.0)
@@ -227,6 +258,7 @@ class RunWorker:
 
     async def _open(self, run: OpenRun) -> None:
         """Start what the attempts of a run need. A run that is impossible here is left to other workers."""
+        stack = AsyncExitStack()
         try:
             record = next(each.config for each in self._store.runs.all() if each.id == run.id)
             config = msgspec.convert(record, RunConfig)
@@ -240,7 +272,7 @@ class RunWorker:
             tasks = [self._store.runs.task(run.id, name) for name in names]
             directory = self._directory / run.id
             directory.mkdir(exist_ok=True)
-            context, watch = await self._stack.enter_async_context(
+            context, watch = await stack.enter_async_context(
                 open_run(
                     config,
                     self._store,
@@ -258,18 +290,17 @@ class RunWorker:
             else:
                 await self._refuse(run, str(error))
             return
-        if watch is not None:
-            self._watches.append(asyncio.create_task(_raise_at_end(watch)))
-        self._contexts[run.id] = context
+        watching = None if watch is None else asyncio.create_task(_raise_at_end(watch))
+        self._opened[run.id] = _OpenedRun(context, run.served, stack, watching)
         await self._welcome(run.id)
 
-    async def _execute(self, context: RunContext, claim: ClaimedRollout) -> None:
+    async def _execute(self, opened: _OpenedRun, claim: ClaimedRollout) -> None:
         """Make an attempt, and store how it ended."""
         runs, attempt = self._store.runs, claim.attempt
         final = claim.failures % MAX_ATTEMPTS == MAX_ATTEMPTS - 1
         try:
-            await self._validate(context, claim)
-            await execute_attempt(context, claim.rollout, attempt, final, lambda: None)
+            await self._validate(opened, claim)
+            await execute_attempt(opened.context, claim.rollout, attempt, final, lambda: None)
         except LeaseLost as error:
             _log.warning("%s", error)
             return
@@ -295,16 +326,17 @@ class RunWorker:
                 self._store_fault = gone
         self.executed += 1
 
-    async def _validate(self, context: RunContext, claim: ClaimedRollout) -> None:
+    async def _validate(self, opened: _OpenedRun, claim: ClaimedRollout) -> None:
         """Validate a task where this machine has not done so: how it has to be graded is found that way."""
-        key = claim.rollout.run_id, claim.rollout.task_id
-        if key not in self._validated:
-            self._validated[key] = asyncio.create_task(_validate(context, *key))
-        validation = self._validated[key]
+        task_id = claim.rollout.task_id
+        if task_id not in opened.validated:
+            validating = _validate(opened.context, claim.rollout.run_id, task_id)
+            opened.validated[task_id] = asyncio.create_task(validating)
+        validation = opened.validated[task_id]
         try:
             await asyncio.shield(validation)
         except UnderstudyError:
-            self._validated.pop(key, None)  # a fault of this moment must not decide for the next attempt
+            opened.validated.pop(task_id, None)  # a fault of this moment must not decide for the next attempt
             raise
 
     async def _keep_leases(self) -> None:

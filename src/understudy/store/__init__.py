@@ -50,13 +50,20 @@ class Store:
 
     @classmethod
     def open(
-        cls, location: StoreLocation, *, create: bool = True, read_only: bool = False, exclusive: bool = False
+        cls,
+        location: StoreLocation,
+        *,
+        create: bool = True,
+        read_only: bool = False,
+        exclusive: bool = False,
+        waits: bool = False,
     ) -> Self:
         """Open the store in a directory or a database, created and migrated as needed.
 
         One in a directory that cannot be written can be read. With `read_only` nothing of it is created, migrated
         or written, not even its file's mode; writes fail. With `exclusive` nobody else has it open until it is
-        closed: who opens it meanwhile waits, for 30 seconds at most. Raises StoreError when there is none and
+        closed: who opens it meanwhile waits, for 30 seconds at most. With `waits` a server that is away is waited
+        for, as it is once the store is open. Raises StoreError when there is none and
         `create` is false, when it is no store or a damaged one, when a newer release wrote it, when its server
         cannot be used, with `read_only` when an older release wrote it whose stores have to be migrated, and with
         `exclusive` when another has it open.
@@ -65,7 +72,8 @@ class Store:
             from understudy.store.postgresql import PostgresqlDriver
 
             return cls(
-                location, PostgresqlDriver(location, create=create, read_only=read_only, exclusive=exclusive)
+                location,
+                PostgresqlDriver(location, create=create, read_only=read_only, exclusive=exclusive, waits=waits),
             )
         return cls(location, SqliteDriver(location, create=create, read_only=read_only, exclusive=exclusive))
 

@@ -248,20 +248,8 @@ class Database:
     @contextmanager
     def reading(self) -> Generator[Connection]:
         """A connection to read with; what goes wrong inside is raised as a StoreError that names the database."""
-        with self.driver.errors(), self._connect() as connection:
+        with self.driver.errors(), self.driver.connect() as connection:
             yield connection
-
-    def _connect(self) -> Connection:
-        """A connection of the pool; where the server is away, as soon as it is back."""
-        began, pause_s = time.monotonic(), 0.05
-        while True:
-            try:
-                return self.engine.connect()
-            except Exception as error:
-                if time.monotonic() - began + pause_s > self.driver.repeatable_for_s(error):
-                    raise
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 2.0)
 
     def read_content(self, query: Select[Any]) -> bytes | None:
         """The blob whose id a query returns; None when it returns no row, or NULL."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -109,6 +110,18 @@ class DatabaseDriver(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close all connections."""
+
+    def connect(self) -> Connection:
+        """A connection to read with; where the server is away, as soon as it is back."""
+        began, pause_s = time.monotonic(), 0.05
+        while True:
+            try:
+                return self.engine.connect()
+            except Exception as error:
+                if time.monotonic() - began + pause_s > self.repeatable_for_s(error):
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 2.0)
 
     @contextmanager
     def errors(self) -> Generator[None]:

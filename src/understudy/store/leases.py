@@ -50,10 +50,14 @@ class ClaimedRollout(Struct, frozen=True):
 
 
 class OpenRun(Struct, frozen=True):
-    """A run that workers may work on, and the release of Understudy that it was enqueued with."""
+    """A run that workers may work on, and the release of Understudy that it was enqueued with.
+
+    `served` is what answers it, as JSON, where that is a matter of a training loop's.
+    """
 
     id: str
     release: str | None
+    served: str | None = None
 
 
 class RunQueue(Struct, frozen=True, kw_only=True):
@@ -172,12 +176,12 @@ class LeaseRepository(Repository):
         """The runs that workers may work on and that have queued rollouts, oldest first."""
         waiting = rollouts.c.status.in_(("queuing", "requeuing"))
         query = (
-            select(runs.c.id, runs.c.release)
+            select(runs.c.id, runs.c.release, json_field(runs.c.config, "served").label("served"))
             .where(runs.c.engine == "workers")
             .where(select(rollouts.c.id).where(rollouts.c.run_id == runs.c.id, waiting).exists())
             .order_by(runs.c.created_at, runs.c.id)
         )
-        return self._read_all(query, lambda row: OpenRun(row["id"], row["release"]))
+        return self._read_all(query, lambda row: OpenRun(row["id"], row["release"], row["served"]))
 
     def queues(self) -> list[RunQueue]:
         """The runs that have rollouts, the oldest first."""
@@ -208,6 +212,14 @@ class LeaseRepository(Repository):
         """The workers that hold attempts of a run now."""
         with self._reading() as connection:
             return sorted(connection.execute(_holders(run_id)).scalars())
+
+    def executors(self, run_id: str, *, alone: bool) -> list[str]:
+        """Who keeps others from executing a run now: the process that does so alone; of who will do so `alone`,
+        the workers that hold attempts of it too.
+        """
+        with self._reading() as connection:
+            names = set(connection.execute(_alone(run_id)).scalars())
+            return sorted(names.union(connection.execute(_holders(run_id)).scalars() if alone else ()))
 
     @queued
     def claim(

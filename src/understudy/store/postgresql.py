@@ -221,13 +221,15 @@ class PostgresqlDriver(DatabaseDriver):
         create: bool,
         read_only: bool,
         exclusive: bool = False,
+        waits: bool = False,
         outage_s: float = OUTAGE_S,
     ) -> None:
         """Connect, and bring it up to the newest schema; with `read_only` the server takes no write.
 
-        A server that goes away is waited for `outage_s`. Every connection shares a lock of the database; with
-        `exclusive` this process alone has it, as long as its one connection lasts: a lost one ends the work, as
-        others may have written since. Raises StoreError; ConfigError without psycopg.
+        A server that goes away is waited for `outage_s`; if this `waits`, one that is away already is too. Every
+        connection shares a lock of the database; with `exclusive` this process alone has it, as long as its one
+        connection lasts: a lost one ends the work, as others may have written since. Raises StoreError;
+        ConfigError without psycopg.
         """
         self._exclusive = exclusive
         self._was_alone = False
@@ -248,7 +250,7 @@ class PostgresqlDriver(DatabaseDriver):
         )
         super().__init__(str(url), engine)
         try:
-            with self.errors(), engine.connect() as connection:
+            with self.errors(), self.connect() if waits else engine.connect() as connection:
                 self._check_server(connection)
                 self._bring_up(connection, create=create, read_only=read_only)
                 if exclusive:

@@ -33,7 +33,7 @@ from understudy.store.database import (
 )
 from understudy.store.schema import attempts, rewards, rollouts, runs, tasks
 from understudy.store.schema import logs as log_table
-from understudy.store.statements import store_clock
+from understudy.store.statements import json_field, store_clock
 from understudy.types import (
     ATTEMPT_TRANSITIONS,
     ROLLOUT_TRANSITIONS,
@@ -77,7 +77,10 @@ class RunRepository(Repository):
 
     @queued
     def create(self, context: WriteContext, run_id: str, config: Mapping[str, Any]) -> None:
-        """Store a run; the same run again changes nothing. StoreError when its configuration is another."""
+        """Store a run; the same run again changes nothing but what it is `served` by.
+
+        StoreError when its configuration is another.
+        """
         column = json_column(canonical, dict(config), f"the configuration of run {run_id}")
         existing = context.connection.execute(select(runs.c.config).where(runs.c.id == run_id)).scalar()
         if existing is None:
@@ -85,6 +88,9 @@ class RunRepository(Repository):
             context.connection.execute(insert(runs).values(values))
         elif existing != column:
             changed = _differing(msgspec.json.decode(existing), msgspec.json.decode(column))
+            if changed == "served":
+                context.connection.execute(update(runs).where(runs.c.id == run_id).values(config=column))
+                return
             raise StoreError(
                 f"run {run_id} has another configuration in the store (different: {changed}); "
                 f"continue with the same one, or choose another output directory"
@@ -94,6 +100,13 @@ class RunRepository(Repository):
         """All runs, oldest first."""
         query = select(runs.c.id, runs.c.config, runs.c.created_at).order_by(runs.c.created_at, runs.c.id)
         return self._read_all(query, _run)
+
+    def of_wave(self, wave: str) -> Run | None:
+        """The run that is this wave of a training loop; None where there is none."""
+        query = select(runs.c.id, runs.c.config, runs.c.created_at).where(
+            json_field(runs.c.config, "wave") == wave
+        )
+        return next(iter(self._read_all(query, _run)), None)
 
     @queued
     def add_tasks(self, context: WriteContext, run_id: str, new: Sequence[Task]) -> None:

@@ -55,7 +55,7 @@ from understudy.store.schema import (
     turns,
     votes,
 )
-from understudy.store.statements import json_values
+from understudy.store.statements import json_field, json_values
 from understudy.types import ENDED
 
 _BATCH = 5_000
@@ -69,10 +69,11 @@ class RunSpace(Struct, frozen=True, kw_only=True):
     """What the rows of a run take that are its alone, in bytes; contents may be other runs' too.
 
     It is `ended` when each of its rollouts is; `changed_at` (Unix seconds) is when the last one changed. Of
-    `calls`, `pruned` have no request and no response any more.
+    `calls`, `pruned` have no request and no response any more. In a database a training loop's has its `wave`.
     """
 
     run_id: str
+    wave: str | None = None
     created_at: float
     changed_at: float
     ended: bool
@@ -104,6 +105,7 @@ class SpaceRepository(Repository):
         query = (
             select(
                 runs.c.id.label("run_id"),
+                json_field(runs.c.config, "wave").label("wave"),
                 runs.c.created_at,
                 func.coalesce(func.max(rollouts.c.updated_at), runs.c.created_at).label("changed_at"),
                 (open_ == 0).label("ended"),

@@ -14,6 +14,7 @@ from understudy.errors import UnderstudyError
 from understudy.report.directories import index_file, store_id
 from understudy.report.read import read_figures
 from understudy.store import Store
+from understudy.store.address import StoreLocation
 from understudy.store.votes import VoteSubject
 from understudy.view import gateways, rollouts, sessions, stores, tokens, transcripts
 from understudy.view.catalog import Catalog
@@ -142,9 +143,9 @@ class ViewApi:
             raise missing(f"{viewed.name} is not a loop", "open a store whose kind is `loop`")
         return loop_view(viewed.id, viewed.directory, self._open_wave)
 
-    def _open_wave(self, directory: Path) -> tuple[str, Store] | None:
+    def _open_wave(self, location: StoreLocation) -> tuple[str, Store] | None:
         try:
-            viewed = self.catalog.store(store_id(directory))
+            viewed = self.catalog.store(store_id(location))
             return viewed.id, viewed.reading()
         except (ViewRefused, UnderstudyError):
             return None  # a loop removes old waves; its own counts are shown then

@@ -9,14 +9,15 @@ from typing import Any
 from understudy.errors import StoreError
 from understudy.report.read import read_steps
 from understudy.store import Store
-from understudy.train.loop.state import LoopConfig, LoopDirectory, LoopState, StepState
+from understudy.store.address import StoreLocation
+from understudy.train.loop.state import LoopConfig, LoopDirectory, LoopState, StepState, WaveLocation
 from understudy.train.loop.state import read as read_state
 from understudy.train.metrics import FILE as METRICS
 from understudy.util.statistics import wilson
 from understudy.view.schema.stores import FunnelStage, LoopEvaluation, LoopStep, LoopView
 
-OpenWave = Callable[[Path], tuple[str, Store] | None]
-"""The id and the store of a wave in a directory; None where it is not there or cannot be read."""
+OpenWave = Callable[[StoreLocation], tuple[str, Store] | None]
+"""The id and the store that has a wave; None where it is not there or cannot be read."""
 
 
 def loop_view(store_id: str, root: Path, open_wave: OpenWave) -> LoopView:
@@ -28,7 +29,7 @@ def loop_view(store_id: str, root: Path, open_wave: OpenWave) -> LoopView:
     values = {step.step: step.values for step in training}
     evaluations: list[LoopEvaluation] = []
     for each in state.evaluations:
-        wave = open_wave(directory.absolute(each.run))
+        wave = open_wave(directory.wave(state, each.run).store)
         evaluations.append(
             LoopEvaluation(
                 step=each.step,
@@ -46,14 +47,16 @@ def loop_view(store_id: str, root: Path, open_wave: OpenWave) -> LoopView:
         planned_steps=0 if config is None else config.steps,
         asynchronous=config is not None and config.asynchronous,
         steps=tuple(
-            _step(each, values.get(each.step, {}), open_wave(directory.absolute(each.run))) for each in state.steps
+            _step(each, values.get(each.step, {}), directory.wave(state, each.run), open_wave)
+            for each in state.steps
         ),
         evaluations=tuple(evaluations),
         refused=state.refused,
     )
 
 
-def _step(step: StepState, values: dict[str, float], wave: tuple[str, Store] | None) -> LoopStep:
+def _step(step: StepState, values: dict[str, float], location: WaveLocation, open_wave: OpenWave) -> LoopStep:
+    wave = open_wave(location.store)
     numbers = {name: float(value) for name, value in _numbers(step.report).items()} | values
     return LoopStep(
         step=step.step,
@@ -74,7 +77,7 @@ def _step(step: StepState, values: dict[str, float], wave: tuple[str, Store] | N
         skipped=step.skipped,
         values=numbers,
         seconds=step.seconds,
-        funnel=_funnel(step, numbers, None if wave is None else wave[1]),
+        funnel=_funnel(step, numbers, None if wave is None else wave[1], location.wave),
     )
 
 
@@ -86,12 +89,14 @@ def _numbers(report: dict[str, Any]) -> dict[str, int | float]:
     }
 
 
-def _funnel(step: StepState, numbers: dict[str, float], wave: Store | None) -> tuple[FunnelStage, ...]:
+def _funnel(
+    step: StepState, numbers: dict[str, float], wave: Store | None, name: str | None
+) -> tuple[FunnelStage, ...]:
     """How many rollouts, groups and tokens were left at each stage, and why the others were not."""
     stages: list[FunnelStage] = []
     if wave is not None:
         try:
-            stages += _collected(wave)
+            stages += _collected(wave, name)
         except StoreError:
             stages = []  # the store is being removed or is damaged: the loop's own counts are shown
     lost = {"too old, or nothing to learn from": len(step.dropped), "wait for the next step": len(step.held)}
@@ -104,11 +109,12 @@ def _funnel(step: StepState, numbers: dict[str, float], wave: Store | None) -> t
     return (*stages, used, FunnelStage(stage="tokens", count=tokens if step.weights is not None else 0))
 
 
-def _collected(wave: Store) -> list[FunnelStage]:
+def _collected(wave: Store, name: str | None) -> list[FunnelStage]:
     total = graded = groups = differing = 0
     ungraded: dict[str, int] = {}
     alike: dict[str, int] = {}
-    for run in wave.runs.all():
+    runs = wave.runs.all() if name is None else filter(None, [wave.runs.of_wave(name)])
+    for run in runs:
         counts = wave.outcomes.counts(run.id)
         total += sum(counts.rollouts.values())
         graded += counts.solved + counts.unsolved

@@ -103,7 +103,9 @@ def harvest(
     groups: dict[GroupRef, list[RolloutGroup]] = {}
     for number in sorted({ref.wave for ref in ready}):
         tasks = {ref.task for ref in ready if ref.wave == number}
-        with Store.open(directory.run(number), create=False) as store:
+        step = state.step(number)
+        assert step is not None
+        with Store.open(directory.wave(state, step.run).store, create=False, waits=True) as store:
             for group in groups_from_store(store, run=runs[number], left_out=skipped, tasks=tasks):
                 groups.setdefault(GroupRef(number, group.task_id), []).append(group)
     # Those of groups that go on are among them; ours are counted by their group.

@@ -276,6 +276,8 @@ class Loop:
             self._waves[number] = self._collector.start(
                 [self._tasks[task] for task in step.tasks],
                 self.directory.run(number),
+                name=step.run,
+                version=step.sampled_by,
                 samples=self.config.samples,
                 seed=derive_seed(self.config.seed, "wave", number),
                 model=self._model(),
@@ -354,7 +356,8 @@ class Loop:
             return
         values = read_token_values(path)
         for wave in sorted({ref.wave for ref in step.used}):
-            with Store.open(self.directory.run(wave), create=False) as store:
+            run = self.directory.relative(self.directory.run(wave))
+            with Store.open(self.directory.wave(self.state, run).store, create=False, waits=True) as store:
                 limit = self._token_values_bytes
                 store.training.record(step.step, version, values, limit_bytes=limit).result()
         path.unlink()
@@ -379,6 +382,8 @@ class Loop:
         wave = self._evaluating = self._collector.start(
             self._eval_tasks,
             directory,
+            name=self.directory.relative(directory),
+            version=self.state.version,
             samples=config.eval_samples,
             seed=derive_seed(config.seed, "evaluation"),
             purpose="evaluation",

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import time
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,11 +17,14 @@ from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from understudy.errors import ConfigError
 from understudy.model.process import start_server
-from understudy.run.collector import RolloutCollector, RolloutSettings, TrainedModelServer
+from understudy.run.collector import RolloutCollector, RolloutSettings, TrainedModelServer, WaveStore
 from understudy.sandbox.base import Sandboxes
+from understudy.store import Store
+from understudy.store.address import StoreUrl, parse_location
 from understudy.train.loop.loop import Loop, LoopStopped, Watcher, concurrently, publishable_path
 from understudy.train.loop.state import (
     Evaluation,
@@ -28,6 +32,7 @@ from understudy.train.loop.state import (
     LoopDirectory,
     LoopState,
     StepState,
+    WaveDatabase,
     metrics_of,
     version_name,
 )
@@ -102,6 +107,17 @@ class LoopRuntime(Struct, frozen=True, kw_only=True):
         | None
     ) = None
     trackers: tuple[str, ...] = ()
+    store: Annotated[
+        str | None,
+        option(
+            "A database for the rollouts of all waves [default: a store in each wave's directory]: "
+            "postgresql://USER@HOST/DATABASE."
+        ),
+    ] = None
+    engine: Annotated[
+        Literal["local", "workers"],
+        option("Who executes rollouts: this process, or workers on the --store (see understudy worker)."),
+    ] = "local"
 
 
 class EvaluationSummary(Struct, frozen=True, kw_only=True):
@@ -156,7 +172,6 @@ async def run_loop(
     same again goes on.
     """
     began = time.monotonic()
-    directory = LoopDirectory(root)
     if runtime.max_cost_usd is not None and not runtime.usd_per_hour:
         raise ConfigError(
             "--max-cost needs --usd-per-hour: a loop samples from its own server, whose cost is time"
@@ -164,6 +179,8 @@ async def run_loop(
     manner = msgspec.convert(config.manner, RolloutSettings)
     options = read_options(config.trainer)
     _check_publish_method(config, runtime, options)
+    database = _database_of(config, runtime)
+    directory = LoopDirectory(root, database)
     alone = locked(
         directory.lock,
         busy=f"another loop is using {root}; wait for it, or give another --output-dir",
@@ -171,11 +188,19 @@ async def run_loop(
     )
     with alone:
         directory.enter(config)
-        state = directory.load()
-        if state is None:
-            state = LoopState(version=version_name(0), weights=config.model)
-            directory.save(state)
         async with contextlib.AsyncExitStack() as stack:
+            state = directory.load()
+            waves = None if database is None else stack.enter_context(Store.open(database))
+            if state is None:
+                state = LoopState(version=version_name(0), weights=config.model)
+                if database is not None:
+                    state = replace(state, database=WaveDatabase(str(database), uuid.uuid4().hex[:12]))
+                directory.save(state)
+            elif (moved := _same_waves(state, waves, root)) != state:
+                directory.save(state := moved)
+            if waves is not None and state.database is not None:
+                busy = f"another process executes the loop of {root}; wait for it, or stop it"
+                stack.enter_context(waves.hold(f"loop {state.database.loop}", busy=busy))
             weights = _existing_weights(directory, state.weights)
             # Those that wait to be published have been learned all the same.
             resume = None if state.trained is None else _existing_weights(directory, state.trained)
@@ -187,7 +212,14 @@ async def run_loop(
                 serving(config, directory, runtime, weights, state.version, fresh=not state.steps)
             )
             collector = RolloutCollector(
-                served, manner, sandboxes=sandboxes, concurrency=runtime.concurrency, version=state.version
+                served,
+                manner,
+                sandboxes=sandboxes,
+                concurrency=runtime.concurrency,
+                version=state.version,
+                database=None
+                if database is None or state.database is None
+                else WaveStore(database, state.database.loop, runtime.engine),
             )
             stack.push_async_callback(collector.close)
             collects(collector)
@@ -210,6 +242,53 @@ async def run_loop(
             clock = CostClock(directory.root / "hours.json", runtime.usd_per_hour, runtime.max_cost_usd)
             stopped = await _run_to_end(loop, watch, clock.watch)
             return summary_of(config, directory, loop.state, stopped=stopped, wall_s=time.monotonic() - began)
+
+
+def _database_of(config: LoopConfig, runtime: LoopRuntime) -> StoreUrl | None:
+    """The database of the waves; None where each has a store of its own. Raises ConfigError."""
+    location = None if runtime.store is None else parse_location(runtime.store)
+    if isinstance(location, Path):
+        raise ConfigError(
+            f"--store {location}: expected the URL of a database, postgresql://USER@HOST/DATABASE; leave it out "
+            "to keep a store in the directory of each wave"
+        )
+    if runtime.engine == "local":
+        return location
+    if location is None:
+        raise ConfigError("--engine workers needs --store postgresql://…, the database that the workers serve")
+    if not runtime.urls:
+        raise ConfigError(
+            "--engine workers needs --base-url, a model server that every worker reaches: the embedded server of "
+            "the loop answers this machine only"
+        )
+    if config.asynchronous:
+        raise ConfigError(
+            "--engine workers: unsupported with --async, as weights would change while workers' gateways do not "
+            "pause; leave out one of them"
+        )
+    return location
+
+
+def _same_waves(state: LoopState, waves: Store | None, root: Path) -> LoopState:
+    """The state of a loop that goes on, with the URL of its database as it is now.
+
+    Raises ConfigError where its waves are elsewhere.
+    """
+    if state.database is None:
+        if waves is not None:
+            raise ConfigError(f"--store: the loop in {root} has its waves in that directory; leave out --store")
+        return state
+    if waves is None:
+        raise ConfigError(
+            f"the loop in {root} has its waves in a database: give --store '{state.database.url}', with the "
+            "password where it needs one"
+        )
+    begun = [*(each.run for each in state.evaluations), *(step.run for step in state.published())]
+    if begun and waves.runs.of_wave(f"{state.database.loop}/{begun[0]}") is None:
+        raise ConfigError(
+            f"--store: {waves.location} has no waves of the loop in {root}; they were in {state.database.url}"
+        )
+    return replace(state, database=WaveDatabase(str(waves.location), state.database.loop))
 
 
 def summary_of(

@@ -24,6 +24,7 @@ from msgspec import Raw, Struct, field, to_builtins
 from msgspec.structs import replace
 
 from understudy.errors import ConfigError, StoreError
+from understudy.store.address import StoreLocation, StoreUrl
 from understudy.util.files import atomic_write, sync_tree
 from understudy.util.settings import option
 from understudy.util.statistics import ConfidenceInterval, check_share, wilson
@@ -198,10 +199,28 @@ class Rate(Struct, frozen=True, kw_only=True):
         return Rate(tried=DECAY * self.tried + tried, solved=DECAY * self.solved + solved, step=step)
 
 
+class WaveDatabase(Struct, frozen=True):
+    """The database that has the waves of a loop: its `url` without a password, and the `loop`'s id there."""
+
+    url: str
+    loop: str
+
+
+class WaveLocation(Struct, frozen=True):
+    """The store that has a wave; in a database the run whose configuration has it as its `wave`."""
+
+    store: StoreLocation
+    wave: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.store)
+
+
 class LoopState(Struct, frozen=True, kw_only=True):
     """Where a loop stands. `weights` are those of `version`, relative to the loop's directory or absolute.
 
-    `refused` maps tasks that did not pass validation, held-out ones too, to the reason.
+    `refused` maps tasks that did not pass validation, held-out ones too, to the reason. Without a `database` each
+    wave has a store in its own directory.
     """
 
     version: str
@@ -210,6 +229,7 @@ class LoopState(Struct, frozen=True, kw_only=True):
     evaluations: tuple[Evaluation, ...] = ()
     rates: dict[str, Rate] = field(default_factory=dict[str, Rate])
     refused: dict[str, str] = field(default_factory=dict[str, str])
+    database: WaveDatabase | None = None
 
     def __post_init__(self) -> None:
         if any(step.step != number for number, step in enumerate(self.steps, 1)):
@@ -269,10 +289,11 @@ def step_number(version: str | None) -> int | None:
 
 
 class LoopDirectory:
-    """The files of a loop."""
+    """The files of a loop. Its waves may be in a `database`, whose URL with the password no file has."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, database: StoreUrl | None = None) -> None:
         self.root = root
+        self._database = database
 
     @property
     def lock(self) -> Path:
@@ -310,6 +331,13 @@ class LoopDirectory:
     def absolute(self, path: str) -> Path:
         """The path that the state has."""
         return self.root / path
+
+    def wave(self, state: LoopState, run: str) -> WaveLocation:
+        """Where the rollouts of a step or an evaluation are, by the `run` that the state has of it."""
+        if state.database is None:
+            return WaveLocation(self.absolute(run))
+        url = self._database or StoreUrl(state.database.url)
+        return WaveLocation(url, f"{state.database.loop}/{run}")
 
     # --- loop.json and state.json ----------------------------------------------------------------------
 
