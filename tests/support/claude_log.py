@@ -44,7 +44,13 @@ class Log:
         return self.user([{"type": "tool_result", "tool_use_id": call, "content": content}], **fields)
 
     def assistant(
-        self, message_id: str, *blocks: Any, model: str = MODEL, stop: str | None = None, **fields: Any
+        self,
+        message_id: str,
+        *blocks: Any,
+        model: str = MODEL,
+        stop: str | None = None,
+        usage: dict[str, int] | None = None,
+        **fields: Any,
     ) -> str:
         """A line for each block; the uuid of the last one. A string is text, a pair (id, name) a tool call."""
         uuid = ""
@@ -65,6 +71,7 @@ class Log:
                 "model": model,
                 "content": [block],
                 "stop_reason": stop if at == len(blocks) - 1 else None,
+                **({} if usage is None else {"usage": usage}),
             }
             uuid = self.add("assistant", message=message, requestId=f"req_{message_id}", **fields)
             fields = {key: value for key, value in fields.items() if key not in ("parent", "uuid")}

@@ -116,6 +116,7 @@ _RAW_OF_RECORD = (
     "attachment",
     "rendered",
     "content",
+    "todos",
 )
 _LOOSE = 16 << 20
 _PIECE = 1 << 16
@@ -146,6 +147,7 @@ class ClaudeMessage(Struct, gc=False):
     id: str | None = None
     content: str | list[ClaudeBlock | str] | None = None
     stop_reason: str | None = None
+    usage: Raw = _NOTHING
 
 
 class ClaudeRecord(Struct, gc=False):
@@ -159,6 +161,8 @@ class ClaudeRecord(Struct, gc=False):
     uuid: str | None = None
     timestamp: str | None = None
     toolUseResult: Raw = _NOTHING
+    todos: Raw = _NOTHING
+    sourceToolUseID: str | None = None
     subtype: str | None = None
     isApiErrorMessage: bool | None = None
     isCompactSummary: bool | None = None
@@ -231,6 +235,8 @@ _PARENT = re.compile(rb'"parentUuid": ?"([^"\\]{1,200})"')
 _UUID = re.compile(rb'"uuid": ?"([^"\\]{1,200})"')
 _SIDECHAIN = re.compile(rb'"isSidechain": ?true')
 _MESSAGE_ROLE = re.compile(rb'"(?:assistant|user)"')
+_NO_RESPONSE = b'"No response requested."'
+_RESUMED = b'"SessionStart:resume"'
 _HALF = re.compile(rb"\\u[dD]")
 _MARK = b"\xef\xbb\xbf"  # the byte order mark
 _FAILED = object()
@@ -267,6 +273,8 @@ def _detach(record: ClaudeRecord) -> None:
         record.toolUseResult = _NOTHING
     record.data = Raw(bytes(record.data)[:_HOOK_HEAD])
     _copy_raw(record, _RAW_OF_RECORD)
+    if record.message is not None:
+        _copy_raw(record.message, ("usage",))
     content = record.message.content if record.message is not None else None
     if isinstance(content, list):
         for block in content:
@@ -274,7 +282,7 @@ def _detach(record: ClaudeRecord) -> None:
                 _copy_raw(block, _RAW_OF_BLOCK)
 
 
-def _copy_raw(value: ClaudeRecord | ClaudeBlock, names: Sequence[str]) -> None:
+def _copy_raw(value: ClaudeRecord | ClaudeMessage | ClaudeBlock, names: Sequence[str]) -> None:
     for name in names:
         raw: Raw = getattr(value, name)
         if raw is not _NOTHING:
@@ -333,7 +341,11 @@ def _file_records(lines: ClaudeLog, some: bytes, new_records: list[ClaudeRecord]
     ledger = False
     for record in new_records:
         if record.uuid is not None:
+            if record.type == "progress" and _RESUMED in bytes(record.data)[:_HOOK_HEAD]:
+                lines.ends.append(len(records))  # the program ran the hooks of a resumed session
             records.append(record)
+            if record.type == "assistant" and _answers_nothing(record):
+                lines.ends.append(len(records))
         elif record.type in _LEDGER:
             ledger = True
         elif record.type == _SNAPSHOT:
@@ -361,6 +373,14 @@ def _file_snapshot(lines: ClaudeLog, record: ClaudeRecord) -> None:
         # They may be written one by one amid the first turn: only the first of them shows where it begins.
         if lines.snapshots[record.messageId] > max(before, 1) and lines.records:
             lines.ends.append(len(lines.records))
+
+
+def _answers_nothing(record: ClaudeRecord) -> bool:
+    """Whether it is what the program puts behind a user's message that a resumed session ends with."""
+    body = record.message
+    if body is None or body.model != "<synthetic>" or not isinstance(body.content, list):
+        return False
+    return any(isinstance(block, ClaudeBlock) and bytes(block.text) == _NO_RESPONSE for block in body.content)
 
 
 def _ends_turn(record: ClaudeRecord) -> bool:

@@ -212,10 +212,10 @@ def path_after_resume(nodes: list[TraceNode], at: int, met: set[int]) -> int:
     return _copy_path(nodes, at, bodies, changed)
 
 
-def has_results_beside(
+def results_beside(
     record: ClaudeRecord, results: Sequence[ClaudeRecord], by_uuid: Mapping[str, ClaudeRecord]
-) -> bool:
-    """Whether a walk from a record along `parentUuid` misses some of these results."""
+) -> list[ClaudeRecord]:
+    """Those of these results that a walk from a record along `parentUuid` misses."""
     waiting = {result.uuid for result in results}
     last = results[0].uuid
     step = record.parentUuid
@@ -228,7 +228,7 @@ def has_results_beside(
         if above.type == "user" and not result_ids(above):
             break  # an earlier prompt: what waits came behind it
         step = above.parentUuid
-    return bool(waiting)
+    return [result for result in results if result.uuid in waiting] if waiting else []
 
 
 def path_without_pending_calls(nodes: list[TraceNode], at: int, response: ClaudeResponse) -> int:

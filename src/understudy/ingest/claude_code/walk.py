@@ -35,6 +35,7 @@ from understudy.ingest.claude_code.attachments import (
     reminder,
     sent_attachment,
 )
+from understudy.ingest.claude_code.continuity import RESUME_NOT_LOGGED, Continuity
 from understudy.ingest.claude_code.queued import QueuedPrompts
 from understudy.ingest.claude_code.record_index import RecordIndex
 from understudy.ingest.claude_code.records import (
@@ -57,7 +58,6 @@ from understudy.ingest.claude_code.versions import (
 from understudy.ingest.trace import TraceNode
 
 _SENT_SYSTEM_SUBTYPE = "local_command"
-_RESUME_NOT_LOGGED = "resume_not_logged"
 _RULES_OF_CALLS = {"ExitPlanMode": "hides_plans", "Task": "renames_starter"}
 _RULES_OF_NOTIFICATIONS = ("notification", "wraps_notifications", "notifications_are_reminders")
 _BLOCKS = frozenset(("text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image"))
@@ -137,7 +137,7 @@ class _Walk:
         self.unsure_calls = {name for name, rule in _RULES_OF_CALLS.items() if not behaviour.is_confirmed(rule)}
         self.is_unsure = not behaviour.is_confirmed(*VersionBehaviour.__struct_fields__[:-1])
         self.may_lose_results = behaviour.resumes_by_parent or not behaviour.is_confirmed("resumes_by_parent")
-        self.results: list[ClaudeRecord] = []  # since the last prompt, of versions that may lose some at a resume
+        self.continuity = Continuity()  # of versions that may lose results at a resume
         self.has_images = False  # a prompt with images was not answered yet, by a version that forgets them then
         self.bare_tails: dict[str, int] = {}  # by key of a response: its last result by itself
         self.moved_up: set[str | None] = set()  # uuids of results that were placed before their turn in the file
@@ -176,6 +176,7 @@ class _Walk:
                 self.losses["missing-parent"] += 1
             if resumed and uuid in resumed:
                 at = position[parent] = self.resumed_path(parent, at)
+                self.continuity.resume()
             kind = record.type
             if kind == "assistant":
                 body = record.message
@@ -268,7 +269,7 @@ class _Walk:
                 self.response_at[node] = response
                 self.bare_tails.pop(response.key, None)
                 if self.may_lose_results:
-                    self.results.append(record)
+                    self.continuity.add_result(record)
                 return node
             if repeated:
                 # A second result of one call, as after a rewind: it belongs where its parent is.
@@ -283,11 +284,8 @@ class _Walk:
         node = self.add_message(record, at)
         if is_notification:
             self.mark_unless_confirmed(node, *_RULES_OF_NOTIFICATIONS)
-        if self.results:
-            is_resumed = record.uuid in self.resumed
-            if not is_resumed and tree.has_results_beside(record, self.results, self.index.by_uuid):
-                self.mark(node, _RESUME_NOT_LOGGED)  # it may be the first prompt after a resume, which lost them
-            self.results.clear()
+        if self.may_lose_results:
+            self.continuity.add_prompt(record, self.index.by_uuid, self.calls)
         if record.isCompactSummary and self.calls and not self.logs_attachments:
             self.mark(node, NOT_LOGGED)  # files that were read before are sent again with a summary
         if type(content) is list:
@@ -363,6 +361,8 @@ class _Walk:
             self.mark(node, "missing-result")
         if self.lacks_summary:
             self.mark(node, NOT_LOGGED)
+        if self.may_lose_results and self.continuity.is_doubtful(self.nodes, node):
+            self.mark(node, RESUME_NOT_LOGGED)
         if above is None and at >= 0 and tree.is_older_than_summary(record, self.nodes[at].body):
             self.own_notes[node] = ("preserved_without_context",)
         if at in self.hurried:

@@ -1,0 +1,190 @@
+"""Whether a session may have been ended and resumed at a place where its log does not tell.
+
+Some versions follow `parentUuid` only when they resume, and so lose the parallel calls whose results hang on other
+records (`VersionBehaviour.resumes_by_parent`). Of `/resume` many logs have no trace. So what follows such calls is
+uncertain from the next prompt on, unless the usage that the API reported with the response to it shows otherwise:
+
+- The provider's cache holds beginnings of prompts. Where the response read more from it than the request behind
+  those calls was long, they were sent again: no other request had the same beginning.
+- Or the prompt is longer than it would be without those calls, by more than what the program may add unlogged.
+  That is little within one run of the program: its prompts have a list of `todos`, which those of a resumed
+  session lack unless it was left and resumed in that same run. A new run may have other tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from understudy.ingest.claude_code import tree
+from understudy.ingest.claude_code.records import DECODE_ERRORS, ClaudeBlock, ClaudeRecord
+from understudy.ingest.claude_code.tree import ClaudeResponse, TrimmedResponse
+from understudy.ingest.trace import TraceNode
+
+RESUME_NOT_LOGGED = "resume_not_logged"
+"""The note on states that follow parallel calls which a resume may have lost."""
+
+_INTERRUPTED = b"[Request interrupted by user"
+_FEWEST_BYTES_PER_TOKEN = 2.5
+_MOST_BYTES_PER_TOKEN = 6
+_ADDED_TOKENS = {True: 2000, False: 15_000}  # at most, to a prompt of the same run of the program, and of another
+
+
+class _Usage(Struct):
+    input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+
+    def prompt_tokens(self) -> int:
+        return (self.input_tokens or 0) + self.cached_tokens()
+
+    def cached_tokens(self) -> int:
+        """The tokens of the request that later requests may read from the cache."""
+        return (self.cache_creation_input_tokens or 0) + (self.cache_read_input_tokens or 0)
+
+
+class _Passed(Struct):
+    """What a path holds: its last response and the bytes from there on, the response behind the first calls that a
+    resume would lose (None where there is none), and how many bytes a resume would lose.
+    """
+
+    last: ClaudeResponse | None = None
+    added_bytes: int = 0
+    behind_lost: ClaudeResponse | None = None
+    lost_bytes: int = 0
+
+
+_usage = msgspec.json.Decoder(_Usage).decode
+
+
+class Continuity:
+    """Follows the results of calls in the order of the log, for one conversation."""
+
+    def __init__(self) -> None:
+        self._results: list[ClaudeRecord] = []  # since the last prompt
+        self._lost_bytes: dict[str, int] = {}  # by key of a response: what a resume would lose of it
+
+    def add_result(self, record: ClaudeRecord) -> None:
+        """Note a record with results of calls."""
+        self._results.append(record)
+
+    def resume(self) -> None:
+        """Forget the calls before a resume that is logged: what it lost is known."""
+        self._results.clear()
+        self._lost_bytes.clear()
+
+    def add_prompt(
+        self,
+        record: ClaudeRecord,
+        by_uuid: Mapping[str, ClaudeRecord],
+        calls: Mapping[str, ClaudeResponse],
+    ) -> None:
+        """Note a prompt: the results since the last one are lost by a resume where a walk from it misses them."""
+        if self._results:
+            for result in tree.results_beside(record, self._results, by_uuid):
+                for call in tree.result_ids(result):
+                    if (response := calls.get(call)) is not None:
+                        self._lost_bytes[response.key] = self._lost_bytes.get(response.key, 0) + _text_bytes(
+                            result
+                        )
+        self._results.clear()
+
+    def is_doubtful(self, nodes: Sequence[TraceNode], node: int) -> bool:
+        """Whether a response at `node` may be the first one after a resume that its log does not have."""
+        response = _response(nodes[node].body)
+        if not self._lost_bytes or response is None or _is_programs_own(response.records[0]):
+            return False
+        above = nodes[node].parent
+        prompts: list[ClaudeRecord] = []
+        while above >= 0 and (sent := tree.sent_record(nodes[above].body)) is not None:
+            if tree.result_ids(sent.record):
+                break
+            if sent.record.type == "user" and sent.record.sourceToolUseID is None:
+                prompts.append(sent.record)
+            above = nodes[above].parent
+        if not prompts:
+            return False
+        passed = self._passed(nodes, above)
+        if not passed.lost_bytes:
+            return False  # a compaction or a rewind left them behind
+        usage, usage_before, usage_after = map(_usage_of, (response, passed.last, passed.behind_lost))
+        if usage is None or usage_before is None or usage_after is None:
+            return True
+        # A prompt that was stopped may have put the beginning of a resumed session into the cache.
+        is_first = sum(not _is_program_text(prompt) for prompt in prompts) < 2
+        if is_first and (usage.cache_read_input_tokens or 0) >= usage_after.cached_tokens() > 0:
+            return False
+        if any(map(tree.has_image, prompts)):
+            return True
+        added_bytes = passed.added_bytes + sum(map(_text_bytes, prompts))
+        most_added = added_bytes / _FEWEST_BYTES_PER_TOKEN + _ADDED_TOKENS[bool(bytes(prompts[0].todos))]
+        grown = usage.prompt_tokens() - usage_before.prompt_tokens()
+        return grown <= most_added - passed.lost_bytes / _MOST_BYTES_PER_TOKEN
+
+    def _passed(self, nodes: Sequence[TraceNode], at: int) -> _Passed:
+        """What is on the path to `at`."""
+        passed = _Passed()
+        behind = None
+        while at >= 0:
+            response = _response(nodes[at].body)
+            if response is not None:
+                if passed.last is None:
+                    passed.last = response
+                    passed.added_bytes += sum(map(_text_bytes, response.records))
+                if response.key in self._lost_bytes:
+                    passed.lost_bytes += self._lost_bytes[response.key]
+                    passed.behind_lost = behind
+                behind = response
+            elif passed.last is None and (sent := tree.sent_record(nodes[at].body)) is not None:
+                passed.added_bytes += _text_bytes(sent.record)
+            at = nodes[at].parent
+        return passed
+
+
+def _response(body: object) -> ClaudeResponse | None:
+    return (
+        body.response if isinstance(body, TrimmedResponse) else body if isinstance(body, ClaudeResponse) else None
+    )
+
+
+def _is_programs_own(record: ClaudeRecord) -> bool:
+    """Whether the program wrote a record of the assistant's side itself."""
+    return record.message is not None and record.message.model == "<synthetic>"
+
+
+def _usage_of(response: ClaudeResponse | None) -> _Usage | None:
+    """The usage that the API reported with a response; None where the log has none."""
+    for record in response.records if response is not None else ():
+        if record.message is not None and (raw := bytes(record.message.usage)):
+            try:
+                usage = _usage(raw)
+            except DECODE_ERRORS:
+                return None
+            return usage if usage.prompt_tokens() else None  # the program reports none of its own messages
+    return None
+
+
+def _text_bytes(record: ClaudeRecord) -> int:
+    """The bytes of a record's texts, thinking, calls and results, without images."""
+    content = record.message.content if record.message is not None else None
+    if isinstance(content, str):
+        return len(content.encode(errors="replace"))
+    size = 0
+    for block in content or ():
+        if isinstance(block, str):
+            size += len(block)
+        elif b'"image"' not in (raw := bytes(block.content)):
+            size += len(raw) + sum(len(bytes(part)) for part in (block.text, block.thinking, block.input))
+    return size
+
+
+def _is_program_text(record: ClaudeRecord) -> bool:
+    """Whether the program wrote a record of the user's side: a command's output, or that the user stopped it."""
+    content = record.message.content if record.message is not None else None
+    if isinstance(content, str):
+        return content.startswith("<")
+    return any(
+        isinstance(block, ClaudeBlock) and _INTERRUPTED in bytes(block.text)[:40] for block in content or ()
+    )
