@@ -246,12 +246,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rollouts", type=int, default=100_000)
     parser.add_argument("--turns", type=int, default=10_000)
-    parser.add_argument("--directory", type=Path)
+    parser.add_argument(
+        "--directory", type=Path, help="Where the stores are written and removed; made if missing."
+    )
     parser.add_argument("--live-seconds", type=float, default=10.0)
     parser.add_argument("--write", type=Path, help="Write a run in progress there, and end.")
     parser.add_argument("--rate", type=float, default=LIVE_RATE)
     parser.add_argument("--make", type=Path, help="Write the long rollout there and end.")
     options = parser.parse_args()
+    if options.directory is not None:
+        try:
+            options.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--directory: {options.directory} cannot be made: {error.strerror}; give another one")
     if options.make is not None:
         put_long(options.make, options.turns)
         return

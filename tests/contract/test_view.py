@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from understudy.export.corpus import Corpus, ExportSelection
+from understudy.model.scripted.tokenizer import scripted_tokenizer
 from understudy.preference.rollouts import rollout_pairs
 from understudy.store import Store
 from understudy.types import Evidence, Integrity, Verdict
@@ -126,6 +127,21 @@ async def test_a_rollout_is_shown_down_to_its_tokens(runs: Path):
             assert reply.headers["content-disposition"] == "attachment"
             assert len(await reply.read()) == 10
             assert int(reply.headers["x-size"]) > 10
+
+
+async def test_tokens_of_a_scripted_model_have_texts(tmp_path: Path):
+    ids = scripted_tokenizer().encode("I read `calc.py`.")
+    talk = Session("ignored")
+    talk.ask([user(text("Mend it."))], [text("x")], prompt=[1, 2], completion=ids, logprobs=[0.0] * len(ids))
+    models = {"high": {"backend": "embedded", "model": "understudy-embedded"}}
+    with Store.open(tmp_path / "run") as store:
+        put_attempt(store, talk.calls, config={"gateway": {"models": models}, "policy": "wrong", "weights": None})
+    async with viewing(tmp_path) as client:
+        rollout = f"{await client.store('run')}/rollouts/r0"
+        call = (await client.get(f"{rollout}/turns"))["turns"][0]["call_id"]
+        page = await client.get(f"{rollout}/tokens", call=call)
+    assert "".join(page["texts"]).endswith("I read `calc.py`.")
+    assert page["tokenizer"] == "the scripted models' tokenizer"
 
 
 async def test_rollouts_are_filtered_sorted_and_searched(runs: Path):
@@ -281,6 +297,28 @@ async def test_no_path_leaves_the_directories(runs: Path, tmp_path: Path):
         assert (await client.get(f"{store}/rollouts", status=403))["error"]["type"] == "outside"
 
 
+async def test_a_request_that_no_page_makes_is_refused_in_words(runs: Path):
+    async with viewing(runs) as client:
+        store = await client.store("first")
+        assert (await client.get(f"{store}/rollouts", q="a\0b"))["total"] == 0
+        for path, query in (
+            (f"{store}/pairs", {"start": 10**20}),
+            (f"{store}/rollouts/a%00b/turns", {"start": -1}),
+        ):
+            assert (await client.get(path, **query, status=400))["error"]["type"] == "parameter"
+        host, _, port = client.url.removeprefix("http://").rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"OPTIONS * HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n\r\n".encode())
+        assert b" 405 " in await reader.readline()
+        writer.close()
+        # Another site's page can neither follow the changes nor send an order, whatever it names itself.
+        for origin in ("http://evil.example", "null", f"https://{host}:{port}", f"{client.url}.evil.example"):
+            assert await status_of(client, "/api/events", origin=origin) == 403
+            headers = {"origin": origin, "content-type": "application/json"}
+            async with client.session.post(f"{client.url}{store}/votes", data="{}", headers=headers) as reply:
+                assert reply.status == 403
+
+
 # --- what is written -----------------------------------------------------------------------------------
 
 
@@ -422,6 +460,44 @@ async def test_evidence_and_a_forged_verdict_are_shown(tmp_path: Path):
         {"rule": "exit", "path": "a.py", "line": 3, "text": "exit(0)"}
     ]
     assert head["row"]["integrity"] == "forged"
+
+
+async def test_a_reused_verdict_names_the_rollout_that_was_graded(tmp_path: Path):
+    put_rollouts(tmp_path / "run", tasks=1, samples=2)
+    tests = {"test_calc.py::test_shift": "failed", "test_calc.py::test_same": "passed", "other": "passed"}
+    with Store.open(tmp_path / "run") as store:
+        for source, rollout in (("calc-0-0.1", "calc-0-1"), ("lost.1", "calc-0-0")):
+            verdict = Verdict(reward=0.0, reason="it fails", tests=tests, reused_from=source)
+            store.runs.replace_verdict(f"{rollout}.1", verdict).result()
+    async with viewing(tmp_path) as client:
+        rollouts = f"{await client.store('run')}/rollouts"
+        verdict = (await client.get(f"{rollouts}/calc-0-1"))["verdict"]
+        lost = (await client.get(f"{rollouts}/calc-0-0"))["verdict"]["reused_from"]
+    assert verdict["reused_from"] == {"attempt_id": "calc-0-0.1", "rollout_id": "calc-0-0", "sample_index": 0}
+    assert lost == {"attempt_id": "lost.1", "rollout_id": None, "sample_index": None}
+    # What validation found without the patch, and what the verdict said that this one took the place of.
+    assert [(test["unpatched"], test["outcome"]) for test in verdict["tests"]] == [
+        ("failed", "failed"),
+        ("passed", "passed"),
+        (None, "passed"),
+    ]
+    assert {test["regraded"] for test in verdict["tests"]} == {None}
+
+
+async def test_a_run_on_its_way_says_what_waits(tmp_path: Path):
+    put_rollouts(tmp_path / "run", tasks=1, samples=1)
+    with Store.open(tmp_path / "run") as store:
+        more = [(f"more-{number}", "calc-0", number) for number in (1, 2, 3)]
+        store.runs.create_rollouts("run1", more).result()
+        attempt = store.runs.start_attempt("more-2").result()
+        store.runs.mark_running(attempt.id).result()
+    async with viewing(tmp_path) as client:
+        health = await client.get(f"{await client.store('run')}/health")
+    assert [(each["status"], each["rollouts"], each["oldest_id"]) for each in health["open"]] == [
+        ("queuing", 2, "more-1"),
+        ("running", 1, "more-2"),
+    ]
+    assert all(each["oldest_s"] >= 0 for each in health["open"])
 
 
 # --- the page ------------------------------------------------------------------------------------------

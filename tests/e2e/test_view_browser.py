@@ -80,6 +80,7 @@ PAGES = {
     "report of two": ("/report?stores={run},{graded}", "What to know of these figures"),
     "conversations": ("/s/{sessions}", "18 conversations"),
     "states": ("/s/{sessions}/states", "63 states"),
+    "redaction": ("/s/{sessions}/redaction", "What redaction would replace"),
     "pairs": ("/s/{graded}/pairs", "Chosen"),
     "gateway": ("/s/{gateway}", "Clients"),
 }
@@ -156,6 +157,32 @@ def test_keys_lead_from_the_runs_to_a_token(watched: Watched, ids: dict[str, str
     assert page.evaluate("document.documentElement.dataset.theme") != before
 
 
+def test_keys_lead_from_the_tasks_to_a_turn_of_a_rollout(watched: Watched, ids: dict[str, str]):
+    page = watched.open(f"/s/{ids['graded']}/grid")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.wait_for_url("**/grid?task=calc-1")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("region", name="Rollouts of the task")).to_be_visible()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url("**/task/calc-1?column=1&turn=2")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/r/calc-1-1?turn=2")
+    expect(page.get_by_role("article", name="Turn 2")).to_be_in_viewport()
+
+
+def test_conversations_are_chosen_by_project_and_agent(watched: Watched, ids: dict[str, str]):
+    page = watched.open(f"/s/{ids['sessions']}")
+    page.get_by_role("button", name="/home/dev/proj").first.click()
+    expect(page.get_by_text("5 conversations")).to_be_visible()
+    page.get_by_role("button", name="Of any project").click()
+    expect(page.get_by_text("18 conversations")).to_be_visible()
+    page.get_by_role("button", name="codex").first.click()
+    page.wait_for_url("**agent=codex*")
+
+
 def test_the_search_shows_what_it_matched(watched: Watched, ids: dict[str, str]):
     page = watched.open(f"/s/{ids['graded']}")
     page.get_by_role("searchbox").fill('"give up 2"')
@@ -179,6 +206,20 @@ def test_a_vote_and_a_decision_are_stored_by_key_and_by_form(watched: Watched, i
     expect(page.get_by_text("Stored.")).to_be_visible()
     row = read(watched.url, f"/api/stores/{ids['graded']}/rollouts/{rollout}")["row"]
     assert (row["integrity"], row["reviewed"]) == ("suspicious", True)
+
+
+def test_a_label_reaches_an_export(watched: Watched, ids: dict[str, str], stores: Path, tmp_path: Path):
+    def exported_lines() -> int:
+        output = tmp_path / "export"
+        done = understudy("export", "openai", stores / "graded", "--output", output, "--unsolved-too")
+        assert done.returncode == 0, done.stderr
+        return sum(len(file.read_text().splitlines()) for file in output.rglob("*.jsonl"))
+
+    before = exported_lines()
+    page = watched.open(f"/s/{ids['graded']}/r/calc-2-0?view=integrity")
+    page.get_by_role("button", name="Exclude").click()
+    expect(page.get_by_role("button", name="Exclude")).to_have_attribute("aria-pressed", "true")
+    assert exported_lines() < before
 
 
 def test_nothing_can_be_written_with_read_only(browser: Browser, stores: Path):
@@ -230,7 +271,17 @@ HOSTILE_VIEWS = ("transcript", "patch", "integrity", "calls", "timing", "tokens"
 def test_hostile_text_is_text_in_every_view(watched: Watched, ids: dict[str, str]):
     assert len(PAYLOADS) >= 60
     store = ids["hostile"]
-    for path in ("", "/grid", "/health", "/pairs", "/scatter"):
+    views = (
+        "",
+        "/grid",
+        "/health",
+        "/pairs",
+        "/scatter",
+        "/redaction",
+        "/report",
+        f"/compare?with={ids['graded']}",
+    )
+    for path in views:
         page = watched.open(f"/s/{store}{path}")
         assert watched.overflow() <= 0, path
     rows = read(watched.url, f"/api/stores/{store}/rollouts?limit=1000")["rollouts"]

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from understudy.store import Store
-from understudy.types import ErrorInfo, Evidence, Integrity, Verdict
+from understudy.types import ErrorInfo, Evidence, Finding, Integrity, Verdict
 
 from support import viewer
 from support.export import converse, put_attempt, put_rollouts, wait
@@ -48,7 +48,15 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
         wait(store.runs.create_rollouts("run1", [("ungraded", "calc-0", 7)]))
         attempt = wait(store.runs.start_attempt("ungraded"))
         lost = ErrorInfo("grading", "GradingError", "the container of the tests was lost")
-        wait(store.runs.finish_attempt(attempt.id, "failed", "failed", patch=b"+x\n", error=lost))
+        spent = Finding(kind="budget", message="it used up its 5 calls")
+        timings = {"prepare_s": 0.5, "agent_s": 2.0}
+        wait(
+            store.runs.finish_attempt(
+                attempt.id, "failed", "failed", patch=b"+x\n", error=lost, timings=timings, findings=(spent,)
+            )
+        )
+        reused = Verdict(reward=0.0, reason="it fails", tests={"t.py::test": "failed"}, reused_from="calc-0-1.1")
+        wait(store.runs.replace_verdict("calc-0-2.1", reused))
     evaluations = [solved({f"task-{n}": (n < right, 1) for n in range(9)}) for right in (2, 5, 7)]
     steps = [solved({"a": (2, 4)}), solved({"b": (1, 4)})]
     put_loop(root / "asynchronous", evaluations, steps, asynchronous=True)
@@ -88,6 +96,27 @@ def test_a_forged_verdict_and_a_failed_grader_are_told_apart(watched: Watched, i
     expect(page.get_by_text("the container of the tests was lost").first).to_be_visible()
     page = watched.open(f"/s/{ids['judged']}/health")
     expect(page.get_by_text("grading").first).to_be_visible()
+
+
+def test_a_reused_verdict_leads_to_the_rollout_that_was_graded(watched: Watched, ids: dict[str, str]):
+    page = watched.open(f"/s/{ids['judged']}/r/calc-0-2?view=patch")
+    page.get_by_role("link", name="sample 1").click()
+    page.wait_for_url("**/r/calc-0-1?*view=patch*")
+    expect(page.get_by_text("#1")).to_be_visible()
+
+
+def test_an_attempt_shows_its_phases_and_what_was_noticed(watched: Watched, ids: dict[str, str]):
+    page = watched.open(f"/s/{ids['judged']}/r/ungraded?view=timing")
+    expect(page.get_by_label("Phases of the attempt").get_by_role("listitem")).to_have_text(
+        ["prepare the task's files500 ms", "agent2.0 s"]
+    )
+    expect(page.get_by_text("it used up its 5 calls")).to_be_visible()
+
+
+def test_an_evaluation_leads_to_its_rollouts(watched: Watched, ids: dict[str, str]):
+    page = watched.open(f"/s/{ids['asynchronous']}?step=0")
+    page.get_by_role("link", name="2 of 9 held-out rollouts solved").click()
+    expect(page.get_by_text("9 rollouts", exact=True)).to_be_visible()
 
 
 def test_an_asynchronous_loop_says_how_stale_its_steps_are(watched: Watched, ids: dict[str, str]):

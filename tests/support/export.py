@@ -182,10 +182,12 @@ def put_rollouts(location: StoreLocation, *, tasks: int = 2, samples: int = 2, t
             wait(store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict))
 
 
-def put_attempt(store: Store, calls: Iterable[Call], *, reward: float = 1.0) -> None:
+def put_attempt(
+    store: Store, calls: Iterable[Call], *, reward: float = 1.0, config: dict[str, Any] | None = None
+) -> None:
     """A run of one rollout, which made these calls."""
     task = calc_task(0)
-    wait(store.runs.create("run1", {"backend": "openai"}))
+    wait(store.runs.create("run1", config or {"backend": "openai"}))
     wait(store.runs.add_tasks("run1", [task]))
     wait(store.runs.create_rollouts("run1", [("r0", task.instance_id, 0)]))
     attempt = wait(store.runs.start_attempt("r0"))

@@ -17,6 +17,9 @@ from understudy.util.files import mark_used, share_lock
 TINY = "tiny"
 """Its name where a model's directory is asked for."""
 
+SCRIPTED = Path(__file__).with_name("assets")
+"""The tokenizer and the chat template of the scripted models, which have no weights."""
+
 
 def directory_of(model: str | Path) -> Path:
     """The directory that a model's name means, absolute: the shipped or a fetched one's, or the path itself.
@@ -27,7 +30,7 @@ def directory_of(model: str | Path) -> Path:
     if path.is_dir():
         return path.absolute()
     if str(model) == TINY:
-        return Path(__file__).with_name("assets") / TINY
+        return SCRIPTED / TINY
     fetched = cached_directory(str(model))
     if not (fetched / RECORD).is_file():
         return path.absolute()

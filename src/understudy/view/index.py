@@ -333,7 +333,7 @@ def _conditions(query: RolloutFilter, labels: dict[str, dict[str, int]]) -> tupl
 def _expression(text: str) -> str:
     """What a person typed as an FTS5 expression: every word, and every phrase in quotes, must be there."""
     terms = [quoted or word for quoted, word in _QUOTED.findall(text)]
-    terms = [term.replace('"', "") for term in terms]
+    terms = [term.replace('"', "").replace("\0", " ") for term in terms]  # SQLite ends an expression at a NUL
     phrases = [f'"{term}"' for term in terms if any(sign.isalnum() for sign in term)]
     if not phrases:
         raise ViewRefused(400, "query", f"q: nothing to search for in {text[:100]!r}", "give at least one word")

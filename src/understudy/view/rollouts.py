@@ -7,6 +7,7 @@ from statistics import fmean
 
 from msgspec import Struct
 
+from understudy.errors import NotInStore
 from understudy.store import Store
 from understudy.store.keys import CLIENT
 from understudy.types import Attempt, PytestChecks, Rollout, SuiteChecks, Task, Verdict, is_solved
@@ -19,6 +20,7 @@ from understudy.view.schema.rollouts import (
     GroupTurn,
     IntegrityView,
     PatchView,
+    ReusedVerdict,
     RolloutHead,
     RolloutRow,
     TaskGroup,
@@ -81,7 +83,7 @@ def head(
         attempt_id=None if attempt is None else attempt.id,
         attempts=tuple(_attempt_view(each, verdicts[each.id] is not None) for each in shown.attempts),
         task=None if task is None else _task_view(task),
-        verdict=None if verdict is None else _verdict_view(verdict, task, row),
+        verdict=None if verdict is None else _verdict_view(store, verdict, task, row),
         has_patch=attempt is not None and store.runs.patch(attempt.id) is not None,
         logs={name: len(content.decode(errors="replace")) for name, content in logs.items()},
         turns=0 if transcript is None else transcript.total,
@@ -116,8 +118,8 @@ def _task_view(task: Task) -> TaskView:
     )
 
 
-def _verdict_view(verdict: Verdict, task: Task | None, row: RolloutRow | None) -> VerdictView:
-    before = verdict.earlier[-1].tests if verdict.earlier else {}
+def _verdict_view(store: Store, verdict: Verdict, task: Task | None, row: RolloutRow | None) -> VerdictView:
+    earlier = verdict.earlier[-1].tests if verdict.earlier else {}
     checks = None if task is None else task.checks
     mended, preserved = (
         (set(checks.fail_to_pass), set(checks.pass_to_pass))
@@ -128,8 +130,8 @@ def _verdict_view(verdict: Verdict, task: Task | None, row: RolloutRow | None) -
         GradedTest(
             id=test[:500],
             outcome=outcome,
-            before=before.get(test),
-            expected="fail_to_pass" if test in mended else "pass_to_pass" if test in preserved else None,
+            unpatched="failed" if test in mended else "passed" if test in preserved else None,
+            regraded=earlier.get(test),
         )
         for test, outcome in list(verdict.tests.items())[:_MOST_TESTS]
     )
@@ -151,7 +153,16 @@ def _verdict_view(verdict: Verdict, task: Task | None, row: RolloutRow | None) -
         ),
         log=verdict.log[-_HEAD_TEXT:],
         commands=verdict.commands,
+        reused_from=_reused_verdict(store, verdict.reused_from) if verdict.reused_from else None,
     )
+
+
+def _reused_verdict(store: Store, attempt_id: str) -> ReusedVerdict:
+    try:
+        rollout = store.runs.rollout(store.runs.attempt(attempt_id).rollout_id or "")
+    except NotInStore:
+        return ReusedVerdict(attempt_id=attempt_id)
+    return ReusedVerdict(attempt_id=attempt_id, rollout_id=rollout.id, sample_index=rollout.sample_index)
 
 
 def patch_view(store: Store, shown: ShownAttempt, offset: int, length: int) -> PatchView:

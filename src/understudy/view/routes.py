@@ -35,7 +35,7 @@ from understudy.view.schema.stores import LoopView, StoreHealth, StoreList, Stor
 
 Limit = Annotated[int, Meta(ge=1, le=1_000, description="The most rows of a page; fewer where they are long.")]
 Cursor = Annotated[str, Meta(max_length=2_000, description="`next` of the page before.")]
-Start = Annotated[int, Meta(ge=0, description="The index to begin at.")]
+Start = Annotated[int, Meta(ge=0, le=2**53 - 1, description="The index to begin at.")]
 Identifier = Annotated[str, Meta(min_length=1, max_length=500)]
 Query = Annotated[str, Meta(max_length=500, description="Words that must be in the text; quote a phrase.")]
 

@@ -77,7 +77,7 @@ class ViewServer:
         request.authenticate()
         raw: bytes = scope.get("raw_path") or request.path.encode()
         segments = [unquote_to_bytes(part).decode("utf-8", "replace") for part in raw.split(b"/")[1:]]
-        if segments[0] != "api":
+        if segments[:1] != ["api"]:  # `*`, the target of OPTIONS, has no segment
             return await self._send_page(request, token)
         route, parts = self._route(request.method, segments)
         values = _decoded(query, route.query, "the query")

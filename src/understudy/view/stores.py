@@ -16,7 +16,15 @@ from understudy.types import RolloutStatus, Run, is_solved
 from understudy.util.statistics import percentile, wilson
 from understudy.view.faults import ViewRefused, fault_of
 from understudy.view.schema.rollouts import ComparedRuns, ComparedTask, RolloutRow
-from understudy.view.schema.stores import BoundaryFaults, PhaseTimes, StoreHealth, StoreKind, StoreSummary
+from understudy.view.schema.stores import (
+    BoundaryFaults,
+    OpenRollouts,
+    PhaseTimes,
+    StoreHealth,
+    StoreKind,
+    StoreSummary,
+    WorkerView,
+)
 from understudy.view.viewed import ViewedStore
 
 _PENDING: tuple[RolloutStatus, ...] = ("queuing", "preparing", "running", "requeuing")
@@ -132,7 +140,7 @@ def _about(run: Run) -> dict[str, str]:
 
 
 def health(store: Store, rows: Sequence[RolloutRow]) -> StoreHealth:
-    """How the runs of a store go: seconds by phase, faults by boundary, why graded rollouts were not solved."""
+    """How the runs of a store go: what waits, seconds by phase, faults by boundary, why some were not solved."""
     phases: dict[str, list[float]] = {}
     faults: list[AttemptFault] = []
     versions = Counter[str]()
@@ -145,6 +153,13 @@ def health(store: Store, rows: Sequence[RolloutRow]) -> StoreHealth:
             versions[use.version or "unknown"] += use.calls
     unsolved = Counter(row.reason or "" for row in rows if row.reward is not None and not is_solved(row.reward))
     return StoreHealth(
+        open=_open_rollouts(rows),
+        workers=tuple(
+            WorkerView(
+                id=each.id, held=each.held, capacity=each.capacity, silent_s=each.silent_s, alive=each.alive
+            )
+            for each in store.leases.workers()
+        ),
         phases=tuple(
             PhaseTimes(phase=phase, attempts=len(times), p50=percentile(times, 0.5), p99=percentile(times, 0.99))
             for phase, times in phases.items()
@@ -153,6 +168,19 @@ def health(store: Store, rows: Sequence[RolloutRow]) -> StoreHealth:
         unsolved=dict(unsolved.most_common(_REASONS)),
         versions=dict(versions),
     )
+
+
+def _open_rollouts(rows: Sequence[RolloutRow]) -> tuple[OpenRollouts, ...]:
+    now, by_status = time.time(), dict[RolloutStatus, list[RolloutRow]]()
+    for row in rows:
+        by_status.setdefault(row.status, []).append(row)
+    found: list[OpenRollouts] = []
+    for status in _PENDING:
+        if members := by_status.get(status):
+            oldest = min(members, key=lambda row: row.updated_at)
+            age = max(0.0, now - oldest.updated_at)
+            found.append(OpenRollouts(status=status, rollouts=len(members), oldest_id=oldest.id, oldest_s=age))
+    return tuple(found)
 
 
 def _by_boundary(faults: Sequence[AttemptFault]) -> tuple[BoundaryFaults, ...]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import tokenizers
 
 from understudy.errors import ConfigError
-from understudy.model.directory import directory_of
+from understudy.model.directory import SCRIPTED, directory_of
 from understudy.store import Store
 from understudy.store.training import StepTokenValues
 from understudy.trajectory.samples import Segment
@@ -23,8 +23,8 @@ from understudy.view.transcripts import Transcript, segment_of, segment_view
 class TokenTexts:
     """The texts of token ids by a model's own tokenizer. Raises ConfigError where the directory has none."""
 
-    def __init__(self, directory: Path) -> None:
-        self.name = str(directory)
+    def __init__(self, directory: Path, name: str | None = None) -> None:
+        self.name = name or str(directory)
         file = directory / "tokenizer.json"
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
@@ -56,6 +56,7 @@ class TokenizerFinder:
         self._chosen = None if directory is None else TokenTexts(directory_of(directory))
         self._lock = threading.Lock()
         self._by_directory: dict[Path, TokenTexts | None] = {}
+        self._scripted: TokenTexts | None = None
 
     def of_run(self, config: Mapping[str, Any]) -> TokenTexts | None:
         """The tokenizer of a run; None where none is on this machine. Nothing is fetched."""
@@ -68,7 +69,13 @@ class TokenizerFinder:
             directory = directory_of(name)
             if (directory / "tokenizer.json").is_file() and (texts := self._load(directory)) is not None:
                 return texts
-        return None
+        return self._of_scripted() if high.get("backend") == "embedded" and not config.get("weights") else None
+
+    def _of_scripted(self) -> TokenTexts:
+        """The tokenizer of the scripted models, which comes with the package."""
+        with self._lock:
+            self._scripted = self._scripted or TokenTexts(SCRIPTED, "the scripted models' tokenizer")
+            return self._scripted
 
     def _load(self, directory: Path) -> TokenTexts | None:
         with self._lock:

@@ -9,7 +9,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
+
+from understudy.view.openapi import document
 
 ROOT = Path(__file__).parents[3]
 ASSETS = ROOT / "src/understudy/view/assets"
@@ -57,13 +60,20 @@ def test_the_lock_names_no_registry():
 
 
 @pytest.mark.services
-def test_the_page_is_what_its_sources_build_to(tmp_path: Path):
+def test_the_page_and_its_types_are_what_their_sources_make(tmp_path: Path):
     if shutil.which("npm") is None and not os.environ.get("CI"):
         pytest.skip("there is no npm here")
     copy = tmp_path / "copy"
     ignored = shutil.ignore_patterns("node_modules")
     shutil.copytree(ROOT / "ui", copy / "ui", ignore=ignored)
     subprocess.run(["npm", "ci", "--silent"], cwd=copy / "ui", check=True, capture_output=True, timeout=600)
+    types = tmp_path / "schema.d.ts"
+    (tmp_path / "openapi.json").write_bytes(msgspec.json.encode(document()))
+    make_types = ["npm", "exec", "--", "openapi-typescript", str(tmp_path / "openapi.json"), "-o", str(types)]
+    subprocess.run(make_types, cwd=copy / "ui", check=True, capture_output=True, timeout=600)
+    assert types.read_bytes() == (ROOT / "ui/src/api/schema.d.ts").read_bytes(), (
+        "the types of the API changed: run `make view` and commit ui/src/api/schema.d.ts"
+    )
     build = ["npm", "exec", "--", "vite", "build"]
     subprocess.run(build, cwd=copy / "ui", check=True, capture_output=True, timeout=600)
     built = copy / "src/understudy/view/assets"

@@ -566,9 +566,11 @@ export interface components {
         };
         /**
          * StoreHealth
-         * @description How a run goes: phases, faults by boundary, and why graded rollouts were not solved.
+         * @description How a run goes: what waits, who works, phases, faults by boundary, why graded rollouts were not solved.
          */
         StoreHealth: {
+            open: components["schemas"]["OpenRollouts"][];
+            workers: components["schemas"]["WorkerView"][];
             phases: components["schemas"]["PhaseTimes"][];
             faults: components["schemas"]["BoundaryFaults"][];
             unsolved: {
@@ -577,6 +579,28 @@ export interface components {
             versions: {
                 [key: string]: number;
             };
+        };
+        /**
+         * OpenRollouts
+         * @description Rollouts of one status that have not ended; the oldest has had it for `oldest_s` seconds.
+         */
+        OpenRollouts: {
+            /** @enum {unknown} */
+            status: "cancelled" | "failed" | "preparing" | "queuing" | "requeuing" | "running" | "succeeded";
+            rollouts: number;
+            oldest_id: string;
+            oldest_s: number;
+        };
+        /**
+         * WorkerView
+         * @description A process that executes rollouts, `held` of them now; heard of `silent_s` seconds ago.
+         */
+        WorkerView: {
+            id: string;
+            held: number;
+            capacity: number;
+            silent_s: number;
+            alive: boolean;
         };
         /**
          * PhaseTimes
@@ -803,6 +827,8 @@ export interface components {
         /**
          * VerdictView
          * @description The grader's verdict on the shown attempt. `log` is the end of the checks' output.
+         *
+         *         `reused_from` is the attempt whose verdict this is; None where the patch was graded itself.
          */
         VerdictView: {
             reward: number;
@@ -817,21 +843,24 @@ export interface components {
             integrity: components["schemas"]["IntegrityView"];
             log: string;
             commands: string[];
+            /** @default null */
+            reused_from: components["schemas"]["ReusedVerdict"] | null;
         };
         /**
          * GradedTest
-         * @description A test that decides: its outcome now and in the verdict before this one, None where there is none.
+         * @description A test that decides: its outcome with the patch, and without it, as validation of the task found.
          *
-         *         `expected` says what it is for: it must be mended, or must not break; None where the task does not say.
+         *         `unpatched` is None where the task does not say; `regraded` is the outcome in the verdict that this one took
+         *         the place of, None where it is the first.
          */
         GradedTest: {
             id: string;
             /** @enum {unknown} */
             outcome: "error" | "failed" | "missing" | "passed" | "skipped" | "xfailed" | "xpassed";
             /** @default null */
-            before: ("error" | "failed" | "missing" | "passed" | "skipped" | "xfailed" | "xpassed") | null;
+            unpatched: ("failed" | "passed") | null;
             /** @default null */
-            expected: ("fail_to_pass" | "pass_to_pass") | null;
+            regraded: ("error" | "failed" | "missing" | "passed" | "skipped" | "xfailed" | "xpassed") | null;
         };
         /**
          * IntegrityView
@@ -856,6 +885,17 @@ export interface components {
             line: number;
             /** @default  */
             text: string;
+        };
+        /**
+         * ReusedVerdict
+         * @description The attempt that was graded with the same patch, and its rollout, None where the store does not have it.
+         */
+        ReusedVerdict: {
+            attempt_id: string;
+            /** @default null */
+            rollout_id: string | null;
+            /** @default null */
+            sample_index: number | null;
         };
         /**
          * BranchView
@@ -1156,7 +1196,7 @@ export interface components {
          *         `points` are what is compared: the evaluations of a loop, or the runs that were given; `collected` are a
          *         loop's steps on its training tasks. `tasks` are those of `points`. `about` says what was run, `unsolved`
          *         counts why graded rollouts were not solved; `notes` say what of it is missing or does not agree. `made_at` in
-         *         Unix seconds.
+         *         Unix seconds. `agents` compares the agents of several runs; it is empty where there is only one.
          */
         ReportFigures: {
             title: string;
@@ -1188,25 +1228,6 @@ export interface components {
             agents: components["schemas"]["AgentRow"][];
             /** @default [] */
             notes: string[];
-        };
-        /**
-         * AgentRow
-         * @description How a model does with the agent of one run: `label` is the run's, `solve_rate` the mean over its tasks.
-         *
-         *         `difference` is that to the first run over the tasks that both have, task by task; None in the first run, or
-         *         where there is no such task. `p_by_task` as in RateDifference.
-         */
-        AgentRow: {
-            label: string;
-            agent: string;
-            tasks: number;
-            solve_rate: number;
-            /** @default 0 */
-            common_tasks: number;
-            /** @default null */
-            difference: components["schemas"]["ConfidenceInterval"] | null;
-            /** @default null */
-            p_by_task: number | null;
         };
         /**
          * Point
@@ -1349,6 +1370,25 @@ export interface components {
             completion_tokens: number;
             first_at: number;
             last_at: number;
+        };
+        /**
+         * AgentRow
+         * @description How a model does with the agent of one run: `label` is the run's, `solve_rate` the mean over its tasks.
+         *
+         *         `difference` is that to the first run over the tasks that both have, task by task; None in the first run, or
+         *         where there is no such task. `p_by_task` as in RateDifference.
+         */
+        AgentRow: {
+            label: string;
+            agent: string;
+            tasks: number;
+            solve_rate: number;
+            /** @default 0 */
+            common_tasks: number;
+            /** @default null */
+            difference: components["schemas"]["ConfidenceInterval"] | null;
+            /** @default null */
+            p_by_task: number | null;
         };
         /**
          * ReportReason

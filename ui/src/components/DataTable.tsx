@@ -7,7 +7,7 @@ import {
 } from "@tanstack/react-table";
 import { useVirtualizer } from "@tanstack/react-virtual";
 import { type ReactNode, useEffect, useMemo, useRef } from "react";
-import { useKeys } from "./keyboard";
+import { useListKeys } from "./useListKeys";
 import styles from "./DataTable.module.css";
 
 export type Column<Row> = {
@@ -87,27 +87,20 @@ export function DataTable<Row extends RowData>(props: Props<Row>) {
     if (onEnd !== undefined && lastShown >= models.length - 30) onEnd();
   }, [onEnd, lastShown, models.length]);
 
-  const move = (step: number) => {
-    if (rows.length === 0) return;
-    const at = rows.findIndex((row) => rowKey(row) === props.selected);
-    const next = Math.min(rows.length - 1, Math.max(0, at + step));
-    const row = rows[at === -1 ? 0 : next];
-    if (row === undefined) return;
-    props.onSelect(rowKey(row));
-    virtualizer.scrollToIndex(at === -1 ? 0 : next);
-  };
-  const open = () => {
-    const row = rows.find((candidate) => rowKey(candidate) === props.selected);
-    if (row === undefined || document.activeElement?.closest("a, button, [role=tab]") != null) return false;
-    props.onOpen(row);
-    return true;
-  };
-  useKeys({
-    j: () => move(1),
-    k: () => move(-1),
-    ArrowDown: () => move(1),
-    ArrowUp: () => move(-1),
-    Enter: open,
+  const at = rows.findIndex((row) => rowKey(row) === props.selected);
+  useListKeys({
+    count: rows.length,
+    at,
+    select: (index) => {
+      const row = rows[index];
+      if (row === undefined) return;
+      props.onSelect(rowKey(row));
+      virtualizer.scrollToIndex(index);
+    },
+    open: () => {
+      const row = rows[at];
+      if (row !== undefined) props.onOpen(row);
+    },
   });
 
   const sortedBy = props.sort?.replace(/^-/, "");

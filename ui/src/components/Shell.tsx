@@ -22,6 +22,7 @@ const SHORTCUTS: [string, [string[], string][]][] = [
       [["j", "↓"], "next row"],
       [["k", "↑"], "row before"],
       [["Enter"], "open the row"],
+      [["←", "→"], "in a task: another rollout"],
     ],
   ],
   [

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { IMPROBABLE, nextImprobable, shade, surprise, tokenLabel } from "./tokens";
+import { IMPROBABLE, leastProbable, nextImprobable, shade, surprise, tokenLabel } from "./tokens";
 
 describe("surprise", () => {
   it("grows with improbability and says nothing where there is no logprob", () => {
@@ -32,5 +32,12 @@ describe("tokenLabel", () => {
 describe("shade", () => {
   it("tells the sign and the size, and nothing where there is no value", () => {
     expect([0, 0.2, 2, -0.2, -2, null].map(shade)).toEqual(["zero", "above1", "above2", "below1", "below2", null]);
+  });
+});
+
+describe("leastProbable", () => {
+  it("finds the least probable token, the first of equals, and none where no logprob is known", () => {
+    expect(leastProbable([null, -0.1, -2, undefined, -2, 0])).toBe(2);
+    expect(leastProbable([null, undefined])).toBeNull();
   });
 });

@@ -24,6 +24,15 @@ export function nextImprobable(
   return null;
 }
 
+/** Returns the index of the least probable token; null where no logprob is known. */
+export function leastProbable(logprobs: readonly (number | null | undefined)[]): number | null {
+  let least: number | null = null;
+  logprobs.forEach((logprob, index) => {
+    if (logprob != null && logprob < (least === null ? Infinity : (logprobs[least] ?? Infinity))) least = index;
+  });
+  return least;
+}
+
 /** Returns a token's text with whitespace made visible where the whole token is whitespace. */
 export function tokenLabel(text: string): string {
   if (text === "") return "∅";

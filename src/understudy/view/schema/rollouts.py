@@ -117,15 +117,24 @@ class TaskView(Struct, frozen=True, kw_only=True):
 
 
 class GradedTest(Struct, frozen=True, kw_only=True):
-    """A test that decides: its outcome now and in the verdict before this one, None where there is none.
+    """A test that decides: its outcome with the patch, and without it, as validation of the task found.
 
-    `expected` says what it is for: it must be mended, or must not break; None where the task does not say.
+    `unpatched` is None where the task does not say; `regraded` is the outcome in the verdict that this one took
+    the place of, None where it is the first.
     """
 
     id: str
     outcome: TestOutcome
-    before: TestOutcome | None = None
-    expected: Literal["fail_to_pass", "pass_to_pass"] | None = None
+    unpatched: Literal["failed", "passed"] | None = None
+    regraded: TestOutcome | None = None
+
+
+class ReusedVerdict(Struct, frozen=True, kw_only=True):
+    """The attempt that was graded with the same patch, and its rollout, None where the store does not have it."""
+
+    attempt_id: str
+    rollout_id: str | None = None
+    sample_index: int | None = None
 
 
 class IntegrityView(Struct, frozen=True, kw_only=True):
@@ -138,7 +147,10 @@ class IntegrityView(Struct, frozen=True, kw_only=True):
 
 
 class VerdictView(Struct, frozen=True, kw_only=True):
-    """The grader's verdict on the shown attempt. `log` is the end of the checks' output."""
+    """The grader's verdict on the shown attempt. `log` is the end of the checks' output.
+
+    `reused_from` is the attempt whose verdict this is; None where the patch was graded itself.
+    """
 
     reward: float
     reason: str
@@ -151,6 +163,7 @@ class VerdictView(Struct, frozen=True, kw_only=True):
     integrity: IntegrityView
     log: str
     commands: tuple[str, ...]
+    reused_from: ReusedVerdict | None = None
 
 
 class BranchView(Struct, frozen=True, kw_only=True):

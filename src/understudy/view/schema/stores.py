@@ -97,9 +97,30 @@ class BoundaryFaults(Struct, frozen=True, kw_only=True):
     example: str
 
 
-class StoreHealth(Struct, frozen=True, kw_only=True):
-    """How a run goes: phases, faults by boundary, and why graded rollouts were not solved."""
+class OpenRollouts(Struct, frozen=True, kw_only=True):
+    """Rollouts of one status that have not ended; the oldest has had it for `oldest_s` seconds."""
 
+    status: RolloutStatus
+    rollouts: int
+    oldest_id: str
+    oldest_s: float
+
+
+class WorkerView(Struct, frozen=True, kw_only=True):
+    """A process that executes rollouts, `held` of them now; heard of `silent_s` seconds ago."""
+
+    id: str
+    held: int
+    capacity: int
+    silent_s: float
+    alive: bool
+
+
+class StoreHealth(Struct, frozen=True, kw_only=True):
+    """How a run goes: what waits, who works, phases, faults by boundary, why graded rollouts were not solved."""
+
+    open: tuple[OpenRollouts, ...]
+    workers: tuple[WorkerView, ...]
     phases: tuple[PhaseTimes, ...]
     faults: tuple[BoundaryFaults, ...]
     unsolved: dict[str, int]

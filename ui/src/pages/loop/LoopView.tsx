@@ -72,6 +72,24 @@ function StepDetails({ step }: { step: LoopStep }) {
   );
 }
 
+/** What the version after a step solved of the held-out tasks, with a link to these rollouts. */
+function Evaluation({ evaluation }: { evaluation: Loop["evaluations"][number] }) {
+  const { step, solved, total, failed, store_id: wave } = evaluation;
+  const result = `${count(solved)} of ${count(total)} held-out rollouts solved`;
+  return (
+    <Card title={`Evaluation after step ${step}`}>
+      {wave === null ? (
+        result
+      ) : (
+        <Link to="/s/$store" params={{ store: wave }}>
+          {result}
+        </Link>
+      )}
+      {failed > 0 && `, ${count(failed)} failed`}
+    </Card>
+  );
+}
+
 function Steps({ loop, selected, onSelect }: { loop: Loop; selected: number | null; onSelect: (step: number) => void }) {
   return (
     <div className={styles.scroller} tabIndex={0} role="region" aria-label="Steps">
@@ -177,6 +195,7 @@ export function LoopView() {
     if (next !== undefined) setUrl({ step: String(next.step) });
   };
   const chosen = steps.find((step) => step.step === selected);
+  const evaluation = loop?.evaluations.find((each) => each.step === selected);
   useKeys({
     j: () => move(1),
     k: () => move(-1),
@@ -221,7 +240,10 @@ export function LoopView() {
             )}
             <div className={styles.below}>
               <Steps loop={data} selected={selected} onSelect={(step) => setUrl({ step: String(step) })} />
-              {chosen !== undefined && <StepDetails step={chosen} />}
+              <div className={styles.details}>
+                {chosen !== undefined && <StepDetails step={chosen} />}
+                {evaluation !== undefined && <Evaluation evaluation={evaluation} />}
+              </div>
             </div>
             {Object.keys(data.refused).length > 0 && (
               <p className={styles.note}>

@@ -1,5 +1,5 @@
 import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
-import { useParams } from "@tanstack/react-router";
+import { Link, useParams } from "@tanstack/react-router";
 import { useEffect, useMemo } from "react";
 import { useMayWrite, useVote } from "../../api/orders";
 import { pairsQuery, pairVotesQuery } from "../../api/sessionQueries";
@@ -13,11 +13,30 @@ import { useUrlState } from "../../components/useUrlState";
 import { useVoter } from "../../components/voter";
 import { count, percent } from "../../text/format";
 import { PlainBlock } from "../rollout/PlainBlock";
+import { alignedBlocks } from "./aligned";
 import styles from "./PairsView.module.css";
 
 const LABELS: Record<string, string> = { chosen: "left is better", rejected: "right is better", skip: "leave it out" };
 
-function Evidence({ pair }: { pair: PairView }) {
+/** A value of the evidence; a rollout's is a link to it. */
+function Value({ store, value }: { store: string; value: unknown }) {
+  if (typeof value !== "object" || value === null) return <Text>{String(value)}</Text>;
+  const { rollout_id: rollout, ...rest } = value as Record<string, unknown>;
+  return (
+    <>
+      {typeof rollout === "string" && (
+        <>
+          <Link to="/s/$store/r/$rollout" params={{ store, rollout }}>
+            <Text>{rollout}</Text>
+          </Link>{" "}
+        </>
+      )}
+      <Text>{JSON.stringify(rollout === undefined ? value : rest)}</Text>
+    </>
+  );
+}
+
+function Evidence({ store, pair }: { store: string; pair: PairView }) {
   return (
     <dl className={styles.evidence}>
       {Object.entries(pair.evidence).map(([name, value]) => (
@@ -26,7 +45,7 @@ function Evidence({ pair }: { pair: PairView }) {
             <Text>{name.replaceAll("_", " ")}</Text>
           </dt>
           <dd>
-            <Text>{typeof value === "string" ? value : JSON.stringify(value)}</Text>
+            <Value store={store} value={value} />
           </dd>
         </div>
       ))}
@@ -128,18 +147,15 @@ export function PairsView() {
                 ))}
               </details>
               <div className={styles.sides}>
-                <section className={styles.chosen} aria-label="Chosen">
-                  <h2>Chosen</h2>
-                  {pair.chosen.map((block, index) => (
-                    <PlainBlock key={index} block={block} />
-                  ))}
-                </section>
-                <section className={styles.rejected} aria-label="Rejected">
-                  <h2>Rejected</h2>
-                  {pair.rejected.map((block, index) => (
-                    <PlainBlock key={index} block={block} />
-                  ))}
-                </section>
+                <h2 className={styles.chosen}>Chosen</h2>
+                <h2 className={styles.rejected}>Rejected</h2>
+                {alignedBlocks(pair.chosen, pair.rejected).map((row, index) =>
+                  row.map((block, side) => (
+                    <div key={`${index} ${side}`} className={side === 0 ? styles.left : styles.right}>
+                      {block !== null && <PlainBlock block={block} />}
+                    </div>
+                  )),
+                )}
               </div>
               {mayWrite && (
                 <div className={styles.votes}>
@@ -166,7 +182,7 @@ export function PairsView() {
                   ))}
                 </p>
               )}
-              <Evidence pair={pair} />
+              <Evidence store={store} pair={pair} />
             </div>
           )
         }

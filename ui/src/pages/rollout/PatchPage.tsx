@@ -1,4 +1,5 @@
 import { useQuery } from "@tanstack/react-query";
+import { Link } from "@tanstack/react-router";
 import { useMemo } from "react";
 import { logQuery, patchQuery, type RolloutKey } from "../../api/queries";
 import type { RolloutHead, VerdictView } from "../../api/types";
@@ -60,16 +61,41 @@ function OwnPatch({ body }: { body: RolloutKey }) {
   );
 }
 
-function Tests({ verdict }: { verdict: VerdictView }) {
+/** The attempt that was graded in place of this one, which made the same patch. */
+function Reused({ store, source }: { store: string; source: NonNullable<VerdictView["reused_from"]> }) {
+  return (
+    <p className={styles.note}>
+      Not graded itself: the verdict is that of{" "}
+      {source.rollout_id === null ? (
+        <Text>{`attempt ${source.attempt_id}`}</Text>
+      ) : (
+        <Link to="/s/$store/r/$rollout" params={{ store, rollout: source.rollout_id }} search={{ view: "patch", attempt: source.attempt_id } as never}>
+          <Text>{`sample ${source.sample_index}, attempt ${source.attempt_id}`}</Text>
+        </Link>
+      )}
+      , which made the same patch.
+    </p>
+  );
+}
+
+function Tests({ store, verdict }: { store: string; verdict: VerdictView }) {
   const [url, setUrl] = useUrlState();
   const onlyFailed = url["tests"] === "failed";
   const failed = verdict.tests.filter((test) => !GOOD.includes(test.outcome));
   const shown = (onlyFailed ? failed : verdict.tests).slice(0, 500);
+  const isRegraded = verdict.tests.some((test) => test.regraded !== null);
+  const canaries = verdict.integrity.evidence.filter((evidence) => evidence.rule === "canary");
   return (
     <Card
       title="Tests that decide"
       note={`${count(verdict.tests.length - failed.length)} passed, ${count(failed.length)} did not; checks ran ${duration(verdict.checks_s)}`}
     >
+      {verdict.reused_from !== null && <Reused store={store} source={verdict.reused_from} />}
+      {canaries.map((evidence, index) => (
+        <p key={index}>
+          <Badge tone="bad">canary tests</Badge> <Text>{evidence.text ?? ""}</Text>
+        </p>
+      ))}
       {failed.length > 0 && (
         <Toolbar>
           <Button aria-pressed={onlyFailed} onClick={() => setUrl({ tests: onlyFailed ? undefined : "failed" })}>
@@ -81,9 +107,9 @@ function Tests({ verdict }: { verdict: VerdictView }) {
         <thead>
           <tr>
             <th scope="col">Test</th>
-            <th scope="col">For</th>
-            <th scope="col">Before</th>
-            <th scope="col">Now</th>
+            <th scope="col">Without the patch</th>
+            <th scope="col">With it</th>
+            {isRegraded && <th scope="col">In the verdict before</th>}
           </tr>
         </thead>
         <tbody>
@@ -92,11 +118,11 @@ function Tests({ verdict }: { verdict: VerdictView }) {
               <td>
                 <Text>{test.id}</Text>
               </td>
-              <td>{test.expected === "fail_to_pass" ? "mended" : test.expected === "pass_to_pass" ? "not broken" : "–"}</td>
-              <td>{test.before ?? "–"}</td>
+              <td>{test.unpatched ?? "–"}</td>
               <td>
                 <Badge tone={GOOD.includes(test.outcome) ? "good" : "bad"}>{test.outcome}</Badge>
               </td>
+              {isRegraded && <td>{test.regraded ?? "–"}</td>}
             </tr>
           ))}
         </tbody>
@@ -168,7 +194,7 @@ export function PatchPage({ body, head }: { body: RolloutKey; head: RolloutHead 
             </pre>
           </Card>
         )}
-        {verdict !== null && <Tests verdict={verdict} />}
+        {verdict !== null && <Tests store={body.store} verdict={verdict} />}
         {verdict !== null && verdict.log !== "" && <Output title="Output of the checks" text={verdict.log} />}
         {verdict !== null && verdict.commands.length > 0 && (
           <Output title="Commands of the checks" text={verdict.commands.join("\n")} />

@@ -6,7 +6,7 @@ import { source } from "../../api/source";
 import type { RolloutHead } from "../../api/types";
 import { Choice } from "../../components/controls";
 import { useKeys } from "../../components/keyboard";
-import { Stat, Stats } from "../../components/marks";
+import { Badge, Stat, Stats } from "../../components/marks";
 import { Page, Tabs, Trail } from "../../components/Page";
 import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
@@ -52,6 +52,28 @@ function Figures({ head }: { head: RolloutHead }) {
         </>
       )}
     </Stats>
+  );
+}
+
+/** Why the rollout ended as it did, and what was noticed about how the agent of the shown attempt worked. */
+function Outcome({ head, chosen }: { head: RolloutHead; chosen: string | undefined }) {
+  const { row, verdict } = head;
+  const attempt = head.attempts.find((candidate) => candidate.id === head.attempt_id);
+  const decided = row?.error?.message ?? row?.reason ?? "";
+  const why = chosen === undefined ? decided : (attempt?.error?.message ?? verdict?.reason ?? "");
+  return (
+    <>
+      {why !== "" && (
+        <p className={styles.reason}>
+          <Text>{why}</Text>
+        </p>
+      )}
+      {(attempt?.findings ?? []).map((finding, index) => (
+        <p key={index} className={styles.reason}>
+          <Badge tone="warn">{finding.kind}</Badge> <Text>{finding.message}</Text>
+        </p>
+      ))}
+    </>
   );
 }
 
@@ -142,11 +164,7 @@ export function RolloutPage() {
       <Loaded result={result}>
         {(head) => (
           <>
-            {(row?.error ?? null) !== null || (row?.reason ?? "") !== "" ? (
-              <p className={styles.reason}>
-                <Text>{row?.error?.message ?? row?.reason ?? ""}</Text>
-              </p>
-            ) : null}
+            <Outcome head={head} chosen={url["attempt"]} />
             <Tabs label="Views of the rollout">
               {viewsOf(body).map(([name, label]) => (
                 <a

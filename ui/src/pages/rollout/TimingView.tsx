@@ -8,6 +8,7 @@ import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { useUrlState } from "../../components/useUrlState";
 import { duration, short } from "../../text/format";
+import { phasesOf } from "./phases";
 import styles from "./TimingView.module.css";
 
 const ROW_HEIGHT = 24;
@@ -29,11 +30,12 @@ export function TimingView({ body, head }: { body: RolloutKey; head: RolloutHead
     estimateSize: () => ROW_HEIGHT,
     overscan: 10,
   });
-  const phases = Object.entries(attempt?.timings ?? {});
+  const phases = attempt === undefined ? [] : phasesOf(attempt.started_at, attempt.timings);
   const waiting = useMemo(() => calls.reduce((sum, call) => sum + call.ended_at - call.started_at, 0), [calls]);
   const start = Math.min(attempt?.started_at ?? Infinity, ...calls.slice(0, 1).map((call) => call.started_at));
   const lastCall = calls.reduce((latest, call) => Math.max(latest, call.ended_at), start);
-  const end = Math.max(attempt?.ended_at ?? start, lastCall, start + 0.001);
+  const lastPhase = phases.reduce((latest, phase) => Math.max(latest, phase.started_at + phase.seconds), start);
+  const end = Math.max(attempt?.ended_at ?? start, lastCall, lastPhase, start + 0.001);
   const span = end - start;
   const percentOf = (moment: number) => ((moment - start) / span) * 100;
   if (attempt === undefined && calls.length === 0) return <Empty>Nothing was timed for this rollout.</Empty>;
@@ -43,11 +45,30 @@ export function TimingView({ body, head }: { body: RolloutKey; head: RolloutHead
         <Stats>
           <Stat label="From start to end" value={duration(span)} />
           <Stat label="Time in calls" value={duration(waiting)} note="those at once are counted each" />
-          {phases.map(([phase, seconds]) => (
-            <Stat key={phase} label={phase.replace(/_s$/, "").replaceAll("_", " ")} value={duration(seconds)} />
-          ))}
         </Stats>
       </div>
+      {phases.length > 0 && (
+        <ol className={styles.phases} aria-label="Phases of the attempt">
+          {phases.map((phase) => (
+            <li key={phase.name} className={styles.row}>
+              <span className={styles.name}>
+                <Text>{phase.name}</Text>
+              </span>
+              <svg viewBox="0 0 100 10" preserveAspectRatio="none" className={styles.lane} aria-hidden="true">
+                <rect
+                  x={percentOf(phase.started_at)}
+                  width={Math.max(0.2, percentOf(phase.started_at + phase.seconds) - percentOf(phase.started_at))}
+                  y="1"
+                  height="8"
+                  className={styles.phase}
+                />
+              </svg>
+              <span className={styles.figure} />
+              <span className={styles.figure}>{duration(phase.seconds)}</span>
+            </li>
+          ))}
+        </ol>
+      )}
       <Loaded result={result}>
         {() => (
           <div ref={scroller} className={styles.scroller} tabIndex={0} role="region" aria-label="Calls over time">
@@ -61,6 +82,7 @@ export function TimingView({ body, head }: { body: RolloutKey; head: RolloutHead
                   <li key={call.call_id} style={{ transform: `translateY(${item.start}px)` }}>
                     <button
                       type="button"
+                      className={styles.row}
                       onClick={() => setUrl({ view: undefined, turn: String(call.index + 1) })}
                       title={`${call.prompt_tokens} tokens of prompt, ${call.completion_tokens} sampled`}
                     >

@@ -1,5 +1,5 @@
 import { useQuery } from "@tanstack/react-query";
-import { memo, useEffect, useMemo } from "react";
+import { memo, useEffect, useMemo, useState } from "react";
 import { type RolloutKey, tokensQuery } from "../../api/queries";
 import { source } from "../../api/source";
 import type { RolloutHead, TokenPage } from "../../api/types";
@@ -10,7 +10,7 @@ import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { useUrlState } from "../../components/useUrlState";
 import { ABSENT, count, percent } from "../../text/format";
-import { nextImprobable, shade, surprise, tokenLabel } from "../../text/tokens";
+import { leastProbable, nextImprobable, shade, surprise, tokenLabel } from "../../text/tokens";
 import styles from "./TokensView.module.css";
 
 const COLOURS = [
@@ -21,6 +21,8 @@ const COLOURS = [
 ] as const;
 
 type Colour = (typeof COLOURS)[number][0];
+
+const NONE_IMPROBABLE = "No token sampled here was less probable than 5%: this is the least probable one.";
 
 /** Returns the class that colours a token; tokens of the prompt have none. */
 function classOf(page: TokenPage, index: number, colour: Colour): string {
@@ -128,6 +130,7 @@ function Details({ page, index }: { page: TokenPage; index: number | null }) {
 /** The tokens of one call: what was sampled with which probability, by which weights, and what was trained on. */
 export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead }) {
   const [url, setUrl] = useUrlState();
+  const [note, setNote] = useState("");
   const calls = useMemo(() => head.segments.flatMap((segment) => segment.call_ids), [head.segments]);
   const call = url["call"] ?? calls[0];
   const scope = url["scope"] === "segment" ? "segment" : "call";
@@ -146,12 +149,17 @@ export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead
     if (page !== undefined && index !== null) setUrl({ token: String(page.start + index) });
   };
   const goTo = (index: number) => {
+    setNote("");
     if (calls[index] !== undefined) setUrl({ call: calls[index], token: undefined, from: undefined });
   };
   const improbable = (direction: 1 | -1) => {
     if (page === undefined) return;
     const sampled = page.logprobs.map((logprob, index) => (page.mask[index] === 1 ? logprob : null));
-    select(nextImprobable(sampled, selected ?? (direction === 1 ? -1 : sampled.length), direction));
+    const next = nextImprobable(sampled, selected ?? (direction === 1 ? -1 : sampled.length), direction);
+    const has = nextImprobable(sampled, -1, 1) !== null;
+    const where = direction === 1 ? "after" : "before";
+    setNote(next !== null ? "" : has ? `No token less probable than 5% ${where} this one here.` : NONE_IMPROBABLE);
+    select(next ?? (has ? null : leastProbable(sampled)));
   };
   useKeys({
     n: () => improbable(1),
@@ -239,6 +247,9 @@ export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead
               </div>
             </div>
             <aside className={styles.aside} aria-label="The chosen token">
+              <p className={styles.hint} role="status">
+                {note}
+              </p>
               <Details page={data} index={selected} />
             </aside>
           </div>

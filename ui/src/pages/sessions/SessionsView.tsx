@@ -3,7 +3,7 @@ import { Link, useNavigate, useParams } from "@tanstack/react-router";
 import { useCallback, useMemo } from "react";
 import { type SessionFilter, sessionsQuery } from "../../api/sessionQueries";
 import type { SessionRow } from "../../api/types";
-import { SearchField, Toolbar } from "../../components/controls";
+import { Button, SearchField, Toolbar } from "../../components/controls";
 import { type Column, DataTable } from "../../components/DataTable";
 import { Badge, Empty } from "../../components/marks";
 import { Loaded } from "../../components/Query";
@@ -12,13 +12,24 @@ import { useUrlState } from "../../components/useUrlState";
 import { count } from "../../text/format";
 import styles from "./SessionsView.module.css";
 
+const FILTERS = ["project", "agent", "format"] as const;
+
 /** Counts by name in one line, without those that are 0. */
 export function Counts({ counts }: { counts: Record<string, number> }) {
   const shown = Object.entries(counts).filter(([, amount]) => amount > 0);
   return <Text>{shown.length === 0 ? "–" : shown.map(([name, amount]) => `${amount} ${name}`).join(", ")}</Text>;
 }
 
-function columnsOf(store: string): Column<SessionRow>[] {
+/** A value of a column; a click shows the conversations that have it. */
+function Filter({ value, onChoose }: { value: string; onChoose: () => void }) {
+  return (
+    <button type="button" className={styles.filter} title="Only those" onClick={onChoose}>
+      <Text>{value}</Text>
+    </button>
+  );
+}
+
+function columnsOf(store: string, choose: (filter: SessionFilter) => void): Column<SessionRow>[] {
   return [
     {
       id: "session",
@@ -30,8 +41,22 @@ function columnsOf(store: string): Column<SessionRow>[] {
         </Link>
       ),
     },
-    { id: "project", header: "Project", grows: true, cell: (row) => <Text>{row.project ?? "–"}</Text> },
-    { id: "agent", header: "Agent", cell: (row) => <Text>{`${row.agent ?? row.format} ${row.version ?? ""}`}</Text> },
+    {
+      id: "project",
+      header: "Project",
+      grows: true,
+      cell: ({ project }) => (project === null ? "–" : <Filter value={project} onChoose={() => choose({ project })} />),
+    },
+    {
+      id: "agent",
+      header: "Agent",
+      cell: ({ agent, format, version }) => (
+        <>
+          <Filter value={agent ?? format} onChoose={() => choose(agent === null ? { format } : { agent })} />{" "}
+          <Text>{version ?? ""}</Text>
+        </>
+      ),
+    },
     { id: "began", header: "Began", cell: (row) => <Text>{row.began ?? "–"}</Text> },
     { id: "states", header: "States", numeric: true, cell: (row) => count(row.states) },
     { id: "tools", header: "Tool calls", numeric: true, cell: (row) => count(row.tool_calls) },
@@ -62,13 +87,13 @@ export function SessionsView() {
   const navigate = useNavigate();
   const filter = useMemo(() => {
     const chosen: SessionFilter = {};
-    for (const name of ["q", "project", "agent", "format"] as const) if (url[name]) chosen[name] = url[name];
+    for (const name of ["q", ...FILTERS] as const) if (url[name]) chosen[name] = url[name];
     return chosen;
   }, [url]);
   const result = useInfiniteQuery(sessionsQuery(store, filter));
   const { fetchNextPage, hasNextPage, isFetchingNextPage } = result;
   const rows = useMemo(() => result.data?.pages.flatMap((page) => page.sessions) ?? [], [result.data]);
-  const columns = useMemo(() => columnsOf(store), [store]);
+  const columns = useMemo(() => columnsOf(store, setUrl), [store, setUrl]);
   const readMore = useCallback(() => {
     if (hasNextPage && !isFetchingNextPage) void fetchNextPage();
   }, [hasNextPage, isFetchingNextPage, fetchNextPage]);
@@ -76,6 +101,11 @@ export function SessionsView() {
     <>
       <Toolbar>
         <SearchField label="Search conversations" value={url["q"]} onChange={(q) => setUrl({ q })} />
+        {FILTERS.filter((name) => url[name]).map((name) => (
+          <Button key={name} aria-label={`Of any ${name}`} onClick={() => setUrl({ [name]: undefined })}>
+            {name} <Text>{url[name] ?? ""}</Text> ✕
+          </Button>
+        ))}
         <span className={styles.total} role="status">
           {result.data && `${count(result.data.pages[0]?.total)} conversations`}
         </span>

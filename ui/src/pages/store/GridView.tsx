@@ -1,5 +1,5 @@
 import { useInfiniteQuery } from "@tanstack/react-query";
-import { Link, useParams } from "@tanstack/react-router";
+import { Link, useNavigate, useParams } from "@tanstack/react-router";
 import { useVirtualizer } from "@tanstack/react-virtual";
 import { useEffect, useMemo, useRef } from "react";
 import { tasksQuery } from "../../api/queries";
@@ -8,6 +8,7 @@ import { SearchField, Toolbar } from "../../components/controls";
 import { Empty } from "../../components/marks";
 import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
+import { useListKeys } from "../../components/useListKeys";
 import { useUrlState } from "../../components/useUrlState";
 import { count } from "../../text/format";
 import styles from "./GridView.module.css";
@@ -43,6 +44,20 @@ export function GridView() {
     estimateSize: () => ROW_HEIGHT,
     overscan: 15,
   });
+  const navigate = useNavigate();
+  const at = tasks.findIndex((task) => task.task_id === url["task"]);
+  useListKeys({
+    count: tasks.length,
+    at,
+    select: (index) => {
+      setUrl({ task: tasks[index]?.task_id });
+      virtualizer.scrollToIndex(index);
+    },
+    open: () => {
+      const task = tasks[at];
+      if (task !== undefined) void navigate({ to: "/s/$store/task/$task", params: { store, task: task.task_id } });
+    },
+  });
   const items = virtualizer.getVirtualItems();
   const last = items.at(-1)?.index ?? -1;
   useEffect(() => {
@@ -70,7 +85,7 @@ export function GridView() {
                   const task = tasks[item.index];
                   if (task === undefined) return null;
                   return (
-                    <li key={task.task_id} className={styles.row} style={{ transform: `translateY(${item.start}px)` }}>
+                    <li key={task.task_id} className={`${styles.row} ${item.index === at ? styles.selected : ""}`} style={{ transform: `translateY(${item.start}px)` }}>
                       <Link to="/s/$store/task/$task" params={{ store, task: task.task_id }} className={styles.task}>
                         <Text>{task.task_id}</Text>
                       </Link>

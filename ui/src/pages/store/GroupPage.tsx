@@ -1,19 +1,51 @@
 import { useQuery } from "@tanstack/react-query";
-import { Link, useParams } from "@tanstack/react-router";
+import { Link, useNavigate, useParams } from "@tanstack/react-router";
+import { useEffect } from "react";
 import { groupQuery } from "../../api/queries";
+import type { TaskGroup } from "../../api/types";
+import { useKeys } from "../../components/keyboard";
 import { Empty } from "../../components/marks";
 import { Page, Trail } from "../../components/Page";
 import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
+import { useListKeys } from "../../components/useListKeys";
 import { useUpKey } from "../../components/useUpKey";
+import { useUrlState } from "../../components/useUrlState";
 import { reward } from "../../text/format";
 import { StatusBadge } from "./badges";
 import styles from "./GroupPage.module.css";
+
+/** Selects a turn of one rollout by keys, and opens it there; what is selected is in the address. */
+function useCellKeys(store: string, members: TaskGroup["members"]): { turn: number; column: number } {
+  const [url, setUrl] = useUrlState();
+  const navigate = useNavigate();
+  const turn = url["turn"] === undefined ? -1 : Number(url["turn"]) - 1;
+  const column = Math.min(Math.max(0, members.length - 1), Math.max(0, Number(url["column"] ?? 0) || 0));
+  const member = members[column];
+  useListKeys({
+    count: Math.max(0, ...members.map((each) => each.turns.length)),
+    at: turn,
+    select: (index) => setUrl({ turn: String(index + 1) }),
+    open: () => {
+      const own = member?.turns[turn];
+      if (member === undefined || own === undefined) return;
+      const params = { store, rollout: member.row.id };
+      void navigate({ to: "/s/$store/r/$rollout", params, search: { turn: String(own.index + 1) } as never });
+    },
+  });
+  const moveTo = (next: number) => setUrl({ column: String(next), turn: url["turn"] ?? "1" });
+  useKeys({ ArrowRight: () => moveTo(Math.min(members.length - 1, column + 1)), ArrowLeft: () => moveTo(Math.max(0, column - 1)) });
+  useEffect(() => {
+    document.querySelector("[data-chosen]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }, [turn, column]);
+  return { turn, column };
+}
 
 /** All rollouts of one task side by side, turn by turn, with the first turn in which solved and unsolved ones part. */
 export function GroupPage() {
   const { store, task } = useParams({ from: "/s/$store/task/$task" });
   const result = useQuery(groupQuery(store, task));
+  const chosen = useCellKeys(store, result.data?.members ?? []);
   useUpKey("/s/$store", { store });
   return (
     <Page
@@ -63,14 +95,18 @@ export function GroupPage() {
                     {Array.from({ length: longest }, (_, turn) => (
                       <tr key={turn} className={turn === group.parting ? styles.parting : undefined}>
                         <th scope="row">{turn + 1}</th>
-                        {group.members.map(({ row, turns }) => {
+                        {group.members.map(({ row, turns }, column) => {
                           const own = turns[turn];
                           if (own === undefined) return <td key={row.id} className={styles.over} />;
                           const isShared = group.members.some(
                             (other) => other.row.id !== row.id && other.turns[turn]?.digest === own.digest,
                           );
                           return (
-                            <td key={row.id} className={isShared ? styles.shared : undefined}>
+                            <td
+                              key={row.id}
+                              className={isShared ? styles.shared : undefined}
+                              data-chosen={(turn === chosen.turn && column === chosen.column) || undefined}
+                            >
                               <Link
                                 to="/s/$store/r/$rollout"
                                 params={{ store, rollout: row.id }}

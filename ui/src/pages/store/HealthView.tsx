@@ -1,11 +1,13 @@
 import { useQuery } from "@tanstack/react-query";
 import { Link, useParams } from "@tanstack/react-router";
 import { healthQuery } from "../../api/queries";
-import { Empty } from "../../components/marks";
+import type { StoreHealth } from "../../api/types";
+import { Badge, Empty } from "../../components/marks";
 import { Card } from "../../components/Page";
 import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { count, duration } from "../../text/format";
+import { phaseName } from "../rollout/phases";
 import styles from "./HealthView.module.css";
 
 function Amounts({ amounts, name, search }: { amounts: Record<string, number>; name: string; search?: string }) {
@@ -40,7 +42,84 @@ function Amounts({ amounts, name, search }: { amounts: Record<string, number>; n
   );
 }
 
-/** How a run goes: where time goes, what failed at which boundary, and why rollouts were not solved. */
+const WAITS_FOR: Record<StoreHealth["open"][number]["status"], string> = {
+  queuing: "a free place",
+  requeuing: "a free place, after a fault",
+  preparing: "its files and its sandbox",
+  running: "the agent, then the grader",
+  succeeded: "",
+  failed: "",
+  cancelled: "",
+};
+
+/** What waits for what, while a run is on its way. */
+function Open({ store, rows }: { store: string; rows: StoreHealth["open"] }) {
+  return (
+    <Card title="What waits for what">
+      <table className={styles.table}>
+        <thead>
+          <tr>
+            {["Rollouts", "Number", "Wait for", "The longest"].map((name) => (
+              <th key={name} scope="col">
+                {name}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {rows.map((row) => (
+            <tr key={row.status}>
+              <td>
+                <Link to="/s/$store" params={{ store }} search={{ status: row.status } as never}>
+                  {row.status}
+                </Link>
+              </td>
+              <td>{count(row.rollouts)}</td>
+              <td>{WAITS_FOR[row.status]}</td>
+              <td>
+                <Link to="/s/$store/r/$rollout" params={{ store, rollout: row.oldest_id }}>
+                  {duration(row.oldest_s)}
+                </Link>
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Card>
+  );
+}
+
+function Workers({ workers }: { workers: StoreHealth["workers"] }) {
+  return (
+    <Card title="Who works">
+      <table className={styles.table}>
+        <thead>
+          <tr>
+            {["Process", "Executes", "At most", "Heard of"].map((name) => (
+              <th key={name} scope="col">
+                {name}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {workers.map((worker) => (
+            <tr key={worker.id}>
+              <td>
+                <Text>{worker.id}</Text> {!worker.alive && <Badge tone="bad">lost</Badge>}
+              </td>
+              <td>{count(worker.held)}</td>
+              <td>{count(worker.capacity || null)}</td>
+              <td>{duration(worker.silent_s)} ago</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Card>
+  );
+}
+
+/** How a run goes: what waits, where time goes, what failed at which boundary, and why rollouts were not solved. */
 export function HealthView() {
   const { store } = useParams({ from: "/s/$store" });
   const result = useQuery(healthQuery(store));
@@ -48,6 +127,8 @@ export function HealthView() {
     <Loaded result={result}>
       {(health) => (
         <div className={styles.page}>
+          {health.open.length > 0 && <Open store={store} rows={health.open} />}
+          {health.workers.length > 0 && <Workers workers={health.workers} />}
           <Card title="Phases of attempts">
             {health.phases.length === 0 ? (
               <Empty>No attempt has ended so far.</Empty>
@@ -65,7 +146,9 @@ export function HealthView() {
                 <tbody>
                   {health.phases.map((phase) => (
                     <tr key={phase.phase}>
-                      <td>{phase.phase}</td>
+                      <td>
+                        <Text>{phaseName(phase.phase)}</Text>
+                      </td>
                       <td>{count(phase.attempts)}</td>
                       <td>{duration(phase.p50)}</td>
                       <td>{duration(phase.p99)}</td>
