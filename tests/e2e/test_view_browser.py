@@ -180,7 +180,7 @@ def test_conversations_are_chosen_by_project_and_agent(watched: Watched, ids: di
     page.get_by_role("button", name="Of any project").click()
     expect(page.get_by_text("18 conversations")).to_be_visible()
     page.get_by_role("button", name="codex").first.click()
-    page.wait_for_url("**agent=codex*")
+    page.wait_for_url("**=codex*")
 
 
 def test_the_search_shows_what_it_matched(watched: Watched, ids: dict[str, str]):

@@ -23,7 +23,15 @@ export function Counts({ counts }: { counts: Record<string, number> }) {
 /** A value of a column; a click shows the conversations that have it. */
 function Filter({ value, onChoose }: { value: string; onChoose: () => void }) {
   return (
-    <button type="button" className={styles.filter} title="Only those" onClick={onChoose}>
+    <button
+      type="button"
+      className={styles.filter}
+      title="Only those"
+      onClick={(event) => {
+        event.stopPropagation(); // or the row would be selected, by an address without the filter
+        onChoose();
+      }}
+    >
       <Text>{value}</Text>
     </button>
   );
