@@ -35,6 +35,7 @@ from understudy.gateway.keys import Keys
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.app import Gateway
 from understudy.store import Store
+from understudy.store.address import StoreLocation
 from understudy.types import Call, Files, PytestChecks, Task
 
 UNDERSTUDY = Path(sys.executable).with_name("understudy")
@@ -55,7 +56,7 @@ def run(tasks: Path, output: Path, *options: str) -> tuple[dict[str, Any], float
     return summary, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def attempts(output: Path) -> tuple[list[dict[str, float]], list[list[Call]], float]:
+def attempts(output: StoreLocation) -> tuple[list[dict[str, float]], list[list[Call]], float]:
     """Seconds by part of each attempt that was graded itself, its calls, and the wall clock from first to last."""
     parts: list[dict[str, float]] = []
     calls: list[list[Call]] = []

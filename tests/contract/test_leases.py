@@ -47,6 +47,33 @@ def test_a_run_is_claimed_where_it_is_open_to_workers(store: Store) -> None:
     assert claim(store, Lease("b", 60.0)) == [] == store.leases.open_runs()
 
 
+def test_no_more_sandboxes_start_at_a_time_than_all_workers_may(location: StoreLocation) -> None:
+    def work(name: str) -> None:
+        with Store.open(location) as own:
+            for _ in range(5):
+                own.leases.claim(Lease(name, 60.0), ["run"], 2, 3).result()
+
+    def starting() -> list[str]:
+        every = [attempt for each in store.runs.rollouts() for attempt in store.runs.attempts(each.id)]
+        return [attempt.id for attempt in every if attempt.status == "preparing"]
+
+    with Store.open(location) as store:
+        prepare(store, 12)
+        store.leases.open_to_workers("run", "1.0").result()
+        threads = [threading.Thread(target=work, args=(f"w{n}",)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(starting()) == 3
+        store.runs.mark_running(starting()[0]).result()
+        assert len(store.leases.claim(LEASE, ["run"], 9, 3).result()) == 1
+        assert store.leases.claim(LEASE, ["run"], 9, 3).result() == []
+        assert len(store.leases.claim(OVER, ["run"], 2).result()) == 2, "without a limit as many as there are"
+        # Of a worker that died nothing starts any more.
+        assert len(store.leases.claim(LEASE, ["run"], 9, 4).result()) == 1
+
+
 def test_many_workers_claim_each_rollout_once(location: StoreLocation) -> None:
     claimed: list[str] = []
 

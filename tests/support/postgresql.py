@@ -57,6 +57,7 @@ class PostgresqlServer:
     """A cluster and the server on it. Its one user is `postgres`, who needs `PASSWORD`, also over the socket."""
 
     directory: Path
+    is_durable: bool = False
     _process: subprocess.Popen[bytes] | None = None
     _has_template: bool = False
 
@@ -64,6 +65,12 @@ class PostgresqlServer:
     def _as_user(self) -> dict[str, Any]:
         owner = _owner() if os.geteuid() == 0 else None
         return {} if owner is None else {"user": owner.pw_uid, "group": owner.pw_gid}
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
+        assert self._process is not None
+        return self._process.pid
 
     def create(self) -> None:
         """Make the cluster."""
@@ -90,7 +97,7 @@ class PostgresqlServer:
             "shared_buffers": "32MB",
             "max_connections": "60",
             # Kills of the server are survived without it; only a power cut is not, and these tests have none.
-            "fsync": "off",
+            "fsync": "on" if self.is_durable else "off",
         }
         options = [text for name, value in settings.items() for text in ("-c", f"{name}={value}")]
         command = [str(programs()) + "/postgres", "-D", str(self.directory / "data"), *options]
@@ -143,11 +150,11 @@ class PostgresqlServer:
 
 
 @contextlib.contextmanager
-def running_server() -> Generator[PostgresqlServer]:
+def running_server(*, is_durable: bool = False) -> Generator[PostgresqlServer]:
     """A server in a directory of its own, gone afterwards."""
     # Short: a socket's path has 107 characters.
     directory = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))
-    server = PostgresqlServer(directory)
+    server = PostgresqlServer(directory, is_durable)
     try:
         server.create()
         server.start()

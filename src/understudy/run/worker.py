@@ -77,15 +77,22 @@ class RunWorker:
         lease: Lease,
         run_ids: Sequence[str] = (),
         stop_when_idle: bool = False,
+        max_starting: int | None = None,
         report: Callable[[str], None] = _log.info,
     ) -> None:
-        """`directory` is for sockets and the like, and short: a socket's path has 107 characters."""
+        """`directory` is for sockets and the like, and short: a socket's path has 107 characters.
+
+        Nothing is claimed while `max_starting` attempts of all workers wait for their sandbox.
+        """
         self._store = store
         self._directory = directory
         self._capacity = capacity
         self._lease = lease
         self._run_ids = frozenset(run_ids)
         self._stop_when_idle = stop_when_idle
+        self._max_starting = max_starting
+        self._waits_for_others = False
+        """Whether something is left to claim, once fewer sandboxes are starting."""
         self._report = report
         self._opened: dict[str, _OpenedRun] = {}
         self._leaves: dict[str, str] = {}
@@ -123,7 +130,7 @@ class RunWorker:
                 if self._store_fault is not None:
                     raise self._store_fault
                 if not claimed:
-                    if self._stop_when_idle and not self._active:
+                    if self._stop_when_idle and not self._active and not self._waits_for_others:
                         break
                     await self._wait_for_change()
         finally:
@@ -178,6 +185,7 @@ class RunWorker:
                 if run.id not in self._opened:
                     await self._open(run)
         ready = [run.id for run in open_runs if run.id in self._opened and not self._is_outdated(run)]
+        self._waits_for_others = self._max_starting is not None and bool(ready)
         if not ready:
             return 0
         claims: list[ClaimedRollout] = []
@@ -191,7 +199,8 @@ class RunWorker:
 
     async def _take(self, run_ids: Sequence[str], limit: int) -> list[ClaimedRollout]:
         """Claim rollouts of runs, and begin with them."""
-        claims = await asyncio.wrap_future(self._store.leases.claim(self._lease, run_ids, limit))
+        claim = self._store.leases.claim(self._lease, run_ids, limit, self._max_starting)
+        claims = await asyncio.wrap_future(claim)
         for claim in claims:
             run_id = claim.rollout.run_id
             task = asyncio.create_task(self._execute(self._opened[run_id], claim))

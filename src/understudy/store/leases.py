@@ -223,12 +223,29 @@ class LeaseRepository(Repository):
 
     @queued
     def claim(
-        self, context: WriteContext, lease: Lease, run_ids: Sequence[str], limit: int
+        self,
+        context: WriteContext,
+        lease: Lease,
+        run_ids: Sequence[str],
+        limit: int,
+        max_starting: int | None = None,
     ) -> list[ClaimedRollout]:
-        """Start an attempt each of at most `limit` queued rollouts of runs, that nobody else is claiming now."""
-        # Held to the end, so that nobody begins to execute one of them alone meanwhile.
-        open_now = select(runs.c.id).where(runs.c.id.in_(run_ids), runs.c.engine == "workers")
-        ready = context.connection.execute(open_now.with_for_update(read=True)).scalars().all()
+        """Start an attempt each of at most `limit` queued rollouts of runs, that nobody else is claiming now.
+
+        With `max_starting` so few that no more attempts than that wait for their sandbox, of all workers together.
+        """
+        # Held to the end, so that nobody begins to execute one of them alone meanwhile; or counts what starts.
+        open_now = select(runs.c.id).where(runs.c.id.in_(run_ids), runs.c.engine == "workers").order_by(runs.c.id)
+        alone = max_starting is not None
+        locked = open_now.with_for_update(read=not alone, key_share=alone)
+        ready = context.connection.execute(locked).scalars().all()
+        if max_starting is not None:
+            starting = select(func.count()).where(
+                attempts.c.status == "preparing", attempts.c.lease_until >= store_clock()
+            )
+            limit = min(limit, max_starting - context.connection.execute(starting).scalar_one())
+            if limit <= 0:
+                return []
         rested = (rollouts.c.status == "queuing") | (rollouts.c.updated_at < time.time() - RETRY_PAUSE_S)
         query = (
             select(rollouts)

@@ -34,6 +34,13 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         option("Only this run; may be repeated [default: all that are open to workers].", "--run"),
     ] = ()
+    max_starting: (
+        Annotated[
+            int,
+            option("Claim nothing while so many sandboxes of all workers are starting [default: no limit].", ge=1),
+        ]
+        | None
+    ) = None
     lease: Annotated[
         float, option("Seconds without a sign of life after which others take over what runs here.", ge=2)
     ] = LEASE_S
@@ -65,6 +72,7 @@ def worker(settings: WorkerSettings) -> None:
                     lease=lease,
                     run_ids=settings.runs,
                     stop_when_idle=settings.stop_when_idle,
+                    max_starting=settings.max_starting,
                     report=lambda line: typer.echo(f"understudy: {line}", err=True),
                 )
             )
