@@ -451,7 +451,7 @@ echo x >> calc.py; ln many/1/1 hard; rm -r docs; mkdir docs; echo new > docs/gui
     ("script", "reason"),
     [
         ("for n in $(seq 40); do mkdir {0}; cd {0}; done; touch x", "file name too long"),
-        ("head -c 1000000 /dev/urandom >h; for n in $(seq 150); do ln h h$n; done", "the changes are more than"),
+        ("head -c 1000000 /dev/urandom >h; for n in $(seq 150); do ln h h$n; done", "files have more than"),
     ],
 )
 async def test_what_an_agent_does_to_the_tree_is_no_fault_of_the_sandbox(
@@ -619,6 +619,6 @@ async def test_an_engine_that_goes_down_is_a_fault_of_the_sandbox(
 
 def test_a_machine_without_an_engine_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    assert "no container engine answers" in DockerSandboxes().problems()[0]
+    assert "no container engine responds" in DockerSandboxes().problems()[0]
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
     assert "must run on this machine" in DockerSandboxes().problems()[0]

@@ -1,1 +1,1 @@
-"""Executing a task's checks in an open sandbox: pytest files, a script with a reward, or a whole test suite."""
+"""Runs a task's checks in an open sandbox: pytest files, a script that writes a reward, or a whole test suite."""

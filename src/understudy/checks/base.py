@@ -1,4 +1,4 @@
-"""What every kind of check returns, and how its reasons are worded."""
+"""The result type of all kinds of checks, and the wording of its reasons."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MOST_NAMES = 3
 
 
 class CheckResult(Struct, frozen=True):
-    """The verdict of a task's checks, as they found the tree.
+    """The verdict of a task's checks on a tree.
 
-    `conflicts` counts by test id how often a deciding test failed that also passed. Only suites report them, and
-    only validation asks: it allows as many as the gold patch has. `events` is what was seen of the tested code
-    (see `understudy.checks.runtime_events`), and validation allows those of the gold patch; so it does with
-    `installed` (see `understudy.checks.startup_files`), which is None where nothing was installed.
+    `conflicts` counts, by test id, how often a deciding test both failed and passed. Only suites report this, and
+    only validation uses it: as many conflicts as the gold patch has are allowed. Likewise validation allows the
+    `events` (observations of the tested code's behaviour, see `understudy.checks.runtime_events`) and the
+    `installed` items (see `understudy.checks.startup_files`; None if nothing was installed) of the gold patch.
     """
 
     verdict: Verdict
@@ -34,9 +34,10 @@ class CheckResult(Struct, frozen=True):
 
 
 class TwinTest(Struct, frozen=True):
-    """A deciding test in versions of it (see `understudy.checks.twin_run`).
+    """A deciding test in its versions (see `understudy.checks.twin_run`).
 
-    `name` is its node id there. `gold` has, by site, what was observed with the gold patch, as JSON.
+    `name` is its node id in the versions. `gold` maps each site to what was observed there with the gold patch, as
+    JSON.
     """
 
     name: str
@@ -44,21 +45,26 @@ class TwinTest(Struct, frozen=True):
 
 
 class GradingOptions(Struct, frozen=True):
-    """How a task has to be graded, as its validation found out.
+    """How a task must be graded, as its validation found out.
 
-    `as_root`: its image's programs can only be used as root. `canaries`: its suite bears tests of ours among its
-    own. `conflicts`: how often deciding tests failed beside passing with the gold patch. `sealed`: hidden files
-    must not change while the tests run. `usual_events`: what the code does while the tests run with the gold
-    patch, None before that is known (see `understudy.checks.runtime_events`); `usual_installed`: what its install
-    adds, likewise (see `understudy.checks.startup_files`). `watched`: the Pythons of a suite or script are
-    watched; `walled`: those of a script cannot write its reward. `twins`: the deciding tests that
-    have twins, by node id; `partial_twins`: those whose expectations are partly known to the tested code;
-    `twin_plain`: sites that are evaluated in the process; `twin_uncut`: files that need their unused values;
-    `twin_named`: files whose tests need their own names; `twin_fixed`: sites whose expectation is never changed;
-    `twin_apart`: tests that must be mended and the others run in versions of their own;
-    `twin_files`: the text of a suite's hidden test files of which versions are written; `twin_seed`: decides what
-    changed expectations are; `twin_bits`: the binary logarithm of how many guesses at the expectations of
-    `fail_to_pass` there are.
+    - `as_root`: programs of its image can only be used as root.
+    - `canaries`: its suite can run tests of ours (canaries) among its own.
+    - `conflicts`: how often deciding tests failed as well as passed with the gold patch.
+    - `sealed`: hidden files must not change while the tests run.
+    - `usual_events`: keys of what the code does while the tests run with the gold patch, None if unknown
+      (see `understudy.checks.runtime_events`).
+    - `usual_installed`: what the gold patch's install adds, likewise (see `understudy.checks.startup_files`).
+    - `watched`: the Pythons of a suite or script are watched.
+    - `walled`: a script's Pythons cannot write its reward.
+    - `twins`: the deciding tests that have twins, by node id.
+    - `partial_twins`: those of them whose expectations the tested code can partly know.
+    - `twin_plain`: sites that are evaluated in the process.
+    - `twin_fixed`: sites whose expectation is never changed.
+    - `twin_uncut`: files that need their unused values. `twin_named`: files whose tests need their own names.
+    - `twin_apart`: tests that the patch must fix run in other versions than the rest.
+    - `twin_files`: the text of a suite's hidden test files, from which versions are written.
+    - `twin_seed`: decides what changed expectations are.
+    - `twin_bits`: the binary logarithm of the number of guesses at the expectations of `fail_to_pass`.
     """
 
     as_root: bool = False
@@ -82,7 +88,7 @@ class GradingOptions(Struct, frozen=True):
 
 
 def failed_result(reason: str, log: str) -> CheckResult:
-    """A result with reward 0 and no test outcomes."""
+    """Return a result with reward 0 and no test outcomes."""
     return CheckResult(Verdict(reward=0.0, reason=reason, log=log_tail(log)))
 
 
@@ -92,9 +98,10 @@ def outcome_reason(
     regressed: Sequence[str],
     tests: Mapping[str, TestOutcome],
 ) -> str:
-    """Why the deciding tests' outcomes do not solve the task; empty when they do.
+    """Return why the deciding tests' outcomes do not solve the task; "" if they do.
 
-    `not_fixed` and `regressed` are those of `fail_to_pass` and `pass_to_pass` that did not end as they must.
+    `not_fixed` are the `fail_to_pass` tests that do not pass, and `regressed` the `pass_to_pass` tests that do
+    not.
     """
     if not_fixed:
         count = len(checks.fail_to_pass)
@@ -106,35 +113,37 @@ def outcome_reason(
 
 
 def list_tests(ids: Sequence[str], tests: Mapping[str, TestOutcome]) -> str:
-    """The first few ids with their outcomes."""
+    """Return the first few ids with their outcomes, as text."""
     return ", ".join(f"{id} ({tests[id]})" for id in ids[:_MOST_NAMES]) + (", …" if len(ids) > _MOST_NAMES else "")
 
 
 def log_tail(log: str) -> str:
-    """The end of a log, as much of it as a verdict keeps."""
+    """Return the end of a log, as much as a verdict keeps."""
     return log[-_LOG_CHARS:]
 
 
 def output_tail(done: Completed) -> str:
-    """The end of a command's output, errors last, as much of it as a verdict keeps."""
+    """Return the end of a command's output with errors last, as much as a verdict keeps."""
     both = done.stdout + (b"\n" + done.stderr if done.stderr else b"")
     return log_tail(both[-4 * _LOG_CHARS :].decode(errors="replace"))
 
 
 def check_not_killed(done: Completed) -> None:
-    """Raise SandboxError when a command of the checks was ended by SIGKILL, by whomever.
+    """Raise SandboxError when a command of the checks was killed by SIGKILL.
 
-    The tested code can do that, as can the kernel or somebody on this machine. Whose fault it is, another run
-    shows.
+    The tested code, the kernel or somebody on this machine can have done that; a retry shows whose fault it was.
     """
     if done.exit_code == -signal.SIGKILL:
-        raise SandboxError(f"the tests were killed by a signal (SIGKILL): {output_tail(done)[-300:]}".rstrip(": "))
+        raise SandboxError(
+            f"the tests were killed by a signal (SIGKILL): {output_tail(done)[-300:]}".rstrip(": ")
+            + "; check the machine's free memory, and retry"
+        )
 
 
 def report_lines(raw: bytes, decode: Callable[[bytes], T]) -> Iterator[T]:
-    """The lines of a report that was written in a sandbox, decoded; those that cannot be are left out.
+    """Yield the decoded lines of a report that was written in a sandbox; invalid lines are skipped.
 
-    Such a line was cut by the death of the process that wrote it, or was written by the tested code.
+    Such a line was cut off when its process died, or was written by the tested code.
     """
     for text in raw.splitlines():
         try:
@@ -145,10 +154,10 @@ def report_lines(raw: bytes, decode: Callable[[bytes], T]) -> Iterator[T]:
 
 
 async def read_result_file(sandbox: Sandbox, path: str, limit: int) -> bytes | None:
-    """A file that the checks wrote: empty when it is missing, None when it is unusable.
+    """Return a file that the checks wrote: b"" if it is missing, None if it is unusable.
 
-    Too large, a pipe, a directory or unreadable: only the tested code causes that. Raises SandboxError when the
-    sandbox is broken.
+    Unusable (too large, a pipe, a directory, unreadable) can only be the tested code's fault. Raises SandboxError
+    when the sandbox is broken.
     """
     try:
         return await sandbox.read(path, limit=limit)
@@ -157,5 +166,6 @@ async def read_result_file(sandbox: Sandbox, path: str, limit: int) -> bytes | N
     except SandboxLost:
         raise
     except SandboxError:
-        await sandbox.run(["true"], timeout_s=30, cwd="/")  # fails too where not the file is the problem
+        # raises SandboxError if the sandbox, not the file, is the problem
+        await sandbox.run(["true"], timeout_s=30, cwd="/")
         return None

@@ -1,7 +1,8 @@
-"""Canaries: our own tests among a suite's. Some must pass and some must fail, or the suite is not believed.
+"""Canaries: tests of ours that run within a suite. Some must pass and some must fail; otherwise the suite's output
+is not trusted.
 
-A patch that makes failing tests look like passing ones has to know which tests those are. The canaries stand in
-a file of their own beside the suite's, under names that nobody could know when the patch was written.
+A patch that makes failing tests look as if they passed would have to know which tests must fail. The canaries are
+in a file of their own beside the suite's, under names that could not be known when the patch was written.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ NONE_SEEN = "the canaries did not run"
 
 
 class Canaries(Struct, frozen=True):
-    """A file to write at `path`, the `command` that runs it too, and the tests in it by name.
+    """A file to write at `path`, the `command` that runs it too, and its tests by name.
 
-    `token` is in every one of their ids.
+    `token` is a part of each test's id.
     """
 
     token: str
@@ -47,7 +48,8 @@ class Canaries(Struct, frozen=True):
     failing: tuple[str, ...]
 
 
-# For pytest, in parts: canaries import nothing that the files beside them do not import, or they change the suite.
+# The canaries for pytest, in parts. They import only what the files beside them import, so that they do not change
+# the suite.
 _ASSERTS = """\
 def {passing[0]}():
     assert [1, 2] == [1, 2]
@@ -162,9 +164,9 @@ _SHELL = re.compile(r"[|;&<>\n]")
 
 
 def plant_canaries(checks: SuiteChecks, neighbours: Iterable[bytes]) -> Canaries | None:
-    """Canaries for a suite; None where we know no form of test that its runner would run and its parser read.
+    """Return canaries for a suite; None if there is no form of test that its runner would run and its parser read.
 
-    `neighbours` are the contents of the test files beside which they will lie.
+    `neighbours` are the contents of the test files beside which they will be placed.
     """
     parser = PARSERS.get(checks.parser)
     siblings = suite_files(checks)
@@ -176,14 +178,16 @@ def plant_canaries(checks: SuiteChecks, neighbours: Iterable[bytes]) -> Canaries
 
 
 def suite_files(checks: SuiteChecks) -> list[str]:
-    """The Python files that a suite tests: those it names, else those of its test ids."""
+    """Return the Python files that a suite tests: those that it names, otherwise those in its test ids."""
     ids = (*checks.fail_to_pass, *checks.pass_to_pass)
     of_ids = {file for id in ids if (file := id.partition("::")[0]).endswith(".py") and " " not in file}
     return [file for file in checks.files if file.endswith(".py")] or sorted(of_ids)
 
 
 def pytest_canaries(file: str, neighbours: Iterable[bytes]) -> Canaries:
-    """Canaries for pytest beside the test file `file`; `neighbours` are the contents of the files that it runs."""
+    """Return canaries for pytest beside the test file `file`; `neighbours` are the contents of the files that are
+    run.
+    """
     token = secrets.token_hex(8)
     return _canaries(token, _beside(file, token), "", _pytest_form(neighbours))
 
@@ -202,7 +206,9 @@ def _pytest_form(neighbours: Iterable[bytes]) -> str:
 
 
 def _imports(text: bytes) -> Iterator[str]:
-    """The first names of the modules that a file imports; nothing of one that this Python cannot read."""
+    """Yield the top-level names of the modules that a file imports; nothing if this Python cannot parse
+    the file.
+    """
     try:
         nodes = list(ast.walk(parse_module(text)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -215,9 +221,9 @@ def _imports(text: bytes) -> Iterator[str]:
 
 
 def canary_problem(canaries: Canaries, results: Mapping[str, Collection[str]]) -> str:
-    """What is wrong with the canaries' results; empty when all ended as they must.
+    """Return what is wrong with the canaries' results; "" if all ended as they must.
 
-    `results` are the statuses of all tests by id, in the words of `log_parsers`.
+    `results` maps all test ids to statuses, in the words of `log_parsers`.
     """
     if not any(canaries.token in id for id in results):
         return NONE_SEEN
@@ -231,12 +237,12 @@ def canary_problem(canaries: Canaries, results: Mapping[str, Collection[str]]) -
 
 
 def _target(command: str, siblings: list[str], token: str) -> tuple[str, str]:
-    """The path of the canaries' file, and the command that tests it too.
+    """Return the path of the canaries' file, and the command that tests it too.
 
-    Where the command names a sibling, in whatever form, they are named in the same form after all others; else
-    they are found as the sibling is.
+    If the command names a sibling file, in whatever form, the canaries' file is added in the same form after the
+    last name; otherwise the runner finds it as it finds the siblings.
     """
-    last: tuple[int, str, str] | None = None  # where the name ends, the sibling, the canaries' name
+    last: tuple[int, str, str] | None = None  # the position after the name, the sibling, and the canaries' name
     for word in re.finditer(r"\S+", command):
         for sibling in siblings:
             if name := _same_form(word[0].strip("'\""), sibling, _beside(sibling, token)):
@@ -250,7 +256,7 @@ def _target(command: str, siblings: list[str], token: str) -> tuple[str, str]:
 
 
 def _same_form(word: str, sibling: str, canary: str) -> str:
-    """The name of the canaries' file, in the form in which `word` names the sibling; empty when it does not."""
+    """Return the canaries' file name in the form in which `word` names the sibling; "" if it does not name it."""
     for form in (_as_path, _as_module):
         target = form(word)
         name = form(sibling)
@@ -267,13 +273,13 @@ def _as_path(name: str) -> str:
 
 
 def _as_module(name: str) -> str:
-    """`tests/app/test_x.py` and `app.test_x` as dotted names."""
+    """Return `tests/app/test_x.py` or `app.test_x` as a dotted name."""
     name = name.removesuffix(".py").replace("/", ".") if "/" in name or name.endswith(".py") else name
     return name if re.fullmatch(r"\w+(\.\w+)*", name) else ""
 
 
 def _beside(sibling: str, token: str) -> str:
-    """A new file's path in the sibling's directory, of the form that the sibling's own name has."""
+    """Return a new path in the sibling's directory, of the same form as the sibling's name."""
     stem = posixpath.basename(sibling).removesuffix(".py")
     name = f"{token}_test.py" if stem.endswith("_test") and not stem.startswith("test") else f"test_{token}.py"
     return posixpath.join(posixpath.dirname(sibling), name)

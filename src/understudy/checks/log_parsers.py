@@ -1,10 +1,10 @@
-"""Reading what a test suite printed: which tests there were, and how each ended.
+"""Parsers of test suites' output: which tests there were, and how each ended.
 
-A parser reads a log and yields each (test id, status) it finds, in the order in which later ones count. Statuses
-are the words of SWE-bench: PASSED, FAILED, ERROR, SKIPPED, XFAIL. Every parser of ours takes time linear in the
-log, whatever is in it: logs are hostile.
+A parser yields (test id, status) pairs in the order of the log; for an id that comes several times, the last
+status counts. Statuses are SWE-bench's: PASSED, FAILED, ERROR, SKIPPED, XFAIL. Logs are hostile input, so each of
+our parsers takes time linear in the log.
 
-The names are those of the `swebench` package, where every repository has one of its own.
+Parsers have the names of those in the `swebench` package, where each repository has its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ STATUSES = (FAILED, PASSED, SKIPPED, ERROR, XFAIL)
 
 
 def lines(log: str) -> Iterator[str]:
-    """The lines of a log, one at a time: a list of them could be a hundred times as large as the log."""
+    """Yield the lines of a log one at a time, because a list of them could take a hundred times the log's
+    memory.
+    """
     start = 0
     while (end := log.find("\n", start)) >= 0:
         yield log[start:end]
@@ -46,7 +48,7 @@ _CONTROLS = dict.fromkeys(range(1, 32))
 
 
 def pytest_summary(log: str) -> Iterator[tuple[str, str]]:
-    """`STATUS id` lines, where an id ends at the first space."""
+    """Parse `STATUS id` lines, where an id ends at the first space."""
     for line in lines(log):
         if line.startswith(STATUSES):
             fields = (line.replace(" - ", " ") if line.startswith(FAILED) else line).split(None, 2)
@@ -55,17 +57,19 @@ def pytest_summary(log: str) -> Iterator[tuple[str, str]]:
 
 
 def pytest_matplotlib(log: str) -> Iterator[tuple[str, str]]:
-    """`summary`, with the mouse buttons as numbers: how they are shown depends on the version of Python."""
+    """As `pytest_summary`, with mouse buttons as numbers, because their names depend on the version of Python."""
     yield from pytest_summary(log.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3"))
 
 
 def pytest_options(log: str) -> Iterator[tuple[str, str]]:
-    """`summary`, with a parameter that is an absolute path reduced to its last part: it differs by machine."""
+    """As `pytest_summary`, with parameters that are absolute paths cut to their last part, because paths differ by
+    machine.
+    """
     yield from ((_without_path(id), status) for id, status in pytest_summary(log))
 
 
 def pytest_verbose(log: str) -> Iterator[tuple[str, str]]:
-    """`STATUS id` lines and `id STATUS` lines, colours and control characters taken out; ids may have spaces."""
+    """Parse `STATUS id` and `id STATUS` lines, without colours and control characters; ids may have spaces."""
     for raw in lines(log):
         line = _COLOUR.sub("", raw).translate(_CONTROLS)
         if line.startswith(STATUSES):
@@ -81,7 +85,7 @@ def pytest_verbose(log: str) -> Iterator[tuple[str, str]]:
 
 
 def pytest_seaborn(log: str) -> Iterator[tuple[str, str]]:
-    """`FAILED id`, `PASSED id` and `id PASSED …` lines; nothing else counts."""
+    """Parse `FAILED id`, `PASSED id` and `id PASSED …` lines; others are ignored."""
     for line in lines(log):
         fields = line.split(None, 2)
         if len(fields) < 2:
@@ -96,7 +100,7 @@ def pytest_seaborn(log: str) -> Iterator[tuple[str, str]]:
 
 
 def _counts_skips(fields: list[str]) -> bool:
-    """Whether this is `SKIPPED [3] file:line: reason`, which names no test."""
+    """Return whether the line is `SKIPPED [3] file:line: reason`, which names no test."""
     return fields[0] == SKIPPED and _SKIP_COUNT.match(fields[1]) is not None
 
 
@@ -113,12 +117,12 @@ def _without_path(id: str) -> str:
 # --- Django and SymPy ----------------------------------------------------------------------------------
 
 _OK = (" ... ok", " ... OK", " ...  OK")
-_VERSION_TEST = "--version is equivalent to version"  # a name that is cut by what it prints
+_VERSION_TEST = "--version is equivalent to version"  # a test whose name is cut off by what it prints
 _MIGRATION = "Applying sites.0002_alter_domain_unique...test_no_migrations"
 _ENDS = {" ... FAIL": FAILED, " ... ERROR": ERROR}
 _HEADINGS = {"FAIL:": FAILED, "ERROR:": ERROR}
 
-# Tests whose `ok` is on a line of its own, after something that was printed meanwhile.
+# Tests whose `ok` is on a line of its own, because something was printed in between.
 _TESTING = re.compile(r"^(.*?)\s\.\.\.\sTesting against Django installed in ", re.MULTILINE)
 _SILENCED = re.compile(r" silenced\)\.\nok$", re.MULTILINE)
 _SERVER_ERROR = re.compile(r"^(.*?)\s\.\.\.\sInternal Server Error: /", re.MULTILINE)
@@ -126,7 +130,7 @@ _CHECKED = re.compile(r"^(.*?)\s\.\.\.\sSystem check identified no issues \(0 si
 
 
 def django(log: str) -> Iterator[tuple[str, str]]:
-    """unittest's verbose lines, `id ... ok`, and the headings of failures."""
+    """Parse unittest's verbose lines, `id ... ok`, and the headings of failures."""
     latest: str | None = None
     for raw in lines(log):
         line = raw.strip()
@@ -154,7 +158,9 @@ def django(log: str) -> Iterator[tuple[str, str]]:
 
 
 def _late(log: str) -> Iterator[str]:
-    """The ids whose `ok` came late. Only what follows the first of several openings can end it."""
+    """Yield the ids whose `ok` came on a later line. Such an `ok` counts for the first of several open
+    tests only.
+    """
     at = 0
     while (opening := _TESTING.search(log, at)) and (end := _SILENCED.search(log, opening.end())):
         yield opening[1]
@@ -178,7 +184,9 @@ def _is_line(log: str, start: int, text: str) -> bool:
 
 
 def sympy(log: str) -> Iterator[tuple[str, str]]:
-    """`test_name ok` lines of `bin/test --verbose`, and the headings of failures, `___ file.py:test_name ___`."""
+    """Parse `test_name ok` lines of `bin/test --verbose`, and headings of failures, `___
+    file.py:test_name ___`.
+    """
     for line in lines(log):
         first, last = line.find(" "), line.rfind(" ")
         middle = line.rfind(".py:", first + 1, last)
@@ -194,9 +202,8 @@ def sympy(log: str) -> Iterator[tuple[str, str]]:
 
 # --- the parsers of the `swebench` package, for other languages -----------------------------------------
 
-# They run in a process of their own, within limits. Importing the package's harness loads a container client and
-# more that no parser needs, so the process steps round that; and what it reads is hostile, so it has little time
-# and memory and none of ours.
+# They run in a process of their own with limits on time and memory, because logs are hostile input. Importing the
+# package's harness would load a container client and more that no parser needs, so the process avoids that.
 
 _PARSER_TIMEOUT_S = 120
 _MEMORY_BYTES = 4 << 30
@@ -225,7 +232,7 @@ sys.stdout.write(json.dumps(answer))
 
 
 class UnreadableLog(Exception):
-    """A log on which a working parser failed: the fault of the tested code, which wrote the log."""
+    """A working parser failed on this log. That is the fault of the tested code, which wrote the log."""
 
 
 class _ParserReply(Struct):
@@ -235,7 +242,7 @@ class _ParserReply(Struct):
 
 
 def swebench_directory() -> Path | None:
-    """The directory that holds the `swebench` package; None when it is not installed."""
+    """Return the directory of the `swebench` package; None if it is not installed."""
     spec = importlib.util.find_spec("swebench")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -244,18 +251,21 @@ def swebench_directory() -> Path | None:
 
 @functools.cache
 def swebench_parsers() -> frozenset[str]:
-    """The names of the package's parsers. Raises GraderError when it has none that we know how to call."""
+    """Return the names of the package's parsers. Raises GraderError when it has none that can be called."""
     return frozenset(_run_swebench("names", "", "", b"").names)
 
 
 def _parse_by_swebench(name: str, log: str, instance: str) -> tuple[dict[str, str], bool]:
-    """The status of each test id, and whether there are other signs that tests ran.
+    """Return the status of each test id, and whether there are other signs that tests ran.
 
-    `instance` is the instance's id and its version with a space between: some parsers differ by them. Raises
+    `instance` is the instance's id and version, separated by a space, because some parsers depend on them. Raises
     UnreadableLog when the parser fails on this log or takes too long, GraderError when it cannot be called at all.
     """
     if name not in swebench_parsers():
-        raise GraderError(f"the swebench package in {swebench_directory()} has no parser {name!r}")
+        raise GraderError(
+            f"the swebench package in {swebench_directory()} has no parser {name!r}; expected version "
+            "5: pip install -U 'understudy[swebench]'"
+        )
     try:
         answer = _run_swebench("parse", name, instance, log.encode(errors="replace"))
     except GraderError as error:
@@ -266,12 +276,15 @@ def _parse_by_swebench(name: str, log: str, instance: str) -> tuple[dict[str, st
 def _run_swebench(order: str, name: str, instance: str, log: bytes) -> _ParserReply:
     directory = swebench_directory()
     if directory is None:
-        raise GraderError("the swebench package is not installed; expected: pip install 'understudy[swebench]'")
+        raise GraderError("the swebench package is not installed; install it: pip install 'understudy[swebench]'")
     argv = [sys.executable, "-I", "-c", _PROGRAM, str(directory), order, str(_MEMORY_BYTES), name, instance]
     try:
         done = subprocess.run(argv, input=log, capture_output=True, timeout=_PARSER_TIMEOUT_S, check=False, env={})
     except subprocess.TimeoutExpired as error:
-        raise GraderError(f"the parser {name!r} of swebench did not end in {_PARSER_TIMEOUT_S} s") from error
+        raise GraderError(
+            f"the parser {name!r} of swebench did not end within {_PARSER_TIMEOUT_S} s; retry when "
+            "the machine is less busy"
+        ) from error
     if done.returncode:
         message = done.stderr.decode(errors="replace").strip()[-1000:]
         raise GraderError(f"swebench in {directory} (expected version 5) failed to {order} {name!r}: {message}")
@@ -294,18 +307,20 @@ PARSERS = {f"parse_log_{name}": parser for parser, names in _REPOSITORIES.items(
 
 
 class LoggedTest(Struct):
-    """How often each status was logged for one test id, and the last one, which decides in SWE-bench."""
+    """How often each status was logged for a test id, and the last status, which is the one that counts in
+    SWE-bench.
+    """
 
     last: str = ""
     counts: dict[str, int] = field(default_factory=dict[str, int])
 
 
 class ParsedLog(Struct):
-    """What a log contains about the wanted tests.
+    """What a log says about the wanted tests.
 
-    `tests` has these alone, and those with the canaries' token in their ids: a log may name more tests than memory
-    holds, so nothing is kept of any other, not even how many there are. `any_test` says that any test was found,
-    wanted or not, `failures` that one failed, and `ran` that there is a sign that tests ran at all.
+    `tests` has only these, and those whose ids contain the canaries' token: a log may name more tests than fit in
+    memory, so nothing is kept of the others, not even their number. `any_test` says that any test was found,
+    `failures` that a test failed, and `ran` that there is a sign that tests ran at all.
     """
 
     tests: dict[str, LoggedTest] = field(default_factory=dict[str, LoggedTest])
@@ -315,7 +330,7 @@ class ParsedLog(Struct):
 
 
 def check_parser(name: str, where: str) -> None:
-    """Raise TaskError, naming `where`, unless there is a parser of this name."""
+    """Raise TaskError, naming `where`, unless there is a parser with this name."""
     if name in PARSERS:
         return
     if swebench_directory() is None:
@@ -330,10 +345,10 @@ def check_parser(name: str, where: str) -> None:
 def parse_log(
     name: str, log: str, test_ids: Collection[str], *, containing: str = "", instance: str = ""
 ) -> ParsedLog:
-    """Read a log with the parser called `name`, which `check_parser` has found to be one.
+    """Read a log with the parser `name`, which `check_parser` must have accepted.
 
-    Kept are the `wanted` ids, those that begin with a wanted id that was cut inside its parameters (as some of
-    SWE-bench's are), and where it is given those with the text `containing`: memory is bounded by what is wanted,
+    Kept are the `wanted` ids, ids that begin with a wanted id that was cut off inside its parameters (as some of
+    SWE-bench's are), and ids with the text `containing` if that is given. So memory is bounded by what is wanted,
     not by the log. Raises UnreadableLog when a parser of the `swebench` package fails on this log, GraderError
     when there is no such package.
     """
@@ -346,7 +361,7 @@ def parse_log(
 
 
 def is_cut(id: str) -> bool:
-    """Whether an expected id ends inside its parameters."""
+    """Return whether an expected id is cut off inside its parameters."""
     return id.count("[") > id.count("]")
 
 

@@ -1,4 +1,4 @@
-"""Checks that are pytest files: run them with a reporter of ours, and judge what it reported."""
+"""Checks that are pytest files: runs them with a reporter plugin of ours, and judges the report."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ _NOT_STARTED = frozenset({126, 127, report_plugin.NOT_STARTED})
 
 
 class PytestReport(Struct):
-    """What pytest did: outcome by node id, failures as seen from the test's file, and how the process ended.
+    """The result of a pytest run: outcomes by node id, failure messages as seen from the test's file, and how the
+    process ended.
 
-    `exit_code` is None after a timeout. `finished` is true when pytest came to its own end and said so; without
-    it a test that was still running is not in `outcomes`. `log` is the end of its output, `events` what was seen
-    of the tested code (see `understudy.checks.runtime_events`).
+    `exit_code` is None after a timeout. `finished` is true when pytest reported its own end; otherwise a test that
+    was still running is not in `outcomes`. `log` is the end of its output, `events` what was observed of the
+    tested code (see `understudy.checks.runtime_events`).
     """
 
     outcomes: dict[str, TestOutcome]
@@ -60,22 +61,24 @@ class _ReportLine(Struct):
 
 
 class _TestPhases(Struct):
-    """All that was reported of one test, by phase."""
+    """Everything that was reported about one test, by phase (setup, call, teardown)."""
 
     outcomes: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     message: str = ""
 
 
 def deciding_files(checks: PytestChecks) -> tuple[str, ...]:
-    """The files to run, sorted: those of the node ids that decide, or all hidden ones when no id does."""
+    """Return the files to run, sorted: those of the deciding node ids, or all hidden ones if there are no such
+    ids.
+    """
     ids = (*checks.fail_to_pass, *checks.pass_to_pass)
     return tuple(sorted({id.partition("::")[0] for id in ids} or checks.files))
 
 
 async def run_pytest(sandbox: Sandbox, files: Sequence[str], *, timeout_s: float) -> PytestReport:
-    """Run pytest over `files` (relative to the working directory) in one command.
+    """Run pytest on `files` (relative to the working directory) in one command.
 
-    The tree's own plugins, cache and entry points are off; its configuration counts. Raises GraderError when
+    The tree's plugins, cache and entry points are disabled; its configuration is used. Raises GraderError when
     pytest could not be started, SandboxError when the sandbox broke.
     """
     report = posixpath.join(sandbox.home, f".report-{secrets.token_hex(16)}.jsonl")
@@ -96,10 +99,13 @@ async def run_pytest(sandbox: Sandbox, files: Sequence[str], *, timeout_s: float
     stderr, events = read_events(done.stderr, token, finished=finished)
     log = output_tail(replace(done, stderr=stderr))
     if done.exit_code in _NOT_STARTED:
-        # The tested code may exit with these codes too, but then pytest can be imported.
+        # The tested code may exit with these codes too. pytest was not started only if it cannot be imported.
         probe = await sandbox.run(["python", "-P", "-s", "-c", "import pytest"], timeout_s=60, cwd="/")
         if probe.exit_code != 0:
-            raise GraderError(f"pytest could not be started (exit code {done.exit_code}):\n{log[-2000:]}")
+            raise GraderError(
+                f"pytest could not be started (exit code {done.exit_code}); install it in the task's "
+                f"environment:\n{log[-2000:]}"
+            )
     return PytestReport(outcomes, messages, done.exit_code, done.timed_out, log, finished, events)
 
 
@@ -123,11 +129,11 @@ _BY_CALL = frozenset({"passed", "failed", "skipped", "xfailed", "xpassed"})
 
 
 def _outcome(phases: dict[str, set[str]]) -> TestOutcome | None:
-    """The outcome of one test from its phases; None when it never came to its end."""
+    """Return a test's outcome from its phases; None if it did not come to its end."""
     if "collect" in phases:
         return "error"
     if any(len(reported) > 1 for reported in phases.values()):
-        return "failed"  # one phase with two results: somebody else wrote a line
+        return "failed"  # two results for one phase: the tested code wrote one of the lines
     if "teardown" not in phases:
         return None
     setup, call, teardown = (next(iter(phases.get(phase, {""}))) for phase in ("setup", "call", "teardown"))
@@ -141,7 +147,7 @@ def _outcome(phases: dict[str, set[str]]) -> TestOutcome | None:
 def judge_pytest(checks: PytestChecks, report: PytestReport) -> CheckResult:
     """Judge a pytest report; the verdict's `tests` are the outcomes of the deciding ids.
 
-    The report is a file that the tested code can write to as well, so the exit code must agree with it.
+    The tested code can write to the report's file too, so the exit code has to agree with it.
     """
     ids = (*checks.fail_to_pass, *checks.pass_to_pass)
     tests: dict[str, TestOutcome] = {id: report.outcomes.get(id, "missing") for id in ids}

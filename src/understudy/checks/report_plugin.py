@@ -34,12 +34,14 @@ class Reporter:
         self._file = file
 
     def write(self, **record: Any) -> None:
-        """Append one JSON line, at once: the process may die at any moment."""
+        """Append one JSON line, unbuffered, because the process may die at any moment."""
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 
     def pytest_collection(self) -> None:
-        """Forget what pytest imported of the modules that the watch cannot see into: a new import is seen."""
+        """Drop modules that the watch cannot see into from pytest's imports, so that a new import of them
+        is seen.
+        """
         for module in _UNSEEN:
             sys.modules.pop(module, None)
 
@@ -57,9 +59,10 @@ class Reporter:
 
 
 class BoundedCapture:
-    """A pytest plugin that cuts what was captured in a phase of a test before pytest reads all of it into memory.
+    """A pytest plugin that truncates captured output of a test's phase before pytest reads it into memory.
 
-    What pytest captures lies in files, which the sandbox bounds; read and decoded, it takes some times as much.
+    pytest captures to files, whose size the sandbox limits; but reading and decoding takes several times their
+    size.
     """
 
     def pytest_runtest_call(self, item: Any) -> Iterator[None]:
@@ -74,20 +77,21 @@ class BoundedCapture:
 
 
 def _cut_captured(config: Any) -> None:
-    """Leave the first bytes of each captured stream. Other ways to capture than by files are left alone."""
+    """Truncate the file of each captured stream. Other ways of capturing are left alone."""
     capture = getattr(config.pluginmanager.getplugin("capturemanager"), "_global_capturing", None)
     for stream in ("out", "err"):
         file = getattr(getattr(capture, stream, None), "tmpfile", None)
         try:
             if file is not None and os.fstat(file.fileno()).st_size > _CAPTURED_BYTES:
                 os.ftruncate(file.fileno(), _CAPTURED_BYTES)
-                os.lseek(file.fileno(), _CAPTURED_BYTES, os.SEEK_SET)  # else the next write leaves a hole
+                # otherwise the next write would leave a hole in the file
+                os.lseek(file.fileno(), _CAPTURED_BYTES, os.SEEK_SET)
         except (AttributeError, OSError, ValueError):
             continue
 
 
 def _message(report: Any) -> str:
-    """What failed, as seen from the test's own file: code of the program under test is left out."""
+    """Return the failure as seen from the test's own file, without code of the program under test."""
     if not report.failed:
         return ""
     longrepr = report.longrepr
@@ -108,7 +112,9 @@ def _message(report: Any) -> str:
 
 
 def _watch(token: str, root: str, report: str, tests: tuple[str, ...], library_paths: list[str]) -> None:
-    """Let the program in the directory beside this file watch the process until the caller's event."""
+    """Let the program in the directory beside this file watch this process until the caller raises the
+    end event.
+    """
     import _pytest
     import pluggy
     import pytest
@@ -136,11 +142,11 @@ def main(
     plugins: Callable[[Reporter], list[Any]] = lambda _: [],
     token: str = "",
 ) -> int:
-    """Run pytest over `files` below `root`, with the reporter and `plugins` made for it; return its exit code.
+    """Run pytest on `files` below `root`, with the reporter and `plugins` made for it; return its exit code.
 
-    With a `token` the process is watched, where Python has audit hooks (3.8).
+    With a `token` the process is watched, if this Python has audit hooks (3.8).
     """
-    # The tree must not stand in for pytest: it joins the path only when pytest is loaded.
+    # The tree is added to sys.path only after pytest is loaded, so that it cannot replace pytest.
     foreign = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     tree = [entry for entry in sys.path if entry in foreign]
     sys.path[:] = [directory for directory in sys.path if directory not in foreign]
@@ -150,12 +156,12 @@ def main(
     except ImportError as error:
         print(f"pytest cannot be imported: {error}", file=sys.stderr)  # noqa: T201
         return NOT_STARTED
-    # What was imported by now stays to the end; pytest collects garbage several times when it ends, and would look
-    # through all of it each time, a quarter of what a small test suite costs.
+    # Modules imported so far stay until the end. pytest collects garbage several times at its end, and would scan
+    # all of them each time, a quarter of the time of a small test suite.
     if hasattr(gc, "freeze"):
         gc.freeze()
     gc.enable()
-    # Not the tree, which an editable install puts on the path: what is in it is tested.
+    # Not the tree, which an editable install puts on sys.path: the code in it is what is tested.
     inside = os.path.realpath(root) + "/"
     libraries = [
         entry
@@ -175,7 +181,7 @@ def main(
         audit = sys.audit if watched else None
         if watched:
             _watch(token, root, report, files, libraries)
-        del token  # what this function holds, the tested code can read
+        del token  # the tested code can read the variables of this function
         code = pytest.main([*options, f"--rootdir={root}", f"--confcutdir={root}", *files], plugins=joined)
         reporter.write(end=int(code))
         if audit is not None:

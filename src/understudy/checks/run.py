@@ -1,4 +1,4 @@
-"""The one place where a task's checks are run, whatever kind they are. A new kind of check is added here."""
+"""Runs a task's checks of whatever kind. This is the only place to extend for a new kind of check."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ async def run_checks(
     hidden: Path | None = None,
     is_intruder: Callable[[str], bool] = lambda path: False,
 ) -> CheckResult:
-    """Run the task's checks in a sandbox where the gated `patch` was applied, and judge; `checks_s` is measured.
+    """Run the task's checks in a sandbox where the gated `patch` was applied, and judge them; sets `checks_s`.
 
-    `hidden` is the directory of a script check's files on this machine. `is_intruder` says of a path that an
-    install made whether it must be removed before the tests run. Raises TaskError when the task's test patch
-    cannot be read.
-    Raises GraderError or SandboxError when there is no verdict.
+    `hidden` is the directory of a script check's files on this machine. `is_intruder` returns whether a path that
+    an install created must be removed before the tests run. Raises TaskError when the task's test patch cannot be
+    read, GraderError or SandboxError when there is no verdict.
     """
     started = time.monotonic()
     files: HiddenFiles = await read_hidden(sandbox, task) if options.sealed else {}
@@ -65,8 +64,8 @@ async def run_task_version(
 ) -> VersionRun:
     """Run a version of a task's hidden files in a sandbox where the gated `patch` was applied.
 
-    No code of the patch may have run there. `sealed`: the files are read-only while they run, and compared
-    afterwards, as the originals are. Raises GraderError, SandboxError.
+    No code of the patch may have run there before. With `sealed`, the files are read-only during the run, and
+    compared afterwards, like the originals. Raises GraderError, SandboxError.
     """
     match task.checks:
         case PytestChecks() as checks:
@@ -79,13 +78,16 @@ async def run_task_version(
                 sandbox, task, checks, patch, version, tests, is_intruder, sealed=sealed
             )
         case ScriptChecks():
-            raise GraderError(f"task {task.instance_id}: check scripts have no versions")
+            raise GraderError(
+                f"task {task.instance_id}: expected checks of kind pytest or suite, got a check script, "
+                "which has no versions"
+            )
 
 
 async def _run_pytest(
     sandbox: Sandbox, checks: PytestChecks, options: GradingOptions, files: HiddenFiles
 ) -> CheckResult:
-    """Run the deciding files with canaries beside the first of them, and judge what was reported."""
+    """Run the deciding files with canaries beside the first of them, and judge the report."""
     run = deciding_files(checks)
     canaries = None
     if options.canaries and run:

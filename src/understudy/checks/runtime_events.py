@@ -1,11 +1,12 @@
-"""What the tested code did in the process of the tests, as an audit hook in there saw it.
+"""Reads what an audit hook in the tests' process observed of the tested code.
 
-`process_watch.watch` writes a line for each thing that nobody does who only wants to pass the tests. An audit
-hook cannot be removed, and it is asked before the thing is done. What cannot be attributed to the test
-runner's own code is the tested code's doing. What it cannot see: `os._exit`, closing descriptors, lines of
-files that `linecache` holds, whatever runs in another program, and reading attributes of frames that code got
-hold of, among them those of the hook from a signal's handler or a callback of the garbage collector that runs
-while the hook does.
+`process_watch.watch` writes a line for each action that code does not need in order to pass the tests. An audit
+hook cannot be removed, and is called before the action happens. An action that cannot be attributed to the test
+runner counts as the tested code's.
+
+The hook does not see: `os._exit`, closing descriptors, lines that `linecache` holds, anything in another program,
+and attributes of frames that the code got hold of. Such frames include the hook's own, in a signal handler or a
+garbage collector callback that runs during the hook.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ _FORGED = frozenset(("report-written", "runner-replaced", "reward-written"))
 
 
 def read_events(stderr: bytes, token: str, *, finished: bool) -> tuple[bytes, tuple[Evidence, ...]]:
-    """The output without the watch's lines, and the events.
+    """Return the output without the watch's lines, and the events in these lines.
 
-    A process that was watched to its end says so: where it does not although it `finished`, that is an event too.
+    A watched process proves that it came to its end. If it `finished` without this proof, that is an event too.
     """
     line = re.compile(rb"\n?(?P<process>" + re.escape(token.encode()) + rb")" + _FIELDS + rb"\n")
     lines = list(line.finditer(stderr))
@@ -69,16 +70,17 @@ _FIELDS = (
 
 
 def _event(line: re.Match[bytes]) -> Iterator[Evidence]:
-    """The event that a line of the watch tells of, if it does."""
+    """Yield the event that a line of the watch reports, if it reports one."""
     if (rule := line["rule"].decode()) in REASONS:
         path = "" if line["path"] == b"-" else line["path"].decode("unicode_escape", "replace")
         yield Evidence(rule, path, int(line["line"]), REASONS[rule])
 
 
 def _is_whole(lines: Sequence[re.Match[bytes]]) -> bool:
-    """Whether the watch of a process proved that it came to its end, and no line that it wrote before is missing.
+    """Return whether a process's watch proved that it came to its end and that none of its earlier lines is
+    missing.
 
-    The proof is the secret of which its first line had the digest, and with which its lines are authenticated.
+    The proof is the secret whose digest was in its first line; with it each line is authenticated.
     """
     started = next((line["path"].partition(b" ")[0] for line in lines if line["rule"] == b"start"), b"")
     for end in lines:
@@ -99,11 +101,11 @@ APART = "exec 8>&2 2>&1\n"
 
 
 class Watch(Struct, frozen=True):
-    """How a command's Pythons are watched, whatever starts them: each loads `watch/sitecustomize.py`.
+    """How the Pythons of a command are watched: each loads `watch/sitecustomize.py`, whatever starts it.
 
-    The evidence goes to the command's own stderr, which nothing else is written to. `tests` are the paths of the
-    hidden files, `rewards` those that the command may write its reward to; if it is `walled`, no Python that it
-    starts, nor what that starts, can.
+    The evidence goes to the command's stderr, which nothing else may write to. `tests` are the paths of the hidden
+    files, `rewards` the files that the command may write its reward to. If `walled`, neither the Pythons that it
+    starts nor their children can write the rewards.
     """
 
     tests: tuple[str, ...]
@@ -111,13 +113,15 @@ class Watch(Struct, frozen=True):
     walled: bool = False
 
     def env(self, sandbox: Sandbox) -> dict[str, str]:
-        """The variables that tell the Pythons what to watch for."""
+        """Return the environment variables that tell the Pythons what to watch."""
         paths = [path for path in (*self.rewards, *self.tests) if "\n" not in path]
         walled = "1" if self.walled else ""
         return {"UNDERSTUDY_WATCH": "\n".join((sandbox.workdir, walled, str(len(self.rewards)), *paths))}
 
     def exports(self, sandbox: Sandbox) -> str:
-        """What the shell runs whose output APART has parted, before it starts what is to be watched."""
+        """Return the commands for a shell whose output APART has separated, to run before what is to be
+        watched.
+        """
         place = sandbox.locate(WATCH_MOUNT.target)
         return (
             'export UNDERSTUDY_WATCH_PIPE="$(readlink /proc/self/fd/8)"\n'
@@ -130,10 +134,11 @@ _OTHER = "another process"
 
 
 def read_processes(done: Completed, *, finished: bool) -> tuple[Evidence, ...]:
-    """The events of all processes that were watched (see `Watch`), by the stderr of the command.
+    """Return the events of all watched processes (see `Watch`), read from the command's stderr.
 
-    At least one must have opened hidden tests. If the command `finished`, each such process must prove that it
-    came to its end, and so must those that none of these started: the tests may have run in what took their place.
+    At least one process must have opened hidden tests. If the command `finished`, each process that did must prove
+    that it came to its end, and so must processes that no watched process started, because the tests may have run
+    in a replacement.
     """
     processes: dict[bytes, list[re.Match[bytes]]] = {}
     for line in _WATCH_LINE.finditer(done.stderr):
@@ -143,7 +148,7 @@ def read_processes(done: Completed, *, finished: bool) -> tuple[Evidence, ...]:
         return tuple(events)
     ran = {process for process, lines in processes.items() if any(line["rule"] == b"tests" for line in lines)}
     whole = {process for process, lines in processes.items() if _is_whole(lines)}
-    # Where one stream is cut at the sandbox's limit, it is the longer one.
+    # If a stream was truncated at the sandbox's limit, it is the longer one.
     is_cut = done.truncated and len(done.stderr) >= len(done.stdout)
     if not ran <= whole or is_cut:
         events.append(Evidence("watch-ended", text=REASONS["watch-ended"]))
@@ -161,7 +166,9 @@ def read_processes(done: Completed, *, finished: bool) -> tuple[Evidence, ...]:
 
 
 def _parents(starts: Mapping[bytes, re.Match[bytes]]) -> dict[bytes, bytes | None]:
-    """Which process started each, by their first lines; None where no process did that had begun before."""
+    """Return the process that started each process, by their first lines; None if no earlier watched
+    process did.
+    """
     by_pid: dict[bytes, bytes] = {}
     parents: dict[bytes, bytes | None] = {}
     for process, line in starts.items():
@@ -172,15 +179,15 @@ def _parents(starts: Mapping[bytes, re.Match[bytes]]) -> dict[bytes, bytes | Non
 
 
 def event_keys(events: Sequence[Evidence]) -> tuple[str, ...]:
-    """What the events of one run have in common with those of another: the rule and the file, not the line."""
+    """Return the events' keys, by which runs are compared: the rule and the file, without the line."""
     return tuple(sorted({f"{event.rule} {event.path}" for event in events}))
 
 
 def with_events(result: CheckResult, events: Sequence[Evidence], usual: Collection[str] | None) -> CheckResult:
-    """The result with what was seen of the tested code; what is `usual` for the task does not count.
+    """Return the result with the events of the tested code that are not in `usual`.
 
-    `usual` are the keys of what the gold patch does. Where that is None, as the task was not validated, only those
-    count that no honest code causes.
+    `usual` are the keys of the gold patch's events. If it is None because the task was not validated, only events
+    count that honest code never causes.
     """
     counted = [
         event

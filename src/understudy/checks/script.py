@@ -1,7 +1,7 @@
-"""Check scripts: run one, watched, and read the reward that it wrote.
+"""Check scripts: runs one, watched, and reads the reward that it wrote.
 
-A script runs as the same user as the code that it tests. So the Pythons that it starts, and all that they start,
-are kept from writing the reward, where the gold patch's run shows that the script can do without.
+A script runs as the same user as the code that it tests. So the Pythons that it starts, and their children, are
+prevented from writing the reward, if the gold patch's run has shown that the script works with that.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 async def run_script(
     sandbox: Sandbox, checks: ScriptChecks, options: GradingOptions, hidden: Path | None
 ) -> CheckResult:
-    """Run a check script in the working directory: a reward of 1 or more solves the task, anything less does not.
+    """Run a check script in the working directory. A reward of 1 or more solves the task, a smaller one does not.
 
-    The reward is the number in `reward_file`, or in a `.json` beside it. Where there is neither, it is by the exit
-    code if no hidden file names them, else 0: the tested code can keep a script from writing its reward. A file
-    that is there and holds no number is a reward of 0. A reward of 1 or more from a script that exits
-    with another code than 0 was not written by it: `forged`. The hidden files are where the sandbox's mount for
-    `checks.target` is. Raises SandboxError, or GraderError when the command does not exist, ConfigError when the
-    sandbox shares its paths with this machine.
+    The reward is the number in `reward_file`, or in a `.json` beside it. If neither exists and no hidden file
+    mentions them, the exit code decides; if one mentions them, the reward is 0, because the tested code can
+    prevent a script from writing it. A file without a number is a reward of 0. A reward of 1 or more counts as
+    `forged` if the script's exit code is not 0. The hidden files are at the sandbox's mount for `checks.target`.
+    Raises SandboxError, GraderError when the command does not exist, and ConfigError when the sandbox does not
+    isolate the reward file from this machine.
     """
     if sandbox.locate(checks.target) != checks.target:
         raise ConfigError(
-            f"a check script writes to {checks.reward_file}, which is a file of this machine without isolation; "
-            "run this task with --sandbox local"
+            f"a check script writes to {checks.reward_file}, which would be a file of this machine in "
+            "an unisolated sandbox; run this task with --sandbox local"
         )
     await sandbox.run(["mkdir", "-p", REWARDS], timeout_s=30)
     watch = _watch(sandbox, checks, options, hidden)
@@ -81,10 +81,11 @@ async def run_script(
         return result
     solved = is_solved(result.verdict.reward)
     result = with_events(result, read_processes(done, finished=solved), options.usual_events)
-    # What tested code leaves there runs in the script's later Pythons before the wall and the watch do.
+    # Code that the tested program leaves there would run in the script's later Pythons, before the wall and the
+    # watch.
     after = await list_startup_files(sandbox, directories) if solved else before
     added = await installed_items(sandbox, before, after)
-    if options.usual_installed is None:  # a script may install what it needs, as pytest
+    if options.usual_installed is None:  # a script may install what it needs, such as pytest
         return replace(result, installed=added)
     return with_installed(result, added, options.usual_installed)
 
@@ -108,7 +109,10 @@ async def _judge_script(
     check_not_killed(done)
     log = output_tail(done)
     if done.exit_code in (126, 127):
-        raise GraderError(f"the check {checks.command} did not start (exit code {done.exit_code}):\n{log[-2000:]}")
+        raise GraderError(
+            f"the check {checks.command} did not start (exit code {done.exit_code}); install it in "
+            f"the task's environment:\n{log[-2000:]}"
+        )
     if done.timed_out:
         return failed_result(f"the checks did not end in {checks.timeout_s:g} s", log)
     try:
@@ -127,7 +131,7 @@ async def _judge_script(
 
 
 def _names_reward(checks: ScriptChecks, hidden: Path | None) -> bool:
-    """Whether a hidden file names the file for the reward, so that it is expected to be written."""
+    """Return whether a hidden file mentions the reward's file, so that the script is expected to write it."""
     name = posixpath.splitext(posixpath.basename(checks.reward_file))
     names = (f"{name[0]}{name[1]}".encode(), f"{name[0]}.json".encode())
     files = [path for path in hidden.rglob("*") if path.is_file()] if hidden else []
@@ -136,15 +140,15 @@ def _names_reward(checks: ScriptChecks, hidden: Path | None) -> bool:
 
 
 async def _written_reward(sandbox: Sandbox, path: str) -> float | None:
-    """The reward in a script's file, or in the `.json` beside it; None when there is neither.
+    """Return the reward in a script's file, or in the `.json` beside it; None if neither exists.
 
-    Raises ValueError when what is there is no regular file of at most `_REWARD_BYTES` bytes with a number in it.
+    Raises ValueError if the file is not a regular one of at most `_REWARD_BYTES` bytes with a number in it.
     """
     beside = posixpath.splitext(path)[0] + ".json"
     for name in (path, beside):
         content = await read_result_file(sandbox, name, _REWARD_BYTES)
         if content is None:
-            raise ValueError(f"{name} is not a readable regular file of at most {_REWARD_BYTES} bytes")
+            raise ValueError(f"{name}: expected a readable regular file of at most {_REWARD_BYTES} bytes")
         text = content.decode(errors="replace").strip()
         if not text:
             continue
@@ -152,8 +156,8 @@ async def _written_reward(sandbox: Sandbox, path: str) -> float | None:
             try:
                 text = str(msgspec.json.decode(content, type=dict[str, float | int])["reward"])
             except (ValueError, KeyError, RecursionError) as error:
-                raise ValueError(f"{name}: {error}") from error
+                raise ValueError(f"{name}: expected a number: {error}") from error
         if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
-            raise ValueError(f"{name} holds {text[:40]!r}")
+            raise ValueError(f"{name}: expected a finite number, got {text[:40]!r}")
         return float(text)
     return None

@@ -1,7 +1,8 @@
-"""Hidden test files stay what they are: laid after the install, read-only where that can be, compared at the end.
+"""Protects hidden test files: writes them again after the install, makes them read-only where possible, and
+compares them at the end.
 
-Code of the patch runs while the package is installed. What it put in place of a hidden file, or beside one so
-that it would be found first, is removed before the tests start.
+Code of the patch runs during the install. Files that it put in place of a hidden file, or beside one so that they
+would be imported first, are removed before the tests start.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ HiddenFiles = Mapping[str, bytes | None]
 _TIMEOUT_S = 120.0
 _FILE_BYTES = 64 << 20
 
-# Arguments are hidden paths. What is in the way of a directory above one is removed, and so is what was compiled
-# of a test: Python need not look at the source then.
+# A shell script; its arguments are hidden paths. It removes what is in the way of their directories, and compiled
+# versions of the tests, because Python may use those without looking at the source.
 _CLEAR = r"""
 set -eu
 for path; do
@@ -43,9 +44,9 @@ done
 
 
 async def read_hidden(sandbox: Sandbox, task: Task) -> HiddenFiles:
-    """The hidden files as they lie in a sandbox where they were applied, before code of the patch ran there.
+    """Read the hidden files in a sandbox where they were applied, before code of the patch has run there.
 
-    Raises SandboxError, or GraderError when one is not there.
+    Raises SandboxError, or GraderError when one is missing.
     """
     if isinstance(task.checks, PytestChecks):
         return {posixpath.normpath(name): text.encode() for name, text in task.checks.files.items()}
@@ -61,12 +62,12 @@ async def read_hidden(sandbox: Sandbox, task: Task) -> HiddenFiles:
                 files[path] = await sandbox.read(posixpath.join(sandbox.workdir, path), limit=_FILE_BYTES)
             except FileNotFoundError as error:
                 problem = f"its test patch was applied, but {path} is not there"
-                raise GraderError(f"task {task.instance_id}: {problem}") from error
+                raise GraderError(f"task {task.instance_id}: {problem}; correct the task's test patch") from error
     return files
 
 
 async def list_tree(sandbox: Sandbox) -> frozenset[str]:
-    """The paths in the tree, without what is in `.git`. Raises SandboxError, GraderError."""
+    """Return the paths in the tree, without those in `.git`. Raises SandboxError, GraderError."""
     listing = await sandbox.run(
         ["find", ".", "-name", ".git", "-prune", "-o", "-print0"], timeout_s=_TIMEOUT_S, cwd=sandbox.workdir
     )
@@ -76,7 +77,10 @@ async def list_tree(sandbox: Sandbox) -> frozenset[str]:
             if listing.truncated
             else (listing.stderr[-300:].decode(errors="replace").strip() or f"it did not end in {_TIMEOUT_S:g} s")
         )
-        raise GraderError(f"the files of the tree could not be listed: {problem}")
+        raise GraderError(
+            f"the files of the tree could not be listed: {problem}; check that the task's image has "
+            "`find` and a shell"
+        )
     names = listing.stdout.split(b"\0")
     return frozenset(name.removeprefix(b"./").decode(errors="surrogateescape") for name in names if name)
 
@@ -84,10 +88,10 @@ async def list_tree(sandbox: Sandbox) -> frozenset[str]:
 async def lay_hidden(
     sandbox: Sandbox, files: HiddenFiles, before: frozenset[str], is_intruder: Callable[[str], bool]
 ) -> None:
-    """Lay hidden files once more after an install, and remove what appeared since that would steer the tests.
+    """Write the hidden files again after an install, and remove new files that would influence the tests.
 
-    `before` is what the tree had, and `is_intruder` says of a new path whether it must not be there. Raises
-    SandboxError, GraderError.
+    `before` are the paths in the tree before the install; `is_intruder` returns whether a new path must be
+    removed. Raises SandboxError, GraderError.
     """
     if files:
         await _run(sandbox, ["/bin/sh", "-c", _CLEAR, "sh", *files], b"")
@@ -103,7 +107,7 @@ async def lay_hidden(
 
 
 async def changed_files(sandbox: Sandbox, files: HiddenFiles) -> list[str]:
-    """The hidden files that are not what they were. Raises SandboxError."""
+    """Return the hidden files that have changed. Raises SandboxError."""
     changed: list[str] = []
     for path, content in files.items():
         now: bytes | None = None
@@ -115,7 +119,7 @@ async def changed_files(sandbox: Sandbox, files: HiddenFiles) -> list[str]:
 
 
 async def with_unchanged(sandbox: Sandbox, files: HiddenFiles, result: CheckResult) -> CheckResult:
-    """A result that solves the task only if the hidden files are still what they were. Raises SandboxError."""
+    """Return `result`, but as forged if a hidden file has changed. Raises SandboxError."""
     if not is_solved(result.verdict.reward) or not (changed := await changed_files(sandbox, files)):
         return result
     reason = f"{len(changed)} hidden files were changed while the tests ran: {changed[0]}"
@@ -127,4 +131,7 @@ async def _run(sandbox: Sandbox, argv: list[str], stdin: bytes) -> None:
     done = await sandbox.run(argv, timeout_s=_TIMEOUT_S, cwd=sandbox.workdir, stdin=stdin)
     if done.exit_code != 0:
         message = done.stderr[-500:].decode(errors="replace")
-        raise GraderError(f"the hidden files could not be written (exit code {done.exit_code}): {message}")
+        raise GraderError(
+            f"the hidden files could not be written (exit code {done.exit_code}): {message}; check "
+            "the rights of the tree"
+        )

@@ -1,7 +1,8 @@
-"""What an install puts where Python and pytest run it before any test: startup files, plugins, programs.
+"""Detects what an install adds where Python and pytest execute it before any test: startup files, plugins,
+programs.
 
-An install runs code of the patch, and may write more than the package. What it adds or changes of these files is
-compared with what the gold patch's install does; versions, which differ from day to day, are not looked at.
+An install runs code of the patch, which may write more than the package. Additions and changes of such files are
+compared with those of the gold patch's install. Versions are ignored, because they differ from day to day.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ _NEVER_HONEST = ("startup module ", "test runner ")
 
 
 def directories_of(output: str) -> tuple[str, ...]:
-    """The directories that ASK_DIRECTORIES printed; none where there is no Python 3."""
+    """Return the directories that ASK_DIRECTORIES printed; none if there is no Python 3."""
     lines = (line.partition(MARK) for line in output.splitlines())
     return tuple(dict.fromkeys(path for _, mark, path in lines if mark and path.startswith("/")))
 
 
 async def list_startup_files(sandbox: Sandbox, directories: Sequence[str]) -> StartupFiles:
-    """The startup files in the directories. Raises SandboxError."""
+    """Return the startup files in the directories. Raises SandboxError."""
     if not directories:
         return {}
     done = await sandbox.run(["/bin/sh", "-c", _FIND, "sh", *directories], timeout_s=_TIMEOUT_S, cwd="/")
@@ -63,7 +64,7 @@ async def list_startup_files(sandbox: Sandbox, directories: Sequence[str]) -> St
 
 
 async def installed_items(sandbox: Sandbox, before: StartupFiles, after: StartupFiles) -> tuple[str, ...]:
-    """What an install added to startup files or changed in them, as words. Raises SandboxError."""
+    """Return descriptions of what an install added to startup files or changed in them. Raises SandboxError."""
     items: set[str] = set()
     for path in sorted(path for path, digest in after.items() if before.get(path) != digest):
         content = b""
@@ -72,7 +73,7 @@ async def installed_items(sandbox: Sandbox, before: StartupFiles, after: Startup
                 content = await sandbox.read(path, limit=_FILE_BYTES)
         except SandboxLost:
             raise
-        except SandboxError:  # larger than any such file; the digest then stands for it
+        except SandboxError:  # the file is larger than real ones are; its digest represents it then
             content = after[path].encode()
         items |= _items_of(path, content)
     return tuple(sorted(items))
@@ -85,7 +86,8 @@ def _items_of(path: str, content: bytes) -> set[str]:
     if name.endswith(".pth"):
         return {f"line of a .pth file {line.strip()}" for line in text.splitlines() if line.startswith("import")}
     if name == "entry_points.txt":
-        return {f"pytest plugin {line}" for line in _section(text, "pytest0")}  # digits are all 0 by now
+        # all digits have been replaced by 0 before
+        return {f"pytest plugin {line}" for line in _section(text, "pytest0")}
     if _CUSTOMIZE.fullmatch(name) or _CUSTOMIZE.fullmatch(posixpath.basename(posixpath.dirname(path))):
         return {f"startup module {name} {digest}"}
     if runner := _RUNNER.fullmatch(path):
@@ -105,10 +107,10 @@ def _section(text: str, name: str) -> list[str]:
 
 
 def with_installed(result: CheckResult, items: tuple[str, ...], usual: Collection[str] | None) -> CheckResult:
-    """The result with what an install added; where that is not `usual` for the task, it has no reward.
+    """Return the result with what an install added; without a reward if that is not `usual` for the task.
 
-    Where `usual` is None, as the gold patch needs no install or was not run, only those items count that no honest
-    install has.
+    If `usual` is None, because the gold patch needs no install or was not run, only items count that honest
+    installs never have.
     """
     result = replace(result, installed=items)
     counted = [item for item in items if (item.startswith(_NEVER_HONEST) if usual is None else item not in usual)]

@@ -1,8 +1,8 @@
-"""Running a test suite by its own command, a phase at a time, and judging what it printed.
+"""Runs a test suite by its own command, phase by phase, and judges its output.
 
-Each phase is a command of its own and all of its output belongs to it, so no printed text can pass for the start
-or end of a phase; and no process outlives its phase. The tested code can still print anything and end the process
-at any time. Canaries, the exit code and contradictions in the log reveal that.
+Each phase is a separate command, so that no printed text can imitate the start or end of a phase, and no process
+outlives its phase. The tested code can still print anything and end the process at any time, which canaries, the
+exit code and contradictions in the log reveal.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ _SOLVES = frozenset({PASSED, XFAIL})
 _KEEPS = _SOLVES | {SKIPPED}
 _FAILS = frozenset({FAILED, ERROR})
 
-# Files that a package is built or installed from: changes of them have no effect until it is installed again.
+# Files from which a package is built or installed: changes in them have no effect until it is installed again.
 _INSTALLED = re.compile(
     r"(?:.*/)?(?:setup\.py|setup\.cfg|pyproject\.toml|MANIFEST\.in|CMakeLists\.txt|meson\.build|Cargo\.toml|"
     r"__init__\.py|requirements[^/]*\.txt|[^/]*\.(?:pyx|pxd|pxi|c|cc|cpp|cxx|h|hh|hpp|f|f90|rs))"
 )
-# Commands after which the tree itself is imported; with anything else on the line they do not match.
+# Install commands after which the tree itself is imported. Lines with anything else in them do not match.
 _EDITABLE = re.compile(
     r"\s*(?:\S*python[\d.]*\s+)?(?:-m\s+)?(?:\S*pip[\d.]*\s+install\s(?:[^;&|<>`$]*\s)?(?:-e|--editable)[\s=][^;&|<>`$]*|"
     r"setup\.py\s+(?:[^;&|<>`$]*\s)?develop\b[^;&|<>`$]*)"
@@ -81,9 +81,9 @@ _EDITABLE = re.compile(
 _TEST_BYTES = 8 << 20
 _NOT_LOADED = re.compile(r"^ERROR: (\S+) \(unittest\.loader\._FailedTest", re.MULTILINE)
 
-# A sandbox has no network: pip need not try again, nor look for a newer pip.
+# A sandbox has no network, so pip must not retry, nor look for a newer pip.
 _WITHOUT_NETWORK = {"PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-# pip fetches what it builds with unless it is told to build with what is installed.
+# By default pip downloads its build requirements; this makes it build with the installed packages.
 _AS_IT_STANDS = {"PIP_NO_BUILD_ISOLATION": "false", "PIP_NO_DEPS": "1"}
 
 
@@ -94,9 +94,10 @@ _LoggedTests = Mapping[str, LoggedTest | None]
 
 
 class SuiteRun(Struct, frozen=True):
-    """The end of a suite's command. `log` is all its output, with line ends as `\\n`, unless it was `truncated`.
+    """The result of a suite's command. `log` is all its output, with `\n` as line ends, unless `truncated`.
 
-    `exit_code` is None after a timeout. `watched` is the end of a watched command, with the evidence in stderr.
+    `exit_code` is None after a timeout. `watched` is the finished command if it was watched, with the evidence in
+    its stderr.
     """
 
     log: str
@@ -107,7 +108,7 @@ class SuiteRun(Struct, frozen=True):
 
 
 async def run_before_patch(sandbox: Sandbox, checks: SuiteChecks) -> None:
-    """Run the commands that precede any patch; their exit code is ignored. Raises GraderError on a timeout."""
+    """Run the commands that precede any patch; their exit codes are ignored. Raises GraderError on a timeout."""
     if checks.before.strip() and (await run_command(sandbox, checks, checks.before)).timed_out:
         raise GraderError(
             f"the commands before the patch did not end in {checks.timeout_s:g} s; "
@@ -125,8 +126,9 @@ async def run_suite(
 ) -> CheckResult:
     """Install if the patch requires it, run the suite with canaries among its tests, and judge the output.
 
-    The gated `patch` and the suite's test patch must have been applied in this sandbox already. The hidden `files`
-    are laid once more after an install, and what `is_intruder` is removed. Raises GraderError, SandboxError.
+    The gated `patch` and the suite's test patch must have been applied in this sandbox. After an install, the
+    hidden `files` are written again, and paths for which `is_intruder` returns True are removed. Raises
+    GraderError, SandboxError.
     """
     checks = _suite_of(task)
     installs = bool(checks.install.strip()) and needs_install(checks, patch)
@@ -149,7 +151,7 @@ async def run_suite(
     paths = tuple(posixpath.join(sandbox.workdir, path) for path, content in files.items() if content is not None)
     watch = Watch(paths) if options.watched and paths else None
     run = await run_command(sandbox, checks, canaries.command if canaries else checks.command, watch=watch)
-    if run.timed_out:  # first, because parsing the output may take long
+    if run.timed_out:  # checked first, because parsing the output may take long
         return failed_result(f"the tests did not end in {checks.timeout_s:g} s", run.log)
     result = await asyncio.to_thread(judge_suite, task, run, canaries, options.conflicts)
     if run.watched is not None:
@@ -165,9 +167,9 @@ async def install_suite(
     files: HiddenFiles,
     is_intruder: Callable[[str], bool],
 ) -> SuiteRun | None:
-    """Install if the gated patch requires it, lay the hidden `files` once more and remove intruders.
+    """Install if the gated patch requires it, write the hidden `files` again and remove intruders.
 
-    Returns an installation that did not end in time. Raises GraderError, SandboxError.
+    Returns the installation if it timed out, otherwise None. Raises GraderError, SandboxError.
     """
     if not checks.install.strip() or not needs_install(checks, patch):
         return None
@@ -180,7 +182,7 @@ async def install_suite(
 
 
 async def _contents(sandbox: Sandbox, files: Sequence[str]) -> list[bytes]:
-    """The contents of test files in the tree, without those that are not there."""
+    """Return the contents of those test files that exist in the tree."""
     return [
         await read_result_file(sandbox, posixpath.join(sandbox.workdir, file), _TEST_BYTES) or b""
         for file in files
@@ -189,12 +191,12 @@ async def _contents(sandbox: Sandbox, files: Sequence[str]) -> list[bytes]:
 
 def _suite_of(task: Task) -> SuiteChecks:
     if not isinstance(task.checks, SuiteChecks):
-        raise GraderError(f"task {task.instance_id}: expected checks of kind suite")
+        raise GraderError(f"task {task.instance_id}: expected checks of kind suite, got another kind")
     return task.checks
 
 
 async def _install(sandbox: Sandbox, checks: SuiteChecks) -> SuiteRun:
-    """Run the suite's installation; if it fails, once more with nothing but the packages that are installed."""
+    """Run the suite's installation; if it fails, run it again with only the packages that are installed."""
     first = await run_command(sandbox, checks, checks.install, env=_WITHOUT_NETWORK)
     if first.timed_out or first.exit_code == 0:
         return first
@@ -202,9 +204,9 @@ async def _install(sandbox: Sandbox, checks: SuiteChecks) -> SuiteRun:
 
 
 async def activated_environment(sandbox: Sandbox, checks: SuiteChecks) -> dict[str, str]:
-    """The variables that `checks.activate` sets or changes, as PATH and CONDA_PREFIX, for programs started later.
+    """Return the variables that `checks.activate` sets or changes, such as PATH and CONDA_PREFIX.
 
-    Run it before any untrusted program. Raises SandboxError when the commands fail or do not end.
+    Must run before any untrusted program. Raises SandboxError when the commands fail or time out.
     """
     if not checks.activate.strip():
         return {}
@@ -215,7 +217,8 @@ async def activated_environment(sandbox: Sandbox, checks: SuiteChecks) -> dict[s
         if done.exit_code != 0:
             how = "did not end" if done.timed_out else f"failed with exit code {done.exit_code}"
             raise SandboxError(
-                f"the commands that activate the task's environment {how}: {output_tail(done)[-500:]}"
+                f"the commands that activate the task's environment {how}: {output_tail(done)[-500:]}; "
+                "correct checks.activate of the task"
             )
         pairs = (line.partition("=") for line in done.stdout.decode(errors="surrogateescape").split("\0"))
         environments.append({name: value for name, _, value in pairs if name not in _SHELL_VARIABLES})
@@ -233,9 +236,7 @@ async def run_command(
 ) -> SuiteRun:
     """Run one of the suite's commands in the workdir, as a phase of its own. Raises SandboxError.
 
-    Its Pythons are watched if there is a `watch`.
-
-    The output's line ends become `\\n`, as for anybody who opens a log as a text file.
+    Its Pythons are watched if there is a `watch`. The output's line ends become `\n`.
     """
     script = f"exec 2>&1\n{checks.activate}\n{command}\n"
     if watch is not None:
@@ -249,7 +250,7 @@ async def run_command(
 
 
 def needs_install(checks: SuiteChecks, patch: bytes) -> bool:
-    """Whether a patch changes something that has no effect before the package is installed again."""
+    """Return whether a patch changes files that have no effect before the package is installed again."""
     steps = [line for line in checks.install.splitlines() if line.strip()]
     if checks.parser not in PARSERS or not all(map(_EDITABLE.fullmatch, steps)):
         return True
@@ -260,10 +261,10 @@ def needs_install(checks: SuiteChecks, patch: bytes) -> bool:
 def judge_suite(
     task: Task, run: SuiteRun, canaries: Canaries | None, allowed: Mapping[str, int] | None = None
 ) -> CheckResult:
-    """Judge a patch by its suite's run, as SWE-bench does, and whether the output can be believed.
+    """Judge a patch by its suite's run, as SWE-bench does, and whether the output can be trusted.
 
-    `allowed` says how often test ids may fail besides passing, as they did with the gold patch: a name that
-    stands for several tests is not a forgery. Raises GraderError when there is no such parser.
+    `allowed` is how often test ids may fail in addition to passing, as counted with the gold patch: a name may
+    stand for several tests, which is no forgery. Raises GraderError when there is no such parser.
     """
     checks = _suite_of(task)
     ids = (*checks.fail_to_pass, *checks.pass_to_pass)
@@ -286,8 +287,8 @@ def judge_suite(
         f"{len(conflicts)} tests both passed and failed in the output: {', '.join(list(conflicts)[:3])}"
     )
     results = {id: test.counts for id, test in parsed.tests.items()}
-    # By the log alone the task is solved. The rest checks whether the log can be believed: each entry is the
-    # name of a rule and the problem that it found. Add further defences here.
+    # By the log alone the task is solved. The rest checks whether the log can be trusted: each entry has the name
+    # of a rule and the problem that it found. Add further checks here.
     problems = (
         ("conflict", conflict_text if conflicts else ""),
         ("unloaded", _unloaded(run.log, [id for id in ids if logged[id]])),
@@ -296,7 +297,7 @@ def judge_suite(
     )
     for rule, problem in problems:
         if problem:
-            # Where only failures count, a suite that could not start looks like one without failures.
+            # If only failures are logged, a suite that could not start looks like one without failures.
             honest = checks.only_failures_count and problem == NONE_SEEN
             evidence = (Evidence(rule=rule, text=problem[:500]),)
             integrity = Integrity() if honest else Integrity("suspicious", problem, evidence)
@@ -308,9 +309,9 @@ def judge_suite(
 
 
 def find_test(id: str, logged: Mapping[str, LoggedTest]) -> LoggedTest | None:
-    """What the log has of an expected id.
+    """Return what the log has for an expected id.
 
-    An id that is cut inside its parameters stands for every test that begins with it, if these agree.
+    An id that is cut off inside its parameters matches every test that begins with it, if their results agree.
     """
     if id in logged or not is_cut(id):
         return logged.get(id)
@@ -321,7 +322,7 @@ def find_test(id: str, logged: Mapping[str, LoggedTest]) -> LoggedTest | None:
 def _unsolved_reason(
     checks: SuiteChecks, parsed: ParsedLog, logged: _LoggedTests, tests: Mapping[str, TestOutcome]
 ) -> str:
-    """Why the patch does not solve the task by the log alone; empty when it does."""
+    """Return why the patch does not solve the task by the log alone; "" if it does."""
     if not parsed.ran:
         return "no test came to its end"
     if checks.only_failures_count:
@@ -332,7 +333,9 @@ def _unsolved_reason(
 
 
 def _unloaded(log: str, ids: Collection[str]) -> str:
-    """The problem when tests passed by the output whose module unittest could not import; else empty."""
+    """Return a problem if tests passed, by the output, in a module that unittest could not import;
+    otherwise "".
+    """
     modules = {match[1] for match in _NOT_LOADED.finditer(log)}
     for id in ids if modules else ():
         parts = id.partition("(")[2].rstrip(")").split(".")

@@ -1,4 +1,6 @@
-"""The assertions that `twins` replaces: unittest's methods, functions of nose and numpy, and what must raise."""
+"""The assertions that `twins` replaces: methods of unittest, functions of nose and numpy, and expected
+exceptions.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<=", 
 
 
 def is_evaluable(value: ast.expr) -> bool:
-    """Whether `ast.literal_eval` takes an expression."""
+    """Return whether `ast.literal_eval` can evaluate an expression."""
     try:
         ast.literal_eval(value)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -82,12 +84,12 @@ def is_evaluable(value: ast.expr) -> bool:
 
 
 def expects_exception(expression: ast.expr) -> bool:
-    """Whether an expression is a call like `pytest.raises(E)`."""
+    """Return whether an expression is a call like `pytest.raises(E)`."""
     return isinstance(expression, ast.Call) and name_of(expression) in RAISES | WARNS and bool(expression.args)
 
 
 def has_wildcard(call: ast.Call) -> bool:
-    """Whether something among the arguments of a call equals many values: `ANY`, or an approximation."""
+    """Return whether an argument of a call equals many values: `ANY`, or an approximation."""
     return any(
         (isinstance(node, ast.Call) and name_of(node) == "approx")
         or (isinstance(node, ast.Name) and node.id == "ANY")
@@ -98,7 +100,7 @@ def has_wildcard(call: ast.Call) -> bool:
 
 
 def class_names(kinds: ast.expr | None) -> tuple[str, ...]:
-    """The names of classes, without their modules; none where they are not all named."""
+    """Return the names of classes, without their modules; () if one of them is not a plain name."""
     match kinds:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return (name,)
@@ -110,12 +112,12 @@ def class_names(kinds: ast.expr | None) -> tuple[str, ...]:
 
 
 def approximation(value: ast.expr) -> ast.Call | None:
-    """The call of `approx` that a value is; None for others."""
+    """Return the `approx(…)` call that a value is; None for other values."""
     return value if isinstance(value, ast.Call) and name_of(value) == "approx" and value.args else None
 
 
 def tolerances_of(call: ast.Call) -> str:
-    """The tolerances that a call names, as the source of a dict."""
+    """Return the tolerances that a call names, as the source of a dict."""
     named = {keyword.arg or "": keyword.value for keyword in call.keywords}
     positional = ("rel", "abs") if name_of(call) == "approx" else ("", "")
     start = 1 if name_of(call) == "approx" else 2
@@ -126,7 +128,9 @@ def tolerances_of(call: ast.Call) -> str:
 
 
 def difference(operator: str, left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr, str] | None:
-    """Both values of `abs(a - b) < t` and, as in `tolerances_of`, the tolerance; None for other relations."""
+    """Return both values of `abs(a - b) < t`, and the tolerance in the form of `tolerances_of`; None for other
+    relations.
+    """
     if operator in (">", ">="):
         left, right = right, left
     elif operator not in ("<", "<="):
@@ -141,7 +145,7 @@ def difference(operator: str, left: ast.expr, right: ast.expr) -> tuple[ast.expr
 
 
 def fails(statement: ast.stmt) -> bool:
-    """Whether a statement does nothing but fail the test."""
+    """Return whether a statement does nothing but fail the test."""
     match statement:
         case ast.Raise(exc=ast.Name(id="AssertionError") | ast.Call(func=ast.Name(id="AssertionError"))):
             return True
@@ -154,5 +158,5 @@ def fails(statement: ast.stmt) -> bool:
 
 
 def is_fixture(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a function is decorated as a fixture."""
+    """Return whether a function is decorated as a fixture."""
     return any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list)

@@ -1,8 +1,9 @@
-"""Removes from a test file what nothing reads any more, once its assertions have been replaced (see `twins`).
+"""Removes values from a test file that nothing reads any more once its assertions have been replaced (see
+`twins`).
 
 Values that only served as expectations are replaced by None where they are written: assigned values, columns of
-tables that a loop or `parametrize` goes through, and arguments of helper functions. Ids of parametrised tests go
-too, because they may spell the expectation.
+tables for loops or `parametrize`, and arguments of helper functions. Ids of parametrised tests are removed too,
+because they may contain the expectation.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 
 from understudy.checks.twin_names import is_declaration, parameter_names
 
-_ROUNDS = 4  # what is removed may have been the only reader of something else
+_ROUNDS = 4  # repeated, because a removed value may have been the only reader of another one
 _PURE = frozenset(
     {
         "Decimal", "Fraction", "OrderedDict", "abs", "bool", "bytes", "chr", "complex", "date", "datetime",
@@ -30,9 +31,10 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def unpack_rows(tree: ast.Module) -> None:
-    """Write `for row in TABLE` with `row[0]`, `row[1]` in it as `for a, b in TABLE`, whose columns can be removed.
+    """Rewrite `for row in TABLE` that uses `row[0]`, `row[1]` as `for a, b in TABLE`, so that columns can be
+    removed.
 
-    Only where the table is written in the file, and nothing else is done with the row.
+    Done only if the table is written in the file and the row is used in no other way.
     """
     tables = {
         node.targets[0].id: node.value
@@ -76,10 +78,10 @@ def _unpack(function: ast.AST, loop: ast.For, row: str, table: ast.expr | None) 
 
 
 def cut_unused(tree: ast.Module) -> dict[int, str]:
-    """Replace unused values in a file's tree, in place, where evaluating them does nothing but compute them.
+    """Replace unused values in a file's tree by None, in place, if evaluating them has no side effects.
 
-    Returns by the id of a node of the tree that stands for a removed value the name of the table that it was
-    copied from, which may still hold the value.
+    Returns, by the `id()` of the node that replaces a value, the name of the table that the value was copied from,
+    because that table may still hold it.
     """
     copies: dict[int, str] = {}
     for _ in range(_ROUNDS):
@@ -112,7 +114,7 @@ class _Cutter:
         }
 
     def cut(self) -> None:
-        """Replace what is unused in this pass."""
+        """Replace the values that are unused in this pass."""
         functions = list(_outermost(self._tree))
         for function in functions:
             loads = _loads(function)
@@ -187,7 +189,7 @@ class _Cutter:
                     keyword.value = self._without(keyword.value)
 
     def _loop(self, target: ast.expr, table: ast.expr, loads: Counter[str]) -> ast.expr:
-        """The table of a loop, without the columns that the loop does not read."""
+        """Return the table of a loop, without the columns that the loop does not read."""
         match target, table:
             case ast.Tuple(elts=[_, inner]), ast.Call(func=ast.Name(id="enumerate"), args=[rows, *_]):
                 table.args[0] = self._loop(inner, rows, loads)
@@ -236,7 +238,9 @@ class _Cutter:
             self._copied = outer
 
     def _bound(self, name: str) -> ast.expr | None:
-        """The value of a name of the module that only computes, so that it can be written where it is read."""
+        """Return the value of a module's name if it has no side effects and can replace the name;
+        otherwise None.
+        """
         stored = sum(
             isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load)
             for node in ast.walk(self._tree)
@@ -257,7 +261,7 @@ class _Cutter:
 
 
 def _loads(tree: ast.AST) -> Counter[str]:
-    """How often each name is read below a node."""
+    """Return how often each name is read below a node."""
     loads: Counter[str] = Counter()
     for node in ast.walk(tree):
         match node:
@@ -281,7 +285,7 @@ def _outermost(tree: ast.AST) -> Iterator[_Function]:
 
 
 def _removable(value: ast.expr) -> bool:
-    """Whether evaluating a value does nothing but compute it."""
+    """Return whether evaluating a value has no side effects."""
     return all(
         not isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr)
         and (not isinstance(node, ast.Call) or _name(node.func) in _PURE)

@@ -1,13 +1,13 @@
 """Runs a version of test files inside a sandbox: `twin_driver.py REPORTER REPORT ROOT FILE...`.
 
-This file is mounted into sandboxes and run there by the task's own Python, so it needs pytest and nothing of
-ours but REPORTER, the path of `report_plugin.py`. To the report's lines it adds `{"node", "site", "saw"}` for
-everything that a version (see `twins`) observes while a test runs. `saw` is `[kind, …]`, in which values are
-written by `encode`. Nothing here knows what is expected; a caller that sends something else than it observed
-needs to know it.
+This file is mounted into sandboxes and run there by the task's own Python, so it needs pytest and nothing of ours
+but REPORTER, the path of `report_plugin.py`. To the report's lines it adds `{"node", "site", "saw"}` for
+everything that a version (see `twins`) observes while a test runs. `saw` is `[kind, ...]`, in which values are
+written by `encode`. Expected values are not known here, so code that sends a forged observation has to know the
+expected value itself.
 
-In suites with their own command the version's files load this module themselves (see `twin_suite`), and `record`
-and `running` take the place of pytest's reporter. Their Pythons may be as old as 3.6.
+In suites with their own command the version's files load this module (see `twin_suite`), and `record` and
+`running` take the place of pytest's reporter. Their Pythons may be as old as 3.6.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from typing import Any, cast
 
 _MOST_NODES = 20_000
 _MOST_TEXT = 400_000
-_MOST_REPORTS = 1_000  # of one site in one test; of those after them a digest is sent
+_MOST_REPORTS = 1_000  # of one site in one test; only a digest of the later ones is sent
 
 _OPERATORS: "dict[str, Callable[[Any, Any], Any]]" = {
     "==": operator.eq,
@@ -47,7 +47,7 @@ def _same_elements(left: "list[Any]", right: "list[Any]") -> bool:
 
 
 class _Opaque(Exception):
-    """A value that cannot be written."""
+    """A value that cannot be encoded."""
 
 
 class _Anything(_Opaque):
@@ -55,10 +55,10 @@ class _Anything(_Opaque):
 
 
 class _Unknown:
-    """Something that no code under test has seen, so nothing of its own can be equal to it."""
+    """A value that no code under test has seen, so that nothing can honestly be equal to it."""
 
 
-# The modules whose comparisons are known: what they have as equal is equal in `twin_judge` too.
+# Modules whose comparison methods are known: values that they treat as equal are equal in `twin_judge` too.
 _KNOWN_EQUALITY = {
     *("builtins", "collections", "collections.abc", "_collections_abc", "types", "array", "enum", "re", "uuid"),
     *("decimal", "_decimal", "_pydecimal", "fractions", "datetime", "_pydatetime", "zoneinfo", "ipaddress"),
@@ -66,15 +66,15 @@ _KNOWN_EQUALITY = {
 }
 _IN_LIST, _IN_TUPLE, _IN_DICT = cast("Any", list).__iter__, cast("Any", tuple).__iter__, cast("Any", dict).items
 _MOCKS = frozenset({"unittest.mock", "mock.mock", "mock"})
-_TEXT_OF = frozenset({"uuid", "ipaddress", "zoneinfo"})  # whose values are equal where class and text are
+_TEXT_OF = frozenset({"uuid", "ipaddress", "zoneinfo"})  # their values are equal if class and text are
 
 
 def encode(value: Any) -> Any:
-    """A value as JSON, `[type, content]`, so that equal values of Python's own types are written alike or compare
-    equal once they are decoded.
+    """Return a value as JSON, `[type, content]`.
 
-    `["o", …]` is the builtin value that an object with a comparison of its own says it equals; `["!"]` an object
-    that equals whatever it is compared with, and `["?"]` what cannot be written.
+    Equal values of Python's own types are encoded alike, or are equal after decoding. `["o", ...]` is the builtin
+    value that an object with its own comparison claims to equal, `["!"]` an object that equals everything, and
+    `["?"]` a value that cannot be encoded.
     """
     try:
         return _encode(value, [_MOST_NODES])
@@ -95,7 +95,7 @@ def _encode(value: Any, left: "list[int]", depth: int = 0) -> Any:
             raise _Opaque
         return content
     if any(base.__module__ in _MOCKS for base in kind.__mro__):
-        raise _Opaque  # a mock would note that it was compared
+        raise _Opaque  # checked first, because a mock would record that it was compared
     if _equals_anything(value):
         raise _Anything
     content = _encode_builtin(value, kind, left, depth) or _encode_other(value, kind, left, depth)
@@ -103,7 +103,7 @@ def _encode(value: Any, left: "list[int]", depth: int = 0) -> Any:
 
 
 def _has_own_equality(kind: Any) -> bool:
-    """Whether a class compares in a way that is not known here."""
+    """Return whether a class has a comparison method that is not known here."""
     for base in kind.__mro__:
         if "__eq__" in vars(base):
             return base.__module__ not in _KNOWN_EQUALITY or base.__name__ == "Counter"
@@ -111,7 +111,7 @@ def _has_own_equality(kind: Any) -> bool:
 
 
 def _equals_anything(value: Any) -> bool:
-    """Whether a value is equal to what it cannot know."""
+    """Return whether a value claims to equal a value that it cannot know."""
     try:
         return (value == _Unknown()) is True
     except Exception:  # noqa: BLE001  # the tested code's own
@@ -119,13 +119,15 @@ def _equals_anything(value: Any) -> bool:
 
 
 def _known(module: str, name: str) -> Any:
-    """A class of a module that has been imported; an empty tuple, of which nothing is an instance, else."""
+    """Return a class of a module that has been imported; otherwise (), of which nothing is an instance."""
     return getattr(sys.modules.get(module), name, ())
 
 
 def _encode_builtin(value: Any, kind: Any, left: "list[int]", depth: int) -> Any:
-    """A value of a builtin type or of a subclass, as the builtin type has it; None for others."""
-    items: Any = value  # without what isinstance says of it
+    """Return the encoding of a value of a builtin type or a subclass, as the builtin type sees it; None for
+    others.
+    """
+    items: Any = value  # typed Any, to drop what the type checker derives from isinstance
     if value is None:
         return ["n"]
     if value is NotImplemented or value is Ellipsis:
@@ -148,7 +150,7 @@ def _encode_builtin(value: Any, kind: Any, left: "list[int]", depth: int) -> Any
         return ["l", _encode_all(value.tolist(), left, depth)]
     if isinstance(value, range):
         return ["r", *map(hex, (value.start, value.stop, value.step))]
-    # What they hold, whatever the iteration of a subclass says.
+    # The content is read by the builtin's methods, whatever the iteration of a subclass yields.
     if isinstance(value, list):
         return ["l", _encode_all(_IN_LIST(items), left, depth)]
     if isinstance(value, tuple):
@@ -171,9 +173,10 @@ def _encode_all(values: Any, left: "list[int]", depth: int) -> "list[Any]":
 
 
 def _encode_other(value: Any, kind: Any, left: "list[int]", depth: int) -> Any:
-    """A value of a type of the standard library, or of one that says what it is made of; None for others."""
+    """Return the encoding of a value of the standard library, or of one that lists its fields; None for others."""
     if isinstance(value, _known("enum", "Enum")):
-        name = value.name or _encode(value.value, left, depth + 1)  # a flag made of several has no name of its own
+        # a combination of several flags has no name of its own
+        name = value.name or _encode(value.value, left, depth + 1)
         return ["z", "enum " + kind.__qualname__ + "." + str(name)]
     for module, name in (("decimal", "Decimal"), ("fractions", "Fraction")):
         if isinstance(value, _known(module, name)):
@@ -203,7 +206,7 @@ def _encode_other(value: Any, kind: Any, left: "list[int]", depth: int) -> Any:
 
 
 def _encode_ratio(value: Any) -> Any:
-    """A decimal number or a fraction; those that are no number, and the infinities, as floats have them."""
+    """Return the encoding of a decimal number or fraction; NaN and infinities are encoded as floats."""
     if value != value or value in (float("inf"), float("-inf")):
         return ["f", float(value).hex()]
     top, bottom = value.as_integer_ratio() if hasattr(value, "as_tuple") else (value.numerator, value.denominator)
@@ -211,7 +214,9 @@ def _encode_ratio(value: Any) -> Any:
 
 
 def _encode_moment(value: Any) -> Any:
-    """What the module `datetime` has: with a zone as the instant in UTC, which is what two of them compare."""
+    """Return the encoding of a value of `datetime`. One with a time zone is encoded in UTC, in which such values
+    are compared.
+    """
     library = sys.modules.get("datetime")
     if library is None:
         return None
@@ -259,7 +264,7 @@ def _encode_collection(value: Any, kind: Any, left: "list[int]", depth: int) -> 
 
 
 def _compared_fields(kind: Any) -> "list[str] | None":
-    """The names of the fields by which instances of a dataclass, or of a class of attrs, are compared."""
+    """Return the names of the fields that instances of a dataclass or attrs class are compared by."""
     fields: Any = getattr(kind, "__dataclass_fields__", None)
     if fields is not None and kind.__dataclass_params__.eq:
         return [name for name, field in fields.items() if field.compare and field._field_type.name == "_FIELD"]
@@ -268,7 +273,7 @@ def _compared_fields(kind: Any) -> "list[str] | None":
 
 
 def _encode_equal(value: Any, kind: Any, left: "list[int]", depth: int) -> Any:
-    """The builtin value that an object with a comparison of its own says it equals."""
+    """Return the encoding of the builtin value that an object with its own comparison claims to equal."""
     for make in _candidates(kind):
         try:
             builtin = make(value)
@@ -282,7 +287,7 @@ def _encode_equal(value: Any, kind: Any, left: "list[int]", depth: int) -> Any:
 
 
 def _candidates(kind: Any) -> "list[Callable[[Any], Any]]":
-    """How builtin values are made of objects that look like them."""
+    """Return functions that make builtin values of objects that resemble them."""
 
     def has(*names: str) -> bool:
         return all(hasattr(kind, name) for name in names)
@@ -316,7 +321,8 @@ _node = ""
 
 
 _counts: "dict[tuple[str, int], int]" = {}
-_rest: "dict[int, list[int]]" = {}  # by site, of the test that runs: how many observations, and their digests' sum
+# by site, for the running test: the number of observations, and the sum of their digests
+_rest: "dict[int, list[int]]" = {}
 
 
 def _report(site: int, *saw: Any) -> None:
@@ -332,14 +338,18 @@ def _report(site: int, *saw: Any) -> None:
 
 
 def _report_rest() -> None:
-    """Write what the test that ends observed after its first observations, whatever their order."""
+    """Report the ending test's observations after the first ones, as a count and a sum of digests, independent of
+    order.
+    """
     for site, (count, total) in sorted(_rest.items()):
         _write(node=_node, site=site, saw=["rest", count, hex(total)])
     _rest.clear()
 
 
 def _coarse(encoded: Any) -> Any:
-    """What was encoded, so that values that the judge has as equal are mostly the same."""
+    """Return a coarser form of an encoded value, in which values that the judge treats as equal are mostly the
+    same.
+    """
     if isinstance(encoded, dict):
         fields = cast("dict[str, Any]", encoded)
         return {name: _coarse(fields[name]) for name in sorted(fields)}
@@ -364,7 +374,7 @@ def _coarse(encoded: Any) -> Any:
 
 
 def send(site: int, value: Any, second: "int | None" = None) -> None:
-    """Report a value, for a second site too where one value is compared twice."""
+    """Report a value; also for a second site if one value is compared twice."""
     encoded = encode(value)
     _report(site, "value", encoded)
     if second is not None:
@@ -387,7 +397,9 @@ def pair(site: int, name: str, left: Any, right: Any) -> None:
 
 
 def kind(site: int, value: Any) -> None:
-    """Report the names of a value's classes, also of those it says it has and of abstract ones it counts for."""
+    """Report the names of a value's classes, including those that it claims, and abstract ones that it is
+    registered for.
+    """
     names = [each.__name__ for each in type(value).__mro__]
     stands_for = getattr(value, "__class__", None)
     if isinstance(stands_for, type):
@@ -414,9 +426,10 @@ def _abstract_names(value: Any) -> "Iterator[str]":
 def calls(site: int, mock: Any) -> None:
     """Report the calls of a mock, each as its positional and its named arguments.
 
-    A mock with a signature has them as the signature binds them, so that naming an argument makes no difference.
+    For a mock with a signature the arguments are bound to it first, so that naming an argument makes no
+    difference.
     """
-    # A function with a signature stands before its mock.
+    # An autospecced mock is a function, with the real mock in an attribute.
     bind = getattr(mock.mock if type(mock).__name__ == "function" else mock, "_call_matcher", None)
     made: list[Any] = []
     for each in mock.call_args_list:
@@ -438,8 +451,8 @@ def called(site: int, assertion: "Callable[..., Any]", *arguments: Any, **named:
         _report(site, "truth", 1)
 
 
-class block:  # it stands in tests as a function does
-    """A context that reports what was raised in it, or warned of, and lets nothing out."""
+class block:  # lower case, because tests use it like a function
+    """A context manager that reports which exception or warnings occurred inside, and suppresses them."""
 
     def __init__(self, site: int, context: Any, expects: str) -> None:
         self._site = site
@@ -457,7 +470,7 @@ class block:  # it stands in tests as a function does
             names = [] if kind is None else [each.__name__ for each in kind.__mro__]
             _report(self._site, "kind", names, "" if error is None else _text(error))
             if kind is None:
-                return False  # there is nothing that the context could hold; the test goes on without
+                return False  # nothing was raised inside, so there is nothing to suppress; the test continues
             self._context.__exit__(*details)
             return True
         held = 1
@@ -478,14 +491,17 @@ class block:  # it stands in tests as a function does
 
 def _text(error: BaseException) -> str:
     try:
-        notes = getattr(error, "__notes__", ())  # pytest looks for what must match in them too
+        notes = getattr(error, "__notes__", ())  # pytest's `match` is also searched in an exception's notes
         return "\n".join([str(error), *map(str, notes)])[:_MOST_TEXT]
     except Exception:  # noqa: BLE001  # the tested code's own
         return ""
 
 
 def record(path: str) -> None:
-    """Write what is observed to a file from now on. Tests may replace what the modules used here hold."""
+    """Write observations to a file from now on.
+
+    What this needs is bound now, because tests may replace functions in the modules that it uses.
+    """
     global _write
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     dumps, write_bytes = json.dumps, os.write
@@ -496,10 +512,10 @@ def record(path: str) -> None:
     _write = write
 
 
-class running:  # it stands in tests as a function does
-    """A context that is a test: it says which one runs, and whether it came to its end.
+class running:  # lower case, because tests use it like a function
+    """A context manager around a test: reports which test runs, and whether it came to its end.
 
-    A method's name has the class of its `owner`, the object that it is called with.
+    For a method, `owner` is the object that it is called on, whose class is a part of the test's name.
     """
 
     def __init__(self, file: str, name: str, owner: Any = None) -> None:
@@ -529,7 +545,7 @@ class NodeTracker:
         _node = nodeid
 
     def pytest_runtest_logfinish(self) -> None:
-        """Report what is left of the test that ends."""
+        """Report the remaining observations of the ending test."""
         _report_rest()
 
 

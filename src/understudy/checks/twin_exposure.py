@@ -1,8 +1,8 @@
-"""Which expectations tested code can still read or force in a version of a test file (see `twins`).
+"""Finds expectations that tested code can still read or force in a version of a test file (see `twins`).
 
-An expectation that was removed where it was compared may stand elsewhere: in a table whose rows are also inputs,
-in another test, in a data file. And a comparison that a test evaluates before it asserts the result is forced by
-an object that equals everything.
+An expectation that was removed where it was compared may also be elsewhere: in a table whose rows are inputs too,
+in another test, in a data file. And a comparison that a test evaluates before it asserts the result can be forced
+by an object that equals everything.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ READERS = frozenset(
 _BOOLEAN = frozenset(
     {"all", "any", "bool", "int", "len", "list", "map", "repr", "set", "sorted", "str", "sum", "tuple"}
 )
-_SHORTEST = 4  # characters that count as copied where they stand in another text too
+_SHORTEST = 4  # the shortest text, in characters, that counts as copied if another text contains it
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
-_SMALL = 10  # numbers up to here stand everywhere
+_SMALL = 10  # numbers up to this one are so common that they occur everywhere
 _MOST_DATA = 4 << 20
 
 
@@ -49,17 +49,19 @@ _MOST_DATA = 4 << 20
 
 
 class Exposure:
-    """What the names of a version hold, once unused values have been removed from its tree."""
+    """What the names of a version hold after unused values have been removed from its tree."""
 
     def __init__(self, tree: ast.Module, copies: Mapping[int, str]) -> None:
-        """`copies`: what `cut_unused` returned for the tree."""
+        """`copies` is what `cut_unused` returned for the tree."""
         self._copies = copies
         self._tables = parameter_sources(tree)
         self._outside = bindings_of(outside_functions(tree), self._tables)
         self._inside: dict[int, Mapping[str, list[ast.expr | None]]] = {}
 
     def holds_value(self, names: Iterable[str], scope: ast.AST | None) -> bool:
-        """Whether a name, read in the function `scope`, is bound to what has a constant or reads files."""
+        """Return whether a name, read in the function `scope`, is bound to a value with a constant or one that
+        reads files.
+        """
         inside: Mapping[str, list[ast.expr | None]] = {}
         if scope is not None:
             if id(scope) not in self._inside:
@@ -85,7 +87,7 @@ class Exposure:
 
 
 def reads_files(value: ast.expr) -> bool:
-    """Whether a value is made by a call that reads files or the environment."""
+    """Return whether a value is made by a call that reads files or the environment."""
     return any(isinstance(node, ast.Call) and name_of(node) in READERS for node in ast.walk(value))
 
 
@@ -97,7 +99,7 @@ def _is_value(node: ast.AST) -> bool:
 
 
 class Comparisons:
-    """Which names of a test file hold results of comparisons, and which of its functions return such."""
+    """Which names of a test file hold results of comparisons, and which of its functions return such results."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._names: set[str] = set()
@@ -108,7 +110,7 @@ class Comparisons:
             self._names |= decidable
 
     def decide(self, value: ast.expr) -> bool:
-        """Whether a value says how comparisons came out, instead of what was compared."""
+        """Return whether a value contains results of comparisons, rather than the compared values."""
         match value:
             case ast.Compare(ops=ops):
                 return not all(isinstance(op, ast.Is | ast.IsNot) for op in ops)
@@ -147,7 +149,9 @@ class Comparisons:
 
 
 def _results(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """Names, and the values that they are bound to, that are added to them or that functions so called return."""
+    """Yield names with the values that are bound to them, added to them, or returned by functions with
+    that name.
+    """
     for name, values in bindings_of(ast.walk(tree), {}).items():
         yield from ((name, value) for value in values if value is not None)
     for function in ast.walk(tree):
@@ -158,14 +162,16 @@ def _results(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 class Subjects:
-    """What is called to make the values that a test file's assertions look at."""
+    """Which functions are called to make the values that a test file's assertions check."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._bound: dict[int, Mapping[str, list[ast.expr | None]]] = {}
         self._tree = tree
 
     def find(self, value: ast.expr, scope: ast.AST | None) -> str:
-        """The names of the functions called for a value in the function `scope`, sorted; empty where none is."""
+        """Return the sorted names of the functions called for a value in the function `scope`; "" if there are
+        none.
+        """
         scope = scope or self._tree
         if id(scope) not in self._bound:
             self._bound[id(scope)] = bindings_of(ast.walk(scope), {})
@@ -181,11 +187,11 @@ class Subjects:
         return " ".join(sorted(calls))
 
 
-# --- values that stand somewhere else
+# --- values that also occur elsewhere
 
 
 class ReadableValues:
-    """The values that tested code can read in a version's files and the hidden data files beside them."""
+    """The values that tested code can read in a version's files and in the hidden data files beside them."""
 
     def __init__(self, sources: Iterable[str], data: Iterable[bytes] = ()) -> None:
         texts: list[str] = []
@@ -204,7 +210,7 @@ class ReadableValues:
         match node:
             case ast.Call(func=ast.Name(id=name), args=[ast.Constant() as number, *_]) if name.startswith("_"):
                 if name.endswith("_"):
-                    number.value = None  # the site's own
+                    number.value = None  # removes the site's own number
             case ast.Constant(value=bool()):
                 pass
             case ast.List() | ast.Tuple() | ast.Set() | ast.Dict() if is_evaluable(node):
@@ -229,7 +235,7 @@ class ReadableValues:
                 pass
 
     def has_number(self, number: Any) -> bool:
-        """Whether a number stands there, with either sign."""
+        """Return whether a number occurs there, with either sign."""
         try:
             value = complex(number)
         except (OverflowError, TypeError, ValueError):
@@ -237,11 +243,13 @@ class ReadableValues:
         return value in self._numbers or -value in self._numbers
 
     def has_literal(self, encoded: Any) -> bool:
-        """Whether a container, as `twin_driver.encode` writes it, stands there as it is."""
+        """Return whether a container, as `twin_driver.encode` writes it, occurs there as it is."""
         return json.dumps(encoded) in self._literals
 
     def repeats(self, constant: Any) -> bool:
-        """Whether a constant of a version stands there again, so that one that was changed can be recognised."""
+        """Return whether a constant of a version occurs there a second time, so that a changed one can be
+        recognised.
+        """
         if isinstance(constant, str):
             return len(constant) >= _SHORTEST and self._text.count(constant) > 1
         if isinstance(constant, int | float) and not isinstance(constant, bool):
@@ -249,7 +257,9 @@ class ReadableValues:
         return False
 
     def unread(self, text: str) -> int:
-        """How many characters of a text must be guessed, one for each seam of parts that stand somewhere too."""
+        """Return how many characters of a text must be guessed; a seam between parts that occur somewhere counts
+        as one.
+        """
         if not text or text in self._text:
             return 0
         at = guessed = 0

@@ -1,7 +1,7 @@
-"""Which functions of the hidden test files decide a task, for versions of them (see `twin_run`).
+"""Maps deciding test ids to functions of the hidden test files, of which versions are written (see `twin_run`).
 
-Versions know the test that is running as `file::Class::function`: a node. For tasks of kind pytest that is its
-node id. The ids of a suite are what its log parser reads, and name functions in the ways of their runners.
+Versions name a test as `file::Class::function`: a node. For tasks of kind pytest that is its node id. The ids of a
+suite are those that its log parser reads, and name functions in the form of the suite's runner.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
 
 
 class DecidingTests(Struct, frozen=True):
-    """The nodes that decide a task, in `files`, and the node of each of its test ids, without ids that have none.
+    """The nodes that decide a task, in `files`, and the node of each test id; ids without a node are left out.
 
-    `calls` has the number of times that a node is run, where its ids say that.
+    `calls` is how often a node is run, if its ids tell that.
     """
 
     files: dict[str, str] = {}
@@ -38,7 +38,7 @@ class DecidingTests(Struct, frozen=True):
 
 
 def deciding_tests(task: Task, options: GradingOptions) -> DecidingTests:
-    """The deciding tests of a task; none where its checks can have no twins."""
+    """Return the deciding tests of a task; empty if its checks cannot have twins."""
     match task.checks:
         case PytestChecks(files=files, fail_to_pass=to_fix, pass_to_pass=to_keep):
             return DecidingTests(files, to_fix, to_keep, {id: id for id in (*to_fix, *to_keep)})
@@ -49,7 +49,9 @@ def deciding_tests(task: Task, options: GradingOptions) -> DecidingTests:
 
 
 def version_texts(checks: SuiteChecks, hidden: HiddenFiles) -> dict[str, str]:
-    """The text of those hidden Python files that a suite tests, by path; without files that are not UTF-8."""
+    """Return the text of the hidden Python files that a suite tests, by path; files that are not UTF-8 are left
+    out.
+    """
     texts: dict[str, str] = {}
     for name in map(posixpath.normpath, suite_files(checks)):
         try:
@@ -74,14 +76,14 @@ def _of_suite(checks: SuiteChecks, files: Mapping[str, str]) -> DecidingTests:
 
 
 def _by_path(id: str, files: Mapping[str, str]) -> str:
-    """The node of pytest's `path::Class::function[parameters]`."""
+    """Return the node for pytest's `path::Class::function[parameters]`."""
     path, _, rest = id.partition("[")[0].replace("::()", "").partition("::")
     matches = [name for name in files if f"/{name}".endswith(f"/{path}")] if rest else []
     return f"{matches[0]}::{rest}" if len(matches) == 1 else ""
 
 
 def _by_module(id: str, files: Mapping[str, str]) -> str:
-    """The node of unittest's `method (module.Class)`, where later versions add the method once more."""
+    """Return the node for unittest's `method (module.Class)`; later versions repeat the method after the class."""
     match = _UNITTEST.fullmatch(id)
     if match is None:
         return ""
@@ -98,13 +100,15 @@ def _module(name: str) -> str:
 
 
 def _by_name(id: str, functions: Mapping[str, list[tuple[str, str]]]) -> str:
-    """The node of sympy's bare function name, or of the first line of a docstring, which unittest shows."""
+    """Return the node for sympy's bare function name, or for the first line of a docstring, which
+    unittest shows.
+    """
     matches = [node for each in functions.values() for name, node in each if name == id]
     return matches[0] if len(matches) == 1 else ""
 
 
 def _nodes(text: str, file: str) -> list[tuple[str, tuple[str, ...], _Function]]:
-    """The tests of a file: their nodes, the classes that they are in, and their functions."""
+    """Return the tests of a file: their nodes, their classes and their functions."""
     try:
         tree = parse_module(text)
     except (SyntaxError, ValueError, RecursionError):
@@ -114,7 +118,7 @@ def _nodes(text: str, file: str) -> list[tuple[str, tuple[str, ...], _Function]]
 
 
 def _functions(text: str, file: str) -> list[tuple[str, str]]:
-    """What the functions of a file are called in logs by a bare name, and their nodes."""
+    """Return the names by which logs may call the functions of a file, with their nodes."""
     matches: list[tuple[str, str]] = []
     for node, owner, function in _nodes(text, file):
         if not owner:
@@ -125,19 +129,19 @@ def _functions(text: str, file: str) -> list[tuple[str, str]]:
 
 
 def function_of(node: str) -> str:
-    """The name of the function that a node is."""
+    """Return the function's name in a node."""
     return node.partition("[")[0].rpartition("::")[2]
 
 
 def names_of_tests(files: Mapping[str, str]) -> frozenset[str]:
-    """The names of all functions that are tests in these files."""
+    """Return the names of all test functions in these files."""
     return frozenset(node.rpartition("::")[2] for name, text in files.items() for node, _, _ in _nodes(text, name))
 
 
 def functions_of_tests(
     tree: ast.Module | ast.ClassDef, owner: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """The functions that runners take for tests, each with the names of the classes that it is in."""
+    """Yield the functions that runners treat as tests, each with the names of its classes."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             yield from functions_of_tests(node, (*owner, node.name))

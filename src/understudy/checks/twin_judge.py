@@ -1,9 +1,10 @@
-"""Whether what a version of a test observed is what its assertions expect. Nothing here runs in a sandbox.
+"""Judges whether what a version of a test observed is what its assertions expect. Nothing here runs in a sandbox.
 
 An observation is a line of the report, `[kind, …]` (see `twin_driver`). It is compared with what the gold patch
-sent at the same place, or with a literal of the test's source. What the test has as equal is equal here too: this
-comparison is coarser than Python's (a `list` equals a `tuple`, a float one that is near), by which the unmodified
-tests have decided already. Only what no right solution can observe is a contradiction.
+sent at the same site, or with a literal of the test's source. Whatever the test treats as equal must be equal here
+too, so this comparison is coarser than Python's: a `list` equals a `tuple`, a float equals a near one. That is
+safe because the unmodified tests have passed already. Only observations that no correct solution can make are
+contradictions.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ Observation = list[Any]
 Judgement = Literal["agrees", "unclear", "contradicts"]
 """`unclear` is an observation that is not the expected one, or cannot be read, but that honest code may make."""
 
-_OTHER_EXCEPTIONS = 2  # that the class of an exception may have among its bases, beside those of the gold patch's
-_MOST_EXCEPTIONS = 4  # that the class of an honest exception has beside them
-_MOST_UNPAIRED = 200  # observations that are looked for among others
+_OTHER_EXCEPTIONS = 2  # base classes that an exception may have in addition to the gold patch's
+_MOST_EXCEPTIONS = 4  # more additional base classes than this are not honest
+_MOST_UNPAIRED = 200  # limit for comparing observations in any order, which is quadratic
 _COMMON = frozenset({"object", "BaseException", "Exception"})
 _EXCEPTIONS = {
     name: kind
@@ -38,8 +39,8 @@ _EXCEPTIONS = {
     if isinstance(kind, type) and issubclass(kind, BaseException)
 }
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-12  # the tolerances of pytest.approx
-_ARRAY_RELATIVE = 1e-5  # and of arrays
-_MOST_PATTERN = 20_000  # characters that a pattern is matched with
+_ARRAY_RELATIVE = 1e-5  # the relative tolerance of arrays
+_MOST_PATTERN = 20_000  # characters of a text that a pattern is searched in
 
 
 def _method(name: str) -> Callable[[Any, Any], bool]:
@@ -71,7 +72,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Foreign(Struct, frozen=True):
-    """A value of a type that is no builtin, by its text. Only another such is equal to it."""
+    """A value of a type that is not builtin, by its text. It equals only another one with the same text."""
 
     text: str
 
@@ -87,7 +88,9 @@ class Structure(Struct, frozen=True):
 
 
 def decode(encoded: Any) -> Any:
-    """The value that `twin_driver.encode` wrote. Raises ValueError for anything else, also for what is opaque."""
+    """Return the value that `twin_driver.encode` encoded. Raises ValueError for anything else, and for opaque
+    values.
+    """
     try:
         return _decode(encoded)
     except (
@@ -99,10 +102,10 @@ def decode(encoded: Any) -> Any:
         OverflowError,
         ZeroDivisionError,
     ) as error:
-        raise ValueError(f"no value: {error}") from error
+        raise ValueError(f"expected a value as twin_driver.encode writes it: {error}") from error
 
 
-def _decode(encoded: Any) -> Any:  # a table of types
+def _decode(encoded: Any) -> Any:  # one case per encoded type
     match encoded:
         case ["n"]:
             return None
@@ -139,11 +142,13 @@ def _decode(encoded: Any) -> Any:  # a table of types
         case ["z", str(text)]:
             return Foreign(text)
         case _:
-            raise ValueError("opaque")
+            raise ValueError("opaque: expected a value that could be encoded")
 
 
 def _hashable(value: Any) -> Any:
-    """The value where it has a hash; else, as in the items of a dict, one that equal values have alike."""
+    """Return the value if it is hashable; otherwise a hashable one that is the same for equal values (dicts as
+    items).
+    """
     try:
         hash(value)
     except TypeError:
@@ -154,8 +159,8 @@ def _hashable(value: Any) -> Any:
 
 
 def _has_own_equality(encoded: Any) -> bool:
-    """Whether in what was sent is an object with a comparison of its own, which may differ from that of what it is
-    sent as.
+    """Return whether an encoded value contains an object with its own comparison, which may differ from its
+    encoding's.
     """
     if isinstance(encoded, dict):
         return any(map(_has_own_equality, cast("dict[str, Any]", encoded).values()))
@@ -174,33 +179,35 @@ DIGESTED = frozenset({"equal", "same", "count"})
 
 
 def is_rest(seen: Observation) -> bool:
-    """Whether an observation is a digest of those that were too many to send."""
+    """Return whether an observation is a digest of those that were too many to send."""
     return seen[0] == "rest"
 
 
 def without_rest(seen: Sequence[Observation]) -> list[Observation]:
-    """The observations that were sent in full."""
+    """Return the observations that were sent in full."""
     return [each for each in seen if not is_rest(each)]
 
 
 def judge(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observation]) -> Judgement:
-    """Whether all that a site observed is what it expects, `gold` being what it observed with the gold patch."""
+    """Return whether all observations of a site are as expected; `gold` are those made with the gold patch."""
     try:
         judgement = _judge(site, without_rest(gold), without_rest(seen)) if seen else "unclear"
         same = site.operation not in DIGESTED or _sum_of_rest(gold) == _sum_of_rest(seen)
         return _worst([judgement, "agrees" if same else "unclear"])
     except (ValueError, TypeError, IndexError, AttributeError, RecursionError, OverflowError, re.error):
-        return "unclear"  # it is not of the form that the operation needs
+        return "unclear"  # the observation does not have the form that the operation needs
 
 
 def _sum_of_rest(seen: Sequence[Observation]) -> tuple[int, int]:
-    """How many observations were not sent, and the sum of their digests, which has no order."""
+    """Return how many observations were not sent, and the sum of their digests, which does not depend on their
+    order.
+    """
     rest = [(int(each[1]), int(each[2], 16)) for each in seen if is_rest(each)]
     return sum(count for count, _ in rest), sum(digest for _, digest in rest) % (1 << 64)
 
 
 def holds(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observation]) -> bool:
-    """Whether all that a site observed agrees with what it expects."""
+    """Return whether all observations of a site agree with what it expects."""
     return judge(site, gold, seen) == "agrees"
 
 
@@ -222,7 +229,7 @@ def _judge(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observati
             names = set(parse_literal(site.expected))
             names |= {kind.__name__ for name in names if isinstance(kind := getattr(builtins, name, None), type)}
             same = all((not names.isdisjoint(each[1])) is site.want for each in seen)
-            return "agrees" if same else "unclear"  # a class may have several names
+            return "agrees" if same else "unclear"  # not a contradiction, because a class may have several names
         case "raises":
             return _worst(_raised(site, gold, each) for each in seen)
         case "warns":
@@ -247,10 +254,10 @@ def _worst(judgements: Iterable[Judgement]) -> Judgement:
 
 
 def _values(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observation]) -> Judgement:
-    """Whether the values of a site are those of the gold patch.
+    """Judge whether the values of a site are those of the gold patch.
 
-    A solution may have its results in another order, or a loop of the test run more or less often over what it
-    returns. Then all that the test expects must have been observed, and nothing else.
+    A correct solution may return results in another order, and a test's loop over them may run a different number
+    of times. Then all expected values must have been observed, and no others.
     """
     expected = [decode(each[1]) for each in gold]
     if any(each[0] != "value" or _is_equal_to_anything(each[1]) for each in seen):
@@ -307,16 +314,17 @@ def _same_elements(expected: list[Any], actual: list[Any]) -> bool:
 
 
 def _equal(expected: Any, actual: Any) -> bool:
-    """Whether two values may both be equal to a third, which is not known here."""
+    """Return whether two values may both equal a third one, which is not known here."""
     if isinstance(expected, Structure) and isinstance(actual, Structure):
         return expected.name == actual.name and _equal(expected.fields, actual.fields)
     return _near(expected, actual, None)
 
 
 def _near(expected: Any, actual: Any, tolerances: dict[str, Any] | None) -> bool:
-    """Whether two values that are both near a third, which is not known here, can be so.
+    """Return whether two values may both be near a third one, which is not known here.
 
-    Without `tolerances` they are equal to it; only floats may differ a little, as `approx` may hide in a name.
+    Without `tolerances` both must equal it; only floats may differ a little, because a name may stand for an
+    `approx`.
     """
     if isinstance(expected, range) or isinstance(actual, range):
         expected, actual = (
@@ -374,9 +382,9 @@ def _is_readable_pair(seen: Observation) -> bool:
 
 
 def _paired(site: TwinSite, seen: Observation, *, sent: bool) -> Judgement:
-    """Whether a comparison held that was evaluated in the process: by its values, where they could be sent.
+    """Judge a comparison that was evaluated in the process, by its values where they could be sent.
 
-    `sent` says that they could be with the gold patch: then a patch that hides its values shows nothing.
+    `sent` says that they could be sent with the gold patch: then a patch that hides its values proves nothing.
     """
     kind, left, right, holds = seen
     want = site.want and not site.changed
@@ -398,7 +406,7 @@ def _paired(site: TwinSite, seen: Observation, *, sent: bool) -> Judgement:
     elif site.operator == "==" and left[0] != "a" and right[0] != "a":
         is_true = is_true and _equal(expected, actual)
     elif site.operator == "!=" and left == right and not isinstance(actual, Foreign | Structure):
-        return "unclear"  # types that are written alike may differ
+        return "unclear"  # values of different types may be encoded alike
     if is_true is want:
         return "agrees"
     if _is_readable_pair(seen):
@@ -410,7 +418,7 @@ def _paired(site: TwinSite, seen: Observation, *, sent: bool) -> Judgement:
 
 
 def _calls(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observation]) -> Judgement:
-    """Whether a mock was called as with the gold patch, as far as the assertion looks."""
+    """Judge whether a mock was called as with the gold patch, as far as the assertion checks that."""
     if len(gold) != len(seen):
         return "unclear"
     return _worst(_called(site, then[1], now[1]) for then, now in zip(gold, seen, strict=True))
@@ -432,7 +440,7 @@ def _called(site: TwinSite, gold: list[Any], seen: list[Any]) -> Judgement:
 
 
 def _same_call(gold: list[Any], seen: list[Any]) -> bool:
-    """Whether the arguments of two calls are alike, of those that could be sent with the gold patch."""
+    """Return whether two calls have equal arguments, as far as these could be sent with the gold patch."""
     (then_positional, then_named), (now_positional, now_named) = gold, seen
     if len(then_positional) != len(now_positional) or then_named.keys() != now_named.keys():
         return False
@@ -453,7 +461,7 @@ def _same_argument(gold: Any, seen: Any) -> bool:
 
 
 def _raised(site: TwinSite, gold: Sequence[Observation], seen: Observation) -> Judgement:
-    """Whether an exception is of an expected class, and of few others: one of all classes shows nothing."""
+    """Judge whether an exception is of an expected class. One that is of many other classes too proves nothing."""
     kinds = [str(kind) for kind in seen[1]]
     if not kinds:
         return "contradicts"
@@ -471,7 +479,8 @@ def _raised(site: TwinSite, gold: Sequence[Observation], seen: Observation) -> J
 
 def _is_kind(site: TwinSite, kinds: Sequence[str], text: str) -> bool:
     names = {getattr(builtins, name, None) for name in parse_literal(site.expected)}
-    aliases = {kind.__name__ for kind in names if isinstance(kind, type)}  # IOError is OSError
+    # two names may be the same class, such as IOError and OSError
+    aliases = {kind.__name__ for kind in names if isinstance(kind, type)}
     expected_kinds = aliases | set(parse_literal(site.expected))
     if expected_kinds.isdisjoint(kinds):
         return False
@@ -479,7 +488,7 @@ def _is_kind(site: TwinSite, kinds: Sequence[str], text: str) -> bool:
 
 
 def load(raw: bytes) -> dict[str, dict[int, list[Observation]]]:
-    """What was observed, by test and site, of the lines of a report; lines of another form are left out."""
+    """Return the observations in a report's lines, by test and site; lines of another form are left out."""
     seen: dict[str, dict[int, list[Observation]]] = {}
     for line in report_lines(raw, json.loads):
         match line:

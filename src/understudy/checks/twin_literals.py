@@ -16,7 +16,7 @@ _CONSTRUCTORS = frozenset({"list", "tuple", "dict", "set", "frozenset", "date", 
 
 
 def is_literal(value: ast.expr) -> bool:
-    """Whether a value is written out in full: a constant, or a display or constructor of such."""
+    """Return whether a value is written out in full: a constant, or a display or constructor of such values."""
     match value:
         case ast.Constant():
             return True
@@ -45,7 +45,9 @@ def _constructs(call: ast.Call) -> bool:
 
 
 def has_literal(value: ast.expr, *, compared: bool = False) -> bool:
-    """Whether a value has a constant, other than an index, that can be changed; `compared`: one compared."""
+    """Return whether a value has a constant that can be changed, other than an index. With `compared`, it must be
+    compared.
+    """
     if compared:
         return any(
             any(map(has_literal, (node.left, *node.comparators)))
@@ -70,7 +72,9 @@ def _constants(value: ast.expr) -> list[ast.Constant]:
 
 
 def texts_of(tree: ast.AST) -> dict[str, tuple[str, ...]]:
-    """The words in the texts of a file, sorted, by their shape: what each character is, and how many there are."""
+    """Return the words in the texts of a file, sorted and grouped by shape: the kind of each character and the
+    length.
+    """
     texts_by_shape: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
@@ -83,9 +87,10 @@ def texts_of(tree: ast.AST) -> dict[str, tuple[str, ...]]:
 def change_literal(
     value: ast.expr, choice: random.Random, texts: Mapping[str, Sequence[str]]
 ) -> tuple[ast.expr, str]:
-    """A copy of a value in which one constant is another one of its kind, and the source of that constant.
+    """Return a copy of a value with one constant replaced by another of its kind, and the source of the new
+    constant.
 
-    `words` are those of the file by their shape (`texts_of`). Expects that `has_literal(value)`.
+    `words` are the file's words by shape (`texts_of`). `has_literal(value)` must be true.
     """
     other = copy.deepcopy(value)
     node = choice.choice(_constants(other))
@@ -100,7 +105,7 @@ def another_constant(
     choice: random.Random,
     texts: Mapping[str, Sequence[str]],
 ) -> str | bytes | bool | int | float | complex | None:
-    """Another constant of the same type, near it in look and size: whoever sees one of both cannot tell which."""
+    """Return another constant of the same type and similar look and size, so that the two cannot be told apart."""
     if value is None or isinstance(value, EllipsisType):
         return choice.choice((0, "", True))
     if isinstance(value, bool):
@@ -108,7 +113,7 @@ def another_constant(
     if isinstance(value, int):
         near = range(7) if 0 <= value <= 3 else range(value - 3, value + 4)
         return choice.choice([number for number in near if number != value])
-    if isinstance(value, float):  # by more than a tolerance usually is
+    if isinstance(value, float):  # changed by more than the usual tolerances
         if not math.isfinite(value):
             return 0.0
         places = min(len(repr(value).partition(".")[2]), 6)
@@ -121,7 +126,9 @@ def another_constant(
 
 
 def _another_text(text: str, choice: random.Random, texts: Mapping[str, Sequence[str]]) -> str:
-    """A text in which one word is another of the same shape in the file, or has another letter where none is."""
+    """Return a text with one word replaced by another of its shape in the file, or with a letter changed if there
+    is none.
+    """
     ways = [
         (match, other)
         for match in _WORD.finditer(text)
@@ -143,7 +150,9 @@ def _another_text(text: str, choice: random.Random, texts: Mapping[str, Sequence
 
 
 def _shape(word: str) -> str:
-    """Which kind its first character is and how long it is, up to some length, from which all are alike."""
+    """Return a word's shape: the kind of its first character and its length, up to a limit above which all are
+    alike.
+    """
     return f"{_kind(word[0])[0]}{word.islower()}{min(len(word), 12) // 2}"
 
 

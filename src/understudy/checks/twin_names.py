@@ -1,4 +1,6 @@
-"""Names in the source of tests: which have values that do not depend on the code under test, and where from."""
+"""Names in the source of tests: which have values that do not depend on the code under test, and where these come
+from.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,10 @@ _STABLE_MODULES = (sys.stdlib_module_names | {"pytest"}) - frozenset(
 def independent_names(
     nodes: Iterable[ast.AST], tables: Mapping[int, ast.expr], around: frozenset[str]
 ) -> frozenset[str]:
-    """The names whose values do not depend on the code under test: of those bound in `nodes` and those in
-    `around`.
+    """Return the names, bound in `nodes` or listed in `around`, whose values do not depend on the code under test.
 
-    A name counts that is bound only to what is made of such names, or is imported from the standard library.
-    `tables` has the values of parameters, by the id of the parameter's node.
+    These are names that are bound only to values made of such names, or imported from the standard library.
+    `tables` has the values of parameters, by the `id()` of the parameter's node.
     """
     bindings = bindings_of(nodes, tables)
     stable = set(around) | set(bindings)
@@ -35,10 +36,10 @@ def independent_names(
 
 
 def bindings_of(nodes: Iterable[ast.AST], tables: Mapping[int, ast.expr]) -> dict[str, list[ast.expr | None]]:
-    """What each name is bound to in `nodes`, and what is added to it; None for what has no value to look at.
+    """Return the values that each name is bound to in `nodes`, or that are added to it; None for an unknown value.
 
     A name of the standard library is bound to the constant None. `tables` has the values of parameters, by the
-    id of the parameter's node.
+    `id()` of the parameter's node.
     """
     bindings: dict[str, list[ast.expr | None]] = {}
 
@@ -127,7 +128,7 @@ def bindings_of(nodes: Iterable[ast.AST], tables: Mapping[int, ast.expr]) -> dic
 
 
 def column_of(table: ast.expr, position: int, width: int) -> ast.expr:
-    """The values in one column of a table, as a list; the table itself where its rows are not written out."""
+    """Return the values in one column of a table, as a list; the table itself if its rows are not written out."""
     match table:
         case ast.List(elts=rows) | ast.Tuple(elts=rows) | ast.Set(elts=rows):
             cells = [_cell(row, position, width) for row in rows]
@@ -152,7 +153,7 @@ def _cell(row: ast.expr, position: int, width: int) -> ast.expr | None:
 
 
 def outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a file that are not in the body of a function; functions themselves are among them."""
+    """Yield the nodes of a file that are not in the body of a function, including the functions themselves."""
     for node in ast.iter_child_nodes(tree):
         yield node
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -169,7 +170,9 @@ def _uses_only(value: ast.expr, names: set[str]) -> bool:
 
 
 def parameter_sources(tree: ast.Module) -> dict[int, ast.expr]:
-    """By id of a parameter's node: where its values come from, for tests that are parametrised and for helpers."""
+    """Return where the values of parameters come from, for parametrised tests and helpers, by the `id()` of the
+    parameter's node.
+    """
     sources: dict[int, ast.expr] = {}
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     calls: dict[str, list[ast.Call]] = {}
@@ -205,7 +208,7 @@ def _argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
 
 
 def parameter_names(value: ast.expr) -> list[str]:
-    """The names in the first argument of `parametrize`."""
+    """Return the names in the first argument of `parametrize`."""
     match value:
         case ast.Constant(value=str(text)):
             return [name.strip() for name in text.split(",") if name.strip()]
@@ -216,7 +219,7 @@ def parameter_names(value: ast.expr) -> list[str]:
 
 
 def name_of(call: ast.Call) -> str:
-    """The name of what is called, without what stands before the last dot; empty where it has none."""
+    """Return the name of what a call calls, without what precedes the last dot; "" if it has none."""
     match call.func:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
@@ -225,7 +228,7 @@ def name_of(call: ast.Call) -> str:
 
 
 def is_declaration(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a function only says how it is called, as in a protocol."""
+    """Return whether a function has no body but a declaration, as in a protocol."""
     return all(
         isinstance(statement, ast.Pass)
         or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))

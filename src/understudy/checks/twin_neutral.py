@@ -1,7 +1,7 @@
-"""What the tests of a version say of themselves and of each other (see `twins`).
+"""Hides what the tests of a version reveal about themselves and each other (see `twins`).
 
-Names are replaced, as `test_empty_is_false` tells too much.
-The code under test can read which test runs: in `PYTEST_CURRENT_TEST`, in frames, in the test's own node.
+Names are replaced, because one like `test_empty_is_false` reveals the expectation. The code under test can read
+which test runs: in `PYTEST_CURRENT_TEST`, in frames, in the test's own node.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 def rename_tests(tree: ast.Module) -> dict[str, str]:
-    """Give the tests of a file, and the classes that they are in, neutral names; returns the old ones by the new.
+    """Give a file's tests and their classes neutral names; return the old names by the new ones.
 
-    Their alphabetical order stays, by which some runners run them. A name stays that the file uses for something
-    else too, or as an attribute.
+    The new names keep the alphabetical order, by which some runners run them. A name that the file also uses for
+    something else, or as an attribute, is kept.
     """
     tests = list(functions_of_tests(tree))
     functions = sorted({function.name for _, function in tests})
@@ -40,14 +40,16 @@ def rename_tests(tree: ast.Module) -> dict[str, str]:
 
 
 def empty_tests(tree: ast.Module, names: frozenset[str]) -> None:
-    """Let the tests of these names do nothing."""
+    """Make the tests with these names do nothing."""
     for _, function in functions_of_tests(tree):
         if function.name in names:
             function.body = [ast.Pass()]
 
 
 def _other_names(tree: ast.Module) -> set[str]:
-    """The names of a file that are imported, are attributes, parameters or arguments, or stand in a text."""
+    """Return the names of a file that are imported, attributes, parameters or arguments, or that occur in
+    a text.
+    """
     used_names: set[str] = set()
     for node in ast.walk(tree):
         match node:
@@ -63,7 +65,7 @@ def _other_names(tree: ast.Module) -> set[str]:
 
 
 def original_node(node: str, names: Mapping[str, Mapping[str, str]]) -> str:
-    """The node as it would be called with the file's own names; `names` has the old ones by the new, by file."""
+    """Return a node with the file's own names; `names` has the old names by the new ones, by file."""
     file, separator, rest = node.partition("::")
     old = names.get(file, {})
     parts, bracket, parameters = rest.partition("[")
@@ -72,5 +74,5 @@ def original_node(node: str, names: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def by_own_names(by_node: Mapping[str, T], names: Mapping[str, Mapping[str, str]]) -> dict[str, T]:
-    """What is given by node, by `original_node`."""
+    """Return the mapping with its keys replaced by `original_node`."""
     return {original_node(node, names): each for node, each in by_node.items()}

@@ -1,9 +1,9 @@
-"""Running versions of deciding tests (see `twins`) and judging what they observed.
+"""Runs versions of deciding tests (see `twins`) and judges what they observed.
 
 Each version runs alone: in a fresh sandbox, in place of the original file, with all tests of the files in their
-own order, so that nothing tells the tested code what another version expected. Validation runs three versions with
-the gold patch and keeps the sites that it observes alike in all of them; what it observed stays outside of any
-sandbox, and is what other patches have to send.
+own order, so that tested code cannot learn what another version expected. Validation runs three versions with the
+gold patch and keeps the sites that observe the same in all of them. These observations never enter a sandbox;
+other patches have to send the same.
 """
 
 from __future__ import annotations
@@ -38,21 +38,23 @@ DRIVER_MOUNT = Mount(Path(twin_driver.__file__), "/opt/understudy/twin_driver.py
 """Every sandbox in which `run_version` is called must have this mount and `PLUGIN_MOUNT`."""
 
 ATTEMPTS = 2
-"""How often a patch that fails its versions is asked again, for tests that are not the same each time."""
+"""How often the versions are run for a patch that fails them, because some tests are flaky."""
 
-_FILE_SITES = 10_000  # numbers that each file has
+_FILE_SITES = 10_000  # the numbers reserved for the sites of each file
 REPORT_BYTES = 64 << 20
-_ENOUGH_BITS = 10.0  # somebody who guesses passes once in a thousand times
+_ENOUGH_BITS = 10.0  # a guess then succeeds once in a thousand times
 _MANY_CHANGEABLE = 6
 NOT_VALIDATED = "the task was not validated as it is graded here"
-"""How the reason begins for which a task's tests have no twins, where validation would make some."""
+"""The beginning of the reason why a task's tests have no twins, if validation would make some."""
 _REWARD_OPEN = "the tested code runs where it can write the reward"
 _UNWATCHED = "what the code does in the process of the tests is not watched"
 
 
 class WrittenVersion(Struct, frozen=True):
-    """One version of all hidden files, by path, the sites in them by number, and by file the tests' old names by
-    their new ones. The functions in `emptied` do nothing.
+    """One version of all hidden files.
+
+    `files` has the files by path, `sites` their sites by number, and `names` by file the tests' old names by their
+    new ones. The functions in `emptied` do nothing.
     """
 
     files: dict[str, str]
@@ -62,10 +64,10 @@ class WrittenVersion(Struct, frozen=True):
 
 
 class VersionRun(Struct, frozen=True):
-    """What a version did: outcomes and observations by node id, with the tests' own names and in their order.
+    """The result of running a version: outcomes and observations by node id, in the tests' own names and order.
 
-    `changed_files` are those of the version that were not what they had been when it ended. Of the functions in
-    `emptied` it says nothing.
+    `changed_files` are the version's files that had changed when it ended. There are no results for functions in
+    `emptied`.
     """
 
     sites: dict[int, TwinSite]
@@ -86,7 +88,7 @@ def write_versions(
     cut: bool = True,
     emptied: frozenset[str] = frozenset(),
 ) -> WrittenVersion:
-    """A version of the hidden files; those that are no valid Python are as they were."""
+    """Return a version of the hidden files; files that are not valid Python are left as they are."""
     files = dict(tests.files)
     sites: dict[int, TwinSite] = {}
     names: dict[str, dict[str, str]] = {}
@@ -114,7 +116,7 @@ def write_versions(
 async def run_version(
     sandbox: Sandbox, checks: PytestChecks, version: WrittenVersion, *, timeout_s: float
 ) -> VersionRun:
-    """Run the deciding files, of which a version was laid in the sandbox. Raises SandboxError."""
+    """Run the deciding files, after a version of them was placed in the sandbox. Raises SandboxError."""
     report = posixpath.join(sandbox.home, f".report-{secrets.token_hex(16)}.jsonl")
     paths = [posixpath.join(sandbox.workdir, name) for name in deciding_files(checks)]
     driver, plugin = sandbox.locate(DRIVER_MOUNT.target), sandbox.locate(PLUGIN_MOUNT.target)
@@ -142,9 +144,9 @@ Run = Callable[[WrittenVersion], Awaitable[VersionRun]]
 async def learn_twins(
     tests: DecidingTests, options: GradingOptions, run: Run, data: Mapping[str, bytes]
 ) -> GradingOptions:
-    """The options with the twins of a task's deciding tests, as runs with the gold patch show them.
+    """Return the options with the twins of a task's deciding tests, as found by runs with the gold patch.
 
-    `data` are the hidden files of which no versions are written, by path: tested code can read them.
+    `data` are hidden files without versions, by path: tested code can read them.
     """
     options = replace(options, twin_seed=secrets.randbits(32), twin_plain=(), twin_named=())
     options = replace(options, twin_uncut=(), twin_fixed=())
@@ -159,8 +161,8 @@ async def learn_twins(
         options = replace(options, twin_uncut=broken)
         second, third = await _run_both(tests, options, run)
     learned = await asyncio.to_thread(_learned, tests, options, named, second, third, data)
-    # Inputs of other tests may tell what one expects. Whether they do less where they are away is asked first of
-    # what was seen already.
+    # Inputs of other tests may reveal what a test expects. Whether fewer expectations are revealed without those
+    # tests is first computed from the observations that exist already.
     apart = replace(options, twin_apart=True)
     promised = await asyncio.to_thread(_learned, tests, apart, named, second, third, data)
     if _worth(promised) <= _worth(learned):
@@ -173,13 +175,17 @@ async def learn_twins(
 
 
 def _worth(options: GradingOptions) -> tuple[int, float, int]:
-    """By what options are better than others: more tests with twins, more to guess, fewer partial ones."""
+    """Return a sort key of options: more tests with twins, then more bits to guess, then fewer partial twins are
+    better.
+    """
     return len(options.twins), min(options.twin_bits, _ENOUGH_BITS), -len(options.partial_twins)
 
 
 def _emptied(tests: DecidingTests, options: GradingOptions) -> list[frozenset[str]]:
-    """The functions that do nothing in each version over which the tests are spread, those to mend being in the
-    first."""
+    """Return, for each version that the tests are spread over, the functions that do nothing in it.
+
+    The tests that the patch must fix are in the first version.
+    """
     if not options.twin_apart:
         return [frozenset()]
     to_mend = frozenset(map(function_of, tests.fail_to_pass))
@@ -194,7 +200,9 @@ def _learned(
     third: VersionRun,
     data: Mapping[str, bytes],
 ) -> GradingOptions:
-    """The options with the twins that three runs show: with all values, with all changed, and as it is used."""
+    """Return the options with the twins that three runs confirm: with all values, with all changed, and as used
+    for grading.
+    """
     names = _new_names(named, third)
     fixed = _not_changeable(names, second, third)
     options = replace(options, twin_fixed=tuple(sorted(fixed)))
@@ -235,7 +243,7 @@ def _learned(
 def _readable(
     tests: DecidingTests, options: GradingOptions, data: Mapping[str, bytes], emptied: frozenset[str]
 ) -> ReadableValues:
-    """What tested code can read while versions run in which some functions are emptied."""
+    """Return what tested code can read while versions run in which some functions are emptied."""
     files = write_versions(tests, options, lambda _: False, emptied=emptied).files
     sources = [text for name, text in files.items() if name.endswith(".py") and IMPORT in text]
     others = [text.encode() for text in files.values() if text not in sources]
@@ -243,8 +251,11 @@ def _readable(
 
 
 def _in_use(site: TwinSite, seen: Sequence[Observation], readable: ReadableValues, *, fixed: bool) -> TwinSite:
-    """A site as it protects: not where tested code can read what it expects or that it was changed, and not where
-    it observes more than is sent and a digest of the rest says nothing."""
+    """Return a site with the protection that it really gives.
+
+    It is not changeable if tested code can detect the change, and not withheld if tested code can read the
+    expectation elsewhere, or if not all its observations are sent and a digest of the rest is no evidence.
+    """
     is_cut_off = site.operation not in DIGESTED and any(map(is_rest, seen))
     repeats = site.changeable and readable.repeats(parse_literal(site.expected))
     return replace(
@@ -255,7 +266,7 @@ def _in_use(site: TwinSite, seen: Sequence[Observation], readable: ReadableValue
 
 
 def _not_changeable(names: Mapping[str, str], changed: VersionRun, true: VersionRun) -> set[int]:
-    """The sites that did not fail where their expectation was changed, or whose test did not come to its end."""
+    """Return the sites that did not fail with a changed expectation, or whose test did not come to its end."""
     return {
         number
         for name in names.values()
@@ -271,7 +282,9 @@ def _not_changeable(names: Mapping[str, str], changed: VersionRun, true: Version
 def _stable_sites(
     runs: Sequence[tuple[VersionRun, str, frozenset[int]]], gold: Mapping[int, list[Observation]]
 ) -> dict[int, list[Observation]]:
-    """The sites that hold in all runs: each with the test's name in it, and the sites that it says nothing of."""
+    """Return the sites that hold in all runs. `runs` has for each run the test's name in it, and the sites that it
+    does not cover.
+    """
     return {
         number: seen
         for number, seen in gold.items()
@@ -284,7 +297,7 @@ def _stable_sites(
 
 
 async def _run_both(tests: DecidingTests, options: GradingOptions, run: Run) -> tuple[VersionRun, VersionRun]:
-    """The version in which all is changed that can be, and the one that is true."""
+    """Run the version with every changeable expectation changed, then the true version."""
     both: list[VersionRun] = []
     for changed in (True, False):
         runs: list[VersionRun] = []
@@ -296,7 +309,9 @@ async def _run_both(tests: DecidingTests, options: GradingOptions, run: Run) -> 
 
 
 def _joined(runs: Sequence[VersionRun]) -> VersionRun:
-    """The runs over which the tests of one version are spread, as one: each test of the run with its body."""
+    """Join the runs that one version's tests are spread over: each test comes from the run in which it is not
+    emptied.
+    """
     if len(runs) == 1:
         return runs[0]
     sites: dict[int, TwinSite] = {}
@@ -314,23 +329,23 @@ def _joined(runs: Sequence[VersionRun]) -> VersionRun:
 
 
 async def _run_uncut(tests: DecidingTests, options: GradingOptions, run: Run) -> VersionRun:
-    """The true version with all values and test ids, by which tests are found again."""
+    """Run the true version with all values and test ids, by which tests are identified in the other versions."""
     return await run(await asyncio.to_thread(write_versions, tests, options, lambda _: False, cut=False))
 
 
 def _lost_files(tests: DecidingTests, named: VersionRun) -> tuple[str, ...]:
-    """The files with deciding tests that do not pass as versions; their names may be needed."""
+    """Return the files with deciding tests that do not pass as versions; maybe they need their own names."""
     nodes = (*tests.fail_to_pass, *tests.pass_to_pass)
     return tuple(sorted({node.partition("::")[0] for node in nodes if named.outcomes.get(node) != "passed"}))
 
 
 def _unused(run: VersionRun, node: str, sites: Mapping[int, object]) -> bool:
-    """Whether a test has assertions that do not count."""
+    """Return whether a test has assertions that are not among `sites`."""
     return any(run.sites[site].operation != "end" for site in run.seen.get(node, {}) if site not in sites)
 
 
 def _to_evaluate(run: VersionRun) -> tuple[int, ...]:
-    """The sites whose observations cannot be judged outside of the process."""
+    """Return the sites whose observations cannot be judged outside of the process."""
     indexes: set[int] = set()
     for sites in run.seen.values():
         for number, seen in sites.items():
@@ -358,7 +373,7 @@ def _by_file(names: Mapping[str, TestOutcome]) -> dict[str, list[str]]:
 
 
 def _new_names(named: VersionRun, run: VersionRun) -> dict[str, str]:
-    """By original node id its id in a version: the test at the same place in the file's order."""
+    """Return a test's id in a version by its original node id: the test at the same position in the file."""
     after = _by_file(run.outcomes)
     names: dict[str, str] = {}
     for file, before in _by_file(named.outcomes).items():
@@ -368,7 +383,7 @@ def _new_names(named: VersionRun, run: VersionRun) -> dict[str, str]:
 
 
 def _broken_files(named: VersionRun, run: VersionRun) -> tuple[str, ...]:
-    """The files in which tests do not pass any more once unused values are removed."""
+    """Return the files whose tests no longer pass once unused values are removed."""
     names = _new_names(named, run)
     return tuple(
         sorted(
@@ -385,10 +400,11 @@ def _broken_files(named: VersionRun, run: VersionRun) -> tuple[str, ...]:
 
 
 def draw_versions(tests: DecidingTests, options: GradingOptions) -> list[WrittenVersion]:
-    """The versions that a patch has to pass: one where no expectation is in the process, else two or four.
+    """Return the versions that a patch has to pass: one if no expectation is in the process, otherwise two or
+    four.
 
-    With `twin_apart` each is spread over two. Each expectation that is in the process is changed in half of them,
-    at random.
+    With `twin_apart` each version is spread over two. Each expectation that is in the process is changed in half
+    of the versions, chosen at random.
     """
     source = random.SystemRandom()
     changeable = {
@@ -410,9 +426,9 @@ def draw_versions(tests: DecidingTests, options: GradingOptions) -> list[Written
 
 
 class TwinJudgement(Struct, frozen=True):
-    """What versions show of a patch: its integrity, and all nodes of which a version failed.
+    """The judgement of a patch by its versions: its integrity, and all nodes of which a version failed.
 
-    The evidence in `integrity` is only the first of them.
+    `integrity` lists only the first pieces of evidence.
     """
 
     integrity: Integrity
@@ -420,11 +436,11 @@ class TwinJudgement(Struct, frozen=True):
 
 
 def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: float) -> TwinJudgement:
-    """Whether a patch that passes the deciding tests computes what they expect.
+    """Judge whether a patch that passes the deciding tests computes what they expect.
 
-    `forged` where a test passes that observed what no right solution can, as a value that does not equal what the
-    test expects, or whose changed expectation held; `suspicious` where a test did not come to its end, observed
-    less, or something that cannot be compared.
+    `forged` if a test passes although it observed what no correct solution can: a value that differs from the
+    expected one, or a changed expectation that held. `suspicious` if a test did not come to its end, observed
+    less, or observed something that cannot be compared.
     """
     forged: list[Evidence] = []
     unmet: list[Evidence] = []
@@ -479,7 +495,9 @@ def _integrity_of(
 
 
 def protection_of(task: Task, options: GradingOptions) -> tuple[Protection, str]:
-    """How far twins protect a task's verdicts, and what does not: why no further, and that nobody watches."""
+    """Return how far twins protect a task's verdicts, and the reasons why not further, including that nothing is
+    watched.
+    """
     protection, reason = _protection_by_twins(task, options)
     usual = options.usual_events or ()
     watched = options.usual_events is not None and options.watched and "watch-missing " not in usual

@@ -1,4 +1,6 @@
-"""How hard it is to guess what a version's sites expect, for tested code that computes nothing (see `twins`)."""
+"""Estimates how hard it is for tested code that computes nothing to guess what a version's sites expect (see
+`twins`).
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,20 @@ from understudy.checks.twin_judge import Observation, holds
 from understudy.checks.twins import TwinSite
 from understudy.util.python_syntax import parse_literal
 
-_WORTH_READING = 8.0  # bits from which a value is looked for in the rest of a version
-_READ = 2.0  # bits below which such a value counts as read there
-_READ_NUMBER = 1.5  # bits of a number that stands somewhere in a version, among other numbers
-_LONG_NEEDLE = 8  # characters from which the same holds for a text that must be in another
+_WORTH_READING = 8.0  # minimum bits of a value for searching it in the rest of a version
+_READ = 2.0  # such a value counts as readable if fewer bits than this are left
+_READ_NUMBER = 1.5  # bits of a number that occurs in a version, among other numbers
+_LONG_NEEDLE = 8  # minimum characters for searching an expected substring likewise
 _TEXT_OPERATORS = frozenset({"holds", "startswith", "endswith", "search", "match", "fullmatch"})
 _UNIVERSAL: tuple[Any, ...] = (None, True, False, 0, 1, -1, math.inf, -math.inf, "", "a", b"", [], {})
 """Answers of which one often satisfies all that is asked of a function."""
 
 
 def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], readable: ReadableValues) -> float:
-    """The binary logarithm of how many guesses there are at what sites expect, of somebody who forces them.
+    """Return the binary logarithm of the number of guesses at what sites expect, for code that forces the results.
 
-    What is expected twice is guessed once. A truth value counts only where a function must answer both, and then
-    once; a relation only where no single answer of the function satisfies all relations.
+    Equal expectations are guessed once. A truth value counts only where a function must return both values, and
+    then once; a relation counts only where no single return value of the function satisfies all relations.
     """
     changed = 0.0
     values: dict[str, float] = {}
@@ -62,7 +64,7 @@ def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], read
 
 
 def is_read(site: TwinSite, gold: Sequence[Observation], readable: ReadableValues) -> bool:
-    """Whether tested code can read elsewhere in a version what is withheld at a site."""
+    """Return whether tested code can read elsewhere in a version what is withheld at a site."""
     if site.operation in ("equal", "same", "count", "approx", "calls"):
         return any(
             value_bits(each[1]) >= _WORTH_READING and value_bits(each[1], readable) < _READ for each in gold
@@ -74,7 +76,7 @@ def is_read(site: TwinSite, gold: Sequence[Observation], readable: ReadableValue
 
 
 def value_bits(encoded: Any, readable: ReadableValues | None = None) -> float:
-    """How many bits a value has that must be guessed, by somebody who can read `readable`."""
+    """Return how many bits of a value must be guessed by code that can read `readable`."""
     match encoded:
         case ["i", str(text)]:
             number = int(text, 16)
@@ -112,7 +114,9 @@ def _text_bits(text: str, readable: ReadableValues | None) -> float:
 
 
 def _content_bits(leaves: list[Any], readable: ReadableValues | None) -> float:
-    """Of what a container holds: each distinct value once, and of truth values those that are not as most are."""
+    """Return the bits of a container: each distinct value counts once, truth values only if they differ from the
+    most frequent one.
+    """
     distinct = {json.dumps(leaf): leaf for leaf in leaves}
     truths = Counter(json.dumps(leaf) for leaf in leaves if leaf[0] in ("b", "n"))
     rare = sum(truths.values()) - max(truths.values(), default=0)
@@ -120,14 +124,14 @@ def _content_bits(leaves: list[Any], readable: ReadableValues | None) -> float:
 
 
 def _leaves(content: list[Any]) -> list[Any]:
-    """The values in an encoded container that are no containers themselves, at most the first thousand."""
+    """Return the values in an encoded container that are not containers, at most the first thousand."""
     leaves: list[Any] = []
     left = list(reversed(content))
     while left and len(leaves) < 1000:
         part = cast("list[Any]", left.pop())
         if not part:
             continue
-        if isinstance(part[0], list):  # a pair of a dict
+        if isinstance(part[0], list):  # a key and value of a dict
             left += reversed(part)
         elif part[0] in ("l", "t", "e", "d"):
             left += reversed(cast("list[Any]", part[1]))
@@ -141,10 +145,13 @@ def _leaves(content: list[Any]) -> list[Any]:
 
 
 def _relation_bits(sites: Sequence[TwinSite], readable: ReadableValues) -> float:
-    """What is left to guess once the best single answer is given to all relations that a function must satisfy."""
+    """Return the bits that remain to be guessed with the best single answer to all relations that a function must
+    satisfy.
+    """
     bits = {f"{site.operator} {site.expected} {site.want}": (site, _site_bits(site, readable)) for site in sites}
     answers = [*((answer, 0.0) for answer in _UNIVERSAL)]
-    answers += [(_literal(site.expected), worth) for site, worth in bits.values()]  # which must be guessed itself
+    # an expected literal as the answer, which must be guessed itself
+    answers += [(_literal(site.expected), worth) for site, worth in bits.values()]
     return min(
         cost + sum(worth for site, worth in bits.values() if not holds(site, [], [["value", encode(answer)]]))
         for answer, cost in answers
@@ -158,7 +165,7 @@ def _site_bits(site: TwinSite, readable: ReadableValues) -> float:
 
 
 def _needle_bits(expected: str, readable: ReadableValues) -> float:
-    """Of a text that must be in a longer one, which may hold many guesses."""
+    """Return the bits of a text that must be contained in a longer one, which may contain many guesses."""
     needle = _literal(expected)
     if not isinstance(needle, str | bytes):
         return 0.0

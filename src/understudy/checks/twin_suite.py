@@ -1,7 +1,7 @@
-"""Running versions of a suite's hidden test files (see `twins`) by the suite's own command.
+"""Runs versions of a suite's hidden test files (see `twins`) by the suite's own command.
 
-Nothing of the suite's runner is changed or asked: each test function of a version says itself that it runs, and
-the version's files write what they observe to a file of the sandbox (`twin_driver.record`).
+The suite's runner is neither changed nor involved: each test function of a version reports itself that it runs,
+and the version's files write their observations to a file in the sandbox (`twin_driver.record`).
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ _load_()
 
 
 def self_reporting(source: str, file: str, driver: str, report: str) -> str:
-    """A version's source in which tests say that they run and end, and observations are written to `report`.
+    """Return a version's source in which tests report their start and end, and observations are written to
+    `report`.
 
-    `driver` is the path of `twin_driver.py`, and `file` that of the version in the tree, which begins the names of
-    its tests. A source that is no version is returned as it is.
+    `driver` is the path of `twin_driver.py`, and `file` the version's path in the tree, with which the names of
+    its tests begin. A source that is not a version is returned unchanged.
     """
     if IMPORT not in source:
         return source
@@ -52,7 +53,7 @@ def self_reporting(source: str, file: str, driver: str, report: str) -> str:
     for owner, function in functions_of_tests(tree):
         parameters = [*function.args.posonlyargs, *function.args.args]
         names: list[ast.expr] = [ast.Constant(file), ast.Constant(function.name)]
-        if owner and parameters:  # the class may be one that inherits the test
+        if owner and parameters:  # the running class may be a subclass that inherits the test
             names.append(ast.Name(parameters[0].arg, ast.Load()))
         elif owner:
             names[1] = ast.Constant("::".join((*owner, function.name)))
@@ -73,11 +74,11 @@ async def run_suite_version(
     *,
     sealed: bool,
 ) -> VersionRun:
-    """Lay a version in place of the hidden files, install if the patch requires it, and run the suite.
+    """Place a version over the hidden files, install if the patch requires it, and run the suite.
 
-    `sealed`: while it runs the files are read-only, and they are compared afterwards. The gated `patch` and the
-    test patch must have been applied in this sandbox, and no code of the patch have run. Raises
-    GraderError, SandboxError.
+    With `sealed`, the files are read-only during the run and compared afterwards. The gated `patch` and the test
+    patch must have been applied in this sandbox, and no code of the patch may have run. Raises GraderError,
+    SandboxError.
     """
     report = posixpath.join(sandbox.home, f".report-{secrets.token_hex(16)}.jsonl")
     driver = sandbox.locate(DRIVER_MOUNT.target)
@@ -102,8 +103,8 @@ async def run_suite_version(
 def outcomes_of(
     raw: bytes, calls: Mapping[str, int], names: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 ) -> dict[str, TestOutcome]:
-    """By test, with its own name (see `original_node`), whether all its calls came to their end, and were as
-    many as they must be.
+    """Return for each test, by its own name (see `original_node`), whether as many calls as expected came to their
+    end.
     """
     ended: dict[str, list[bool]] = {}
     for line in report_lines(raw, json.loads):

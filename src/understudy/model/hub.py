@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub, downloaded by the hub's own library and checked file by file."""
+"""Downloads models of the Hugging Face Hub with the hub's own library, and checks each file."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _TIMEOUT_S = 10.0
 def fetch_from_hub(
     name: str, *, revision: str | None, gguf: str | None, cache: Path, report: Callable[[str], None]
 ) -> FetchedModel:
-    """Download a repository's safetensors, tokenizer and template to the cache, or make them of its file `gguf`.
+    """Download a repository's safetensors, tokenizer and template to the cache, or convert its GGUF file `gguf`.
 
-    The files are those of one commit. The SHA-256 of those that the hub has one for (its large files, weights
-    among them) is checked. Raises ConfigError when the hub cannot be reached or refuses, when there are no
-    safetensors, or when a file is not the one that the hub names.
+    All files are of the same commit. The SHA-256 is checked for files for which the hub has one (large ones,
+    including weights). Raises ConfigError when the hub cannot be reached or refuses, when there are no
+    safetensors, or when a file differs from what the hub says.
     """
     import huggingface_hub
     from huggingface_hub import errors
 
-    # The bases of its error are what its HTTP library raises, whichever that is.
+    # The base classes of its error are those of its HTTP library, whichever that is.
     network = (OSError, *cast("tuple[type[Exception], ...]", errors.HfHubHTTPError.__bases__))
     endpoint = os.environ.get("HF_ENDPOINT")
     api: Any = huggingface_hub.HfApi(endpoint=endpoint, library_name="understudy")

@@ -1,4 +1,4 @@
-"""How much memory of a GPU a model takes, calculated from its shapes: to serve it, and to train it."""
+"""Estimates how much GPU memory a model needs, to serve and to train it, from its shapes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOGITS = 12
 
 
 class ModelShape(Struct, frozen=True, kw_only=True):
-    """The numbers of a model that memory depends on; `weight_bytes` are those of its files."""
+    """The numbers of a model that determine its memory; `weight_bytes` is the size of its weights files."""
 
     parameters: int
     weight_bytes: int
@@ -38,7 +38,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
 
 class MemoryEstimate(Struct, frozen=True, kw_only=True):
-    """Bytes, calculated and not measured: what libraries and fragmentation add comes on top."""
+    """Bytes, estimated and not measured: the overhead of libraries and fragmentation is not included."""
 
     weights: int
     kv_cache: int
@@ -47,19 +47,19 @@ class MemoryEstimate(Struct, frozen=True, kw_only=True):
 
     @property
     def serving(self) -> int:
-        """What serving takes, in the type of the files."""
+        """Bytes to serve the model, in the type of its files."""
         return self.weights + self.kv_cache
 
     @property
     def training(self) -> int:
-        """What an update takes."""
+        """Bytes to make an update."""
         return self.optimizer + self.activations
 
 
 def read_shape(directory: Path) -> ModelShape:
-    """The shape of the model in a directory, from `config.json` and the heads of its safetensors; none is loaded.
+    """Return the shape of the model in a directory, from `config.json` and the headers of its safetensors.
 
-    Raises ConfigError where something is missing or damaged.
+    The weights are not loaded. Raises ConfigError when something is missing or damaged.
     """
     require_files(directory, "config.json")
     try:
@@ -106,11 +106,12 @@ def estimate_memory(
     lora_rank: int | None = None,
     checkpointing: bool = False,
 ) -> MemoryEstimate:
-    """What the model takes: `sequences` of `context` tokens served at once, `micro_batch_tokens` learned at once.
+    """Estimate the memory to serve `sequences` of `context` tokens at once, and to train on `micro_batch_tokens`
+    at once.
 
-    Keys and values are 2 · layers · kv_width · 2 bytes a token. With an adapter of rank r on every linear layer
-    the trained parameters are about r · 2 · √(p · n) for the p parameters of n matrices, seven a layer; the base
-    stays in the type of its files.
+    Keys and values take 2 · layers · kv_width · 2 bytes per token. An adapter of rank r on every linear layer has
+    about r · 2 · √(p · n) trained parameters, for p parameters in n matrices, seven per layer; the base keeps the
+    type of its files.
     """
     trained = shape.parameters
     base = 0
@@ -131,12 +132,14 @@ def estimate_memory(
 
 
 def _tensors(path: Path) -> list[tuple[int, int]]:
-    """How many numbers each tensor of a file has, and the bytes of one. Raises ConfigError for a damaged file."""
+    """Return the number of elements of each tensor in a file, and the bytes of one. Raises ConfigError for a
+    damaged file.
+    """
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > _HEADER_LIMIT:
-                raise ValueError(f"a header of {length} bytes")
+                raise ValueError(f"invalid header length of {length} bytes")
             header: dict[str, Any] = json.loads(file.read(length))
         header.pop("__metadata__", None)
         return [(math.prod(each["shape"]), _BYTES[each["dtype"]]) for each in header.values()]

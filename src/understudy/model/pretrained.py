@@ -1,7 +1,7 @@
-"""Pretrained models in the cache: those that are pinned here, those of the Hugging Face Hub, and GGUF files.
+"""Pretrained models in the cache: pinned ones, those of the Hugging Face Hub, and converted GGUF files.
 
-A model lies in a directory of its own below `models` in the cache, as `save_pretrained` lays it out, with a
-record of where it is from and the SHA-256 of every file. It appears there whole or not at all.
+Each model has a directory below `models` in the cache, in the layout of `save_pretrained`, with a record of its
+origin and the SHA-256 of every file. It is created atomically.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class PinnedModel(Struct, frozen=True, kw_only=True):
-    """A model that a wheel has as a GGUF file; `template` is the directory of our chat template for it."""
+    """A model that a wheel contains as a GGUF file; `template` is the directory of our chat template for it."""
 
     name: str
     description: str
@@ -58,7 +58,7 @@ PINNED = {
 
 
 class ModelRecord(Struct, frozen=True, kw_only=True):
-    """What a fetched model's directory says of itself: its source, licence, and the SHA-256 of its files."""
+    """The record in a fetched model's directory: its source, licence, and the SHA-256 of its files."""
 
     name: str
     source: str
@@ -76,12 +76,12 @@ class FetchedModel(Struct, frozen=True, kw_only=True):
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a text has the form of a repository's name on the hub, `owner/name`."""
+    """Return whether a text has the form of a repository name on the hub, `owner/name`."""
     return _HUB_NAME.fullmatch(name) is not None
 
 
 def cached_directory(name: str, cache: Path | None = None) -> Path:
-    """Where the model of this name lies once it is fetched; a GGUF file is named by its content."""
+    """Return the directory for a fetched model of this name; a GGUF file is named by its content."""
     models = (cache or cache_dir()) / "models"
     if name.endswith(GGUF) and Path(name).is_file():
         return models / f"gguf-{sha256_of_file(Path(name))[:16]}"
@@ -89,7 +89,7 @@ def cached_directory(name: str, cache: Path | None = None) -> Path:
 
 
 def sha256_of_file(path: Path) -> str:
-    """The SHA-256 of a file in hex. Raises ConfigError when it cannot be read."""
+    """Return the SHA-256 of a file in hex. Raises ConfigError when it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -98,14 +98,14 @@ def sha256_of_file(path: Path) -> str:
 
 
 def fetched_models(cache: Path | None = None) -> list[FetchedModel]:
-    """The models in the cache, by name. Raises ConfigError for a damaged record."""
+    """Return the models in the cache, sorted by name. Raises ConfigError for a damaged record."""
     models = (cache or cache_dir()) / "models"
     paths = sorted(models.glob(f"*/{RECORD}"))
     return [FetchedModel(directory=str(path.parent), record=read_record(path.parent)) for path in paths]
 
 
 def read_record(directory: Path) -> ModelRecord:
-    """The record of a fetched model. Raises ConfigError when there is none that can be read."""
+    """Return the record of a fetched model. Raises ConfigError if there is no readable one."""
     try:
         return msgspec.json.decode((directory / RECORD).read_bytes(), type=ModelRecord)
     except (OSError, msgspec.MsgspecError) as error:
@@ -113,7 +113,7 @@ def read_record(directory: Path) -> ModelRecord:
 
 
 def verify_files(fetched: FetchedModel) -> None:
-    """Raise ConfigError where a file of a fetched model is missing or not the one that was fetched."""
+    """Raise ConfigError when a file of a fetched model is missing or has changed."""
     for name, expected in fetched.record.files.items():
         path = Path(fetched.directory, name)
         if not path.is_file():
@@ -131,9 +131,10 @@ def check_sha256(path: Path, expected: str) -> None:
 
 @contextmanager
 def new_model(name: str, cache: Path) -> Generator[Path]:
-    """An empty directory that becomes the model's own in the cache when the block ends without an exception.
+    """Yield an empty directory that becomes the model's in the cache if the block ends without an exception.
 
-    Files are given by the block; `write_record` is to be called last. One process at a time. Raises ConfigError.
+    The block writes the files, and calls `write_record` last. Only one process does this at a time. Raises
+    ConfigError.
     """
     target = cached_directory(name, cache)
     with locked(target.with_name(f".{target.name}.lock")):

@@ -1,4 +1,4 @@
-"""The embedded model's server as a child process."""
+"""Runs the embedded model's server as a child process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ServerProcess(ChildProcess):
         self.model = ""
 
     async def watch(self) -> NoReturn:
-        """Wait until the server ends, which it does not by itself. Raises BackendError with its last words."""
+        """Wait until the server ends, which it does not do by itself. Raises BackendError with its last output."""
         await self._wait()
         raise BackendError(
             f"the embedded model's server ended {self._exit_description()}; its last output: {self._log_tail()}. "
@@ -43,7 +43,7 @@ class ServerProcess(ChildProcess):
         )
 
     async def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
-        """Wait until it listens. Raises BackendError when it ends before, or does not in so many seconds."""
+        """Wait until it listens. Raises BackendError when it ends first, or needs longer than `timeout_s`."""
         try:
             if line := await asyncio.wait_for(self._line(), timeout_s):
                 announced = msgspec.json.decode(line, type=_Announcement)
@@ -53,14 +53,16 @@ class ServerProcess(ChildProcess):
             await self._reader
         except TimeoutError:
             raise BackendError(
-                f"the embedded model's server did not listen within {timeout_s:.0f} s: {self._log_tail()}"
+                f"the embedded model's server did not listen within {timeout_s:.0f} s: "
+                f"{self._log_tail()}; retry when the machine is less busy"
             ) from None
         except msgspec.DecodeError as error:
             raise BackendError(
-                f"the embedded model's server printed an invalid startup message: {error}"
+                f"the embedded model's server printed an invalid startup message: {error}; reinstall understudy"
             ) from error
         raise BackendError(
-            f"the embedded model's server did not start, it ended {self._exit_description()}: {self._log_tail()}"
+            f"the embedded model's server did not start, it ended {self._exit_description()}: "
+            f"{self._log_tail()}; correct this and retry"
         )
 
 
@@ -80,11 +82,14 @@ async def start_server(
 ) -> AsyncGenerator[ServerProcess]:
     """Run the embedded model's server while the context lasts; it never outlives this process.
 
-    It serves a `policy`, or the `weights` in a directory, which are called `version` (None: by a hash of their
-    content). Raises BackendError when it does not start; `ServerProcess.watch` tells when it ends.
+    It serves a `policy`, or the `weights` in a directory with the version `version` (None: a hash of their
+    content). Raises BackendError when it does not start; `ServerProcess.watch` raises when it ends.
     """
     if (policy is None) == (weights is None):
-        raise ConfigError("the embedded server serves either a policy or weights; give one of them")
+        raise ConfigError(
+            "the embedded server serves either a policy or weights, got "
+            f"{'both' if policy else 'neither'}; give one of them"
+        )
     arguments = ["--exit-with-parent", f"--host={host}", f"--port={port}", f"--model-name={model_name}"]
     arguments += [f"--policy={policy}"] if policy is not None else [f"--weights={weights}"]
     arguments += [f"--model-version={version}"] if version is not None else []
@@ -92,7 +97,7 @@ async def start_server(
     arguments += [f"--device={device}"] if device is not None else []
     arguments += [f"--tasks={tasks}"] if tasks else []
     arguments += [f"--policy-arg={key}={value}" for key, value in (policy_args or {}).items()]
-    # It answers to us alone, on loopback: a key in our environment is for servers that are started by hand.
+    # Removed, because this server listens on loopback only; the variable is for servers started by hand.
     environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
     async with ServerProcess.running("understudy.model.server", arguments, environment) as server:
         await server.start(_START_TIMEOUT_S if weights is None else _LOAD_TIMEOUT_S)

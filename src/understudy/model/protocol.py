@@ -1,4 +1,4 @@
-"""The dialect of vLLM, chat completions and tokens: what a request may hold, and how faults are told."""
+"""vLLM's API, chat completions and token endpoints: the schema and checks of requests, and the form of errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from understudy.wire.chat_request import ChatContentPart, ChatStreamOptions
 
 
 class FunctionCall(Struct):
-    """A call as a message tells it; `arguments` is the JSON text that was sampled, or an object."""
+    """A function call in a message; `arguments` is the JSON text that was sampled, or an object."""
 
     name: str
     arguments: str | dict[str, Any] = "{}"
@@ -40,7 +40,7 @@ class ModelMessage(Struct):
 
     @property
     def thinking(self) -> str | None:
-        """The model's reasoning, by whichever name it came."""
+        """The model's reasoning, under either name."""
         return self.reasoning_content if self.reasoning is None else self.reasoning
 
     @property
@@ -53,13 +53,13 @@ class ModelMessage(Struct):
             if part.type == "image_url":
                 raise BackendError("At most 0 image(s) may be provided in one prompt.", status=400)
             if part.type != "text" or part.text is None:
-                raise BackendError(f"invalid content part of type {part.type!r}; expected a text", status=400)
+                raise BackendError(f"unsupported content part of type {part.type!r}; expected a text", status=400)
             texts.append(part.text)
         return "\n".join(texts)
 
 
 class ModelToolFunction(Struct, omit_defaults=True):
-    """What a tool is called, does and takes."""
+    """A tool's name, description and parameters."""
 
     name: str
     description: str | None = None
@@ -87,21 +87,21 @@ class NamedToolChoice(Struct):
 
 
 class JsonSchema(Struct):
-    """A schema that the answer must satisfy."""
+    """A schema that the response must satisfy."""
 
     schema: dict[str, Any]
     name: str = ""
 
 
 class ModelResponseFormat(Struct):
-    """The form of the answer's text."""
+    """The format of the response's text."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class SamplingFields(Struct, kw_only=True):
-    """How tokens are drawn, where a request has a say in it. A scripted policy is certain, and passes it over."""
+    """Sampling parameters of a request. Scripted policies ignore them, because they are deterministic."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -126,7 +126,7 @@ class SamplingFields(Struct, kw_only=True):
 
 
 class ModelChatRequest(SamplingFields):
-    """The body of `POST /v1/chat/completions`, without the fields that matter to no model here."""
+    """The body of `POST /v1/chat/completions`; fields that no model here uses are left out."""
 
     messages: list[ModelMessage]
     model: str | None = None
@@ -150,20 +150,20 @@ class ModelChatRequest(SamplingFields):
 
 
 class StructuredOutputs(Struct):
-    """What the answer's text must satisfy."""
+    """Constraints that the response's text must satisfy."""
 
     json: dict[str, Any] | None = None
 
 
 class SamplingParams(SamplingFields):
-    """How a completion is to be sampled, without the fields that matter to no model here."""
+    """Sampling parameters of a token request; fields that no model here uses are left out."""
 
     logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
 
 
 class GenerateRequest(Struct):
-    """The body of `POST /inference/v1/generate`: tokens in, tokens out."""
+    """The body of `POST /inference/v1/generate`, which takes and returns token ids."""
 
     token_ids: list[Annotated[int, Meta(ge=0)]]
     sampling_params: SamplingParams
@@ -173,7 +173,7 @@ class GenerateRequest(Struct):
     return_weight_versions: bool | None = None
 
     def chat(self, messages: list[ModelMessage], tools: list[ModelTool] | None) -> ModelChatRequest:
-        """The request as the chat completion that it stands for, with what its tokens say."""
+        """Return the equivalent chat completion request, with the conversation that the tokens represent."""
         params = self.sampling_params
         schema = params.structured_outputs.json if params.structured_outputs else None
         return ModelChatRequest(
@@ -186,7 +186,7 @@ class GenerateRequest(Struct):
 
 
 class ModelCompletionRequest(SamplingFields):
-    """The body of `POST /v1/completions` with a prompt of tokens, without fields that matter to no model here."""
+    """The body of `POST /v1/completions` with a prompt of tokens; fields that no model here uses are left out."""
 
     prompt: list[Annotated[int, Meta(ge=0)]]
     model: str | None = None
@@ -197,7 +197,7 @@ class ModelCompletionRequest(SamplingFields):
     return_token_ids: bool | None = None
 
     def generate(self) -> GenerateRequest:
-        """The request as tokens in, tokens out."""
+        """Return the equivalent request with token ids."""
         params = {name: getattr(self, name) for name in SamplingFields.__struct_fields__}
         return GenerateRequest(self.prompt, SamplingParams(**params), model=self.model)
 
@@ -220,7 +220,7 @@ class DetokenizeRequest(Struct):
 
 
 class InvalidRequestError(BackendError):
-    """A request that is refused. `param` names the field at fault, `kind` is the error type that clients see."""
+    """A refused request. `param` names the invalid field, `kind` is the error type that clients get."""
 
     def __init__(
         self, message: str, *, status: int = 400, param: str | None = None, kind: str = "BadRequestError"
@@ -234,7 +234,7 @@ _Body = TypeVar("_Body")
 
 
 def read_body(body: bytes, as_: type[_Body]) -> _Body:
-    """A request body as a struct. Raises InvalidRequestError saying where it is not as expected."""
+    """Return a request body as a struct. Raises InvalidRequestError that says where it is invalid."""
     try:
         return msgspec.json.decode(body, type=as_)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -243,7 +243,7 @@ def read_body(body: bytes, as_: type[_Body]) -> _Body:
 
 
 _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
-    # Written so that what is no number is out of bounds too.
+    # Written in such a form that NaN counts as out of bounds.
     "temperature": (lambda value: 0 <= value < math.inf, "non-negative"),
     "top_p": (lambda value: 0 < value <= 1, "in (0, 1]"),
     "top_k": (lambda value: value >= -1, "0 (disable), or at least 1"),
@@ -258,7 +258,7 @@ _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
 
 
 def check_chat(request: ModelChatRequest, vocabulary: int) -> None:
-    """Raise InvalidRequestError for what types alone do not show, with vLLM's messages where it has some."""
+    """Raise InvalidRequestError for mistakes that types do not express, with vLLM's messages where it has some."""
     offered = {tool.function.name for tool in request.tools or []}
     choice, count = request.tool_choice, request.top_logprobs or 0
     _refuse(not request.messages, "messages", "`messages` must hold at least one message.")
@@ -281,7 +281,7 @@ def check_chat(request: ModelChatRequest, vocabulary: int) -> None:
 
 
 def check_sampling(fields: SamplingFields, vocabulary: int) -> None:
-    """Raise InvalidRequestError for parameters out of their bounds, or token ids out of the vocabulary."""
+    """Raise InvalidRequestError for parameters out of bounds, or token ids outside the vocabulary."""
     for name, (allowed, expected) in _BOUNDS.items():
         value = getattr(fields, name, None)
         _refuse(value is not None and not allowed(value), name, f"{name} must be {expected}, got {value}.")
@@ -294,7 +294,7 @@ def check_sampling(fields: SamplingFields, vocabulary: int) -> None:
 
 
 def check_generate(request: GenerateRequest, vocabulary: int) -> None:
-    """Raise InvalidRequestError for what types alone do not show; `vocabulary` is how many tokens there are."""
+    """Raise InvalidRequestError for mistakes that types do not express; `vocabulary` is the number of tokens."""
     highest = max(request.token_ids, default=0)
     _refuse(not request.token_ids, "token_ids", "`token_ids` must hold at least one token.")
     message = f"Token id {highest} is out of vocabulary; expected 0 to {vocabulary - 1}"
@@ -305,7 +305,7 @@ def check_generate(request: GenerateRequest, vocabulary: int) -> None:
 
 
 def check_completion(request: ModelCompletionRequest, vocabulary: int) -> None:
-    """Raise InvalidRequestError for what types alone do not show; `vocabulary` is how many tokens there are."""
+    """Raise InvalidRequestError for mistakes that types do not express; `vocabulary` is the number of tokens."""
     _refuse(not request.prompt, "prompt", "`prompt` must hold at least one token.")
     highest = max(request.prompt, default=0)
     message = f"Token id {highest} is out of vocabulary; expected 0 to {vocabulary - 1}"
@@ -326,9 +326,9 @@ def _refuse(wrong: bool, param: str, message: str) -> None:
 
 
 def check_length(limited: tuple[str, int | None], prompt_tokens: int, context: int) -> int:
-    """How many tokens may be generated, where the field that limits them and its value are so.
+    """Return how many tokens may be generated; `limited` is the field that limits them, and its value.
 
-    Raises InvalidRequestError when prompt and completion do not fit the context.
+    Raises InvalidRequestError when prompt and completion do not fit in the context.
     """
     name, limit = limited
     output = limit or 0
@@ -349,7 +349,7 @@ def check_length(limited: tuple[str, int | None], prompt_tokens: int, context: i
 
 
 def error_body(error: BackendError) -> dict[str, Any]:
-    """The JSON that tells an error, in OpenAI's shape as vLLM fills it."""
+    """Return the JSON body of an error, in OpenAI's format as vLLM fills it."""
     status = error.status or 500
     param, kind = None, "BadRequestError" if status < 500 else "InternalServerError"
     if isinstance(error, InvalidRequestError):

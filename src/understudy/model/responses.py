@@ -1,4 +1,4 @@
-"""A completion as the JSON that clients get: one message, or the chunks of a stream that add up to it."""
+"""Writes a completion as JSON for clients: as one message, or as the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class ModelVersionSpan(Struct, frozen=True):
 class ModelCompletion(Struct, frozen=True):
     """A generated turn. `logprobs[i]` belongs to `ids[i]`.
 
-    `stop_reason` is the stop string that was met, or the token that the request had chosen to stop at, if any.
-    `weight_versions` are those of the weights, None where there are no weights. `cached_tokens` of the prompt did
-    not have to be read.
+    `stop_reason` is the stop string that was met, or the stop token that the request had named, if any.
+    `weight_versions` are those of the weights, None for a policy. `cached_tokens` is the number of prompt tokens
+    taken from the cache.
     """
 
     ids: list[int]
@@ -48,7 +48,7 @@ class ModelCompletion(Struct, frozen=True):
 
 
 class ControlRequest(Struct, frozen=True):
-    """What an operator asks: the query and the body of a request to one of the control paths."""
+    """An operator's command: the query and body of a request to one of the control endpoints."""
 
     query: Mapping[str, str]
     body: bytes
@@ -59,13 +59,13 @@ ControlHandler = Callable[[ControlRequest], Coroutine[Any, Any, dict[str, Any] |
 
 
 class ServedModel(Protocol):
-    """A model that can be served. `controls` are paths of its own, by path and method."""
+    """A model that can be served. `controls` are its own control endpoints, by path and method."""
 
     vocabulary: Vocabulary
     controls: Mapping[str, Mapping[str, ControlHandler]]
 
     def models(self) -> Sequence[str]:
-        """The names of what it serves beside the model itself."""
+        """Return the names of what it serves besides the model itself."""
         ...
 
     def render(
@@ -75,31 +75,32 @@ class ServedModel(Protocol):
         *,
         add_generation_prompt: bool = True,
     ) -> tuple[list[int], int]:
-        """The tokens of a conversation, and how many of the first of them were known from earlier ones.
+        """Return the tokens of a conversation, and how many of the first ones were cached from earlier
+        conversations.
 
-        Raises BackendError when the model cannot read it.
+        Raises BackendError when the model cannot represent the conversation.
         """
         ...
 
     async def chat(
         self, request: ModelChatRequest, prompt: list[int], cached: int, limit: int, model: str
     ) -> ModelCompletion:
-        """The answer to a conversation that was rendered as `prompt` and `known`, of at most `limit` tokens.
+        """Return the response to a conversation that was rendered as `prompt`, of at most `limit` tokens.
 
         `model` is one of its names. Raises BackendError.
         """
         ...
 
     async def generate(self, request: GenerateRequest, limit: int, model: str) -> ModelCompletion:
-        """How the tokens go on, by at most `limit` of them. Raises BackendError."""
+        """Return a continuation of the tokens, of at most `limit` tokens. Raises BackendError."""
         ...
 
     async def prompt_logprobs(self, prompt: Sequence[int], model: str) -> list[float]:
-        """The logprob of every token of a prompt but the first, at temperature 1. Raises BackendError."""
+        """Return the logprob of every token of a prompt but the first, at temperature 1. Raises BackendError."""
         ...
 
     def close(self) -> None:
-        """End what it has going."""
+        """Stop running requests and free resources."""
         ...
 
 
@@ -107,7 +108,7 @@ _CHUNK_TOKENS = 8
 
 
 class ChatResult(Struct, frozen=True):
-    """All that an answer is made of."""
+    """All data that a response is made from."""
 
     model: str
     request: ModelChatRequest
@@ -116,7 +117,7 @@ class ChatResult(Struct, frozen=True):
 
 
 def message_body(result: ChatResult, tokenizer: Vocabulary) -> dict[str, Any]:
-    """The body of a `chat.completion`."""
+    """Return the body of a `chat.completion`."""
     completion, request = result.completion, result.request
     texts = {segment.kind: segment.text for segment in completion.segments}
     message: dict[str, Any] = {
@@ -161,7 +162,7 @@ def message_body(result: ChatResult, tokenizer: Vocabulary) -> dict[str, Any]:
 
 
 def tokens_body(request: GenerateRequest, completion: ModelCompletion) -> dict[str, Any]:
-    """The body of an answer in tokens to `request`."""
+    """Return the body of a response in tokens to `request`."""
     content = [
         {"token_id": id_, "logprob": logprob}
         for id_, logprob in zip(completion.ids, completion.logprobs, strict=True)
@@ -191,7 +192,7 @@ def completion_body(
     scored: list[float] | None,
     tokenizer: Vocabulary,
 ) -> dict[str, Any]:
-    """The body of a `text_completion`; `scored` are the logprobs of the prompt's tokens but the first."""
+    """Return the body of a `text_completion`; `scored` are the logprobs of the prompt's tokens but the first."""
     logprobs: list[Any] | None = None
     if scored is not None:
         entries = zip(prompt[1:], scored, strict=True)
@@ -211,7 +212,7 @@ def completion_body(
 
 
 def chunk_bodies(result: ChatResult, tokenizer: Vocabulary) -> Iterator[dict[str, Any]]:
-    """The bodies of the `chat.completion.chunk`s; together they tell what `message_body` tells."""
+    """Yield the bodies of the `chat.completion.chunk`s, which together say the same as `message_body`."""
     request, completion = result.request, result.completion
     head = _head("chat.completion.chunk", result.model)
     opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
@@ -220,7 +221,8 @@ def chunk_bodies(result: ChatResult, tokenizer: Vocabulary) -> Iterator[dict[str
         "prompt_token_ids": result.prompt_ids if request.return_token_ids else None,
     }
     position = 0
-    deltas = list(_deltas(completion.segments, tokenizer)) or [({}, 0)]  # how it ended is told in any case
+    # a chunk is needed in any case, for the finish reason
+    deltas = list(_deltas(completion.segments, tokenizer)) or [({}, 0)]
     for number, (delta, count) in enumerate(deltas, 1):
         choice: dict[str, Any] = {
             "index": 0,
@@ -240,7 +242,7 @@ def chunk_bodies(result: ChatResult, tokenizer: Vocabulary) -> Iterator[dict[str
 
 
 def _deltas(segments: Sequence[CompletionSegment], tokenizer: Vocabulary) -> Iterator[tuple[dict[str, Any], int]]:
-    """What each chunk adds, and how many of the completion's tokens it accounts for."""
+    """Yield what each chunk adds, and how many of the completion's tokens it accounts for."""
     calls = 0
     for segment in segments:
         if segment.kind == "silent":
@@ -259,7 +261,7 @@ def _deltas(segments: Sequence[CompletionSegment], tokenizer: Vocabulary) -> Ite
 
 
 def _text_pieces(segment: CompletionSegment, tokenizer: Vocabulary) -> Iterator[tuple[str, int]]:
-    """The text of a segment as its tokens spell it, some tokens at a time and never a part of a character."""
+    """Yield the text of a segment, some tokens at a time, without splitting a character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     ids = segment.ids
     if segment.kind == "reasoning":
@@ -277,14 +279,14 @@ def _text_pieces(segment: CompletionSegment, tokenizer: Vocabulary) -> Iterator[
 
 
 def _even_parts(sequence: Any, parts: int) -> list[Any]:
-    """A sequence in `parts` stretches of about the same length."""
+    """Return a sequence in `parts` pieces of about the same length."""
     size = len(sequence)
     bounds = [size * number // parts for number in range(parts + 1)]
     return [sequence[start:end] for start, end in pairwise(bounds)]
 
 
 def _finish_reason(result: ChatResult) -> str:
-    """As OpenAI has it: tool calls end in "tool_calls", but a call that was chosen by name in "stop"."""
+    """Return OpenAI's finish reason: "tool_calls", but "stop" for a call of a tool that was chosen by name."""
     reason = result.completion.finish_reason
     named = isinstance(result.request.tool_choice, NamedToolChoice)
     called = any(segment.kind == "tool_call" for segment in result.completion.segments)
@@ -299,7 +301,7 @@ def _logprobs(result: ChatResult, tokenizer: Vocabulary, start: int, end: int) -
     for id_, logprob in zip(completion.ids[start:end], completion.logprobs[start:end], strict=True):
         data = tokenizer.token_bytes[id_]
         entry = {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
-        # What is known is the probability of what was done, and of nothing else.
+        # Only the probability of the chosen token is known.
         content.append(entry | {"top_logprobs": [entry] if result.request.top_logprobs else []})
     return {"content": content}
 

@@ -1,7 +1,7 @@
 """The server of the embedded model: `python -m understudy.model.server --policy NAME`, or `--weights DIRECTORY`.
 
-It speaks the dialect of vLLM: chat completions, and tokens in, tokens out; for weights, also vLLM's words for
-pausing it and for exchanging them. When it listens it prints one JSON line, {"url": …, "model": …}.
+It has vLLM's API: chat completions and token endpoints; for weights also vLLM's endpoints to pause it and to
+exchange them. When it listens it prints one JSON line, {"url": …, "model": …}.
 """
 
 from __future__ import annotations
@@ -65,11 +65,14 @@ Reply = dict[str, Any] | Iterator[dict[str, Any]] | str | None
 
 
 class ClientDisconnectedError(Exception):
-    """Nobody waits for the answer any more."""
+    """The client of a request has disconnected."""
 
 
 async def run_unless_disconnected(work: Coroutine[Any, Any, Reply], receive: Receive) -> Reply:
-    """What comes of the work; it is cancelled when the client leaves before. Raises ClientLeftError."""
+    """Return the result of `work`, which is cancelled when the client disconnects.
+
+    Raises ClientDisconnectedError.
+    """
     task = asyncio.ensure_future(work)
     left = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -88,7 +91,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def send_reply(send: Send, status: int, reply: Reply) -> None:
-    """Answer."""
+    """Send a response."""
     if reply is None or isinstance(reply, dict):
         await _send_bytes(send, status, b"application/json", b"" if reply is None else _encode(reply))
     elif isinstance(reply, str):
@@ -98,7 +101,7 @@ async def send_reply(send: Send, status: int, reply: Reply) -> None:
 
 
 async def read_request_body(receive: Receive) -> bytes:
-    """The body of a request. Raises RequestFault."""
+    """Return the body of a request. Raises InvalidRequestError."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -149,7 +152,7 @@ Handler = Callable[[ControlRequest], Coroutine[Any, Any, Reply]]
 
 
 class ModelServer:
-    """The ASGI application: a model and the dialect."""
+    """The ASGI application: a model behind vLLM's API."""
 
     def __init__(
         self,
@@ -176,12 +179,13 @@ class ModelServer:
         self._routes: Mapping[str, Mapping[str, Handler]] = {**own, **served.controls}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request; one for a completion is dropped when its client leaves."""
+        """Answer one HTTP request; a completion is cancelled when its client disconnects."""
         try:
             handler = self._handler(scope)
             query = {key: values[-1] for key, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
             work = handler(ControlRequest(query, await read_request_body(receive)))
-            # A command is carried out to its end: half of one, and nobody would know what is served.
+            # A control command always runs to its end, because after half of one the served weights would be
+            # unknown.
             controls = scope["path"] in self._served.controls
             reply = await (work if controls else run_unless_disconnected(work, receive))
         except BackendError as error:
@@ -197,7 +201,7 @@ class ModelServer:
             raise InvalidRequestError("Not Found", status=404, kind="NotFoundError")
         if scope["method"] not in methods:
             raise InvalidRequestError("Method Not Allowed", status=405, kind="MethodNotAllowedError")
-        # vLLM asks for its key below /v1 only; what tokenizes at anyone's word is no less a service.
+        # vLLM requires its key only below /v1; here all endpoints require it, because tokenizing is a service too.
         if self._key is not None and scope["path"] != "/health":
             authorization = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(authorization, f"Bearer {self._key}".encode()):
@@ -269,7 +273,7 @@ class ModelServer:
         return {"object": "list", "data": cards}
 
     def _model_name(self, model: str | None) -> str:
-        """The name of the model that is meant. Raises RequestFault for one that is not here."""
+        """Return the name of the requested model. Raises InvalidRequestError for one that does not exist."""
         if model is None or model == self._model:
             return self._model
         if model not in self._served.models():
@@ -288,7 +292,7 @@ async def _version(_: ControlRequest) -> Reply:
 
 
 class _UvicornServer(uvicorn.Server):
-    """A server that says when it listens, and for which a signal to end is an ordinary end."""
+    """A server that reports when it listens, and exits normally on a termination signal."""
 
     announcement: bytes = b""
 
@@ -304,7 +308,7 @@ class _UvicornServer(uvicorn.Server):
         yield
 
     def stop(self) -> None:
-        """End after the requests under way, within two seconds."""
+        """Stop after the running requests, within two seconds."""
         self.should_exit = True
 
 
@@ -324,7 +328,9 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _key_for(host: str) -> str | None:
-    """The key to demand. Raises ConfigError when one is needed and the environment has none."""
+    """Return the key that clients must send. Raises ConfigError when one is needed and the environment
+    has none.
+    """
     key = os.environ.get(KEY_VARIABLE)
     if not key and not _is_loopback(host):
         raise ConfigError(
@@ -348,27 +354,34 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--policy", help=", ".join(sorted(POLICIES)))
     what.add_argument(
-        "--weights", type=Path, metavar="DIRECTORY", help="a causal model as HuggingFace lays it out"
+        "--weights",
+        type=Path,
+        metavar="DIRECTORY",
+        help="the directory of a causal language model in Hugging Face's layout",
     )
     parser.add_argument("--policy-arg", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--tasks", type=Path, metavar="FILE", help="JSONL file of the tasks to work on")
+    parser.add_argument(
+        "--tasks", type=Path, metavar="FILE", help="JSONL file of the tasks that the policy solves"
+    )
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--port", type=int, default=0, help="the port to listen on; 0 takes a free one")
     parser.add_argument("--model-name", default=DEFAULT_MODEL)
     parser.add_argument(
-        "--model-version", help="what the weights are called in answers [default: a hash of their content]"
+        "--model-version", help="the version of the weights in responses [default: a hash of their content]"
     )
-    parser.add_argument("--max-model-len", type=int, help="context in tokens [default: the model's own]")
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda: where weights are")
-    parser.add_argument("--max-num-seqs", type=int, default=8, help="requests that are decoded at once")
-    parser.add_argument("--exit-with-parent", action="store_true", help="end when stdin ends")
+    parser.add_argument("--max-model-len", type=int, help="context length in tokens [default: the model's own]")
+    parser.add_argument("--device", default="cpu", help="the device of the weights: cpu or cuda")
+    parser.add_argument(
+        "--max-num-seqs", type=int, default=8, help="the number of requests that are decoded in one batch"
+    )
+    parser.add_argument("--exit-with-parent", action="store_true", help="exit when stdin is closed")
     return parser.parse_args(argv)
 
 
 def _policy_arguments(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair:
-            raise ConfigError(f"--policy-arg {pair!r} is not of the form KEY=VALUE")
+            raise ConfigError(f"--policy-arg {pair!r}: expected KEY=VALUE")
     return dict(pair.split("=", 1) for pair in pairs)
 
 
@@ -380,11 +393,11 @@ def _scripted(options: argparse.Namespace) -> ServedModel:
 
 
 def _weights(options: argparse.Namespace) -> tuple[ServedModel, int]:
-    """The model of a directory, and the context it is served with. Raises ConfigError."""
+    """Return the model of a directory, and the context length to serve it with. Raises ConfigError."""
     version = options.model_version or fingerprint(options.weights)
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"serving weights needs {' and '.join(missing)}: pip install 'understudy[train]'")
-    # Seconds to import, and not needed by policies.
+    # Imported here, because it takes seconds and policies do not need it.
     import torch
 
     if options.device != "cpu" and not torch.cuda.is_available():

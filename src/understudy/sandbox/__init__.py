@@ -1,1 +1,3 @@
-"""Where an agent and the tests of its patch run: nothing leaves but the gateway's socket."""
+"""Sandboxes, in which an agent works and the tests of its patch run. Their only way out is the gateway's
+socket.
+"""

@@ -1,7 +1,7 @@
-"""The sandbox protocol. A sandbox is opened on a read-only tree, runs commands, and is gone when closed.
+"""The sandbox protocol. A sandbox is opened on a read-only tree, runs commands, and is deleted when closed.
 
-Every write lands in a private layer that dies with the sandbox. No command outlives its `run`: when it returns,
-every process it started, daemons too, is dead.
+All writes go to a private layer that is deleted with the sandbox. No process outlives the `run` that started it:
+when `run` returns, daemons are dead too.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from understudy.util.files import share_lock
 
 
 class Mount(Struct, frozen=True):
-    """A file, directory or socket of the host, seen at `target` in the sandbox; read-only but for sockets.
+    """A file, directory or socket of the host, mounted at `target` in the sandbox; read-only, except that sockets
+    can be used.
 
-    A `private` mount is seen only by runs that ask for it with `reveal=True`: it is how a pristine git
-    directory or hidden tests stay out of the agent's reach while the sandbox lives. The source of a `remote` one
-    is a path of the machine that the sandbox is on, where that is another one.
+    A `private` mount is visible only to runs with `reveal=True`: this keeps a pristine git directory or hidden
+    tests out of the agent's reach. For sandboxes on another machine, the source of a `remote` mount is a path of
+    that machine.
     """
 
     source: Path
@@ -40,7 +41,7 @@ class Mount(Struct, frozen=True):
 
 
 class HostEnvironment(Struct, frozen=True):
-    """What the machine of remote sandboxes offers to run tasks with: mounts, directories in PATH, variables."""
+    """What a remote machine provides for running tasks: mounts, directories for PATH, environment variables."""
 
     mounts: tuple[Mount, ...]
     path_prefixes: tuple[str, ...]
@@ -48,18 +49,18 @@ class HostEnvironment(Struct, frozen=True):
 
 
 class SandboxLimits(Struct, frozen=True):
-    """What a sandbox may use: memory, processes at a time, all that it writes, and the output of each command.
+    """Limits of a sandbox: memory, number of processes, bytes written, and the output of each command.
 
-    The wall-clock limit is `run`'s own. What enforces the others:
+    The wall-clock limit is an argument of `run`. How the kinds of sandboxes enforce the others:
 
-    - local: `disk_bytes` is the size of the one tmpfs that all writes go to, with one file for every 8 KiB. That
-      is memory too, so a control group bounds the sum of `memory_bytes` and `disk_bytes`; where no such group can
-      be made, each process gets `memory_bytes` of data, and calls that make memory which no process has fail.
-      `processes` are counted by the kernel.
-    - docker: the engine bounds `memory_bytes` and `processes`. No single file is larger than `disk_bytes`; the sum
-      is bounded by the engine's storage where that has quotas, else it is measured every few seconds and a command
-      that wrote more is killed.
-    - unsafe-local: nothing but `output_bytes`, which every kind cuts off.
+    - local: `disk_bytes` is the size of the one tmpfs that all writes go to, with at most one file per 8 KiB. A
+      tmpfs is memory too, so a control group limits the sum of `memory_bytes` and `disk_bytes`. Where no control
+      group can be made, each process may have `memory_bytes` of data, and system calls that create memory outside
+      any process fail. The kernel counts `processes`.
+    - docker: the engine enforces `memory_bytes` and `processes`. No single file can be larger than `disk_bytes`.
+      The sum is limited by the engine's storage if that has quotas, otherwise it is measured every few seconds,
+      and a command that wrote more is killed.
+    - unsafe-local: only `output_bytes`, at which every kind truncates the output.
     """
 
     memory_bytes: int = 4 << 30
@@ -69,12 +70,12 @@ class SandboxLimits(Struct, frozen=True):
 
 
 class SandboxSpec(Struct, frozen=True):
-    """What to open: `tree` (never changed) is seen writable at `workdir`; `env` is all the environment there is.
+    """What to open: `tree`, which is never changed, appears writable at `workdir`; `env` is the whole environment.
 
-    `path_prefixes` are directories put before the system's in PATH. `image` names the programs for kinds that run
-    container images; `tree_in_image` says that the image itself holds the tree, which `tree` is then a copy of:
-    its repository keeps the history up to its present commit and nothing later. `as_root` is for images whose
-    programs only root can use; without it commands run as an ordinary user.
+    `path_prefixes` are put before the system's directories in PATH. `image` is the container image, for kinds that
+    use one; with `tree_in_image` the image itself holds the tree, of which `tree` is a copy, and its repository is
+    cut to the history of its current commit. `as_root` is for images whose programs only root can use; otherwise
+    commands run as an ordinary user.
     """
 
     tree: Path
@@ -89,9 +90,9 @@ class SandboxSpec(Struct, frozen=True):
 
 
 class Completed(Struct, frozen=True):
-    """A finished command. `exit_code` is negative for a signal; on a timeout it is None.
+    """A finished command. `exit_code` is negative for a signal, and None after a timeout.
 
-    `stdout` and `stderr` are cut at the spec's `output_bytes`, then `truncated` is true.
+    `stdout` and `stderr` are truncated at the spec's `output_bytes`; then `truncated` is true.
     """
 
     exit_code: int | None
@@ -103,19 +104,21 @@ class Completed(Struct, frozen=True):
 
 
 class ChangedFile(Struct, frozen=True):
-    """A file or link as it is now. `mode` is git's (100644, 100755, 120000); a link's `data` is where it leads."""
+    """The current state of a file or link. `mode` is git's (100644, 100755, 120000); a link's `data` is its
+    target.
+    """
 
     mode: str
     data: bytes
 
 
 class TreeChanges(Struct, frozen=True):
-    """What differs below the workdir from what was there at open, by path relative to it.
+    """The differences between the workdir now and when it was opened, by path relative to the workdir.
 
-    All that lay at or below a path of `deleted` is gone (all there was, for the path b""), and what lay at one of
-    `directories` is a directory now; then come the `files`. What is in a directory `.git` is left out, special
-    files count as absent, and nothing was read by a program of the sandbox. Where `refused` is not empty, it says
-    why the changes cannot be taken, and nothing else is told.
+    To apply them: delete everything at and below the paths in `deleted` (b"" means the whole tree), make the
+    `directories`, then write the `files`. Content of `.git` directories is left out, and special files count as
+    absent. No program in the sandbox took part in reading. If `refused` is not empty, it is the reason why the
+    changes cannot be read, and the other fields are empty.
     """
 
     files: dict[bytes, ChangedFile]
@@ -132,16 +135,16 @@ class Sandbox(Protocol):
 
     @property
     def workdir(self) -> str:
-        """The working directory as commands inside see it."""
+        """The working directory inside the sandbox."""
         ...
 
     @property
     def home(self) -> str:
-        """A writable home directory as commands inside see it; empty when the sandbox opens."""
+        """A writable home directory inside the sandbox; empty when the sandbox opens."""
         ...
 
     def locate(self, target: str) -> str:
-        """The path at which commands see a mount declared with this `target`."""
+        """Return the path inside the sandbox of the mount that was declared with this `target`."""
         ...
 
     async def run(
@@ -154,17 +157,18 @@ class Sandbox(Protocol):
         cwd: str | None = None,
         reveal: bool = False,
     ) -> Completed:
-        """Run a command to its end, or kill it and all it started after `timeout_s` seconds.
+        """Run a command to its end, or kill it with all its processes after `timeout_s` seconds.
 
-        `env` is added to the spec's. Raises SandboxError when the command could not be run at all.
-        Cancelling the awaiting task kills the command.
+        `env` is added to the spec's. Raises SandboxError when the command could not be run at all. Cancelling the
+        awaiting task kills the command.
         """
         ...
 
     async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
-        """The content of a regular file inside. Raises FileNotFoundError, or SandboxError above `limit` bytes.
+        """Return the content of a regular file inside. Raises FileNotFoundError, or SandboxError above `limit`
+        bytes.
 
-        The file is opened inside the sandbox, so a link cannot lead out of it.
+        The file is opened within the sandbox's root, so a link cannot lead out of it.
         """
         ...
 
@@ -173,90 +177,95 @@ class Sandbox(Protocol):
         ...
 
     async def seal(self, paths: Sequence[str]) -> None:
-        """Show these files of the workdir (relative to it) read-only to all later runs, until a reset.
+        """Make these files of the workdir (paths relative to it) read-only for all later runs, until a reset.
 
-        Neither they nor a directory above them can then be changed, renamed or removed by a command. Kinds that
-        cannot do that leave the files as they are. Raises SandboxError.
+        Commands can then not change, rename or remove them or a directory above them. Kinds that cannot do this
+        leave the files as they are. Raises SandboxError.
         """
         return None
 
     async def read_changes(self, *, file_limit: int, ignored: IgnoreFilter) -> TreeChanges | None:
-        """What changed, read from outside; None where a revealed run can be trusted to tell.
+        """Return what changed, read from outside; None if this kind can trust a revealed run to read the changes.
 
-        `ignored` is asked, in a thread, which of the paths that changed do not matter; a file that does and is
-        larger than `file_limit` bytes refuses the whole. All that runs inside is killed. In a sandbox made of a
-        container image every program is the agent's to replace, so none is asked there.
+        Kills everything inside first. `ignored` is called in a thread with changed paths, and returns those to
+        leave out; if one of the others is larger than `file_limit` bytes, all changes are refused. Needed for
+        container images, in which the agent may have replaced every program, so that none of them can be trusted
+        to report the changes.
         """
         return None
 
     async def reset(self) -> None:
-        """Drop everything written since open, in the tree, the home and /tmp."""
+        """Drop everything written since open: in the tree, the home directory and /tmp."""
         ...
 
     async def close(self) -> None:
-        """Kill what runs and drop everything. Never raises; may be called twice."""
+        """Kill all processes and drop everything. Never raises; may be called twice."""
         ...
 
 
 class Sandboxes(Protocol):
-    """A kind of sandbox: opens them, and says whether this machine can.
+    """A kind of sandbox: opens sandboxes, and checks whether this machine can.
 
-    What is not overridden is that of a kind whose sandboxes show this machine's programs, and run no images.
+    The default implementations fit a kind that shows this machine's programs and uses no container images.
     """
 
     name: ClassVar[str]
     host_programs: ClassVar[bool] = True
-    """Whether commands see this machine's programs, else those of an image."""
+    """Whether commands see this machine's programs; if not, those of an image."""
 
     def host_environment(self) -> HostEnvironment | None:
-        """What another machine offers to run tasks with; None where it is this machine that does, or an image.
+        """Return what a remote machine provides for tasks; None for kinds on this machine and for images.
 
         Raises SandboxError, ConfigError.
         """
         return None
 
     def problems(self) -> list[str]:
-        """Why this kind cannot work here, each with what to do about it; empty when it can."""
+        """Return the reasons why this kind cannot work here, each with a remedy; empty if it can."""
         return []
 
     def warnings(self) -> list[str]:
-        """What this kind does not enforce here although it works, each with what to do about it."""
+        """Return the limits that this kind cannot enforce on this machine, each with a remedy."""
         return []
 
     def export_tree(self, image: str, path: str, base_commit: str, into: Path) -> None:
-        """Make the new directory `into` with what an image holds at `path`, without its `.git`; fetches the image.
+        """Create the directory `into` with the content of `path` in an image, without its `.git`; fetches the
+        image.
 
-        Raises TaskError when the image or the path is not there, or its repository is not at `base_commit`;
+        Raises TaskError when the image or the path does not exist, or its repository is not at `base_commit`;
         ConfigError for kinds that run no images.
         """
         raise _no_images(f"the tree at {path} in the container image {image}")
 
     def image_id(self, image: str, *, fetch: bool) -> str:
-        """Identify the image that has this name now; "" when it is not on this machine and `fetch` is false.
+        """Return the id of the image with this name; "" if it is not on this machine and `fetch` is false.
 
         Raises TaskError when it cannot be fetched; kinds that run no images return "".
         """
         return ""
 
     def build_image(self, context: Path, name: str, *, timeout_s: float) -> None:
-        """Make the image `name` of the Dockerfile in the directory `context`, unless there is one of that name.
+        """Build the image `name` from the Dockerfile in the directory `context`, unless there is one with that
+        name.
 
         Raises TaskError when it cannot be built; ConfigError for kinds that run no images.
         """
         raise _no_images(f"building an image of {context}")
 
     def workdir_of(self, image: str) -> str:
-        """The directory that an image's programs start in, "" when it names none; fetches the image.
+        """Return an image's working directory, "" if it sets none; fetches the image.
 
         Raises TaskError when there is no such image; ConfigError for kinds that run no images.
         """
         raise _no_images(f"the container image {image}")
 
     def expect(self, spec: SandboxSpec) -> None:
-        """Announce that a sandbox on this spec is likely to be opened soon; a kind may prepare it in advance."""
+        """Announce that a sandbox with this spec will probably be opened soon, so that the kind can prepare it."""
 
     async def aclose(self) -> None:
-        """Drop what was prepared and not opened. Never raises; the kind can be used again afterwards."""
+        """Drop sandboxes that were prepared but not opened. Never raises; the kind can be used again
+        afterwards.
+        """
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """Open a sandbox. Raises SandboxError."""
@@ -273,7 +282,7 @@ def _no_images(what: str) -> ConfigError:
 
 
 class OpenSandbox(Struct, frozen=True, kw_only=True):
-    """A remote sandbox that is open: since when, till when (seconds since 1970), and for what."""
+    """An open remote sandbox: its labels, and when it was opened and will end (seconds since 1970)."""
 
     id: str
     labels: dict[str, str]
@@ -282,19 +291,21 @@ class OpenSandbox(Struct, frozen=True, kw_only=True):
 
 
 class RemoteSandboxes(Sandboxes, ABC):
-    """A kind whose sandboxes are on other machines. Each ends at its deadline, and bears labels: `labelled`."""
+    """A kind whose sandboxes are on other machines. Each has labels (see `labelled`), and ends at its deadline."""
 
     @abstractmethod
     async def sandboxes(self) -> list[OpenSandbox]:
-        """Those that are open there, whoever opened them, the oldest first. Raises SandboxError."""
+        """Return all sandboxes that are open there, whoever opened them, the oldest first. Raises SandboxError."""
 
     @abstractmethod
     async def reap(self, ids: Sequence[str]) -> list[str]:
-        """End these, and those past their deadline; returns the ids of those ended. Raises SandboxError."""
+        """End these sandboxes, and those past their deadline; return the ids of the ended ones. Raises
+        SandboxError.
+        """
 
 
 class IsolatedSandbox:
-    """Methods shared by sandboxes in which the workdir and the mounts lie where the spec says."""
+    """Methods shared by sandboxes in which the workdir and the mounts have the paths of the spec."""
 
     _spec: SandboxSpec
 
@@ -304,7 +315,7 @@ class IsolatedSandbox:
         return self._spec.workdir
 
     def locate(self, target: str) -> str:
-        """The target itself. Raises SandboxError when no mount was declared there."""
+        """Return the target itself. Raises SandboxError when no mount was declared there."""
         return self._spec.mounts[mount_number(self._spec, target)].target
 
     async def seal(self, paths: Sequence[str]) -> None:
@@ -320,7 +331,7 @@ _labels: ContextVar[Mapping[str, str]] = ContextVar("labels", default=MappingPro
 
 @contextmanager
 def labelled(**labels: str) -> Generator[None]:
-    """Sandboxes that are opened inside bear these labels, where their kind has labels."""
+    """Give these labels to all sandboxes that are opened inside the block, if their kind has labels."""
     token = _labels.set({**_labels.get(), **labels})
     try:
         yield
@@ -329,17 +340,17 @@ def labelled(**labels: str) -> Generator[None]:
 
 
 def sandbox_labels() -> dict[str, str]:
-    """The labels of a sandbox that is opened now (see `labelled`)."""
+    """Return the labels for a sandbox that is opened now (see `labelled`)."""
     return dict(_labels.get())
 
 
 def open_kind(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
-    """The kind of sandbox that `name` names, constructed with `options`; whether it can work here is not asked.
+    """Return the kind of sandbox called `name`, constructed with `options`, without checking that it can work
+    here.
 
-    From then on nothing in the cache, where mounts of sandboxes are, is removed until this process ends.
-
-    `name` is that of the kind alone, or KIND:TARGET?OPTION=VALUE&…, whose target and options are added. Raises
-    ConfigError when there is none, or when it takes no such options.
+    From then on until this process ends, nothing in the cache directory is removed, because sandboxes mount files
+    of it. `name` is a kind, or KIND:TARGET?OPTION=VALUE&… with further options. Raises ConfigError for an unknown
+    kind, or options that it does not have.
     """
     share_lock(cache_dir() / CACHE_LOCK)
     kind_name, _, rest = name.partition(":")
@@ -347,14 +358,17 @@ def open_kind(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
     named = ({"target": target} if target else {}) | dict(parse_qsl(query, keep_blank_values=True))
     adapter = plugins.load("sandboxes", kind_name)
     if named and (unknown := set(named) - set(inspect.signature(adapter).parameters)):
-        raise ConfigError(f"--sandbox {name}: {kind_name} sandboxes have no options {', '.join(sorted(unknown))}")
+        raise ConfigError(
+            f"--sandbox {name}: {kind_name} sandboxes have no options {', '.join(sorted(unknown))}; "
+            f"expected some of {', '.join(inspect.signature(adapter).parameters) or 'none'}"
+        )
     return adapter(**named, **(options or {}))
 
 
 def load_sandboxes(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
-    """The kind of sandbox that `name` names (see `open_kind`).
+    """Return the kind of sandbox called `name` (see `open_kind`).
 
-    Raises ConfigError when there is none, or when it cannot work here.
+    Raises ConfigError for an unknown kind, or one that cannot work here.
     """
     kind = open_kind(name, options)
     if problems := kind.problems():
@@ -363,21 +377,23 @@ def load_sandboxes(name: str, options: Mapping[str, Any] | None = None) -> Sandb
 
 
 def mount_number(spec: SandboxSpec, target: str) -> int:
-    """The position of the mount declared at `target`. Raises SandboxError when there is none."""
+    """Return the index of the mount declared at `target`. Raises SandboxError if there is none."""
     targets = [mount.target for mount in spec.mounts]
     if target not in targets:
-        raise SandboxError(f"no mount has the target {target!r}; declared: {targets}")
+        raise SandboxError(f"no mount has the target {target!r}; expected one of {targets}")
     return targets.index(target)
 
 
 def check_no_nul(what: str, first: str, *more: str) -> None:
-    """Raise SandboxError, "cannot `what` `first`: …", when a string has a NUL byte: it ends there for C."""
+    """Raise SandboxError, "cannot `what` `first`: …", when a string contains a NUL byte, where C would end it."""
     if any("\0" in text for text in (first, *more)):
-        raise SandboxError(f"cannot {what} {first!r}: an argument, a path or the environment contains a NUL byte")
+        raise SandboxError(
+            f"cannot {what} {first!r}: an argument, a path or the environment contains a NUL byte; remove it"
+        )
 
 
 def below(path: str, base: str) -> bool:
-    """Whether `path` is `base` or lies under it."""
+    """Return whether `path` is `base` or below it."""
     return PurePosixPath(path).is_relative_to(base)
 
 
@@ -386,8 +402,8 @@ def check_spec(
 ) -> None:
     """Raise SandboxError for an invalid spec.
 
-    `writable` are the directories besides the workdir that commands may write to; `taken` those that the workdir
-    must not hold. `needs_tree`: the tree is taken from this machine.
+    `writable` are directories other than the workdir that commands may write to; `taken` are paths that must not
+    be in the workdir. With `needs_tree`, the tree must exist on this machine.
     """
     if needs_tree and not spec.tree.is_dir():
         raise SandboxError(
@@ -409,12 +425,13 @@ def _normal(path: str) -> bool:
 def _check_mount(mount: Mount, spec: SandboxSpec, writable: Sequence[str]) -> None:
     if not _normal(mount.target) or below(spec.workdir, mount.target):
         raise SandboxError(
-            f"cannot mount {mount.source} at {mount.target!r}: expected an absolute path "
-            "that does not hide the workdir"
+            f"cannot mount {mount.source} at {mount.target!r}: expected an absolute path that is "
+            f"neither the workdir {spec.workdir} nor above it"
         )
     if not mount.source.exists():
         raise SandboxError(
-            f"cannot mount {mount.source} at {mount.target}: the file does not exist on this machine"
+            f"cannot mount {mount.source} at {mount.target}: the file does not exist on this machine; "
+            "create it, or correct the path"
         )
     if mount.private and any(below(mount.target, area) for area in (spec.workdir, *writable)):
         raise SandboxError(

@@ -1,7 +1,8 @@
-"""A network in which connections to other machines get no answer, as behind a firewall that drops packets.
+"""Makes connections to other machines time out in a network namespace, as behind a firewall that drops packets.
 
-In a network namespace without routes such a connection fails at once, so tests of connection timeouts fail. With a
-default route on the loopback interface packets arrive there and are dropped, since they are for other addresses.
+In a namespace without routes such a connection fails at once, which makes tests of connection timeouts fail. With
+a default route on the loopback interface, packets arrive there and are dropped, because they are addressed to
+others.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _MAIN_TABLE, _BOOT, _SCOPE_LINK, _UNICAST, _OUT_INTERFACE = 254, 3, 253, 1, 4
 
 
 def drop_packets(namespace: str) -> None:
-    """Make connections to other machines time out in a network namespace, named by its path in /proc.
+    """Make connections to other machines time out in the network namespace at this path in /proc.
 
-    Raises OSError when the namespace is gone, or when we are not root over it.
+    Raises OSError when the namespace is gone, or this process has no root rights over it.
     """
     failed: list[OSError] = []
 
@@ -34,7 +35,7 @@ def drop_packets(namespace: str) -> None:
         except OSError as error:
             failed.append(error)
 
-    # A namespace is entered by one thread, which ends there.
+    # setns changes only the calling thread, so a new thread enters the namespace and ends there.
     thread = threading.Thread(target=work, name="network")
     thread.start()
     thread.join()
@@ -53,7 +54,7 @@ def _enter(namespace: str) -> None:
 
 
 def add_default_route() -> None:
-    """Add the route in this thread's own network namespace; one that is there stays. Raises OSError."""
+    """Add the route in this thread's network namespace; an existing one stays. Raises OSError."""
     route = struct.pack("=8BI", socket.AF_INET, 0, 0, 0, _MAIN_TABLE, _BOOT, _SCOPE_LINK, _UNICAST, 0)
     attribute = struct.pack("=HHI", 8, _OUT_INTERFACE, _LOOPBACK)
     head = struct.pack("=IHHII", 16 + len(route) + len(attribute), _NEW_ROUTE, _REQUEST_CREATE_ACK, 1, 0)

@@ -1,6 +1,6 @@
-"""A child process of ours: fed, drained within bounds, timed, and killed with its whole process group.
+"""Runs a child process: feeds stdin, collects limited output, enforces the timeout and kills the process group.
 
-Every kind of sandbox ends in such a process; this is the one place that watches over it.
+All kinds of sandboxes run their helper processes through this module.
 """
 
 from __future__ import annotations
@@ -28,24 +28,30 @@ LAST_SIGNAL = 64
 
 
 def read_regular(descriptor: int, path: str, limit: int) -> bytes:
-    """The content of an open file, which is closed. Raises SandboxError unless it is regular, within `limit`."""
+    """Return the content of an open file, and close it. Raises SandboxError unless it is regular and within
+    `limit` bytes.
+    """
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise SandboxError(f"cannot read {path} in the sandbox: expected a regular file")
+        raise SandboxError(
+            f"cannot read {path} in the sandbox: it is a directory or special file; expected a regular file"
+        )
     with os.fdopen(descriptor, "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise SandboxError(f"cannot read {path} in the sandbox: it is larger than {limit} bytes")
+        raise SandboxError(
+            f"cannot read {path} in the sandbox: it has more than {limit} bytes; expected at most that many"
+        )
     return data
 
 
 def exit_code_of_shell(code: int) -> int:
-    """An exit code, with 128 + n, a shell's word for signal n, as -n."""
+    """Return -n for a shell's exit code 128 + n, which means signal n; other codes unchanged."""
     return 128 - code if 128 < code <= 128 + LAST_SIGNAL else code
 
 
 def process_stamp(pid: int) -> str:
-    """A name that no other process has until the next boot: pid namespace, pid and start time.
+    """Return a name that identifies a process until the next boot: pid namespace, pid and start time.
 
     Raises OSError when there is no such process.
     """
@@ -54,7 +60,9 @@ def process_stamp(pid: int) -> str:
 
 
 def has_ended(stamp: str) -> bool:
-    """Whether a process certainly lives no more, by its stamp: one in another pid namespace may."""
+    """Return whether the process of a stamp has certainly ended. False for one in another pid namespace, which is
+    unknown.
+    """
     namespace, _, rest = stamp.partition("-")
     if namespace != process_stamp(os.getpid()).partition("-")[0]:
         return False
@@ -65,7 +73,9 @@ def has_ended(stamp: str) -> bool:
 
 
 class CommandOutput:
-    """The first `limit` bytes of each stream. The rest is read and dropped: a flood neither blocks nor grows."""
+    """The first `limit` bytes of each stream. The rest is read and dropped, so a flood of output neither blocks
+    nor fills memory.
+    """
 
     def __init__(self, limit: int) -> None:
         self.stdout = bytearray()
@@ -74,14 +84,14 @@ class CommandOutput:
         self._limit = limit
 
     def add(self, stream: int, data: bytes) -> None:
-        """Take what a command wrote to stream 1 or 2."""
+        """Add output of stream 1 (stdout) or 2 (stderr)."""
         buffer = self.stderr if stream == 2 else self.stdout
         room = self._limit - len(buffer)
         buffer += data[:room]
         self.truncated = self.truncated or len(data) > room
 
     def completed(self, code: int | None, duration_s: float, *, timed_out: bool = False) -> Completed:
-        """A finished command with this output; without an exit code where it `timed_out`."""
+        """Return the finished command with this output; its exit code is None if it `timed_out`."""
         code = None if timed_out else code
         return Completed(code, bytes(self.stdout), bytes(self.stderr), duration_s, timed_out, self.truncated)
 
@@ -105,18 +115,19 @@ class _OutputCollector(asyncio.SubprocessProtocol):
 
 
 def seal_descriptors() -> None:
-    """Let no descriptor that this process was started with pass into a child: uvloop does not close them.
+    """Make all inherited descriptors of this process non-inheritable, because uvloop does not close them in
+    children.
 
-    A directory among them would be a way out of every sandbox.
+    An inherited directory descriptor would be a way out of every sandbox.
     """
     for entry in list(Path("/proc/self/fd").iterdir()):
         if int(entry.name) > 2:
-            with contextlib.suppress(OSError):  # the listing's own is closed by now
+            with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
                 os.set_inheritable(int(entry.name), False)
 
 
 def kill_group(leader: int) -> None:
-    """SIGKILL the process group of `leader`, if there is still one."""
+    """Send SIGKILL to the process group of `leader`, if it still exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
@@ -140,10 +151,10 @@ async def _reap(
 
 @contextlib.contextmanager
 def _file_of(content: bytes) -> Generator[BinaryIO]:
-    """Content as a file in memory, to be a child's stdin.
+    """Yield a memory file with the content, to be a child's stdin.
 
-    A pipe of asyncio's would be a socket, which some programs, Claude Code among them, do not read as stdin; and a
-    child that reads late, or never, has nobody waiting for it.
+    Not a pipe: asyncio's would be a socket, which some programs, such as Claude Code, do not read as stdin; and
+    nothing has to wait for a child that reads late or never.
     """
     with os.fdopen(os.memfd_create("stdin"), "w+b", buffering=0) as file:
         rest = memoryview(content)
@@ -154,9 +165,10 @@ def _file_of(content: bytes) -> Generator[BinaryIO]:
 
 
 async def run_to_completion(work: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
-    """Await `work` in a task of its own that is never cancelled halfway.
+    """Await `work` in a task that is never cancelled midway; return its result.
 
-    When the caller is cancelled, the event given to `work` is set, and the caller waits until it has ended.
+    When the caller is cancelled, the event that `work` was given is set, and the caller waits until `work` has
+    ended.
     """
     over = asyncio.Event()
     task = asyncio.create_task(work(over))
@@ -166,7 +178,9 @@ async def run_to_completion(work: Callable[[asyncio.Event], Coroutine[Any, Any, 
         over.set()
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # Looked at, so that it is not reported as forgotten; the caller wants no result.
+            # Retrieved, so that asyncio does not log it as never retrieved; the caller is cancelled and needs no
+            # result.
+            task.exception()
         raise
 
 
@@ -182,11 +196,11 @@ async def run_process(
     pass_fds: Sequence[int] = (),
     kill: Callable[[int], None] = kill_group,
 ) -> Completed:
-    """Run `argv` in a session of its own until it ends, `over` is set, or `timeout_s` seconds have gone; then
-    kill what is left by calling `kill` with its pid.
+    """Run `argv` in a new session until it ends, `over` is set, or `timeout_s` seconds have passed.
 
-    `exit_code` is what the kernel says, negative for a signal, None on a timeout. Raises OSError or ValueError
-    when the program cannot be started. To be cancelled through `over` only: see `run_to_completion`.
+    What is left then is killed by calling `kill` with its pid. `exit_code` is negative for a signal, None after a
+    timeout. Raises OSError or ValueError when the program cannot be started. Must not be cancelled; set `over`
+    instead (see `run_to_completion`).
     """
     started = time.monotonic()
     seal_descriptors()

@@ -1,10 +1,9 @@
-"""The system calls that commands in a sandbox are denied, whatever kind of sandbox it is.
+"""The system calls that commands are denied in all kinds of sandboxes.
 
-None of them is needed to build or test a program: they read and change other processes, reach this machine's
-hypervisor past the private network, hold memory that no limit of a process counts, or show and decide which files
-this machine holds in memory and which keys its kernel keeps for a user, where a sandbox could leave notes for
-another that runs beside it or after it. The local sandbox makes a filter of its own of them, a container gets them
-through its engine's profile.
+Building and testing programs needs none of them. They read or change other processes, reach this machine's
+hypervisor around the private network, allocate memory that no limit of a process counts, or let a sandbox leave a
+message for another one: by which files are in the page cache, or by the keys that the kernel keeps for a user. The
+local sandbox makes a filter of its own of them; a container gets them through its engine's seccomp profile.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ DENIED_CALLS = {
     "process_vm_readv": errno.EPERM,
     "process_vm_writev": errno.EPERM,
     "pidfd_getfd": errno.EPERM,
-    # Programs fall back where the kernel does not have these.
+    # ENOSYS makes programs fall back as they do on kernels without these calls.
     "io_uring_setup": errno.ENOSYS,
     "memfd_secret": errno.ENOSYS,
     "mincore": errno.ENOSYS,
-    "preadv2": errno.ENOSYS,  # the C library makes a plain `preadv` of it
+    "preadv2": errno.ENOSYS,  # the C library falls back to `preadv`
     "cachestat": errno.ENOSYS,
     "add_key": errno.ENOSYS,
     "request_key": errno.ENOSYS,
     "keyctl": errno.ENOSYS,
-    "fadvise64": 0,  # advice, which succeeds without effect
+    "fadvise64": 0,  # only advice, so it can succeed without doing anything
 }
-"""What each call fails with, by its name; 0 where it succeeds without effect."""
+"""The error of each call by name; 0 for one that succeeds without effect."""
 
 DENIED_FAMILY = 40
 """AF_VSOCK: sockets of this family fail with EAFNOSUPPORT."""
 
 MEMORY_CALLS = ("memfd_create", "shmget")
-"""They make memory that no process has: ENOSYS where no control group counts the memory of a sandbox."""
+"""They allocate memory that belongs to no process. ENOSYS where no control group counts a sandbox's memory."""

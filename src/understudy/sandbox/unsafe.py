@@ -1,8 +1,8 @@
-"""`unsafe-local`: a copy of the tree in a temporary directory, and plain processes.
+"""The `unsafe-local` kind of sandbox: a copy of the tree in a temporary directory, and plain processes.
 
-WARNING: this isolates nothing. Commands run as the user who runs Understudy, with the network, the home directory
-and every file of the machine in reach; only wall-clock and output limits hold, and a process that leaves its
-process group outlives its run. It exists for machines without namespaces, and for tasks and agents one trusts.
+WARNING: this isolates nothing. Commands run as the user who runs Understudy, and can reach the network, the home
+directory and every file of the machine. Only wall-clock and output limits are enforced, and a process that leaves
+its process group outlives its run. It exists for machines without namespaces, and for trusted tasks and agents.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SOCKET_NAME_BYTES = 107
 
 
 class UnsafeSandbox(Sandbox):
-    """A directory with `tree`, `home` and `tmp` in it. What is written elsewhere on the machine stays written."""
+    """A directory with `tree`, `home` and `tmp` in it. Files written elsewhere on the machine are not removed."""
 
     def __init__(self, spec: SandboxSpec, root: Path) -> None:
         self._spec = spec
@@ -40,13 +40,13 @@ class UnsafeSandbox(Sandbox):
 
     @property
     def home(self) -> str:
-        """An empty directory beside it."""
+        """An empty directory beside the tree."""
         return str(self._root / "home")
 
     def locate(self, target: str) -> str:
-        """The source of the mount declared with this `target`: nothing is mounted here.
+        """Return the source of the mount with this `target`, because nothing is mounted here.
 
-        A long path is given as a short link to it: the kernel takes 107 bytes for the name of a socket.
+        For a long path a short link to it is returned, because the kernel limits socket paths to 107 bytes.
         """
         number = mount_number(self._spec, target)
         source = self._spec.mounts[number].source
@@ -58,7 +58,7 @@ class UnsafeSandbox(Sandbox):
         return str(link)
 
     def _host(self, path: str) -> str:
-        """Where a path of the spec's world lies here: the workdir and mount targets move, the rest stays."""
+        """Return this machine's path for a path of the spec: the workdir and mount targets are translated."""
         bases = [(mount.target, str(mount.source)) for mount in self._spec.mounts]
         bases.append((self._spec.workdir, self.workdir))
         for base, target in sorted(bases, key=lambda pair: len(pair[0]), reverse=True):
@@ -67,7 +67,7 @@ class UnsafeSandbox(Sandbox):
         return path
 
     def _own(self, path: str) -> Path:
-        """The host path of `path`, which must lie in this sandbox's directory."""
+        """Return this machine's path for `path`. Raises SandboxError unless it is in this sandbox's directory."""
         host_path = Path(self._host(str(PurePosixPath(self.workdir, path))))
         if not host_path.resolve().is_relative_to(self._root.resolve()):
             raise SandboxError(
@@ -99,12 +99,12 @@ class UnsafeSandbox(Sandbox):
     ) -> Completed:
         """Run a plain process in its own process group. `reveal` makes no difference: nothing is hidden."""
         if self._closed:
-            raise SandboxError(f"cannot run {argv[0]!r}: this sandbox is closed")
+            raise SandboxError(f"cannot run {argv[0]!r}: this sandbox is closed; open a new one")
         environment = self._env(env)
         where = self._host(str(PurePosixPath(self.workdir, cwd or "")))
         program = str(Path(where, argv[0])) if "/" in argv[0] else shutil.which(argv[0], path=environment["PATH"])
         if program is None:
-            raise SandboxError(f"cannot run {argv[0]!r}: no such command in {environment['PATH']}")
+            raise SandboxError(f"cannot run {argv[0]!r}: no such command in {environment['PATH']}; install it")
         try:
             return await run_to_completion(
                 lambda over: run_process(
@@ -118,17 +118,19 @@ class UnsafeSandbox(Sandbox):
                 )
             )
         except (OSError, ValueError) as error:
-            raise SandboxError(f"cannot run {argv[0]!r} in {where}: {error}") from error
+            raise SandboxError(
+                f"cannot run {argv[0]!r} in {where}: {error}; check that the program and the directory exist"
+            ) from error
 
     async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
-        """The content of a regular file anywhere on the machine, links followed."""
+        """Return the content of a regular file anywhere on the machine; links are followed."""
         host_path = self._host(str(PurePosixPath(self.workdir, path)))
         try:
             descriptor = os.open(host_path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise SandboxError(f"cannot read {path}: {error.strerror}") from error
+            raise SandboxError(f"cannot read {path}: {error.strerror}; expected a readable file") from error
         return await asyncio.to_thread(read_regular, descriptor, path, limit)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -139,7 +141,9 @@ class UnsafeSandbox(Sandbox):
             host_path.write_bytes(data)
             host_path.chmod(mode)
         except OSError as error:
-            raise SandboxError(f"cannot write {path}: {error.strerror}") from error
+            raise SandboxError(
+                f"cannot write {path}: {error.strerror}; make room, or choose another path"
+            ) from error
 
     async def reset(self) -> None:
         """Copy the tree afresh and empty home and tmp."""
@@ -152,7 +156,7 @@ class UnsafeSandbox(Sandbox):
 
 
 def _remove(path: Path) -> None:
-    """Remove a tree whose directories a command may have made unwritable."""
+    """Remove a tree, even if a command made its directories read-only."""
     for folder, _, _ in os.walk(path):
         with contextlib.suppress(OSError):
             Path(folder).chmod(0o700)
@@ -168,7 +172,7 @@ def _fill(root: Path, tree: Path) -> None:
 
 
 class UnsafeSandboxes(Sandboxes):
-    """Opens directories that pretend to be sandboxes; see the warning of this module."""
+    """Opens directories in place of sandboxes; see the warning of this module."""
 
     name: ClassVar[str] = "unsafe-local"
 
@@ -179,9 +183,11 @@ class UnsafeSandboxes(Sandboxes):
         try:
             await asyncio.shield(filling)
         except BaseException as error:
-            await asyncio.wait({filling})  # a thread cannot be called off
+            await asyncio.wait({filling})  # a thread cannot be cancelled
             _remove(root)
             if isinstance(error, OSError):
-                raise SandboxError(f"cannot copy the tree {spec.tree} to {root}: {error}") from error
+                raise SandboxError(
+                    f"cannot copy the tree {spec.tree} to {root}: {error}; make room there"
+                ) from error
             raise
         return UnsafeSandbox(spec, root)

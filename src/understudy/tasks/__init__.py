@@ -1,1 +1,1 @@
-"""Tasks: reading and making them, and turning one into a tree, an environment and hidden checks."""
+"""Tasks: reads and generates them, and prepares a task's tree, environment and hidden checks."""

@@ -1,6 +1,7 @@
-"""The subset of Dockerfiles that a local sandbox supports: reading it, and running its steps on a tree.
+"""The subset of Dockerfiles that local sandboxes support: parses it, and executes its steps on a tree.
 
-Everything else is an error that names the line."""
+Everything else is an error that names the line.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ _HINT = "unsupported in a local sandbox; use --sandbox docker"
 
 
 class CopyStep(Struct, frozen=True):
-    """COPY or ADD: patterns of the build context, and the absolute place they go to (`/` at the end: into it)."""
+    """COPY or ADD: patterns of the build context, and the absolute target (with `/` at its end: a directory to
+    copy into).
+    """
 
     line: int
     sources: tuple[str, ...]
@@ -37,7 +40,7 @@ class CopyStep(Struct, frozen=True):
 
 
 class RunStep(Struct, frozen=True):
-    """RUN: the command with the directory and the variables that it sees."""
+    """RUN: the command, with its working directory and variables."""
 
     line: int
     argv: tuple[str, ...]
@@ -46,7 +49,7 @@ class RunStep(Struct, frozen=True):
 
 
 class WorkdirStep(Struct, frozen=True):
-    """WORKDIR: the directory is created when it is missing."""
+    """WORKDIR: the directory is created if it is missing."""
 
     line: int
     path: str
@@ -56,7 +59,7 @@ Step = CopyStep | RunStep | WorkdirStep
 
 
 class DockerfileRecipe(Struct):
-    """What the Dockerfile at `path` says: its base image, its last WORKDIR, all variables, and its steps."""
+    """A parsed Dockerfile at `path`: its base image, its last WORKDIR, all variables, and its steps."""
 
     path: Path
     image: str = ""
@@ -66,23 +69,25 @@ class DockerfileRecipe(Struct):
 
 
 def read_dockerfile(path: Path) -> DockerfileRecipe:
-    """The recipe of a Dockerfile. Raises TaskError, naming file and line, for whatever cannot be honoured."""
+    """Parse a Dockerfile. Raises TaskError, naming file and line, for everything unsupported."""
     recipe = DockerfileRecipe(path)
     for line, instruction in _instructions(read_text(path, "a Dockerfile")):
         word, _, rest = instruction.partition(" ")
         handler = _HANDLERS.get(word.upper())
         try:
             if handler is None:
-                raise _UnsupportedInstruction(f"{word.upper()} is not one of {', '.join(_HANDLERS)}: {_HINT}")
+                raise _UnsupportedInstruction(
+                    f"{word.upper()} is unsupported; expected one of {', '.join(_HANDLERS)}: {_HINT}"
+                )
             if not recipe.image and word.upper() != "FROM":
-                raise _UnsupportedInstruction("FROM must come first")
+                raise _UnsupportedInstruction("expected FROM as the first instruction")
             handler(recipe, line, rest.strip())
         except _UnsupportedInstruction as refusal:
             raise TaskError(f"{path}:{line}: {refusal}") from refusal
     if not recipe.image:
-        raise TaskError(f"{path}: no FROM; expected a Dockerfile")
+        raise TaskError(f"{path}: has no FROM; expected a Dockerfile that begins with one")
     if recipe.workdir in ("", "/"):
-        raise TaskError(f"{path}: no WORKDIR below /; the task's tree is its content; add one")
+        raise TaskError(f"{path}: has no WORKDIR below /, whose content is the task's tree; add one")
     _check_paths(recipe)
     return recipe
 
@@ -92,7 +97,7 @@ class _UnsupportedInstruction(Exception):
 
 
 def _instructions(text: str) -> list[tuple[int, str]]:
-    """Each instruction on one line, with the number of the line it starts on; comments are gone."""
+    """Return each instruction joined to one line, with the number of its first line; comments are removed."""
     instructions: list[tuple[int, str]] = []
     parts: list[str] = []
     first = 0
@@ -114,7 +119,7 @@ def _instructions(text: str) -> list[tuple[int, str]]:
 def _from(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     arguments = [word for word in rest.split() if not word.startswith("--platform=")]
     if recipe.image:
-        raise _UnsupportedInstruction(f"a second FROM: {_HINT}")
+        raise _UnsupportedInstruction(f"a second FROM: multi-stage builds are unsupported: {_HINT}")
     if not arguments or arguments[0].startswith("-") or "$" in arguments[0]:
         raise _UnsupportedInstruction(f"FROM {rest}: expected the name of an image")
     recipe.image = arguments[0]
@@ -136,7 +141,9 @@ def _env(recipe: DockerfileRecipe, line: int, rest: str) -> None:
         raise _UnsupportedInstruction(f"ENV {rest}: expected NAME=value")
     for name, _, value in pairs:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in ("PATH", "HOME"):
-            raise _UnsupportedInstruction(f"ENV {name}: the sandbox sets it itself, or it is not a name: {_HINT}")
+            raise _UnsupportedInstruction(
+                f"ENV {name}: expected a valid name that the sandbox does not set itself: {_HINT}"
+            )
         recipe.env[name] = value
 
 
@@ -151,7 +158,9 @@ def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
         if re.match(r"[a-z][a-z0-9+.-]*://|git@", source):
             raise _UnsupportedInstruction(f"{source}: sandboxes have no network: {_HINT}")
         if ".." in source.split("/"):
-            raise _UnsupportedInstruction(f"{source}: is outside of the build context")
+            raise _UnsupportedInstruction(
+                f"{source}: is outside of the build context; copy it into the directory of the Dockerfile"
+            )
     slash = "/" if target.endswith(("/", "/.")) or target == "." or len(sources) > 1 else ""
     absolute = posixpath.normpath(posixpath.join(recipe.workdir or "/", target))
     recipe.steps.append(CopyStep(line, tuple(sources), absolute.rstrip("/") + slash))
@@ -173,7 +182,9 @@ def _run(recipe: DockerfileRecipe, line: int, rest: str) -> None:
 
 
 def _no_effect(recipe: DockerfileRecipe, line: int, rest: str) -> None:
-    """What is said about the image, or done when a container of it starts by itself: nothing for the tree."""
+    """Ignore an instruction that does not change the tree: metadata, or what starts in a container of the
+    image.
+    """
 
 
 _HANDLERS: dict[str, Callable[[DockerfileRecipe, int, str], None]] = {
@@ -188,14 +199,14 @@ _HANDLERS: dict[str, Callable[[DockerfileRecipe, int, str], None]] = {
 
 
 def _arguments(recipe: DockerfileRecipe, text: str) -> list[str]:
-    """The arguments of an instruction: unquoted, with the variables of earlier ENV lines substituted."""
+    """Return the arguments of an instruction: unquoted, with variables of earlier ENV lines substituted."""
     if "$" in text and ("'" in text or "\\$" in text):
-        raise _UnsupportedInstruction(f"{text}: quoted dollar signs are not read; write it without them")
+        raise _UnsupportedInstruction(f"{text}: quoted dollar signs are unsupported; write it without them")
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if name not in recipe.env:
-            raise _UnsupportedInstruction(f"${name} is set by no ENV before: {_HINT}")
+            raise _UnsupportedInstruction(f"${name}: no earlier ENV sets this variable: {_HINT}")
         return recipe.env[name]
 
     try:
@@ -216,17 +227,19 @@ def _json_arguments(text: str) -> list[str]:
 
 
 def _check_paths(recipe: DockerfileRecipe) -> None:
-    """Everything must happen below the last WORKDIR: it is all that a task's tree holds."""
+    """Raise TaskError when a step writes outside of the last WORKDIR, because only that becomes the
+    task's tree.
+    """
     for step in recipe.steps:
         if isinstance(step, WorkdirStep):
-            continue  # a directory on the way, or one that a later WORKDIR leaves unused, has nothing in it
+            continue  # such a directory is empty: it is on the way, or unused after a later WORKDIR
         directory, what = (step.target, "COPY to") if isinstance(step, CopyStep) else (step.cwd, "RUN in")
         if posixpath.commonpath([directory, recipe.workdir]) != recipe.workdir:
             outside = f"{what} {directory}, outside the last WORKDIR {recipe.workdir}"
             raise TaskError(f"{recipe.path}:{step.line}: {outside}: {_HINT}")
 
 
-# --- carrying a recipe out ----------------------------------------------------------------------------
+# --- executing a recipe -------------------------------------------------------------------------------
 
 _ARCHIVE_BYTES = 256 << 20
 
@@ -234,9 +247,9 @@ _ARCHIVE_BYTES = 256 << 20
 async def build_tree(
     recipe: DockerfileRecipe, tree: Path, sandboxes: Sandboxes, environment: TaskEnvironment, *, timeout_s: float
 ) -> None:
-    """Make the directory `tree` as the recipe says, with the Dockerfile's own directory as build context.
+    """Build the directory `tree` as the recipe says, with the Dockerfile's own directory as build context.
 
-    A RUN sees no network and keeps only what it writes to the working directory; `timeout_s` bounds each. Raises
+    A RUN has no network and keeps only what it writes to the working directory; each may take `timeout_s`. Raises
     TaskError, naming file and line, when a step fails.
     """
     await asyncio.to_thread(tree.mkdir)
@@ -253,7 +266,8 @@ async def build_tree(
 
 
 def copy_entry(source: Path, target: Path) -> None:
-    """Put a file, link or directory of the host at `target`; what was there gives way, directories are merged.
+    """Copy a file, link or directory of the host to `target`; an existing file is replaced, directories are
+    merged.
 
     Links are copied as links and never followed. Raises TaskError for special files.
     """
@@ -271,11 +285,13 @@ def copy_entry(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
         target.chmod(0o755 if mode & 0o100 else 0o644)
     else:
-        raise TaskError(f"{source}: is not a file, directory or link; remove it from the task")
+        raise TaskError(
+            f"{source}: is a special file; expected a file, directory or link: remove it from the task"
+        )
 
 
 def describe_end(done: Completed) -> str:
-    """How a command ended, and the end of what it printed."""
+    """Return how a command ended, with the end of its output."""
     how = "did not end in time" if done.timed_out else f"ended with exit code {done.exit_code}"
     tail = (done.stdout + done.stderr)[-2000:].decode(errors="replace").strip()
     return f"{how}; its output ends with:\n{tail}" if tail else f"{how}, without output"
@@ -286,9 +302,12 @@ def _inside(tree: Path, recipe: DockerfileRecipe, path: str) -> Path:
 
 
 def _make_directory(path: Path, tree: Path, where: str) -> None:
-    """Make a directory below the tree; no link on the way may lead out of it."""
+    """Create a directory below the tree. Raises TaskError when a link on the way leads out of it."""
     if not path.resolve().is_relative_to(tree.resolve()):
-        raise TaskError(f"{where}: {path.relative_to(tree)} leads outside of the working directory through a link")
+        raise TaskError(
+            f"{where}: {path.relative_to(tree)} leads outside of the working directory through a "
+            "link; use another target"
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -308,11 +327,11 @@ def _apply_copy(step: CopyStep, recipe: DockerfileRecipe, tree: Path) -> None:
         except ValueError as error:
             raise TaskError(f"{where}: {pattern!r}: {error}") from error
         if not matches:
-            raise TaskError(f"{where}: {pattern!r} matches nothing in {context}")
+            raise TaskError(f"{where}: {pattern!r} matches nothing in {context}; correct it, or add the file")
         for source in matches:
             real = source.resolve()
             if not real.is_relative_to(context):
-                raise TaskError(f"{where}: {source} is outside of the build context")
+                raise TaskError(f"{where}: {source} is outside of the build context; copy it into {context}")
             into = step.target.endswith("/") or len(matches) > 1 or target.is_dir()
             if real.is_dir():
                 _make_directory(target, tree, where)
@@ -359,7 +378,10 @@ async def _execute_runs(
     where = f"{recipe.path}:{runs[-1].line}"
     if packed.exit_code != 0 or packed.truncated:
         tar = f"tar {describe_end(packed)}"
-        raise TaskError(f"{where}: the result of RUN cannot be read, or is above {_ARCHIVE_BYTES} bytes: {tar}")
+        raise TaskError(
+            f"{where}: the files written by RUN cannot be read, or have more than {_ARCHIVE_BYTES} "
+            f"bytes: {tar}; write fewer"
+        )
     await asyncio.to_thread(_unpack, packed.stdout, tree, where)
 
 
@@ -371,4 +393,7 @@ def _unpack(archive: bytes, tree: Path, where: str) -> None:
             for member in tar:
                 extract(tar, member, member.name, tree)
     except (tarfile.TarError, OSError, KeyError) as error:
-        raise TaskError(f"{where}: the result of RUN cannot be unpacked: {error}") from error
+        raise TaskError(
+            f"{where}: the files written by RUN cannot be unpacked: {error}; write only files, "
+            "directories and links"
+        ) from error

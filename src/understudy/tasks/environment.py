@@ -1,4 +1,4 @@
-"""The Python that tasks run with: a virtual environment with a pinned pytest, made once in the cache."""
+"""The Python environment for tasks: a virtual environment with a pinned pytest, created once in the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from understudy.errors import ConfigError
 from understudy.sandbox.base import Mount, Sandboxes
 from understudy.util.files import locked, make_readable
 
-# Pure Python wheels, so that one hash serves every machine.
+# All are pure Python wheels, so the same hashes are right on every machine.
 _PINS = """\
 iniconfig==2.1.0 --hash=sha256:9deba5723312380e77435581c6bf4935c94cbfab9b1ed33ef8d238ea168eb760
 packaging==25.0 --hash=sha256:29572ef2b1f17581046b3a2227d5c611fb25ec70ca1ba8554b24b0e69331a484
@@ -31,7 +31,7 @@ _PIP_TIMEOUT_S = 600
 
 
 class TaskEnvironment(Struct, frozen=True):
-    """What a sandbox needs to run a task's program and tests: mounts, places in PATH, variables."""
+    """What a sandbox needs to run a task's program and tests: mounts, directories for PATH, variables."""
 
     mounts: tuple[Mount, ...] = ()
     path_prefixes: tuple[str, ...] = ()
@@ -39,9 +39,10 @@ class TaskEnvironment(Struct, frozen=True):
 
 
 def environment_for(sandboxes: Sandboxes, cache: Path) -> TaskEnvironment:
-    """What sandboxes of this kind need on top: the Python of their machine, or nothing where an image has all.
+    """Return what sandboxes of this kind need in addition: a Python of their machine, or nothing if they use
+    images.
 
-    Raises ConfigError when it cannot be made, SandboxError when another machine cannot be asked.
+    Raises ConfigError when it cannot be created, SandboxError when a remote machine does not respond.
     """
     if (other := sandboxes.host_environment()) is not None:
         return TaskEnvironment(other.mounts, other.path_prefixes, other.env)
@@ -49,10 +50,11 @@ def environment_for(sandboxes: Sandboxes, cache: Path) -> TaskEnvironment:
 
 
 def python_environment(cache: Path, packages: tuple[str, ...] = ()) -> TaskEnvironment:
-    """The running Python with a pinned pytest; made under `cache` on the first call (some seconds, network).
+    """Return the running Python with a pinned pytest. The first call creates it under `cache` (some seconds,
+    network).
 
-    `packages` are requirements with hashes, one each, that it has besides; they are installed from wheels, so that
-    none of their code runs here. Raises ConfigError when it cannot be made.
+    `packages` are further requirements with hashes, one each; they are installed from wheels only, so that none of
+    their code runs here. Raises ConfigError when it cannot be created.
     """
     prefix = Path(sys.base_prefix).resolve()
     requirements = "\n".join((_PINS.rstrip("\n"), *packages, ""))
@@ -61,19 +63,20 @@ def python_environment(cache: Path, packages: tuple[str, ...] = ()) -> TaskEnvir
     if not ready.exists():
         with locked(home.with_suffix(".lock")):
             if not ready.exists():
-                # A virtual environment knows its own path: it is made in place, and remade when unfinished.
+                # A virtual environment contains its own path, so it is created in place, and created again if it
+                # is incomplete.
                 shutil.rmtree(home, ignore_errors=True)
                 _make(home, requirements)
                 ready.touch()
     mounts = [Mount(home, str(home))]
-    if not prefix.is_relative_to("/usr"):  # every sandbox has /usr
+    if not prefix.is_relative_to("/usr"):  # every sandbox mounts /usr already
         mounts.append(Mount(prefix, str(prefix)))
     env = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
     return TaskEnvironment(tuple(mounts), (str(home / "bin"),), env)
 
 
 def is_installed(cache: Path) -> bool:
-    """Whether `python_environment` would find everything there."""
+    """Return whether `python_environment` would find everything installed."""
     return (_home(cache, Path(sys.base_prefix).resolve(), _PINS) / "ready").exists()
 
 

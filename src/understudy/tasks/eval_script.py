@@ -1,8 +1,8 @@
-"""Split SWE-bench's evaluation scripts into the phases that a grader runs one by one.
+"""Splits SWE-bench's evaluation scripts into phases that a grader runs one by one.
 
-A script activates an environment, does some bookkeeping with git, installs the program, lays the test patch over
-it and runs the tests between two markers. Each statement is classified by its words; one that cannot be
-classified is an error, because a phase that runs at another time than in the script could change a verdict.
+A script activates an environment, does bookkeeping with git, installs the program, applies the test patch and runs
+the tests between two marker lines. Each statement is assigned to a phase by its words; one that cannot be assigned
+is an error, because running it at another time than in the script could change a verdict.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Part = Literal["environment", "nothing", "bookkeeping", "patch", "install", "oth
 
 _GIT = r"git(?: -[cC] \S+)*"
 _PIP = r"(?:python[\d.]*|\S*/python[\d.]*)(?: -\S+)* -m pip|pip[\d.]*|uv pip"
-# What a command is, by its words: the first that matches counts.
+# The kinds of commands, by their words; the first matching row counts.
 _PART_COMMANDS: tuple[tuple[str, Part], ...] = (
     (r"(?:source|\.|cd|pushd|popd|export|unset|set|shopt|alias|ulimit|umask|eval)(?: |$)", "environment"),
     (r"(?:conda|mamba|micromamba) (?:activate|deactivate)\b|nvm use\b|sdk use\b|pyenv shell\b", "environment"),
@@ -61,7 +61,9 @@ _PREFIXES = frozenset(("sudo", "time", "command", "exec", "nice", "env"))
 
 
 class ScriptPhases(Struct, frozen=True):
-    """An evaluation script in parts, each a bash script; `test_patch` is what it applies, None without one."""
+    """An evaluation script in parts, each a bash script; `test_patch` is the patch that it applies, None without
+    one.
+    """
 
     activate: str
     before: str
@@ -78,7 +80,7 @@ class _Statement(Struct, frozen=True):
 
 
 def split_script(script: str, workdir: str) -> ScriptPhases:
-    """Split a script that runs in `workdir` into phases. Raises TaskError for a statement that fits none."""
+    """Split a script that runs in `workdir` into phases. Raises TaskError for a statement that fits no phase."""
     lines = script.split("\n")
     activate = [PIPEFAIL]
     before: list[str] = []
@@ -89,7 +91,7 @@ def split_script(script: str, workdir: str) -> ScriptPhases:
     for statement in _statements(lines):
         if START in statement.text:
             if _commands(statement.text) not in ([[":", START]], [["echo", START]]):
-                raise _cannot(statement, "says where the tests start and does something else as well")
+                raise _cannot(statement, "marks the start of the tests and does something else as well")
             command = _command(lines[statement.last + 1 :])
             moved = [f"cd {shlex.quote(cwd)}"] if cwd != workdir else []
             tests = "\n".join([*moved, *afterwards, command])
@@ -98,7 +100,7 @@ def split_script(script: str, workdir: str) -> ScriptPhases:
         part = _part(statement, workdir, patched=test_patch is not None)
         if part == "patch":
             if test_patch is not None or statement.document is None:
-                raise _cannot(statement, "applies a patch that is not the one here-document with the test patch")
+                raise _cannot(statement, "applies a patch other than the single here-document with the test patch")
             test_patch = statement.document
         elif part == "environment":
             moves = _destination(statement, cwd)
@@ -106,7 +108,7 @@ def split_script(script: str, workdir: str) -> ScriptPhases:
                 if moves not in (None, workdir):
                     raise _cannot(statement, f"leaves {workdir} before the tests")
                 if not statement.text.startswith("cd ") and statement.text not in activate:
-                    activate.append(statement.text)  # every phase begins in the workdir
+                    activate.append(statement.text)  # dropped, because every phase starts in the workdir
             else:
                 install.append(statement.text)
                 if moves is None:
@@ -126,7 +128,7 @@ def _cannot(statement: _Statement, why: str) -> TaskError:
 
 
 def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
-    """Each statement with its here-document; comments and the harness's own first lines are left out."""
+    """Yield each statement with its here-document, without comments and the harness's own first lines."""
     index = count = 0
     while index < len(lines):
         first = index
@@ -163,7 +165,7 @@ def _open(text: str) -> bool:
     return False
 
 
-@lru_cache(1024)  # thousands of rows have the same few statements
+@lru_cache(1024)  # cached, because thousands of rows contain the same few statements
 def _shell_tokens(text: str) -> tuple[str, ...]:
     lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
@@ -172,7 +174,7 @@ def _shell_tokens(text: str) -> tuple[str, ...]:
 
 
 def _commands(text: str) -> list[list[str]]:
-    """The simple commands of a statement, each as its words."""
+    """Return the simple commands of a statement, each as a list of words."""
     commands: list[list[str]] = [[]]
     for word in _shell_tokens(text):
         if _SEPARATOR.fullmatch(word):
@@ -220,7 +222,7 @@ def _part_of(command: list[str], statement: _Statement) -> Part:
 
 
 def _destination(statement: _Statement, cwd: str) -> str | None:
-    """Where a statement leads; None when it stays."""
+    """Return the directory that a statement changes to; None if it does not change the directory."""
     directory = None
     for command in _commands(statement.text):
         if command[0] in ("pushd", "popd") or (command[0] == "cd" and (len(command) != 2 or "$" in command[1])):
@@ -239,8 +241,11 @@ def _command(lines: Sequence[str]) -> str:
         if END in line:
             command = "\n".join(lines[:index]).strip("\n")
             if not command.strip():
-                raise TaskError("eval_script: has no command between its markers")
+                raise TaskError(
+                    f"eval_script: has no command between the lines with {START!r} and {END!r}; expected the "
+                    "test command there"
+                )
             if START in command:
-                raise TaskError(f"eval_script: has {START!r} twice")
+                raise TaskError(f"eval_script: has {START!r} twice; expected it once, before the tests")
             return command
-    raise TaskError(f"eval_script: has no line with {END!r} after the tests")
+    raise TaskError(f"eval_script: has no line with {END!r} after the tests; add it")

@@ -33,7 +33,7 @@ from understudy.tasks.prepare import prepare, sandbox_spec
 from understudy.types import Directory, ImageTree, ScriptChecks, Task
 from understudy.util.files import atomic_write
 
-_FORMAT = "1"  # part of every digest: a change of what is made here remakes it
+_FORMAT = "1"  # part of every digest: raise it when what is made here changes, so that it is made again
 _SOLUTION = "/solution"
 _BUILT = "understudy/task"
 _DEFAULT_WORKDIR = "/workspace"
@@ -69,7 +69,7 @@ class _TaskSection(Struct, frozen=True):
 
 
 class _FolderSettings(Struct, frozen=True):
-    """The keys of task.toml that decide something here; all others are for people or other runners."""
+    """The keys of task.toml that are used here; all others are for people or other runners."""
 
     task: _TaskSection = _TaskSection()
     metadata: dict[str, Any] = {}
@@ -81,14 +81,14 @@ class _FolderSettings(Struct, frozen=True):
 
 
 def is_task(path: Path) -> bool:
-    """Whether a directory means to be one task."""
+    """Return whether a directory looks like one task."""
     return (path / "task.toml").is_file() or (path / "instruction.md").is_file()
 
 
 async def load_folder(folder: Path, *, sandboxes: Sandboxes, environment: TaskEnvironment, cache: Path) -> Task:
-    """The task of a folder. Its tree is built, and its solution run, in sandboxes on the first call only.
+    """Return the task of a folder. On the first call its tree is built, and its solution run, in sandboxes.
 
-    Raises TaskError, naming the file, for whatever is missing, malformed or asks for more than a sandbox has.
+    Raises TaskError, naming the file, for anything missing, malformed or unsupported by sandboxes.
     """
     settings, instruction, home, cached = await asyncio.to_thread(_read_folder, folder, sandboxes, cache)
     image = "" if sandboxes.host_programs else await asyncio.to_thread(_image, folder, settings, sandboxes)
@@ -128,7 +128,7 @@ async def load_folder(folder: Path, *, sandboxes: Sandboxes, environment: TaskEn
 
 
 def _image(folder: Path, settings: _FolderSettings, sandboxes: Sandboxes) -> str:
-    """The image of a folder, built by the engine unless it is named; "" for a folder with `tree/`."""
+    """Return the folder's image, built by the engine unless it is named; "" for a folder with `tree/`."""
     if named := settings.environment.docker_image:
         return named
     context = folder / "environment"
@@ -142,31 +142,36 @@ def _image(folder: Path, settings: _FolderSettings, sandboxes: Sandboxes) -> str
 def _workdir(folder: Path, image: str, sandboxes: Sandboxes) -> str:
     workdir = sandboxes.workdir_of(image)
     if workdir in ("", "/"):
-        raise TaskError(f"{folder}: its image {image} has no WORKDIR below /, which holds the tree; set one")
+        raise TaskError(
+            f"{folder}: its image {image} has no WORKDIR below /, whose content is the task's tree; set one"
+        )
     return workdir
 
 
 def _recipe(folder: Path) -> DockerfileRecipe | None:
-    """What the folder's Dockerfile says; None for a folder with `tree/`."""
+    """Return the folder's parsed Dockerfile; None for a folder with `tree/`."""
     path = folder / "environment" / "Dockerfile"
     if path.is_file() == (folder / "tree").is_dir():
-        raise TaskError(f"{folder}: expected either environment/Dockerfile or tree/, one of them")
+        raise TaskError(f"{folder}: expected exactly one of environment/Dockerfile and tree/; add or remove one")
     return read_dockerfile(path) if path.is_file() else None
 
 
 def _new_directory(home: Path) -> Path | None:
-    """A new directory beside `home` to make its content in; None when `home` exists."""
+    """Return a new directory beside `home` to write the content to; None if `home` exists already."""
     if home.is_dir():
         return None
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(dir=home.parent, prefix=f"{home.name}-"))
     except OSError as error:
-        raise ConfigError(f"{home.parent}: the cache cannot be written: {error.strerror}") from error
+        raise ConfigError(
+            f"{home.parent}: the cache cannot be written: {error.strerror}; set UNDERSTUDY_CACHE to a "
+            "directory that can"
+        ) from error
 
 
 def _complete(aside: Path, home: Path, folder: Path, *, tree: bool) -> None:
-    """Copy the folder's tests, and its `tree` where it has one, and move all of it to `home`."""
+    """Copy the folder's tests, and its `tree` if it has one, to `aside`, and rename that to `home`."""
     if tree:
         copy_entry(folder / "tree", aside / "tree")
     copy_entry(folder / "tests", aside / "tests")
@@ -174,7 +179,7 @@ def _complete(aside: Path, home: Path, folder: Path, *, tree: bool) -> None:
     try:
         aside.rename(home)
     except OSError:
-        if not home.is_dir():  # else another process was first, with the same content
+        if not home.is_dir():  # otherwise another process has made the same content first
             raise
 
 
@@ -186,12 +191,15 @@ async def _gold(
     environment: TaskEnvironment,
     cache: Path,
 ) -> str:
-    """The folder's gold.patch, or what its solve.sh changes."""
+    """Return the folder's gold.patch, or the changes that its solve.sh makes."""
     patch, script = folder / "gold.patch", folder / "solution" / "solve.sh"
     if patch.is_file():
         return read_text(patch, "a unified diff")
     if not script.is_file():
-        raise TaskError(f"{folder}: neither gold.patch nor solution/solve.sh; add one, to validate the task")
+        raise TaskError(
+            f"{folder}: has neither gold.patch nor solution/solve.sh, one of which validating the "
+            "task needs; add one"
+        )
     prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
     with tempfile.TemporaryDirectory() as directory:
         await asyncio.to_thread(os.chmod, directory, 0o755)
@@ -206,19 +214,24 @@ async def _gold(
                 cwd=sandbox.workdir,
             )
             if done.exit_code != 0:
-                raise TaskError(f"{script}: {describe_end(done)}")
+                raise TaskError(
+                    f"{script}: {describe_end(done)}; expected it to solve the task and end with exit code 0"
+                )
             gold_patch = await extract_patch(sandbox, prepared.git)
         except GraderError as error:
-            raise TaskError(f"{script}: its changes cannot be read: {error}") from error
+            raise TaskError(f"{script}: its changes cannot be read: {error}; correct it") from error
         finally:
             await sandbox.close()
     if gold_patch.startswith(NO_PATCH):
         reason = gold_patch.removeprefix(NO_PATCH).decode().strip()
-        raise TaskError(f"{script}: its changes cannot be the solution: {reason}")
+        raise TaskError(f"{script}: its changes cannot be the solution: {reason}; correct it")
     try:
         return gold_patch.decode()
     except UnicodeDecodeError as error:
-        raise TaskError(f"{script}: it changes a text that is not UTF-8, which a record cannot hold") from error
+        raise TaskError(
+            f"{script}: it changes a text that is not UTF-8, which a task record cannot hold; give a "
+            "gold.patch without it"
+        ) from error
 
 
 # --- reading the files ---------------------------------------------------------------------------------
@@ -227,7 +240,9 @@ async def _gold(
 def _read_folder(
     folder: Path, sandboxes: Sandboxes, cache: Path
 ) -> tuple[_FolderSettings, str, Path, Task | None]:
-    """A folder's settings and instruction, where its parts are cached, and its task when it was loaded before."""
+    """Return a folder's settings and instruction, where its parts are cached, and its task if it was loaded
+    before.
+    """
     settings = _read_settings(folder, images=not sandboxes.host_programs)
     instruction = read_text(folder / "instruction.md", "what the agent is told")
     read_text(folder / "tests" / "test.sh", "the script that decides")
@@ -244,14 +259,14 @@ def _read_settings(folder: Path, *, images: bool) -> _FolderSettings:
         raise TaskError(f"{folder}: no such directory; expected a task folder")
     if not path.is_file():
         if (folder / "environment").is_dir():
-            raise TaskError(f"{path}: missing; a folder with environment/ needs it")
+            raise TaskError(f"{path}: missing, but a folder with environment/ needs it; add it")
         return _FolderSettings()
     try:
         settings = msgspec.convert(tomllib.loads(read_text(path, "settings")), _FolderSettings)
     except tomllib.TOMLDecodeError as error:
-        raise TaskError(f"{path}: not TOML: {error}") from error
+        raise TaskError(f"{path}: invalid TOML: {error}; correct it") from error
     except msgspec.ValidationError as error:
-        raise TaskError(f"{path}: {error}") from error
+        raise TaskError(f"{path}: {error}; correct this key") from error
     environment = settings.environment
     refusals = {
         "steps: a task in several steps": settings.steps,
@@ -293,17 +308,20 @@ def _env_command(env: dict[str, str]) -> tuple[str, ...]:
 
 
 def instance_id(folder: Path) -> str:
-    """The id of the task of a folder, from its name."""
+    """Return the id of a folder's task, made from the folder's name."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", folder.name).strip("-.") or "task"
 
 
 def _digest(folder: Path, salt: str) -> str:
-    """A digest of every file of a folder, with names, modes and links."""
+    """Return a digest of all files of a folder, with their names, modes and link targets."""
     sha = hashlib.sha256(salt.encode())
     try:
         for count, path in enumerate(sorted(folder.rglob("*"))):
             if count > _MAX_FILES:
-                raise TaskError(f"{folder}: more than {_MAX_FILES} files; is this a task folder?")
+                raise TaskError(
+                    f"{folder}: more than {_MAX_FILES} files; is this a task folder? Remove files that do not "
+                    "belong to the task"
+                )
             status = path.lstat()
             sha.update(f"\0{os.fsencode(path.relative_to(folder))!r} {status.st_mode:o}\0".encode())
             if path.is_symlink():
@@ -312,5 +330,7 @@ def _digest(folder: Path, salt: str) -> str:
                 with path.open("rb") as file:
                     sha.update(hashlib.file_digest(file, "sha256").digest())
     except OSError as error:
-        raise TaskError(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
+        raise TaskError(
+            f"{error.filename or folder}: cannot be read: {error.strerror}; make it readable"
+        ) from error
     return sha.hexdigest()[:32]

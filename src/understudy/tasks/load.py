@@ -1,4 +1,4 @@
-"""Load tasks from what a user names: files of records or rows, datasets, task folders, the smoke set."""
+"""Loads the tasks that a user names: files of records or rows, datasets, task folders, the smoke set."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ async def load_source(
     images: ImageChoice = ImageChoice(),  # noqa: B008
     instance_ids: Collection[str] | None = None,
 ) -> LoadedTasks:
-    """The tasks that `spec` names, each id once, and the rows of datasets that cannot be tasks.
+    """Return the tasks that `spec` names, each id once, and the dataset rows that cannot become tasks.
 
-    With `instance_ids` those only, else at least one task. Folders may build their tree in a sandbox, hence
-    `sandboxes`. Raises TaskError with file and reason, ConfigError when a dataset cannot be had.
+    With `instance_ids` only tasks with these ids are returned, otherwise at least one task. Loading a folder may
+    build its tree in one of `sandboxes`. Raises TaskError with file and reason, ConfigError when a dataset cannot
+    be loaded.
     """
     wanted = None if instance_ids is None else frozenset(instance_ids)
     located = await asyncio.to_thread(_locate, spec)
@@ -59,7 +60,8 @@ def load_file(
     images: ImageChoice = ImageChoice(),  # noqa: B008
     wanted: Collection[str] | None = None,
 ) -> LoadedTasks:
-    """The tasks of a file of records or rows, or of a directory that is a dataset; with `wanted` these only.
+    """Return the tasks of a file of records or rows, or of a directory that is a dataset; only the `wanted` ids if
+    given.
 
     Raises TaskError with file, line and key, ConfigError for a split that is missing.
     """
@@ -68,7 +70,7 @@ def load_file(
 
 
 def _locate(spec: str) -> tuple[Path, str] | rows.HubName:
-    """The path and the split that a spec means, or the dataset of the hub. What is on disk comes first."""
+    """Return the path and split that a spec means, or a dataset of the hub. An existing path takes precedence."""
     path = Path(spec)
     if path.exists():
         return path, ""
@@ -91,9 +93,9 @@ async def load_tasks(
     images: ImageChoice = ImageChoice(),  # noqa: B008
     instance_ids: Collection[str] | None = None,
 ) -> LoadedTasks:
-    """The tasks of several specs, in order; `unknown` are the `instance_ids` that none of them has.
+    """Return the tasks of several specs, in order; `unknown` are the `instance_ids` that none of them has.
 
-    Raises TaskError, also when two of them have a task of the same id, and ConfigError.
+    Raises TaskError, also when two specs have a task with the same id, and ConfigError.
     """
     origins: dict[str, str] = {}
     tasks: list[Task] = []
@@ -114,12 +116,12 @@ async def load_tasks(
 
 
 def smoke_file() -> Path:
-    """The file of rows that comes with Understudy."""
+    """Return the path of the rows that come with Understudy."""
     return Path(__file__).parents[1] / "data" / "smoke.jsonl"
 
 
 def _task_folders(path: Path) -> list[Path]:
-    """The directory itself where it is one task, else the tasks in it."""
+    """Return the directory itself if it is a task, otherwise the task directories in it."""
     if folder.is_task(path):
         return [path]
     return sorted(entry for entry in path.iterdir() if folder.is_task(entry)) if path.is_dir() else []

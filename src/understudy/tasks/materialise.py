@@ -1,4 +1,4 @@
-"""Get a task's source: a pinned sdist, a directory of this machine, or files from its record."""
+"""Gets a task's source: a pinned sdist, a directory of this machine, or files in its record."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _MAX_BYTES = 2 << 30
 _MAX_MEMBERS = 200_000
 _PIP_TIMEOUT_S = 600
 
-# pip asks a package for its metadata even when it only downloads it, which runs the package's own code. Loaded as
-# sitecustomize by the interpreters that pip starts, this answers for the package; any other program is ended.
+# pip asks a package for its metadata even when it only downloads it, which runs the package's code. Loaded as
+# sitecustomize by the interpreters that pip starts, this code returns fake metadata instead, and ends any other
+# program.
 _NO_BUILD = """\
 import json, os, sys
 if sys.orig_argv[1:3] != ["-m", "pip"]:
@@ -46,20 +47,24 @@ if sys.orig_argv[1:3] != ["-m", "pip"]:
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a task's file. Raises TaskError, saying `what` was expected, when it has none."""
+    """Return the text of a task's file. Raises TaskError, which says that `what` was expected, when it
+    has none.
+    """
     try:
         text = path.read_bytes().decode()
     except OSError as error:
         raise TaskError(f"{path}: {error.strerror}; expected {what}") from error
     except UnicodeDecodeError as error:
-        raise TaskError(f"{path}: is not UTF-8: {error}") from error
+        raise TaskError(f"{path}: is not UTF-8: {error}; expected {what} in UTF-8") from error
     if not text.strip():
         raise TaskError(f"{path}: is empty; expected {what}")
     return text
 
 
 def relative_path(name: str, where: str) -> PurePosixPath:
-    """`name` as a path inside a tree. Raises TaskError, naming `where`, when it leads elsewhere or into `.git`."""
+    """Return `name` as a path inside a tree. Raises TaskError, naming `where`, when it leads out of it or into
+    `.git`.
+    """
     path = PurePosixPath(name)
     bad = path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name
     if bad or any(part.lower() == ".git" for part in path.parts):
@@ -68,7 +73,7 @@ def relative_path(name: str, where: str) -> PurePosixPath:
 
 
 def materialise(source: Source, into: Path, cache: Path) -> None:
-    """Make the new directory `into` with the source's files; `.git` is left out at every depth.
+    """Create the directory `into` with the source's files, without `.git` at any depth.
 
     Raises TaskError when the source is not usable, ConfigError when it cannot be fetched.
     """
@@ -80,13 +85,16 @@ def materialise(source: Source, into: Path, cache: Path) -> None:
         case Files():
             _write(source.files, into)
         case ImageTree():
-            raise TaskError("the source of checks cannot be a container image; use files or a directory")
+            raise TaskError(
+                "the source of checks is a container image, which is unsupported; use files or a directory"
+            )
 
 
 def fetch(sdist: Sdist, cache: Path) -> Path:
-    """The archive of a pinned sdist, from the cache or through pip; its hash is verified, its code never run.
+    """Return the archive of a pinned sdist, from the cache or through pip; its hash is verified, its code never
+    run.
 
-    Raises ConfigError when pip cannot get it, TaskError when the pin is malformed or the hash is another.
+    Raises ConfigError when pip cannot get it, TaskError when the pin is malformed or the hash differs.
     """
     for value, pattern, expected in (
         (sdist.name, r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name must be letters, digits, '.', '_' and '-'"),
@@ -107,7 +115,7 @@ def fetch(sdist: Sdist, cache: Path) -> Path:
 
 
 def archive_path(sdist: Sdist, cache: Path) -> Path:
-    """Where the archive of a pinned sdist lies once it is fetched."""
+    """Return the path of the archive of a pinned sdist in the cache."""
     return cache.absolute() / "sdists" / sdist.sha256 / "file"
 
 
@@ -143,7 +151,7 @@ def _download(sdist: Sdist, directory: Path, cache: Path) -> Path:
 
 
 def _unpack(archive: Path, into: Path) -> None:
-    """Unpack without the archive's top directory."""
+    """Unpack an archive without its top directory."""
     into.mkdir(parents=True)
     total = 0
     try:
@@ -151,20 +159,23 @@ def _unpack(archive: Path, into: Path) -> None:
             for count, member in enumerate(tar, 1):
                 total += member.size
                 if total > _MAX_BYTES or count > _MAX_MEMBERS:
-                    raise TaskError(f"{archive}: unpacks to more than {_MAX_BYTES} bytes or {_MAX_MEMBERS} files")
+                    raise TaskError(
+                        f"{archive}: unpacks to more than {_MAX_BYTES} bytes or {_MAX_MEMBERS} files, the limits "
+                        "of a source; use a smaller one"
+                    )
                 parts = PurePosixPath(member.name).parts[1:]
                 if parts and all(part.lower() != ".git" for part in parts):
                     extract(tar, member, "/".join(parts), into)
     except (tarfile.TarError, OSError, EOFError, KeyError) as error:
-        raise TaskError(f"{archive}: cannot be unpacked as a source archive: {error}") from error
+        raise TaskError(f"{archive}: cannot be unpacked: {error}; expected a source archive") from error
 
 
 def check_directory(root: Path) -> None:
-    """Whether a directory may be copied into sandboxes, by a look at its entries: no file is read.
+    """Check whether a directory may be copied into sandboxes, by its entries' metadata only.
 
-    Raises TaskError when it is missing or too large, and for a file that its owner alone may read in a tree that
-    others may read: a key, say, that nobody meant to give away. (Where the whole tree is private, as with a umask
-    of 077, the modes of its files say nothing.)
+    Raises TaskError when it is missing or too large, and for a file that only its owner may read in a tree that
+    others may read: probably a key that must not be given away. (In a tree that is private as a whole, as with
+    umask 077, the modes of files mean nothing.)
     """
     if not root.is_dir():
         raise TaskError(f"{root}: no such directory; a task's source must be there and readable")
@@ -203,7 +214,9 @@ def _copy(source: Path, into: Path) -> None:
             elif stat.S_ISDIR(mode):
                 (there / name).mkdir()
             elif not stat.S_ISREG(mode):
-                raise TaskError(f"{origin}: is not a file, directory or link; remove it from the source")
+                raise TaskError(
+                    f"{origin}: is a special file; expected a file, directory or link: remove it from the source"
+                )
             elif not os.access(origin, os.R_OK):
                 raise TaskError(f"{origin}: cannot be read; make it readable or remove it from the source")
             else:
@@ -226,10 +239,10 @@ def _write(files: dict[str, str], into: Path) -> None:
 
 
 def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, root: Path) -> None:
-    """Write a member to the path `name` below the directory `root`: a file, a directory or a link.
+    """Extract a member to the path `name` below the directory `root`: a file, a directory or a link.
 
-    Does what tarfile's own data filter does, which Python has since 3.11.4; Debian 12 has 3.11.2.
-    Raises tarfile.TarError for a member that leads out of `root` or is anything else.
+    Equals tarfile's data filter, which Python has since 3.11.4, but Debian 12 has 3.11.2. Raises tarfile.TarError
+    for a member that leads out of `root` or is anything else.
     """
     root = root.resolve()
     path = PurePosixPath(name)
@@ -254,7 +267,7 @@ def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, root: Path
     if member.issym():
         target.symlink_to(member.linkname)
         return
-    content = tar.extractfile(member)  # a hard link's content is that of its target in the archive
+    content = tar.extractfile(member)  # for a hard link this is the content of its target in the archive
     if content is None:
         raise tarfile.TarError(f"{member.name!r} is a hard link whose target is not a file")
     with content, target.open("xb") as file:

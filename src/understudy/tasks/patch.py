@@ -1,12 +1,12 @@
-"""The patch that an agent leaves behind, taken byte for byte with the task's pristine git directory.
+"""Extracts the agent's changes as a patch, byte for byte, with the task's pristine git directory.
 
-Nothing that the agent wrote is run or trusted while its work is read: not its `.git`, its configuration, its
-attributes or its ignore rules. Where this machine's programs are visible in the sandbox, its git runs there. Else,
-in a container, every program is the agent's to replace: then the changes are read from outside and this machine's
-git turns them into a patch, working on blobs in an index with nothing checked out.
+Nothing that the agent wrote is executed or trusted: not its `.git`, its configuration, its attributes or its
+ignore rules. In a sandbox that shows this machine's programs, this machine's git runs inside. In a container the
+agent may have replaced every program, so the changes are read from outside, and this machine's git makes a patch
+of them, from blobs in an index with nothing checked out.
 
-Changes that cannot be taken (a file that is too large, too many files) become a patch that says so in its first
-line, and that the gate refuses.
+If the changes cannot be read (a file is too large, or there are too many), the result is a patch that says so in
+its first line, and that the gate refuses.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ NO_PATCH = b"understudy: no patch: "
 """The start of bytes that stand in place of a patch and say why there is none."""
 
 _EXTRACT_TIMEOUT_S = 60.0
-_LARGE = 65  # what the script exits with when there are large files; it then lists them, and all that changed
+_LARGE = 65  # the script's exit code for files that are too large; it then lists them, and all changed files
 
-# One run does it all. Names and modes that git cannot hold are dealt with first: special files count as absent,
-# unreadable ones as what they contain, and a nested `.git` goes, so that the files around it are files like all
-# others. New files are added before changed ones: git has no other word for a file that became a directory.
+# A single run does everything. First come names and modes that git cannot store: special files count as absent,
+# unreadable ones as their content, and a nested `.git` is removed, so that the files around it are ordinary files.
+# New files are added before changed ones, because otherwise git fails on a file that became a directory.
 _EXTRACT = r"""
 set -eu
 work=$1 git=$2 pristine=$3 limit=$4
@@ -73,11 +73,12 @@ _NOTHING = b"0 " + b"0" * 40
 
 
 async def extract_patch(sandbox: Sandbox, pristine: Path) -> bytes:
-    """The difference between the task's tree and what the sandbox's working directory now holds, as a git patch.
+    """Return the difference between the task's tree and the sandbox's working directory as a git patch; empty if
+    equal.
 
-    `pristine` is the task's pristine git directory (`PreparedTask.git`). Files ignored by the task's own
-    `.gitignore` files stay out, and so do Python's caches. Empty when nothing changed. Raises ConfigError when git
-    is not installed, GraderError when it fails, SandboxError when the sandbox broke.
+    `pristine` is the task's pristine git directory (`PreparedTask.git`). Files that the task's own `.gitignore`
+    files ignore are left out, and so are Python's caches. Raises ConfigError when git is not installed,
+    GraderError when it fails, SandboxError when the sandbox broke.
     """
     base = PristineRepository(pristine)
     try:
@@ -95,7 +96,7 @@ async def extract_patch(sandbox: Sandbox, pristine: Path) -> bytes:
 
 
 async def _extract_inside(sandbox: Sandbox) -> bytes:
-    """The patch, made by this machine's git inside a sandbox that shows it."""
+    """Return the patch, made by this machine's git inside a sandbox that shows it."""
     git = git_program()
     pristine = sandbox.locate(GIT_MOUNT)
     for limit in (MAX_PATCH_BYTES, 1 << 62):
@@ -124,7 +125,7 @@ async def _extract_inside(sandbox: Sandbox) -> bytes:
 
 
 def scratch_name() -> str:
-    """An unguessable name for a directory in a sandbox, so nothing there can exist under it."""
+    """Return an unguessable name for a directory in a sandbox, so that nothing can exist under it beforehand."""
     return f"understudy-{secrets.token_hex(16)}"
 
 
@@ -136,22 +137,22 @@ def show_path(path: bytes) -> str:
     return repr(path.decode(errors="replace"))
 
 
-# --- the changes of a container, made into a patch by this machine's git ---------------------------------
+# --- a container's changes, made into a patch by this machine's git -------------------------------------
 
 
 class GitTimeout(Exception):
-    """Git did not come to an end in time."""
+    """Git did not end in time."""
 
 
 class PristineRepository:
-    """The pristine git directory of a task, and what its one commit holds."""
+    """A task's pristine git directory, and the content of its only commit."""
 
     def __init__(self, git: Path) -> None:
         self._git = git
 
     @cached_property
     def base(self) -> dict[bytes, tuple[bytes, bytes]]:
-        """Path → (mode, blob id) of every file."""
+        """The (mode, blob id) of every file, by path."""
         files: dict[bytes, tuple[bytes, bytes]] = {}
         for line in self._run("ls-tree", "-r", "-z", "HEAD").split(b"\0"):
             if line:
@@ -161,19 +162,19 @@ class PristineRepository:
         return files
 
     def ignored(self, paths: Sequence[bytes]) -> frozenset[bytes]:
-        """Those new paths that the task's own ignore rules, or the rules for caches, keep out of a patch."""
+        """Return the new paths that the task's ignore rules, or the rules for caches, keep out of a patch."""
         new = [path for path in paths if path not in self.base]
         if not new:
             return frozenset()
         rules = f"core.excludesFile={self._git}/info/ignored"
         command = ("-c", rules, "check-ignore", "--no-index", "-z", "--stdin")
         stdin = b"".join(b"./" + path + b"\0" for path in new)
-        with tempfile.TemporaryDirectory() as nowhere:  # 1 is what it exits with when it ignores nothing
+        with tempfile.TemporaryDirectory() as nowhere:  # git exits with 1 if it ignores none of the paths
             output = self._run(*command, stdin=stdin, tree=Path(nowhere), exit_codes=(0, 1))
         return frozenset(path.removeprefix(b"./") for path in output.split(b"\0") if path)
 
     def patch(self, delta: TreeChanges, *, limit: int) -> bytes:
-        """The patch from the base to the changed tree, cut after `limit` + 1 bytes.
+        """Return the patch from the base to the changed tree, truncated after `limit` + 1 bytes.
 
         Raises GitTimeout, GraderError when git fails.
         """
@@ -206,7 +207,8 @@ class PristineRepository:
             }
             tree = scratch / "tree"
             self._run("update-index", "-z", "--index-info", stdin=b"\0".join((*lines, b"")), tree=tree, env=env)
-            with (scratch / "patch").open("w+b") as file:  # it may be much larger than what is wanted of it
+            # a file, because the patch may be much larger than the part that is needed
+            with (scratch / "patch").open("w+b") as file:
                 self._run(*_DIFF, stdout=file, tree=tree, env=env)
                 file.seek(0)
                 return file.read(limit + 1)
@@ -220,7 +222,9 @@ class PristineRepository:
         env: Mapping[str, str] | None = None,
         exit_codes: tuple[int, ...] = (0,),
     ) -> bytes:
-        """What git prints, unless it goes to `stdout`. Raises GitTimeout, GraderError for other exit codes."""
+        """Return what git prints, unless it goes to `stdout`. Raises GitTimeout, GraderError for other
+        exit codes.
+        """
         try:
             done = subprocess.run(
                 [git_program(), *args],
@@ -257,7 +261,7 @@ def _is_gone(path: bytes, delta: TreeChanges) -> bool:
 
 
 def _below(path: bytes, directories: frozenset[bytes] | Mapping[bytes, object]) -> bool:
-    """Whether one of the directories that `path` is in is among `directories`."""
+    """Return whether any directory above `path` is in `directories`."""
     while path := path.rpartition(b"/")[0]:
         if path in directories:
             return True
@@ -265,7 +269,7 @@ def _below(path: bytes, directories: frozenset[bytes] | Mapping[bytes, object]) 
 
 
 def _parents(paths: Mapping[bytes, object]) -> set[bytes]:
-    """All directories that the paths are in."""
+    """Return all directories above the paths."""
     parents: set[bytes] = set()
     for each in paths:
         path = each

@@ -1,7 +1,7 @@
-"""From a task to what sandboxes open: its tree, and a pristine git directory out of the agent's reach.
+"""Prepares a task for sandboxes: its tree, and a pristine git directory out of the agent's reach.
 
-Both are made once for each content and kept in the cache. The tree has a `.git` of its own with one root commit;
-the pristine one holds the same commit, and is all that patches are ever taken or applied with.
+Both are made once for each content and kept in the cache. The tree has a `.git` of its own with one root commit.
+The pristine git directory holds the same commit, and only with it are patches extracted or applied.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from understudy.util.files import atomic_write, locked, make_readable, mark_used
 GIT_MOUNT = "/opt/understudy/git"
 """Where the pristine git directory is in a sandbox, for runs with `reveal=True`."""
 
-_FORMAT = "3"  # part of every digest: a change of what is made here remakes it
+_FORMAT = "3"  # part of every digest: raise it when what is made here changes, so that it is made again
 
-# Every file is taken byte for byte: nothing that a tree says about itself may run a filter or convert line ends.
+# Git attributes that disable filters and conversion of line ends, so that every file is stored byte for byte.
 _ATTRIBUTES = "* -text !eol !crlf -ident !filter !working-tree-encoding !diff !merge !delta !whitespace\n"
 _CONFIG = """\
 [core]
@@ -60,17 +60,17 @@ _CONFIG = """\
 [pack]
 \tthreads = 1
 """
-# Files go straight into a pack: thousands of loose ones, made and removed again, cost half a minute where disks
-# are busy.
+# Files are written directly into a pack: creating and removing thousands of loose objects takes half a minute on
+# busy disks.
 _PACKED = ("-c", "core.bigFileThreshold=1")
 _CACHES = b"__pycache__/\n*.py[cod]\n.pytest_cache/\n"
 
 
 class PreparedTask(Struct, frozen=True):
-    """A task on disk, with the options that its grading needs.
+    """A task on disk, with the options for grading it.
 
-    `hidden` is the directory of a script check's files, None for other checks. `environment` is the task's own,
-    where it names packages.
+    `hidden` is the directory of a script check's files, None for other checks. `environment` is the task's own, if
+    it names packages.
     """
 
     task: Task
@@ -82,7 +82,7 @@ class PreparedTask(Struct, frozen=True):
 
 
 def prepare(task: Task, cache: Path, sandboxes: Sandboxes) -> PreparedTask:
-    """Make the task's tree and pristine git directory for this kind of sandbox, or find them in the cache.
+    """Return the task's tree and pristine git directory for this kind of sandbox, made now or found in the cache.
 
     Raises TaskError when the source or `setup_patch` is not usable, ConfigError when the machine is not.
     """
@@ -93,7 +93,7 @@ def prepare(task: Task, cache: Path, sandboxes: Sandboxes) -> PreparedTask:
             cache.absolute() / "checks" / _digest(checks.source, checks.reward_file, task.workdir),
             lambda aside: _make_hidden(task, checks, aside, cache),
         )
-    kind = f"{sandboxes.name} {os.geteuid()}"  # who owns the tree depends on both
+    kind = f"{sandboxes.name} {os.geteuid()}"  # the owner of the tree depends on both
     digest = _digest(task.source, *_image_identity(task, cache, sandboxes), task.setup_patch, kind)
     home = _make_once(cache.absolute() / "trees" / digest, lambda aside: _make_tree(task, aside, cache, sandboxes))
     environment = None
@@ -115,9 +115,9 @@ def sandbox_spec(
     mounts: tuple[Mount, ...] = (),
     env: Mapping[str, str] | None = None,
 ) -> SandboxSpec:
-    """The sandbox for a prepared task, without its hidden checks; `mounts` and `env` come on top.
+    """Return the sandbox spec for a prepared task, without its hidden checks; `mounts` and `env` are added.
 
-    `environment` is the one of tasks that have none of their own.
+    `environment` is for tasks that have none of their own.
     """
     environment = prepared.environment or environment
     own = (Mount(prepared.git, GIT_MOUNT, private=True), PLUGIN_MOUNT, DRIVER_MOUNT, WATCH_MOUNT)
@@ -135,15 +135,15 @@ def sandbox_spec(
 
 
 def git_program() -> str:
-    """The path of this machine's git, which is what runs in sandboxes too. Raises ConfigError without one."""
+    """Return the path of this machine's git, which also runs in sandboxes. Raises ConfigError if there is none."""
     git = shutil.which("git")
     if git is None:
-        raise ConfigError("git is not installed; get it (Debian: apt-get install git)")
+        raise ConfigError("git is not installed; install it (Debian: apt-get install git)")
     return git
 
 
 def git_environment(git_dir: Path, tree: Path) -> dict[str, str]:
-    """The variables for git with a directory and a tree of its own, and no configuration of this machine."""
+    """Return the environment for git with this directory and tree, and without this machine's configuration."""
     return {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": "/nonexistent",
@@ -165,14 +165,14 @@ def git_environment(git_dir: Path, tree: Path) -> dict[str, str]:
 def _check_paths(task: Task) -> None:
     where = f"task {task.instance_id}"
     if not task.workdir.startswith("/") or task.workdir == "/" or ".." in task.workdir.split("/"):
-        raise TaskError(f"{where}: workdir {task.workdir!r} must be an absolute path below /")
+        raise TaskError(f"{where}: workdir is {task.workdir!r}; expected an absolute path below /")
     if isinstance(task.checks, PytestChecks):
         for name in task.checks.files:
             relative_path(name, f"{where}: checks.files")
 
 
 def hidden_mounts(prepared: PreparedTask) -> tuple[Mount, ...]:
-    """What a sandbox needs on top for a script check: its files, and a place where it can write its reward."""
+    """Return the additional mounts for a script check: its files, and a place where it can write its reward."""
     checks = prepared.task.checks
     if prepared.hidden is None or not isinstance(checks, ScriptChecks):
         return ()
@@ -183,17 +183,21 @@ def hidden_mounts(prepared: PreparedTask) -> tuple[Mount, ...]:
 
 
 def _needs_link(task: Task, checks: ScriptChecks) -> bool:
-    """Whether the script may not write where its reward goes: only its tree and /tmp are writable."""
+    """Return whether the reward file needs a link, because it is not below the tree or /tmp, which are
+    writable.
+    """
     reward = Path(checks.reward_file)
     return not (reward.is_relative_to(task.workdir) or reward.is_relative_to("/tmp"))
 
 
 def _make_once(home: Path, make: Callable[[Path], None]) -> Path:
-    """`home`, made by `make` in a directory beside it and then renamed, once for all who ask."""
+    """Return `home`; if it does not exist, `make` creates it in a directory beside it that is then renamed, under
+    a lock.
+    """
     if not home.exists():
         with locked(home.with_suffix(".lock")):
             if not home.exists():
-                aside = home.with_suffix(".new")  # ours while we hold the lock; left by one who was killed
+                aside = home.with_suffix(".new")  # ours while we hold the lock; otherwise left by a killed process
                 shutil.rmtree(aside, ignore_errors=True)
                 try:
                     aside.mkdir()
@@ -208,9 +212,9 @@ def _make_once(home: Path, make: Callable[[Path], None]) -> Path:
 
 
 def _image_identity(task: Task, cache: Path, sandboxes: Sandboxes) -> tuple[str, ...]:
-    """Where a tree comes from that is in an image, whose name may have come to stand for another one.
+    """Return the identity of the image that a tree comes from, because its name may refer to another image later.
 
-    An image that is not here at the moment is not fetched to be asked: it is what it was when it was seen last.
+    If the image is not on this machine now, it is not fetched; it counts as the one that was seen last.
     """
     if not isinstance(task.source, ImageTree):
         return ()
@@ -232,7 +236,8 @@ def _make_hidden(task: Task, checks: ScriptChecks, aside: Path, cache: Path) -> 
                 f"task {task.instance_id}: checks.reward_file {checks.reward_file!r} must be absolute and at "
                 f"least two directories deep, or below {task.workdir} or /tmp"
             )
-        # Mounts are read-only, so the place for the reward is a link to where the script may write.
+        # Mounts are read-only, so the reward file's directory becomes a link to a directory that the script can
+        # write.
         (aside / "links").mkdir()
         (aside / "links" / directory.name).symlink_to(REWARDS)
     make_readable(aside)
@@ -266,7 +271,7 @@ def _make_tree(task: Task, aside: Path, cache: Path, sandboxes: Sandboxes) -> No
     # Without remembered times and inodes git compares contents, which are the same in every sandbox.
     (pristine / "index").unlink()
     git("read-tree", "HEAD")
-    # What a patch is taken with: copied whole at the start, for git must not write to the pristine directory.
+    # A template for taking a patch, which is copied first, because git must not write to the pristine directory.
     (pristine / "scratch" / "objects").mkdir(parents=True)
     shutil.copy2(pristine / "index", pristine / "scratch" / "index")
     make_readable(pristine)
@@ -274,13 +279,15 @@ def _make_tree(task: Task, aside: Path, cache: Path, sandboxes: Sandboxes) -> No
 
 
 def ignore_rules(tree: Path, listing: bytes) -> bytes:
-    """All `.gitignore` files of a tree as one list for its root, and caches that never belong to a patch.
+    """Return all `.gitignore` files of a tree as one list for its root, with rules for caches that never belong to
+    a patch.
 
     `listing` is the NUL-separated list of the tree's files.
     """
     paths = sorted(path for path in listing.split(b"\0") if posixpath.basename(path) == b".gitignore")
     rules: list[bytes] = []
-    for path in sorted(paths, key=lambda path: path.count(b"/")):  # the deeper one has the last word
+    # sorted by depth, because the last matching rule counts
+    for path in sorted(paths, key=lambda path: path.count(b"/")):
         file = tree / os.fsdecode(path)
         if not file.is_symlink() and b"\n" not in path:
             for line in file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"):
@@ -325,14 +332,14 @@ def _directory_digest(root: Path) -> bytes:
                     with path.open("rb") as file:
                         sha.update(hashlib.file_digest(file, "sha256").digest())
     except OSError as error:
-        raise TaskError(f"{error.filename or root}: cannot be read: {error.strerror}") from error
+        raise TaskError(f"{error.filename or root}: cannot be read: {error.strerror}; make it readable") from error
     return sha.digest()
 
 
 def _git(
     tree: Path, pristine: Path, *args: str, stdin: bytes = b"", check: bool = True
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run git with no configuration but the pristine one."""
+    """Run git with only the pristine directory's configuration."""
     env, command = git_environment(pristine, tree), [git_program(), *args]
     done = subprocess.run(command, cwd=tree, env=env, input=stdin, capture_output=True, check=False)
     if check and done.returncode:

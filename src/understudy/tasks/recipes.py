@@ -1,4 +1,4 @@
-"""What rows of SWE-bench leave out: the image of an instance, and how the classic repositories are tested."""
+"""What SWE-bench's rows leave out: the image of an instance, and how the classic repositories are tested."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _IMAGE = re.compile(
 
 
 class ImageChoice(Struct, frozen=True):
-    """Where instance images come from; None leaves what the row or its dataset says.
+    """Which instance images to use; None keeps the values of the row or its dataset.
 
-    A `namespace` of "none" or "" means images that were built on this machine, which have none. Making one raises
-    ConfigError when a name cannot be one of an image.
+    A `namespace` of "none" or "" means images that were built on this machine, which have no namespace. Creating
+    one raises ConfigError when a value cannot be a part of an image's name.
     """
 
     namespace: str | None = None
@@ -39,7 +39,7 @@ class ImageChoice(Struct, frozen=True):
 
 
 def instance_image(instance_id: str, choice: ImageChoice, namespace: str = "swebench") -> str:
-    """The name SWE-bench gives the image of an instance; `namespace` is its dataset's own."""
+    """Return SWE-bench's name of the image of an instance; `namespace` is the dataset's default."""
     tag = choice.instance_image_tag or "latest"
     name = f"sweb.eval.x86_64.{instance_id.lower()}:{tag}"
     chosen = namespace if choice.namespace is None else choice.namespace
@@ -47,7 +47,9 @@ def instance_image(instance_id: str, choice: ImageChoice, namespace: str = "sweb
 
 
 def named_image(image: str, choice: ImageChoice) -> str:
-    """An image that a row names, with another namespace and tag where these were chosen. Raises TaskError."""
+    """Return an image that a row names, with the namespace and tag replaced by those of `choice`. Raises
+    TaskError.
+    """
     if not _IMAGE.fullmatch(image):
         raise TaskError(f"image: invalid image name: {image[:80]!r}; expected as in registry/name:tag")
     if choice.namespace is None and choice.instance_image_tag is None:
@@ -71,9 +73,10 @@ _LOCALE = "sed -i '/en_US.UTF-8/s/^# //g' /etc/locale.gen && locale-gen"
 
 
 class SuiteRecipe(Struct, frozen=True):
-    """How versions (as one text) of a repository are tested and installed.
+    """How versions of a repository (`versions`, as one text) are tested and installed.
 
-    `command` tests, without what to test; `env` are lines that set variables; `before` comes before any patch.
+    `command` is the test command, without the tests' names; `env` are lines that set variables; `before` runs
+    before any patch.
     """
 
     repo: str
@@ -84,8 +87,9 @@ class SuiteRecipe(Struct, frozen=True):
     before: tuple[str, ...] = ()
 
 
-# Rows of the fifth version say how they are installed and tested; those before it rely on tables of the harness.
-# This is the part of them that an evaluation needs (swebench 4.1.0; the tests compare digests of all of it).
+# Rows of SWE-bench's fifth version contain install and test commands; earlier ones rely on tables of the harness.
+# This is the part of those tables that an evaluation needs (swebench 4.1.0; the tests compare digests of the
+# whole).
 _RECIPES = (
     SuiteRecipe(
         "astropy/astropy", "3.0 3.1 3.2 4.1 4.2 4.3 5.0 5.1 5.2 v5.3", install=f"{_PIP} -e .[test] --verbose"
@@ -159,7 +163,7 @@ _RECIPES = (
 
 
 def find_recipe(repo: str, version: str) -> tuple[str, SuiteRecipe]:
-    """The parser and the recipe of a version. Raises TaskError when the table does not have it."""
+    """Return the parser and the recipe of a version. Raises TaskError if the table does not have it."""
     recipes = [recipe for recipe in _RECIPES if recipe.repo == repo]
     if not recipes:
         raise TaskError(
@@ -168,6 +172,6 @@ def find_recipe(repo: str, version: str) -> tuple[str, SuiteRecipe]:
         )
     for recipe in recipes:
         if version in recipe.versions.split():
-            # Parsers are named after repositories: scikit-learn's is parse_log_scikit.
+            # The parsers' names come from the repositories: scikit-learn's is parse_log_scikit.
             return f"parse_log_{repo.partition('/')[2].partition('-')[0]}", recipe
     raise TaskError(f"version: {repo} has no version {version[:40]!r} in the table of test commands")

@@ -1,4 +1,4 @@
-"""Task records: one JSON object a line."""
+"""Task records: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _commands(checks: SuiteChecks) -> str:
     return checks.activate + checks.before + checks.install + checks.command
 
 
-# What must hold beyond the types: key, test, what is expected.
+# Rules beyond the types: the key, a test, and what is expected.
 _RULES: tuple[tuple[str, Callable[[Task], bool], str], ...] = (
     (
         "instance_id",
@@ -114,22 +114,22 @@ _RULES: tuple[tuple[str, Callable[[Task], bool], str], ...] = (
 
 
 def check(task: Task, where: str) -> None:
-    """Raise TaskError, naming `where` and the key, when a task breaks what its types cannot say."""
+    """Raise TaskError, naming `where` and the key, when a task violates a rule that its types cannot express."""
     for key, holds, expected in _RULES:
         if not holds(task):
             raise TaskError(f"{where}: {key}: expected {expected}")
 
 
 def record(data: object, where: str, base: Path) -> Task:
-    """The task of a decoded record; relative directories are taken from `base`.
+    """Return the task of a decoded record; relative directories are relative to `base`.
 
-    Raises TaskError, with `where` and the key, for whatever is malformed, and for a directory that is not below
-    `base`: whoever wrote the record must not choose what of this machine gets into a sandbox.
+    Raises TaskError, with `where` and the key, for anything malformed, and for a directory that is not below
+    `base`: the author of a record must not choose which files of this machine get into a sandbox.
     """
     try:
         task = msgspec.convert(data, Task)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise TaskError(f"{where}: not a task record: {error}") from error
+        raise TaskError(f"{where}: invalid task record: {error}; correct the key") from error
     check(task, where)
     checks, source = task.checks, task.source
     outside: list[str] = []
@@ -147,12 +147,14 @@ def record(data: object, where: str, base: Path) -> Task:
 
 
 def _directory(source: Directory, where: str, base: Path, outside: list[str]) -> Directory:
-    """A directory of a record, absolute; one that is not below `base`, links followed, is added to `outside`."""
+    """Return a record's directory as an absolute path; if it is not below `base`, with links followed, it is added
+    to `outside`.
+    """
     path = base / source.path
     try:
         if not path.resolve().is_relative_to(base.resolve()):
             outside.append(f"{where}: {source.path!r}")
-    except (OSError, ValueError, RuntimeError) as error:  # a circle of links, a NUL
+    except (OSError, ValueError, RuntimeError) as error:  # a circle of links, or a NUL byte
         raise TaskError(f"{where}: {source.path!r} is not a usable path: {error}") from error
     return Directory(str(path))
 
@@ -162,10 +164,10 @@ def _remembered(task: Task) -> Path:
 
 
 def remember(tasks: Iterable[Task]) -> None:
-    """Note tasks that this user has run, so that files with their records can be read wherever they lie.
+    """Remember tasks that this user has run, so that their records are accepted in files at any path.
 
-    A record is accepted for its digest, which its directories are part of: nothing else can be read by it than was
-    read before. Raises ConfigError.
+    A record is recognised by its digest, which includes its directories, so accepting it again gives access to
+    nothing new. Raises ConfigError.
     """
     for task in tasks:
         checked = task.checks.source if isinstance(task.checks, ScriptChecks) else None
@@ -175,20 +177,24 @@ def remember(tasks: Iterable[Task]) -> None:
                 file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 file.touch(mode=0o600)
             except OSError as error:
-                raise ConfigError(f"{file} cannot be written: {error.strerror}; set UNDERSTUDY_CACHE") from error
+                raise ConfigError(
+                    f"{file} cannot be written: {error.strerror}; set UNDERSTUDY_CACHE to a directory that can"
+                ) from error
 
 
 def dump(tasks: Iterable[Task], path: Path) -> None:
-    """Write tasks as JSONL: the whole file or, when that fails, nothing. Raises ConfigError."""
+    """Write tasks as JSONL, atomically. Raises ConfigError."""
     try:
         content = b"".join(msgspec.json.encode(task) + b"\n" for task in tasks)
         atomic_write(path, content, fsync=True, mode=0o644)
     except OSError as error:
-        raise ConfigError(f"{path}: tasks cannot be written: {error.strerror}") from error
+        raise ConfigError(
+            f"{path}: tasks cannot be written: {error.strerror}; choose another path, or make room"
+        ) from error
 
 
 class RefusedRow(Struct, frozen=True):
-    """A row that cannot be a task: its id (may be ""), its place, and why, without the place."""
+    """A row that cannot become a task: its id (may be ""), its location, and the reason, without the location."""
 
     instance_id: str
     where: str
@@ -199,19 +205,19 @@ class RefusedRow(Struct, frozen=True):
 
 
 class LoadedTasks(Struct, frozen=True):
-    """The tasks of a source, in its order, and the refused rows; `unknown`: ids asked for that are not there."""
+    """The tasks of a source, in its order, and the refused rows; `unknown` are requested ids that do not exist."""
 
     tasks: list[Task]
     refused: tuple[RefusedRow, ...] = ()
     unknown: tuple[str, ...] = ()
 
     def report(self, most: int = 8) -> list[str]:
-        """Lines for a person that count the refused rows by reason, with an example of each."""
+        """Return lines of text that count the refused rows by reason, with an example of each."""
         return summarise_refusals(self.refused, most)
 
 
 def summarise_refusals(refused: Sequence[RefusedRow], most: int = 8) -> list[str]:
-    """Refusals counted by reason, most frequent first, with the place of the first one."""
+    """Return counts of refusals by reason, most frequent first, with the location of the first one."""
     counts = Counter(refusal.reason for refusal in refused)
     first = {refusal.reason: refusal for refusal in reversed(refused)}
     lines: list[str] = []
@@ -225,5 +231,5 @@ def summarise_refusals(refused: Sequence[RefusedRow], most: int = 8) -> list[str
 
 
 def task_digest(task: Task) -> str:
-    """The SHA-256 of a task's record, in hex: the version of the task that a verdict is on."""
+    """Return the SHA-256 of a task's record, in hex: the version of the task that a verdict refers to."""
     return hashlib.sha256(msgspec.json.encode(task, order="deterministic")).hexdigest()

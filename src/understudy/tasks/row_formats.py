@@ -1,6 +1,7 @@
-"""Rows of SWE-bench and its relatives become tasks: a row's format is recognised by its keys.
+"""Turns rows of SWE-bench and related datasets into tasks; a row's format is recognised by its keys.
 
-To add a format, write the function that makes a task of its rows and add a `TaskRowFormat` to FORMATS."""
+To add a format, write the function that makes a task of its rows and add a `TaskRowFormat` to FORMATS.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +50,12 @@ def _make_task(
     workdir: str = WORKDIR,
     extra: dict[str, Any] | None = None,
 ) -> Task:
-    """The task of a row that has SWE-bench's common keys. Raises TaskError."""
+    """Return the task of a row that has SWE-bench's common keys. Raises TaskError."""
     if not checks.fail_to_pass:
         raise TaskError(f"FAIL_TO_PASS: {_NO_TEST_TO_FIX}")
     repo = row.text("repo")
     meta = {"dataset": dataset, **row.metadata("version", "difficulty", "created_at")}
-    if isinstance(source, Sdist):  # a row of ours
+    if isinstance(source, Sdist):  # a row made by Understudy
         meta |= row.object("meta").metadata("license")
     if row.has("base_commit"):
         meta["base_commit"] = _base_commit(row)
@@ -74,7 +75,7 @@ def _make_task(
 
 
 def _instruction(repo: str, workdir: str, statement: str) -> str:
-    """What the agent is told."""
+    """Return the instruction for the agent."""
     return (
         f"The source of {repo} is in {workdir}. Resolve the issue below by changing it there. The tests are not "
         "yours to change: hidden ones will decide, and all that works now has to go on working. The environment "
@@ -84,7 +85,7 @@ def _instruction(repo: str, workdir: str, statement: str) -> str:
 
 
 def _base_commit(row: DatasetRow) -> str:
-    """The commit that the repository in the image is at."""
+    """Return the commit that the repository in the image is at."""
     commit = row.text("base_commit")
     if not _COMMIT.fullmatch(commit):
         raise TaskError("base_commit: expected 40 lower-case hex digits")
@@ -92,7 +93,7 @@ def _base_commit(row: DatasetRow) -> str:
 
 
 def _parser_name(name: str, key: str = "log_parser") -> str:
-    """A parser's name as swebench spells it."""
+    """Return a parser's name as swebench spells it."""
     if not _PARSER.fullmatch(name):
         raise TaskError(f"{key}: expected the name of a parser, as parse_log_pytest, found {name[:40]!r}")
     return name
@@ -103,7 +104,9 @@ def _changed_tests(test_patch: str) -> list[str]:
 
 
 def _test_command(command: str, repo: str, test_patch: str) -> str:
-    """The command with the files of the test patch behind it, named as this repository's command wants them."""
+    """Return the command followed by the files of the test patch, in the form that this repository's command
+    expects.
+    """
     files = _changed_tests(test_patch)
     if repo == "django/django":
         files = [file.removesuffix(".py").removeprefix("tests/").replace("/", ".") for file in files]
@@ -111,19 +114,21 @@ def _test_command(command: str, repo: str, test_patch: str) -> str:
 
 
 def _test_files(test_patch: str) -> tuple[str, ...]:
-    """The test files that exist after the patch is applied."""
+    """Return the test files that exist after the patch is applied."""
     deleted = set(_DELETED.findall(test_patch))
     files = dict.fromkeys(_changed_tests(test_patch))
     return tuple(file for file in files if file not in deleted and posixpath.normpath(file) == file)
 
 
-# --- SWE-bench: the classic thirteen keys, and the fifth version's, which say how the tests are run ----
+# --- SWE-bench: the classic thirteen keys; the fifth version's keys also say how the tests are run -------
 
 
 def _swebench(row: DatasetRow, choice: ImageChoice) -> Task:
     instance_id, test_patch = row.text("instance_id"), row.text("test_patch")
     if row.object("image_assets").has("test_patch"):
-        raise TaskError("image_assets: its tests need files from the network, which a patch cannot carry")
+        raise TaskError(
+            "image_assets: its tests need files from the network, which a patch cannot contain; leave this row out"
+        )
     extra = row.metadata("environment_setup_commit", "image_assets", "language")
     if row.has("eval_script"):
         checks, extra["eval_script"] = _checks_by_script(row, test_patch)
@@ -132,7 +137,7 @@ def _swebench(row: DatasetRow, choice: ImageChoice) -> Task:
         checks = _checks_by_table(row, test_patch)
         image = instance_image(instance_id, choice)
     source = None
-    if row.has("source"):  # our own rows have no image
+    if row.has("source"):  # rows made by Understudy have no image
         try:
             source = msgspec.convert(row.object("source").data, Sdist)
         except msgspec.ValidationError as error:
@@ -141,13 +146,13 @@ def _swebench(row: DatasetRow, choice: ImageChoice) -> Task:
 
 
 def _checks_by_script(row: DatasetRow, test_patch: str) -> tuple[SuiteChecks, str | list[str]]:
-    """The checks, and the script to store: in two parts where the row's own test patch separates them."""
+    """Return the checks, and the script to store: in two parts if the row's own test patch separates them."""
     script = row.text("eval_script")
     phases = eval_script.split_script(script, WORKDIR)
     if phases.test_patch is None:
-        raise TaskError("eval_script: does not apply the test patch, in a here-document for git apply")
+        raise TaskError("eval_script: does not apply the test patch; expected it in a here-document for git apply")
     if phases.test_patch.strip() != test_patch.strip():
-        raise TaskError("eval_script: applies another test patch than the row's test_patch")
+        raise TaskError("eval_script: applies another test patch than the row's test_patch; expected the same")
     eval_type = row.text("eval_type", "pass_and_fail")
     if eval_type not in _ONLY_FAILURES_COUNT:
         raise TaskError(f"eval_type: expected {' or '.join(_ONLY_FAILURES_COUNT)}, found {eval_type[:40]!r}")
@@ -168,7 +173,7 @@ def _checks_by_script(row: DatasetRow, test_patch: str) -> tuple[SuiteChecks, st
 
 
 def _checks_by_table(row: DatasetRow, test_patch: str) -> SuiteChecks:
-    """The checks of a row that does not say how its tests are run."""
+    """Return the checks of a row that does not say how its tests are run."""
     repo = row.text("repo")
     parser, recipe = find_recipe(repo, row.text("version"))
     return SuiteChecks(
@@ -184,22 +189,24 @@ def _checks_by_table(row: DatasetRow, test_patch: str) -> SuiteChecks:
     )
 
 
-# --- its relatives -------------------------------------------------------------------------------------
+# --- related datasets -------------------------------------------------------------------------------
 
 
 def _swe_rebench(row: DatasetRow, choice: ImageChoice) -> Task:
-    """The first version's rows are like SWE-bench's classic ones; the second's have images of their own."""
+    """Return the task of a SWE-rebench row: like SWE-bench's classic rows in version 1, with images of its own in
+    version 2.
+    """
     config = row.object("install_config")
     key = next((key for key in ("image_name", "docker_image") if row.has(key)), "")
     if not key:
-        raise TaskError("image_name: is missing, so there is nothing to run the instance in")
+        raise TaskError("image_name: is missing; expected the image to run the instance in")
     image = row.text(key)
     parser = config.text("log_parser" if config.has("log_parser") else "parser")
     commands = config.lines("test_cmd")
     if not commands:
         raise TaskError("install_config.test_cmd: is empty; expected at least one command")
     repo, test_patch = row.text("repo"), row.text("test_patch")
-    first = "sweb.eval." in image  # an image made as SWE-bench's are
+    first = "sweb.eval." in image  # an image made in the way of SWE-bench's
     directory = posixpath.basename(repo)
     if not first and directory in ("", ".", ".."):
         raise TaskError(f"repo: expected OWNER/NAME, found {repo[:80]!r}")
@@ -219,14 +226,19 @@ def _swe_rebench(row: DatasetRow, choice: ImageChoice) -> Task:
 
 
 def _swe_bench_live(row: DatasetRow, choice: ImageChoice) -> Task:
-    """Its rows name images of their own, and the commands that rebuild, test and print."""
+    """Return the task of a SWE-bench-Live row, which names an image and the commands that rebuild, test
+    and print.
+    """
     parser = row.text("log_parser").strip()
     if "\n" in parser:
-        raise TaskError("log_parser: is a program, which is not run; expected the name of a parser, as pytest")
+        raise TaskError(
+            "log_parser: is a program, which is not run for security; expected the name of a parser, "
+            "such as pytest"
+        )
     tests, prints = row.lines("test_cmds"), row.lines("print_cmds")
     if not tests:
         raise TaskError("test_cmds: is empty; expected at least one command")
-    if prints:  # what is read is printed afterwards; what counts is how the tests ended
+    if prints:  # the log is printed by a later command; the exit code that counts is that of the tests
         tests = (*tests, "tests_ended=$?", *prints, "(exit $tests_ended)")
     test_patch = row.text("test_patch")
     checks = SuiteChecks(
@@ -247,10 +259,10 @@ def _swe_bench_live(row: DatasetRow, choice: ImageChoice) -> Task:
 
 
 def _multi_swe_bench(row: DatasetRow, choice: ImageChoice) -> Task:
-    """Pull requests in several languages, tested by /home/run.sh inside their images.
+    """Return the task of a Multi-SWE-bench row: a pull request, tested by /home/run.sh inside its image.
 
-    What a row does not have is how the output is read, for that is a program of its harness. Rows that name a
-    parser in a key of their own, `log_parser`, are taken.
+    The rows do not say how the tests' output is read, which is code of the dataset's harness. Only rows that name
+    a parser in an added key, `log_parser`, are accepted.
     """
     org, name, number = row.text("org"), row.text("repo"), row.data.get("number")
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
@@ -294,12 +306,12 @@ def _multi_swe_bench(row: DatasetRow, choice: ImageChoice) -> Task:
 
 
 def _test_ids(row: DatasetRow, key: str) -> tuple[str, ...]:
-    """The ids of a map from ids to what happened, which is what its rows have, or of a list."""
+    """Return the ids of a map from ids to results, which is what the dataset has, or of a list."""
     return row.texts(key) if isinstance(row.data.get(key), list) else tuple(row.object(key).data)
 
 
 def _issues(row: DatasetRow) -> list[str]:
-    """The text of each issue that the pull request resolves, where it has one."""
+    """Return the text of each issue that the pull request resolves, if it has one."""
     value: object = row.data.get("resolved_issues") or ()
     try:
         issues = msgspec.convert(value, list[dict[str, Any]])
@@ -310,12 +322,14 @@ def _issues(row: DatasetRow) -> list[str]:
 
 
 def _swe_smith(row: DatasetRow, choice: ImageChoice) -> Task:
-    """A bug that was put into a repository; its reverse is the solution."""
+    """Return the task of a SWE-smith row: a bug was inserted into a repository, and its reverse is the
+    solution.
+    """
     bug = row.text("patch")
     try:
         gold = diffs.reverse(bug)
     except ValueError as error:
-        raise TaskError(f"patch: cannot be reversed: {error}") from error
+        raise TaskError(f"patch: cannot be reversed: {error}; expected a unified diff") from error
     statement = row.text("problem_statement", "")
     if not statement.strip():
         raise TaskError("problem_statement: is empty, expected a problem statement for the agent")
@@ -354,7 +368,8 @@ def _swe_smith(row: DatasetRow, choice: ImageChoice) -> Task:
 
 
 class TaskRowFormat(Struct, frozen=True):
-    """The keys that identify a format, and what makes a task of its rows or the reason why nothing can.
+    """The keys that identify a format, and the function that makes a task of its rows, or the reason why it is
+    unsupported.
 
     `task` raises TaskError, which names the key but not the row's location.
     """
@@ -381,7 +396,7 @@ FORMATS: tuple[TaskRowFormat, ...] = (
 
 
 def task_of(data: dict[str, Any], choice: ImageChoice = ImageChoice()) -> Task:  # noqa: B008
-    """The task of a row in any of the formats. Raises TaskError without the row's location."""
+    """Return the task of a row in any of the formats. Raises TaskError without the row's location."""
     for format in FORMATS:
         if all(key in data for key in format.keys):
             if isinstance(format.task, str):
@@ -401,10 +416,10 @@ def load_rows(
     choice: ImageChoice,
     wanted: Collection[str] | None = None,
 ) -> LoadedTasks:
-    """The tasks of rows, each with its place; with `wanted` those of these ids only.
+    """Return the tasks of rows, which come with their locations; only the `wanted` ids if given.
 
-    Our own records raise TaskError for whatever is wrong, with directories taken from `base`. Rows of others are
-    refused one by one; TaskError is raised when none of them is left, or for what is not an object at all.
+    For our own records, every mistake raises TaskError; their directories are relative to `base`. Rows of other
+    formats are refused one by one; TaskError is raised when none is left, or a row is not an object.
     """
     tasks: dict[str, Task] = {}
     refused: list[RefusedRow] = []
@@ -412,7 +427,7 @@ def load_rows(
     for where, data in rows:
         empty = False
         if not isinstance(data, dict):
-            raise TaskError(f"{where}: not a task record: Expected `object`, got {json_type(data)}")
+            raise TaskError(f"{where}: invalid task record: Expected `object`, got {json_type(data)}")
         row: dict[str, Any] = data  # pyright: ignore[reportUnknownVariableType]
         instance_id = row.get("instance_id")
         name = instance_id if isinstance(instance_id, str) else ""

@@ -1,4 +1,6 @@
-"""Rows of datasets: read from JSON, Parquet, the hub or what `datasets` saved; and their untrusted values."""
+"""Reads rows of datasets from JSON, Parquet, the hub or what `datasets` saved, and checks their untrusted
+values.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,10 @@ LocatedRow = tuple[str, Any]
 
 
 def read_rows(path: Path, split: str = "") -> Iterator[LocatedRow]:
-    """The rows of a file or a directory; of the named split, or of the test split or the only one.
+    """Yield the rows of a file or directory, of the named split; without a name, of the test split or the only
+    one.
 
-    Raises TaskError, naming file and line, for what cannot be read, ConfigError for a split that is not there or a
-    library that is not installed.
+    Raises TaskError, naming file and line, for what cannot be read, ConfigError for a missing split or library.
     """
     if path.is_dir():
         if is_saved(path):
@@ -47,22 +49,24 @@ def read_rows(path: Path, split: str = "") -> Iterator[LocatedRow]:
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether a directory is a dataset: one that `datasets` saved, or with Parquet files."""
+    """Return whether a directory is a dataset: one that `datasets` saved, or with Parquet files."""
     return is_saved(path) or bool(parquet_files(path))
 
 
 def is_saved(path: Path) -> bool:
-    """Whether a directory is a dataset that `datasets` saved."""
+    """Return whether a directory is a dataset that `datasets` saved."""
     return any((path / name).is_file() for name in _SAVED)
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """The Parquet files of a directory and of those in it, sorted."""
+    """Return the Parquet files of a directory and of its subdirectories, sorted."""
     return sorted(file for glob in ("*.parquet", "*/*.parquet") for file in path.glob(glob) if file.is_file())
 
 
 def choose_split(name: str, splits: list[str], asked: str) -> str:
-    """The requested split, else `test`, else the only one. Raises ConfigError when there is none."""
+    """Return the requested split, otherwise `test`, otherwise the only one. Raises ConfigError if there
+    is none.
+    """
     if asked in splits:
         return asked
     if not asked:
@@ -107,7 +111,7 @@ def _decoded(data: bytes, where: str) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise TaskError(f"{where}: not a task record: {error}") from error
+        raise TaskError(f"{where}: invalid task record: {error}") from error
 
 
 def _list(path: Path) -> Iterator[LocatedRow]:
@@ -149,7 +153,7 @@ _NAME = re.compile(
 
 
 class HubName(Struct, frozen=True):
-    """A dataset on the hub: ORG/NAME, and split and revision where they were given."""
+    """A dataset on the hub: ORG/NAME, with split and revision if they were given."""
 
     name: str
     split: str = ""
@@ -163,7 +167,7 @@ def parse_hub_name(spec: str) -> HubName | None:
 
 
 def hub_rows(wanted: HubName) -> Iterator[LocatedRow]:
-    """The rows of a dataset. Raises ConfigError when it cannot be had."""
+    """Yield the rows of a dataset. Raises ConfigError when it cannot be loaded."""
     yield from _rows_by_library(
         wanted.name,
         wanted.split,
@@ -173,7 +177,7 @@ def hub_rows(wanted: HubName) -> Iterator[LocatedRow]:
 
 
 def _rows_by_library(name: str, split: str, load: Callable[[Any], Any], remedy: str) -> Iterator[LocatedRow]:
-    """The rows of what `load` gets of the library `datasets`. Raises ConfigError with the remedy."""
+    """Yield the rows that `load` gets from the library `datasets`. Raises ConfigError, with the remedy."""
     try:
         import datasets
     except ImportError as error:
@@ -192,7 +196,7 @@ def _rows_by_library(name: str, split: str, load: Callable[[Any], Any], remedy: 
 
 
 def _rows_of_split(name: str, dataset: Any, split: str) -> Iterator[LocatedRow]:
-    if isinstance(dataset, dict):  # a DatasetDict is one
+    if isinstance(dataset, dict):  # a DatasetDict is a dict of splits
         chosen = choose_split(name, sorted(str(key) for key in dataset), split)  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
         dataset, name = dataset[chosen], f"{name}:{chosen}"  # pyright: ignore[reportUnknownVariableType]
     elif split:
@@ -213,24 +217,26 @@ _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 
 def json_type(value: object) -> str:
-    """What a JSON value is, in words."""
+    """Return the type of a JSON value, in words."""
     if value is None:
         return "nothing"
     return next((name for types, name in _KINDS if isinstance(value, types)), f"a {type(value).__name__}")
 
 
 class DatasetRow:
-    """One row. Its readers raise TaskError with key, what was expected and what was found, but not the place."""
+    """One row. Its methods raise TaskError with the key, what was expected and what was found, but not the
+    location.
+    """
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.data = data
 
     def has(self, key: str) -> bool:
-        """Whether the key has a value; empty strings and lists count as absent."""
+        """Return whether the key has a value; empty strings and lists count as absent."""
         return self.data.get(key) not in (None, "", [], {})
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A text that is not blank; `default` where the key is absent or null."""
+        """Return a text that is not blank; `default` if the key is absent or null."""
         value = self.data.get(key)
         if value is None and default is not None:
             return default
@@ -241,7 +247,7 @@ class DatasetRow:
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of texts, or the JSON text of one; empty where the key is absent or null."""
+        """Return a list of texts, which may be encoded as JSON; empty if the key is absent or null."""
         value = self.data.get(key)
         if value is None or value == "":
             return ()
@@ -253,12 +259,12 @@ class DatasetRow:
             raise TaskError(f"{key}: expected a list of texts, got {json_type(value)}: {error}") from error
 
     def lines(self, key: str) -> tuple[str, ...]:
-        """Commands: one string or a list of strings; empty where the key is absent or null."""
+        """Return commands, given as one string or a list of strings; empty if the key is absent or null."""
         value = self.data.get(key)
         return ((value,) if value.strip() else ()) if isinstance(value, str) else self.texts(key)
 
     def object(self, key: str) -> DatasetRow:
-        """An object, or the JSON text of one; without keys where the key is absent or null."""
+        """Return an object, which may be encoded as JSON; without keys if the key is absent or null."""
         value = self.data.get(key)
         if value is None or value == "":
             return DatasetRow({})
@@ -270,7 +276,7 @@ class DatasetRow:
             raise TaskError(f"{key}: expected an object, or one as JSON, got {json_type(value)}") from error
 
     def metadata(self, *keys: str) -> dict[str, Any]:
-        """Those of the keys that have a value, as what JSON can hold."""
+        """Return the given keys that have a value, converted to JSON types."""
         values = {key: self.data[key] for key in keys if self.has(key)}
-        odd = datetime.date | bytes  # which Parquet has and JSON has not
+        odd = datetime.date | bytes  # types of Parquet that JSON does not have
         return {key: str(value) if isinstance(value, odd) else value for key, value in values.items()}

@@ -1,1 +1,1 @@
-"""Training: samples of graded rollouts become a better policy. torch is imported here and in `model` only."""
+"""Training: turns samples of graded rollouts into a better policy. Only this package and `model` import torch."""

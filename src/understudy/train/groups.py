@@ -1,4 +1,6 @@
-"""What a trainer is given, read from the stores of runs and from exports of tokens: groups of graded rollouts."""
+"""The training data of the trainers: groups of graded rollouts, read from the stores of runs or from token
+exports.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ from understudy.util.files import atomic_path
 class TokenSequence(Struct, frozen=True, kw_only=True):
     """One segment of a rollout's trajectory.
 
-    `loss_mask` is 1 exactly on sampled tokens. `logprobs` are the behaviour policy's, after temperature, 0.0 off
-    the mask; None where the backend gave none, which only imitation can use. `policy_versions` are those of its
-    calls. `calls` are these: the id of each, and where its completion begins and ends in `token_ids`; empty where
-    the sequence comes from an export. `teacher_logprobs` are a teacher's, at temperature 1, 0.0 off the mask; None
-    where none was asked.
+    `loss_mask` is 1 exactly on the tokens to learn. `logprobs` are those of the sampling policy, at its
+    temperature, 0.0 outside the mask; None if the backend returned none (then only SFT can use the sequence).
+    `policy_versions` are those of its calls. `calls` has the id of each call, and where its completion begins and
+    ends in `token_ids`; it is empty for sequences of an export. `teacher_logprobs` are at temperature 1, 0.0
+    outside the mask; None without a teacher.
     """
 
     token_ids: tuple[int, ...]
@@ -42,12 +44,12 @@ class TokenSequence(Struct, frozen=True, kw_only=True):
 
     @property
     def sampled(self) -> int:
-        """How many tokens are learned from."""
+        """The number of tokens to learn."""
         return sum(self.loss_mask)
 
 
 class TrainingRollout(Struct, frozen=True, kw_only=True):
-    """A graded rollout: all its sequences (branches, segments) share its one reward."""
+    """A graded rollout: all its sequences (branches, segments) have the same reward."""
 
     rollout_id: str
     task_id: str
@@ -56,9 +58,9 @@ class TrainingRollout(Struct, frozen=True, kw_only=True):
 
 
 class RolloutGroup(Struct, frozen=True, kw_only=True):
-    """The rollouts of one task, by one agent, by which each other's advantage is measured.
+    """The rollouts of one task by one agent, among which advantages are computed.
 
-    `name` tells the group from others of the same task, where several agents worked on it; else it is empty.
+    `name` distinguishes groups of the same task if several agents worked on it; otherwise it is empty.
     """
 
     task_id: str
@@ -69,7 +71,7 @@ class RolloutGroup(Struct, frozen=True, kw_only=True):
 _T = TypeVar("_T")
 
 TOKENS = "trl-tokens"
-"""The export format that can be trained on as exactly as a store."""
+"""The export format that keeps token ids and logprobs, so that training on it equals training on the store."""
 
 NO_VERDICT = "rollouts without a verdict"
 SUSPICIOUS = "rollouts with a suspicious patch"
@@ -84,7 +86,7 @@ BAD_REWARD = "rollouts whose reward is not a number"
 
 
 class _ExportedSequence(msgspec.Struct):
-    """A sequence as the format trl-tokens has it."""
+    """A row of an export in the format trl-tokens."""
 
     input_ids: tuple[int, ...]
     assistant_masks: tuple[Literal[0, 1], ...]
@@ -97,7 +99,10 @@ class _ExportedSequence(msgspec.Struct):
 
     def __post_init__(self) -> None:
         if not len(self.input_ids) == len(self.assistant_masks) == len(self.logprobs):
-            raise ValueError("expected as many masks and logprobs as tokens")
+            raise ValueError(
+                "expected the same length of input_ids, assistant_masks and logprobs, got "
+                f"{len(self.input_ids)}, {len(self.assistant_masks)} and {len(self.logprobs)}"
+            )
 
 
 def load_groups(
@@ -111,13 +116,13 @@ def load_groups(
     temperature: float | None = None,
     left_out: Counter[str] | None = None,
 ) -> Iterator[RolloutGroup]:
-    """The groups of `sources`: directories of stores, and exports in the format trl-tokens.
+    """Yield the groups of `sources`, which are directories of stores or of exports in the format trl-tokens.
 
-    A group is made of the rollouts of one task by one agent, in one run or one export. With `logprobs` a sequence
-    without those of the policy that sampled it is left out, as policy gradients need them. For `imitation` the
-    tokens of answers with a malformed tool call are not learned (see `Segment.target_mask`). What is left out is
-    counted in `left_out` by why. Raises ConfigError for a directory that is neither, StoreError for a damaged one;
-    ConfigError too when calls are known to have been sampled at another `temperature` than this.
+    A group is the rollouts of one task by one agent in one run or one export. With `logprobs`, sequences without
+    logprobs of the sampling policy are left out, because policy gradients need them. With `imitation`, tokens of
+    answers with a malformed tool call are not learned (see `Segment.target_mask`). What is left out is counted in
+    `left_out` by reason. Raises ConfigError for a directory that is neither, or when a call is known to have been
+    sampled at another `temperature`; StoreError for a damaged store.
     """
     counts = Counter[str]() if left_out is None else left_out
     for source in sources:
@@ -149,7 +154,7 @@ def groups_from_store(
     left_out: Counter[str] | None = None,
     tasks: Collection[str] | None = None,
 ) -> Iterator[RolloutGroup]:
-    """The groups of an open store, or only those of these `tasks`; see `load_groups`."""
+    """Yield the groups of an open store, only those of `tasks` where that is given; see `load_groups`."""
     counts = Counter[str]() if left_out is None else left_out
     run_ids: list[str | None] = [each.id for each in store.runs.all()]
     for run_id in (run_ids or [None]) if run is None else [run]:
@@ -187,27 +192,31 @@ def groups_from_store(
 
 
 def is_export(directory: Path) -> bool:
-    """Whether a directory holds an export. Raises ConfigError when it is one that has no exact tokens."""
+    """Return whether a directory holds an export that the trainers read as one.
+
+    False for a run's directory in which an export of another format lies. Raises ConfigError when the manifest
+    cannot be read.
+    """
     manifest = read_manifest(directory)
     if manifest is None:
         return False
-    # Some formats are written to a run's own directory.
+    # Some formats write their files into a run's own directory; such a directory counts as a store.
     return manifest.get("format") == TOKENS or not (directory / "store.db").exists()
 
 
 def export_format(directory: Path) -> str | None:
-    """The format of the export in a directory; None where it holds none."""
+    """Return the format of the export in a directory, or None if there is no export."""
     manifest = read_manifest(directory) if is_export(directory) else None
     return None if manifest is None else str(manifest.get("format"))
 
 
 def write_groups(path: Path, groups: Iterable[RolloutGroup]) -> None:
-    """Write groups to a file, whole or not at all. Raises ConfigError when it cannot be written."""
+    """Write groups to a file, atomically. Raises ConfigError when it cannot be written."""
     _write(path, list(groups))
 
 
 def write_token_values(path: Path, values: Sequence[TokenValues]) -> None:
-    """Write what an update computed for tokens to a file, whole or not at all. Raises ConfigError as above."""
+    """Write the values that an update computed for tokens to a file, atomically. Raises ConfigError as above."""
     _write(path, values)
 
 
@@ -222,12 +231,12 @@ def _write(path: Path, value: Any) -> None:
 
 
 def read_groups(path: Path) -> list[RolloutGroup]:
-    """The groups in a file that `write_groups` wrote. Raises ConfigError when it is none."""
+    """Read the groups that `write_groups` wrote. Raises ConfigError when the file cannot be read or is invalid."""
     return _read(path, list[RolloutGroup], "rollout groups")
 
 
 def read_token_values(path: Path) -> list[TokenValues]:
-    """The values in a file that `write_token_values` wrote. Raises ConfigError when it is none."""
+    """Read what `write_token_values` wrote. Raises ConfigError when the file cannot be read or is invalid."""
     return _read(path, list[TokenValues], "token values")
 
 
@@ -241,7 +250,7 @@ def _read(path: Path, kind: type[_T], what: str) -> _T:
 
 
 def format_counts(left_out: Counter[str]) -> str:
-    """What was left out as one line for a person; "nothing" where nothing was."""
+    """Return the counts as one line of text, or "nothing" if all are 0."""
     return ", ".join(f"{count} {why}" for why, count in left_out.most_common() if count) or "nothing"
 
 
@@ -290,7 +299,7 @@ def _rollout(
 
 
 def leave_out(rows: Iterable[_T], defect: Callable[[_T], str | None], left_out: Counter[str]) -> list[_T]:
-    """The rows without a defect; those with one are counted in `left_out` by the defect."""
+    """Return the rows without a defect. Those with one are counted in `left_out` under what `defect` returned."""
     usable: list[_T] = []
     for row in rows:
         if why := defect(row):
@@ -311,7 +320,9 @@ def _defect(sequence: TokenSequence, logprobs: bool) -> str | None:
 
 
 def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Iterator[RolloutGroup]:
-    """The groups of the part "train" of an export; sequences of a rollout, and rollouts of a task, together."""
+    """Yield the groups of an export's "train" split, with the sequences of each rollout and the rollouts of each
+    task together.
+    """
     name = export_format(directory)
     if name != TOKENS:
         raise ConfigError(
@@ -346,7 +357,8 @@ def _exported(directory: Path, *, logprobs: bool, left_out: Counter[str]) -> Ite
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of a file of an export, or those of some columns that it has.
+    """Return the rows of an export's Parquet file; with `columns`, only those columns, as far as the file has
+    them.
 
     Raises ConfigError when it cannot be read.
     """
@@ -355,12 +367,12 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str
     require_pyarrow()
     parquet: Any = import_module("pyarrow.parquet")
     try:
-        # An open file: of a path, pyarrow would make columns out of directories that are named like name=value.
+        # An open file, because from a path pyarrow would derive columns of directories named like name=value.
         with path.open("rb") as file:
             table = parquet.ParquetFile(file)
             names = columns and [name for name in columns if name in table.schema_arrow.names]
             return table.read(columns=names).to_pylist()
-    except Exception as error:  # what pyarrow raises has no narrower class
+    except Exception as error:  # pyarrow's errors have no common narrower class
         raise ConfigError(f"{path}: cannot be read ({error}); export it again") from error
 
 

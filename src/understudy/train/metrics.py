@@ -1,4 +1,4 @@
-"""The numbers of every step: a line of JSON each, and whatever tracker is at hand."""
+"""Metrics of every training step: lines of JSON in a file, and optional trackers such as TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _WANTED_BY = {"wandb": ("WANDB_API_KEY", "WANDB_MODE"), "mlflow": ("MLFLOW_TRACK
 
 
 def parse_trackers(choice: str) -> tuple[str, ...]:
-    """The trackers that `--track` names: "auto", "none", or names with commas between them.
+    """Return the trackers that `--track` names: "auto", "none", or names separated by commas.
 
-    auto: TensorBoard where it is installed; Weights & Biases and MLflow where they are installed and the
-    environment names what they report to. Raises ConfigError for a name that is none, or is not installed.
+    "auto" takes TensorBoard if it is installed, and Weights & Biases or MLflow if they are installed and an
+    environment variable says where they report to. Raises ConfigError for an unknown name or a tracker that is not
+    installed.
     """
     if choice == "none":
         return ()
@@ -45,7 +46,9 @@ def _is_recorded(name: str) -> bool:
 
 
 class Trackers:
-    """The trackers of these names, through accelerate; they write below a directory. To be used as a context."""
+    """The trackers with these names, called through accelerate; they write below a directory. A context
+    manager.
+    """
 
     def __init__(self, directory: Path, names: Iterable[str], title: str) -> None:
         self._directory = directory
@@ -58,7 +61,8 @@ class Trackers:
             require_packages("accelerate")
             from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-            # Not by an Accelerator: a process's first settles device and precision, and that is the trainer's.
+            # Without an Accelerator: the first one in a process fixes its device and precision, which the trainer
+            # has to do.
             for name in self._names:
                 kind: Any = LOGGER_TYPE_TO_CLASS[name]
                 where = [str(self._directory)] if kind.requires_logging_directory else []
@@ -72,7 +76,10 @@ class Trackers:
             tracker.finish()
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Send the numbers of a step, those in mappings as `name/inner`; what is no finite number is left out."""
+        """Send the metrics of a step to all trackers.
+
+        Values in nested mappings are named `name/inner`; values that are not finite numbers are left out.
+        """
         numbers = {
             key: float(value)
             for key, value in _flat(values)
@@ -83,10 +90,10 @@ class Trackers:
 
 
 class MetricsWriter:
-    """Writes to `metrics.jsonl` in a directory, and to `trackers` through accelerate. To be used as a context.
+    """Writes to `metrics.jsonl` in a directory, and to trackers through accelerate. A context manager.
 
-    Steps from `start` on are written anew when training goes on from an earlier point. Raises ConfigError when
-    the file cannot be written.
+    When training is resumed, `start` is its first new step: later lines are removed from the file. Raises
+    ConfigError when the file cannot be written.
     """
 
     def __init__(
@@ -113,7 +120,9 @@ class MetricsWriter:
         self._trackers.__exit__()
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write the numbers of a step; what is not finite is null in JSON. Trackers get the numbers alone."""
+        """Write the metrics of a step. In the file, numbers that are not finite are null; trackers get only
+        numbers.
+        """
         row = {"step": step, **values}
         self._file.write(msgspec.json.encode(_finite(row)) + b"\n")
         self._file.flush()
@@ -121,7 +130,7 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file, without a last one that was cut short; none where there is no file."""
+    """Return the lines of a metrics file, without an incomplete last line; an empty list if there is no file."""
     rows: list[dict[str, Any]] = []
     try:
         content = path.read_bytes()

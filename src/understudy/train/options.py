@@ -1,4 +1,6 @@
-"""The options of the trainers, with their defaults. Plain data, no torch: the command line and TOML fill it in."""
+"""The options of the trainers with their defaults, as filled in from the command line or TOML. No torch
+is needed.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,14 @@ _SHARES = frozenset({"dropout", "beta1", "beta2"})
 
 
 class _CheckedOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options whose numbers are checked by their names; `table` is what messages call them."""
+    """Options whose numbers are validated by field name; `table` is the name of the TOML table in error
+    messages.
+    """
 
     table: ClassVar[str] = "training"
 
     def __post_init__(self) -> None:
-        """Raise ConfigError where a number is out of its bounds."""
+        """Raise ConfigError when a number is out of its bounds."""
         for name, value in structs.asdict(self).items():
             if not isinstance(value, int | float) or isinstance(value, bool):
                 continue
@@ -54,17 +58,19 @@ class _CheckedOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class LoraOptions(_CheckedOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An adapter that is trained instead of all weights (arXiv 2106.09685)."""
+    """A LoRA adapter, which is trained in place of all weights (arXiv 2106.09685)."""
 
     table: ClassVar[str] = "lora"
     rank: Annotated[int, option("The rank of the adapter.")] = 16
-    alpha: Annotated[float, option("The adapter is scaled by this, divided by its rank.")] = 32.0
-    dropout: Annotated[float, option("The share of the adapter's input that is dropped in training.")] = 0.0
+    alpha: Annotated[float, option("The scale of the adapter: its output is multiplied by alpha / rank.")] = 32.0
+    dropout: Annotated[float, option("The dropout probability of the adapter's input in training.")] = 0.0
     modules: Annotated[
         tuple[str, ...],
-        option("Layers that get an adapter, with commas between them [default: all linear ones].", commas=True),
+        option(
+            "Names of layers to adapt, separated by commas [default: all linear layers but the head].", commas=True
+        ),
     ] = ()
-    """Names of the layers that get an adapter; none: every linear layer but the head."""
+    """Names of the layers to adapt; empty: every linear layer but the head."""
 
 
 class TrainOptions(_CheckedOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,52 +78,61 @@ class TrainOptions(_CheckedOptions, frozen=True, kw_only=True, forbid_unknown_fi
 
     learning_rate: Annotated[float, option("The highest learning rate.")] = 1e-5
     weight_decay: Annotated[float, option("The weight decay of AdamW.")] = 0.0
-    beta1: Annotated[float, option("The first beta of AdamW: how slowly the mean of the gradient changes.")] = 0.9
-    beta2: Annotated[float, option("The second beta of AdamW: the same for its square.")] = 0.95
-    warmup_steps: Annotated[int, option("Optimizer steps in which the learning rate grows to its maximum.")] = 0
-    max_grad_norm: Annotated[float, option("A gradient with a larger norm is scaled down to this one.")] = 1.0
-    epochs: Annotated[int, option("How often training goes through the same data.")] = 1
-    max_tokens: Annotated[int, option("Sequences with more tokens are left out, and counted.")] = 32_768
+    beta1: Annotated[float, option("AdamW's beta1: the decay rate of the gradient's running mean.")] = 0.9
+    beta2: Annotated[
+        float, option("AdamW's beta2: the decay rate of the running mean of the squared gradient.")
+    ] = 0.95
+    warmup_steps: Annotated[
+        int, option("Optimizer steps over which the learning rate rises linearly to its maximum.")
+    ] = 0
+    max_grad_norm: Annotated[
+        float, option("Gradient clipping: a gradient with a larger norm is scaled down to this norm.")
+    ] = 1.0
+    epochs: Annotated[int, option("The number of passes over the training data.")] = 1
+    max_tokens: Annotated[
+        int, option("The maximum sequence length; longer sequences are left out, and counted.")
+    ] = 32_768
     """Sequences longer than this are left out and counted."""
     micro_batch_tokens: Annotated[
-        int, option("Tokens that go through the model at once; lower it where memory runs out.")
+        int, option("The maximum tokens of one forward pass, with padding; lower it when memory runs out.")
     ] = 8_192
-    """How many tokens, padding included, go through the model at once: lower it where memory runs out."""
+    """The maximum number of tokens in one forward pass, with padding."""
     precision: Annotated[Precision, option("auto: bf16 on a GPU that supports it, else fp32.")] = "auto"
-    """auto: bf16 where a GPU has it, else fp32."""
+    """auto: bf16 on a GPU that supports it, else fp32."""
     gradient_checkpointing: Annotated[
-        bool, option("Compute activations again in the backward pass: less memory, more time.")
+        bool, option("Recompute activations in the backward pass: needs less memory, takes more time.")
     ] = False
-    lora: Annotated[LoraOptions | None, option("Train an adapter in place of all weights.")] = None
-    seed: Annotated[int, option("The seed of everything that is drawn at random.")] = 0
+    lora: Annotated[LoraOptions | None, option("Train a LoRA adapter instead of all weights.")] = None
+    seed: Annotated[int, option("The random seed.")] = 0
 
 
 class SFTOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Imitation of solved rollouts, with loss on the sampled tokens only."""
+    """SFT on solved rollouts, with loss on the sampled tokens only."""
 
     table: ClassVar[str] = "sft"
-    epochs: Annotated[int, option("How often training goes through the same data.")] = 3
-    batch_rollouts: Annotated[int, option("Sequences that make one optimizer step.")] = 16
-    """How many sequences make one optimiser step; a rollout is one mostly, more with subagents and compactions."""
+    epochs: Annotated[int, option("The number of passes over the training data.")] = 3
+    batch_rollouts: Annotated[int, option("Sequences per optimizer step.")] = 16
+    """Sequences per optimizer step. A rollout has mostly one, more with subagents and compactions."""
     schedule: Annotated[
-        Literal["constant", "linear", "cosine"], option("How the learning rate goes down after the warm-up.")
+        Literal["constant", "linear", "cosine"], option("How the learning rate decays after the warmup.")
     ] = "cosine"
 
 
 class DPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Preference pairs (arXiv 2305.18290).
+    """DPO on preference pairs (arXiv 2305.18290).
 
-    The loss of a pair is ((1 − ε) · −log σ(β h) − ε · −log σ(−β h)) / (1 − 2 ε), where h is how much likelier the
-    better answer became than the worse, in nats, and ε is `label_smoothing` (arXiv 2403.00409; at 0 it is DPO's).
+    The loss of a pair is ((1 − ε) · −log σ(β h) − ε · −log σ(−β h)) / (1 − 2 ε). h is the log ratio of the chosen
+    answer's probability to the rejected one's, relative to the reference, in nats; ε is `label_smoothing` (robust
+    DPO, arXiv 2403.00409; with ε = 0 it is plain DPO).
     """
 
     table: ClassVar[str] = "dpo"
     learning_rate: Annotated[float, option("The highest learning rate.")] = 1e-6
-    beta: Annotated[float, option("How strongly the policy is kept near the reference.")] = 0.1
+    beta: Annotated[float, option("DPO's beta: larger values keep the policy closer to the reference.")] = 0.1
     label_smoothing: Annotated[
-        float, option("The share of preferences that are assumed to be the wrong way round.")
+        float, option("The share of pairs that are assumed to have chosen and rejected swapped.")
     ] = 0.0
-    batch_pairs: Annotated[int, option("Pairs that make one optimizer step.")] = 8
+    batch_pairs: Annotated[int, option("Pairs per optimizer step.")] = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +143,7 @@ class DPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class GRPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Policy updates over groups of rollouts. The formulas are in `advantages` and `losses`.
+    """Policy updates over groups of rollouts. The formulas are in `batch.advantages` and `losses`.
 
     GRPO as it was published: advantage "group", clip_low = clip_high = 0.2, "rollout-mean". Dr. GRPO: "mean" and
     "constant". DAPO: "group", "token-mean", `overlong_tokens`. GSPO: loss "gspo". RLOO: "leave-one-out".
@@ -138,47 +153,56 @@ class GRPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields
     learning_rate: Annotated[float, option("The highest learning rate.")] = 1e-6
     advantage: Annotated[
         Advantage,
-        option("What a rollout is compared with: its group's mean and deviation, its mean, the others' mean."),
+        option(
+            "The baseline of advantages: the group's mean and deviation, its mean, or the other rollouts' mean."
+        ),
     ] = "group"
     loss: Annotated[
-        Loss, option("What is clipped: ratios of tokens (ppo), of sequences (gspo), or weights of tokens (cispo).")
+        Loss,
+        option(
+            "The policy loss: clips ratios of tokens (ppo), of sequences (gspo), or weights of tokens (cispo)."
+        ),
     ] = "ppo"
-    clip_low: Annotated[float | None, option("How far below 1 a ratio counts [default: by the loss].")] = None
-    clip_high: Annotated[float | None, option("How far above 1 a ratio counts [default: by the loss].")] = None
-    """How far below and above 1 a ratio counts; None: what the loss has in `CLIPS`."""
-    normalisation: Annotated[Normalisation, option("How the losses of tokens are averaged.")] = "rollout-mean"
+    clip_low: Annotated[
+        float | None, option("The clip range below 1: ratios are clipped at 1 - clip_low [default: by the loss].")
+    ] = None
+    clip_high: Annotated[
+        float | None, option("The clip range above 1: ratios are clipped at 1 + clip_high [default: by the loss].")
+    ] = None
+    """The clip range of the ratio below and above 1; None: the default of the loss in `CLIPS`."""
+    normalisation: Annotated[Normalisation, option("How the token losses are averaged.")] = "rollout-mean"
     constant_tokens: Annotated[
-        int, option("The number that a rollout's sum is divided by under --normalisation constant.")
+        int, option("The divisor of a rollout's summed loss with --normalisation constant.")
     ] = 1024
-    correction: Annotated[Correction, option("What is done about tokens that another policy sampled.")] = (
-        "truncate"
-    )
-    """How the difference between the policy that sampled and the one that is trained is weighed."""
-    truncate_at: Annotated[float, option("The most that such a token weighs under --correction truncate.")] = 2.0
-    band_low: Annotated[float, option("The lower end of the band of --correction band.")] = 0.5
-    band_high: Annotated[float, option("The upper end of that band.")] = 5.0
-    kl_coefficient: Annotated[
-        float, option("The weight of the KL divergence from the model that training began with.")
-    ] = 0.0
-    """Above 0 the policy is kept near the model that training began with."""
-    entropy_coefficient: Annotated[float, option("The weight of the policy's entropy, which is rewarded.")] = 0.0
+    correction: Annotated[
+        Correction, option("The importance weighting of tokens that another policy sampled.")
+    ] = "truncate"
+    """How importance weights correct for the difference between the sampling and the trained policy."""
+    truncate_at: Annotated[float, option("The maximum importance weight with --correction truncate.")] = 2.0
+    band_low: Annotated[float, option("The lowest importance weight that counts with --correction band.")] = 0.5
+    band_high: Annotated[float, option("The highest importance weight that counts with --correction band.")] = 5.0
+    kl_coefficient: Annotated[float, option("The weight of the KL penalty towards the initial model.")] = 0.0
+    """A value above 0 keeps the policy near the initial model."""
+    entropy_coefficient: Annotated[float, option("The weight of the entropy bonus.")] = 0.0
     temperature: Annotated[float, option("The temperature that the rollouts were sampled with.")] = 1.0
-    """The temperature that the rollouts were sampled with: logprobs are computed again at the same one."""
+    """The temperature that the rollouts were sampled with; logprobs are recomputed at it."""
     dynamic_sampling: Annotated[bool, option("Leave out groups whose rewards are all equal.")] = True
-    """Groups whose rewards are all equal are left out; else they count in the normaliser."""
+    """Leave out groups with equal rewards; otherwise they count in the average, with advantages of 0."""
     overlong_tokens: Annotated[
         int | None,
-        option("Sampled tokens at which a rollout's reward is 1 lower [default: length costs nothing]."),
+        option("The number of sampled tokens at which a rollout's reward is lowered by 1 [default: no penalty]."),
     ] = None
-    """Sampled tokens at which a rollout's reward is 1 lower; None: length costs nothing."""
-    overlong_buffer: Annotated[int, option("How many tokens before that the penalty begins to grow.")] = 512
-    """How many tokens before that the penalty begins to grow, in a straight line."""
+    """The number of sampled tokens at which a rollout's reward is lowered by 1; None: no penalty."""
+    overlong_buffer: Annotated[
+        int, option("The number of tokens before --overlong-tokens over which the penalty grows from 0.")
+    ] = 512
+    """The number of tokens before `overlong_tokens` over which the penalty grows linearly from 0."""
     mini_batches: Annotated[int, option("Optimizer steps in each update.")] = 1
-    """Optimizer steps in each update; the second and later ones are off-policy, which is what clipping is for."""
+    """Optimizer steps in each update. Later ones are off-policy, which is why ratios are clipped."""
 
     @property
     def clip(self) -> tuple[float, float]:
-        """How far below and above 1 a ratio counts."""
+        """The clip range of the ratio below and above 1."""
         low, high = CLIPS[self.loss]
         return low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high
 
@@ -196,8 +220,9 @@ class GRPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields
 class DistillOptions(GRPOOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Policy updates towards a teacher, over groups of rollouts that the student sampled.
 
-    The advantage of a token is `reward_coefficient` · A + `teacher_coefficient` · (log p − log π), with A that of
-    its rollout and p the teacher; see `losses.distillation_gain`. `teacher` is what it was given by.
+    The advantage of a token is `reward_coefficient` · A + `teacher_coefficient` · (log p − log π), where A is the
+    advantage of its rollout and p the teacher; see `losses.distillation_gain`. `teacher` is the teacher's address
+    or model, as given by the user.
     """
 
     teacher: str
@@ -208,17 +233,18 @@ class DistillOptions(GRPOOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         super().__post_init__()
         if self.teacher_coefficient == 0:
             raise ConfigError(
-                "teacher_coefficient is 0, so that nothing is learned from the teacher; leave the teacher out"
+                "teacher_coefficient is 0, so nothing would be learned from the teacher; expected a "
+                "value above 0, or no teacher"
             )
         if self.temperature != 1:
             raise ConfigError(
-                f"grpo.temperature is {self.temperature:g}; with a teacher it must be 1, for servers tell the "
-                "logprobs of a prompt at temperature 1 alone"
+                f"grpo.temperature is {self.temperature:g}; with a teacher it must be 1, because model "
+                "servers return logprobs of a prompt only at temperature 1"
             )
 
 
 def read_options(values: dict[str, Any]) -> GRPOOptions:
-    """The options of policy updates that were stored as JSON: those of distillation where they name a teacher.
+    """Return the options of policy updates from JSON: DistillOptions if they name a teacher, else GRPOOptions.
 
     Raises msgspec.ValidationError.
     """

@@ -1,4 +1,6 @@
-"""Conversations and pairs of an export as tokens, by the chat template of the model that is to learn them."""
+"""Renders conversations and pairs of an export as tokens, by the chat template of the model that is trained on
+them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ _MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected"}
 
 
 class PairTokens(Struct, frozen=True):
-    """A preference as tokens: one prompt, the better and the worse answer."""
+    """A preference pair as tokens: a prompt with a preferred and a rejected answer."""
 
     prompt: tuple[int, ...]
     chosen: tuple[int, ...]
@@ -41,7 +43,7 @@ class PairTokens(Struct, frozen=True):
 
 
 class Renderer:
-    """A model's tokenizer and chat template. Raises ConfigError when its directory has none."""
+    """A model's tokenizer and chat template. Raises ConfigError when the model's directory lacks one of them."""
 
     def __init__(self, model: Path) -> None:
         require_packages("torch", "transformers")
@@ -55,10 +57,11 @@ class Renderer:
     def answer(
         self, before: Sequence[Message], answer: Sequence[Message], tools: Any, left_out: Counter[str]
     ) -> tuple[list[int], list[int]] | None:
-        """The tokens of a prompt and of the answer behind it, up to the end of its turn.
+        """Return the tokens of a prompt and of the answer after it, up to the token that ends the turn.
 
-        None, and counted in `left_out`, where the template does not render them, where it renders the prompt
-        otherwise with the answer behind it, or where a message would smuggle in a turn of its own.
+        Returns None, and counts the reason in `left_out`, when the template cannot render the messages, when the
+        prompt's tokens change with the answer behind it, or when a message contains special tokens, by which
+        hostile text could forge a turn.
         """
         if any(
             token in text for message in (*before, *answer) for text in _texts(message) for token in self._special
@@ -86,23 +89,24 @@ class Renderer:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _end_ids(self) -> set[int]:
-        """The tokens that end a turn: what the tokenizer says, and what generation stops at."""
+        """Return the tokens that end a turn: the tokenizer's EOS and those at which generation stops."""
         path = self._model / "generation_config.json"
         try:
             eos: Any = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
         except (OSError, ValueError, AttributeError) as error:
             raise ConfigError(
-                f"{path}: expected a JSON object ({error}); download it again with the model"
+                f"{path}: invalid JSON object ({error}); download the file again with the model"
             ) from error
         ids = cast("list[Any]", eos) if isinstance(eos, list) else [eos]
         return {each for each in (*ids, self._tokenizer.eos_token_id) if isinstance(each, int)}
 
 
 def sequences_from_export(directory: Path, model: Path, left_out: Counter[str]) -> list[TokenSequence]:
-    """The conversations of the part "train" of an export in the format trl-sft, each chosen message learned once.
+    """Return the conversations of an export's "train" split in the format trl-sft, each selected message learned
+    once.
 
-    Messages whose prompt goes on from the one before are one sequence. Raises ConfigError when the export or the
-    model cannot be read.
+    Consecutive messages are one sequence as long as each prompt extends the tokens before it. Raises ConfigError
+    when the export or the model cannot be read.
     """
     renderer = Renderer(model)
     sequences: list[TokenSequence] = []
@@ -112,7 +116,7 @@ def sequences_from_export(directory: Path, model: Path, left_out: Counter[str]) 
 
 
 def pairs_from_rows(rows: Iterator[dict[str, Any]], model: Path, left_out: Counter[str]) -> list[PairTokens]:
-    """Rows as the format trl-dpo has them, as tokens."""
+    """Return rows of the format trl-dpo as tokens. Pairs that cannot be rendered are counted in `left_out`."""
     renderer = Renderer(model)
     pairs: list[PairTokens] = []
     for row in rows:
@@ -125,7 +129,7 @@ def pairs_from_rows(rows: Iterator[dict[str, Any]], model: Path, left_out: Count
 
 
 def decoded_rows(directory: Path) -> Iterator[dict[str, Any]]:
-    """The rows of the part "train" of an export of conversations, their messages, which are JSON, decoded.
+    """Yield the rows of the "train" split of an export of conversations, with their messages decoded from JSON.
 
     Raises ConfigError when the export cannot be read.
     """
@@ -173,7 +177,7 @@ def _tools(row: dict[str, Any]) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in a JSON value."""
+    """Yield all strings in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -185,15 +189,15 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 _CALLS = 64
-"""Calls of a store that are looked at: another tokenizer shows in the first."""
+"""How many calls of a store are checked. A wrong tokenizer is noticed within the first few."""
 
 
 def check_tokenizer_matches(sources: Iterable[Path], model: Path, run: str | None = None) -> None:
-    """Raise ConfigError when what was sampled in `sources` was not sampled with the tokenizer of `model`.
+    """Raise ConfigError when the samples in `sources` were not made with the tokenizer of `model`.
 
-    The tokens of answered calls (of `run` alone, where one is named) are decoded and compared with the text and
-    the tool names that the agent got. An export has no text to compare with: its ids alone are looked at, by the
-    trainers.
+    The completion tokens of calls (of `run` only, if given) are decoded and compared with the text and the tool
+    names that the agent got. Exports are skipped here, because they have no such text: the trainers check the
+    range of their ids.
     """
     stores = [source for source in sources if not is_export(source)]
     if not stores:
@@ -205,15 +209,15 @@ def check_tokenizer_matches(sources: Iterable[Path], model: Path, run: str | Non
 
 
 def load_tokenizer(model: Path) -> tokenizers.Tokenizer:
-    """The tokenizer in a model's directory. Raises ConfigError when there is none that makes sense."""
+    """Return the tokenizer in a model's directory. Raises ConfigError when it is missing or invalid."""
     import tokenizers
 
     path = model / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError(f"{model} has no tokenizer.json; give the directory of a model with its tokenizer")
+        raise ConfigError(f"{model} has no tokenizer.json; give the directory of a model with this file")
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # what `tokenizers` raises has no narrower class
+    except Exception as error:  # errors of `tokenizers` have no narrower class
         raise ConfigError(f"{path}: invalid tokenizer ({error}); download it again with the model") from error
 
 
@@ -227,9 +231,9 @@ def _check(source: Path, tokenizer: tokenizers.Tokenizer, model: Path, calls: It
         high = max([*ids, *(call.prompt_token_ids or ())], default=0)
         if high >= size:
             raise ConfigError(
-                f"{source}: call {call.id} has the token {high}, and the tokenizer of {model} has {size} tokens: "
-                f"the samples were made with another ({', '.join(sorted(names))}); give the model that they were "
-                "made with"
+                f"{source}: call {call.id} has the token id {high}, but the tokenizer of {model} has only "
+                f"{size} tokens, so the samples are from another model ({', '.join(sorted(names))}); give "
+                "that model"
             )
         parts = [part for part in _parts(call) if part]
         if parts:
@@ -238,14 +242,14 @@ def _check(source: Path, tokenizer: tokenizers.Tokenizer, model: Path, calls: It
             same += all(part in text for part in parts)
     if compared and same < compared / 2:
         raise ConfigError(
-            f"{source}: decoded by the tokenizer of {model}, {compared - same} of {compared} answers are not what "
-            f"{', '.join(sorted(names))} said: the samples were made with another tokenizer; give the model that "
-            "they were made with"
+            f"{source}: decoded by the tokenizer of {model}, {compared - same} of {compared} answers "
+            f"differ from the text that {', '.join(sorted(names))} returned, so the samples were made "
+            "with another tokenizer; give the model that made them"
         )
 
 
 def _parts(call: Call) -> Iterator[str]:
-    """What must be found in the decoded tokens of an answer: its lines of text, the names of its tools."""
+    """Yield what the decoded tokens of an answer must contain: its lines of text and the names of its tools."""
     for block in read_response(call) or ():
         if block.kind == "tool_use":
             yield block.name

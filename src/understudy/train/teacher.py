@@ -1,4 +1,4 @@
-"""A teacher of on-policy distillation: a model server that tells the logprobs of given tokens."""
+"""The teacher of on-policy distillation: a model server that returns the logprobs of given tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TIMEOUTS = aiohttp.ClientTimeout(total=None, connect=15.0, sock_read=600.0)
 _RETRY_PAUSES_S = (1.0, 4.0, 15.0)
 _AT_ONCE = 8
 _IDS_AT_ONCE = 2_048
-"""Token ids that are decoded by one request when vocabularies are compared."""
+"""How many token ids one request decodes when vocabularies are compared."""
 _TEXTS = (
     "def mean(values):\n    return sum(values) / len(values)  # 0.5\n",
     '<tool_call>{"name": "Read", "arguments": {"file_path": "/workspace/a_1.py"}}</tool_call>',
@@ -44,33 +44,44 @@ _T = TypeVar("_T")
 
 
 class TeacherSettings(Struct, frozen=True, kw_only=True):
-    """Which teacher is asked, and how much its word weighs beside the reward's."""
+    """The choice of a teacher, and the weights of its signal and of the reward."""
 
     teacher: Annotated[
         str | None,
-        option("The teacher: the address of its server, or a model as MODEL takes it, which is then served here."),
+        option(
+            "The teacher: the URL of its server, or a model (as for MODEL), which is then served on this machine."
+        ),
     ] = None
-    teacher_backend: Annotated[TeacherBackend, option("What serves the teacher: vllm or sglang.")] = "vllm"
-    teacher_model: Annotated[str | None, option("The teacher's name at its server [default: its first].")] = None
+    teacher_backend: Annotated[TeacherBackend, option("The kind of the teacher's server: vllm or sglang.")] = (
+        "vllm"
+    )
+    teacher_model: Annotated[
+        str | None, option("The teacher's model name at its server [default: the server's first model].")
+    ] = None
     teacher_tokenizer: Annotated[
         Path | None,
-        option("The teacher's directory with tokenizer.json, for servers that do not tokenize.", metavar="DIR"),
+        option("The directory of the teacher's tokenizer.json, for servers without /tokenize.", metavar="DIR"),
     ] = None
     teacher_key_env: Annotated[
-        str | None, option("The environment variable with the key of the teacher's server.")
+        str | None, option("The environment variable that holds the API key of the teacher's server.")
     ] = None
     teacher_coefficient: Annotated[
         float, option("The weight of the reverse KL to the teacher in every token's advantage.", gt=0)
     ] = 1.0
     reward_coefficient: Annotated[
-        float, option("The weight of the reward's advantage beside it; 0: the teacher alone.", ge=0)
+        float, option("The weight of the reward's advantage; 0: learn from the teacher only.", ge=0)
     ] = 0.0
 
     def options(self, trainer: GRPOOptions) -> DistillOptions:
-        """The options of updates towards this teacher. Raises ConfigError where they contradict each other."""
+        """Return the options of updates towards this teacher. Raises ConfigError for an address that contains a
+        password.
+        """
         assert self.teacher is not None
         if "@" in self.teacher.partition("://")[2].partition("/")[0]:
-            raise ConfigError("--teacher: leave name and password out of the address; give --teacher-key-env")
+            raise ConfigError(
+                "--teacher: the address contains a user name or password, which would be stored; leave "
+                "it out, and give --teacher-key-env"
+            )
         return DistillOptions(
             **msgspec.structs.asdict(trainer),
             teacher=self.teacher,
@@ -118,12 +129,12 @@ class _ScoredPrompt(Struct):
 
 
 class TeacherServer:
-    """A server of vLLM's dialect, which the embedded server speaks too, at `url`, with or without /v1.
+    """A teacher on a server with vLLM's API at `url` (with or without /v1); the embedded server has this API too.
 
-    vLLM tells the logprobs of a prompt by `prompt_logprobs` of /v1/completions, at temperature 1.
+    vLLM returns the logprobs of a prompt as `prompt_logprobs` of /v1/completions, at temperature 1.
     """
 
-    remedy: ClassVar[str] = "serve it by vLLM, SGLang (--teacher-backend sglang) or our embedded server"
+    remedy: ClassVar[str] = "serve it with vLLM, SGLang (--teacher-backend sglang) or the embedded server"
 
     def __init__(self, url: str, *, model: str | None = None, key: str | None = None) -> None:
         self._connection = HttpConnection(url.rstrip("/").removesuffix("/v1"), key)
@@ -133,25 +144,30 @@ class TeacherServer:
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def open(self) -> None:
-        """Ask for the teacher's name and context. Raises BackendError, and ConfigError for a name it has not."""
+        """Ask the server for the model's name and context length.
+
+        Raises BackendError, and ConfigError when the server does not have the requested model.
+        """
         models = (await self._call("GET", "/v1/models", None, _ModelNames)).data
         names = [each.id for each in models]
         if not names or (self._model is not None and self._model not in names):
             model_text = self._model or "a model"
             raise ConfigError(
-                f"the teacher at {self._base} has {', '.join(names) or 'no model'}; expected {model_text}"
+                f"the teacher at {self._base} serves {', '.join(names) or 'no model'}; expected {model_text}: "
+                "correct --teacher-model"
             )
         chosen = models[0 if self._model is None else names.index(self._model)]
         self._model, self._context = chosen.id, chosen.max_model_len
 
     async def close(self) -> None:
-        """Drop the connections."""
+        """Close the connections."""
         await self._connection.close()
 
     async def logprobs(self, tokens: Sequence[int]) -> list[float]:
-        """The teacher's logprob of each token given all before it; 0.0 for the first: [len(tokens)].
+        """Return the teacher's logprob of each token given all tokens before it, as long as `tokens`; 0.0 for the
+        first.
 
-        Raises BackendError, also for an answer that is not about exactly these tokens.
+        Raises BackendError, also for a response that is not about exactly these tokens.
         """
         body = {"model": self._model, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         answer = await self._call("POST", "/v1/completions", body, _ScoredCompletion)
@@ -165,9 +181,9 @@ class TeacherServer:
         return self._checked(tokens, len(entries), values)
 
     async def with_logprobs(self, groups: Sequence[RolloutGroup], left_out: Counter[str]) -> list[RolloutGroup]:
-        """The groups with the teacher's logprobs in every sequence that fits its context; others are counted.
+        """Return the groups with the teacher's logprobs in every sequence that fits the teacher's context.
 
-        Raises BackendError.
+        Sequences that do not fit are returned without, and counted in `left_out`. Raises BackendError.
         """
 
         async def scored(sequence: TokenSequence) -> TokenSequence:
@@ -191,10 +207,10 @@ class TeacherServer:
         return groups_with_logprobs
 
     async def check_vocabulary(self, student: Path, directory: Path | None = None) -> None:
-        """Raise ConfigError unless the teacher's tokens are those of the model in `student`.
+        """Raise ConfigError unless the teacher has the same vocabulary as the model in `student`.
 
-        Compared are the tokenizers of both directories, where the teacher's is given; else what the server makes
-        of some texts, and how it spells every token of the student's. Raises BackendError.
+        With the teacher's `directory`, the two tokenizer.json files are compared. Otherwise the server is asked to
+        tokenize some texts and to decode every token of the student's vocabulary. Raises BackendError.
         """
         tokenizer = load_tokenizer(student)
         if directory is not None:
@@ -207,10 +223,10 @@ class TeacherServer:
             ours = tokenizer.encode(text, add_special_tokens=False).ids
             if (ids := (await self._tokenizing("/tokenize", body, _EncodedText)).tokens) != ours:
                 raise self._other_vocabulary(
-                    student, f"of {text[:30]!r} it makes {ids[:8]}…, the student {ours[:8]}…"
+                    student, f"it tokenizes {text[:30]!r} as {ids[:8]}…, the student as {ours[:8]}…"
                 )
         texts = {id_: tokenizer.decode([id_], skip_special_tokens=False) for id_ in tokenizer.get_vocab().values()}
-        # What is a part of a character has no text of its own.
+        # Skips tokens that are a part of a UTF-8 character, because they have no text of their own.
         whole = [id_ for id_, text in sorted(texts.items()) if text and "\ufffd" not in text]
         for start in range(0, len(whole), _IDS_AT_ONCE):
             part = whole[start : start + _IDS_AT_ONCE]
@@ -218,10 +234,10 @@ class TeacherServer:
             expected = tokenizer.decode(part, skip_special_tokens=False)
             if (answer.prompt if answer.text is None else answer.text) != expected:
                 raise self._other_vocabulary(
-                    student, f"tokens {part[0]} to {part[-1]} stand for another text there"
+                    student, f"tokens {part[0]} to {part[-1]} decode to another text there"
                 )
 
-    # --- how it is done --------------------------------------------------------------------------------
+    # --- implementation --------------------------------------------------------------------------------
 
     async def _tokenizing(self, path: str, body: dict[str, Any], kind: type[_T]) -> _T:
         try:
@@ -230,20 +246,21 @@ class TeacherServer:
             if error.status not in (400, 404):
                 raise
             raise ConfigError(
-                f"whether the teacher at {self._base} has the student's vocabulary cannot be asked there "
-                f"({error}); give its tokenizer: --teacher-tokenizer DIR"
+                f"the teacher at {self._base} has no endpoint to compare its vocabulary with the "
+                f"student's ({error}); give its tokenizer: --teacher-tokenizer DIR"
             ) from error
 
     def _other_vocabulary(self, student: Path, why: str) -> ConfigError:
         return ConfigError(
-            f"the teacher at {self._base} has another vocabulary than {student}: {why}; its logprobs would be of "
-            "other texts. Take a teacher of the same family, or let another one work itself and imitate it: "
+            f"the teacher at {self._base} has another vocabulary than {student}: {why}; its logprobs "
+            "would be about "
+            "other texts. Use a teacher of the same family, or collect rollouts of this teacher and imitate them: "
             "understudy train sft"
         )
 
     def _no_logprobs(self, name: str) -> BackendError:
         return BackendError(
-            f"the teacher at {self._base} tells no logprobs of a prompt (its answer has no {name}); {self.remedy}",
+            f"the teacher at {self._base} returned no logprobs of a prompt (expected {name}); {self.remedy}",
             status=200,
         )
 
@@ -251,8 +268,9 @@ class TeacherServer:
         finite = [0.0, *(-math.inf if value is None else value for value in values[1:])]
         if count != len(tokens) or not all(map(math.isfinite, finite)):
             raise BackendError(
-                f"the teacher at {self._base} gave an invalid answer: expected a finite logprob of each of "
-                f"{len(tokens)} tokens but the first, got {count}, or those of other tokens",
+                f"the teacher at {self._base}: invalid response: expected finite logprobs for the "
+                "second and later of "
+                f"{len(tokens)} tokens, got {count} entries, or logprobs of other tokens; check --teacher-backend",
                 status=200,
             )
         return finite
@@ -268,20 +286,26 @@ class TeacherServer:
                 content = await read_body(response, _BODY_LIMIT)
         except (aiohttp.ClientError, OSError, ResponseTooLarge) as error:
             text = self._connection.redact(f"{type(error).__name__}: {error}")
-            raise BackendError(f"the teacher at {self._base} cannot be asked: {text}; check --teacher") from error
+            raise BackendError(
+                f"no response from the teacher at {self._base}: {text}; check --teacher, and that the "
+                "server is running"
+            ) from error
         if response.status != 200:
             text = self._connection.redact(content[:300].decode("utf-8", "replace"))
-            raise BackendError(f"the teacher refused {path} ({response.status}): {text}", status=response.status)
+            raise BackendError(
+                f"{url}: status {response.status}, expected 200: {text}; see the teacher's log",
+                status=response.status,
+            )
         try:
             return msgspec.json.decode(content, type=kind)
         except msgspec.MsgspecError as error:
-            raise BackendError(f"{url}: invalid response: {error}", status=200) from error
+            raise BackendError(f"{url}: invalid response: {error}; check --teacher-backend", status=200) from error
 
 
 class SGLangTeacherServer(TeacherServer):
-    """A server of SGLang, which tells the logprobs of a prompt as `input_token_logprobs` of /generate."""
+    """A teacher on an SGLang server, which returns a prompt's logprobs as `input_token_logprobs` of /generate."""
 
-    remedy = "give the true --teacher-backend"
+    remedy = "if it is not SGLang, correct --teacher-backend"
 
     async def logprobs(self, tokens: Sequence[int]) -> list[float]:
         """See TeacherServer."""
@@ -300,17 +324,18 @@ _TEACHERS: dict[TeacherBackend, type[TeacherServer]] = {"vllm": TeacherServer, "
 
 @asynccontextmanager
 async def open_teacher(settings: TeacherSettings, student: Path) -> AsyncGenerator[TeacherServer]:
-    """The teacher, while the context lasts; one that is no address is served by the embedded server.
+    """Connect to the teacher while the context lasts. A model that is not an address is served by the embedded
+    server.
 
-    Raises ConfigError where it has not the vocabulary of the model in `student`, BackendError where it cannot be
-    asked.
+    Raises ConfigError when the teacher's vocabulary is not that of the model in `student`, BackendError when the
+    server fails.
     """
     assert settings.teacher is not None
     key = os.environ.get(settings.teacher_key_env) if settings.teacher_key_env else None
     if settings.teacher_key_env and not key:
         raise ConfigError(
-            f"the environment variable {settings.teacher_key_env} is not set; it must hold the key of the "
-            "teacher's server"
+            f"the environment variable {settings.teacher_key_env} is not set; set it to the API key "
+            "of the teacher's server"
         )
     if settings.teacher.startswith(("http://", "https://")):
         teacher = _TEACHERS[settings.teacher_backend](settings.teacher, model=settings.teacher_model, key=key)

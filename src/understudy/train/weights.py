@@ -1,4 +1,4 @@
-"""A model's directory as training needs it: loaded to be trained, saved whole for whoever serves it."""
+"""Model directories in training: loading a model to train it, and saving it so that it can be served."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _WEIGHTS = (
     "*.gguf",
     "*.onnx",
 )
-"""Files that are weights, or name those that are: never copied from one model to the next."""
+"""Patterns of weights files and their indexes, which are never copied from one model to another."""
 
 
 class WeightsRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a saved model says of itself in `training/written.json`."""
+    """The record of a saved model's origin, in `training/written.json`."""
 
     version: str
     step: int
@@ -51,14 +51,16 @@ class WeightsRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_model(directory: Path) -> None:
-    """Raise ConfigError unless a directory holds a model, its tokenizer and its chat template."""
+    """Raise ConfigError unless a directory holds a model with tokenizer and chat template."""
     require_files(directory, "config.json", "tokenizer.json")
     if not has_template(directory):
         raise missing_template(directory)
 
 
 def has_template(directory: Path) -> bool:
-    """Whether a model's directory has a chat template, in a file or in the tokenizer's settings."""
+    """Return whether a model's directory has a chat template, in a file of its own or in the tokenizer's
+    config.
+    """
     if (directory / "chat_template.jinja").is_file():
         return True
     if (directory / "additional_chat_templates" / "default.jinja").is_file():
@@ -76,10 +78,11 @@ def has_template(directory: Path) -> bool:
 
 
 def load_model(directory: Path, options: TrainOptions) -> Any:
-    """The causal model in a directory, on the device it will be trained on, with an adapter where one is wanted.
+    """Return the causal language model in a directory, on the training device, with an adapter if `options.lora`
+    is set.
 
-    Weights that are trained are fp32, whatever they were saved as: small steps would vanish in bf16. Those under
-    an adapter keep their type on a GPU. Raises ConfigError when there is no such model.
+    Trained weights are fp32, whatever they were saved as, because small updates are rounded away in bf16. Weights
+    below an adapter keep their type on a GPU. Raises ConfigError when there is no such model.
     """
     require_packages()
     check_model(directory)
@@ -103,7 +106,9 @@ def load_model(directory: Path, options: TrainOptions) -> Any:
 
 
 def quiet() -> None:
-    """Have transformers draw no progress bars, and keep its warnings to itself: what there is to tell, we tell."""
+    """Turn off the progress bars and warnings of transformers; what a user needs to know is reported by our own
+    code.
+    """
     import warnings
 
     from transformers.utils import logging
@@ -114,14 +119,14 @@ def quiet() -> None:
 
 
 def load_chat_tokenizer(directory: Path) -> Any:
-    """The tokenizer of a model as transformers has it, with something to pad with. Raises ConfigError."""
+    """Return a model's tokenizer as transformers loads it, with a padding token. Raises ConfigError."""
     quiet()
     import transformers
 
     auto: Any = transformers.AutoTokenizer
     try:
         tokenizer = auto.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the library, and the one below it, raise whatever they met
+    except Exception as error:  # errors of transformers and tokenizers have no narrower class
         raise ConfigError(
             f"{directory}: its tokenizer cannot be loaded: {error}; download it again with the model"
         ) from error
@@ -131,12 +136,12 @@ def load_chat_tokenizer(directory: Path) -> Any:
 
 
 def check_vocabulary(directory: Path, model: Any) -> None:
-    """Raise ConfigError when the tokenizer has tokens that the model has no embedding for."""
+    """Raise ConfigError when the tokenizer has more tokens than the model has embeddings."""
     import tokenizers
 
     try:
         size = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab_size()
-    except Exception as error:  # what `tokenizers` raises has no narrower class
+    except Exception as error:  # errors of `tokenizers` have no narrower class
         raise ConfigError(
             f"{directory / 'tokenizer.json'}: invalid tokenizer ({error}); download it again with the model"
         ) from error
@@ -149,43 +154,45 @@ def check_vocabulary(directory: Path, model: Any) -> None:
 
 
 def vocabulary_size(model: Any) -> int:
-    """How many tokens a model has embeddings for."""
+    """Return the number of tokens that a model has embeddings for."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 
 def max_sequence_length(model: Any, options: TrainOptions) -> int:
-    """How many tokens a sequence may have: what was said, and no more than the model was made for."""
+    """Return the maximum length of a sequence in tokens: `options.max_tokens`, at most the model's
+    context length.
+    """
     made_for: int | None = getattr(model.config, "max_position_embeddings", None)
     return min(options.max_tokens, made_for or options.max_tokens)
 
 
 def seed(number: int) -> None:
-    """Seed what torch draws, on every device."""
+    """Seed torch's random number generators, on every device."""
     import torch
 
     torch.manual_seed(number)  # pyright: ignore[reportUnknownMemberType]
 
 
 def pick_device() -> torch.device:
-    """A GPU where there is one that works, else the CPU."""
+    """Return a GPU if one works, otherwise the CPU."""
     import torch
 
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def uses_bf16(options: TrainOptions) -> bool:
-    """Whether passes through the model are made in bf16. Raises ConfigError where that was asked for in vain."""
+    """Return whether forward passes use bf16. Raises ConfigError when bf16 was requested but is not supported."""
     import torch
 
     able = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     if options.precision == "bf16" and not able:
-        raise ConfigError("precision: bf16 needs a GPU that has it; give --precision fp32, or auto")
+        raise ConfigError("--precision bf16: no GPU on this machine supports it; give --precision fp32 or auto")
     return able and options.precision != "fp32"
 
 
 @contextmanager
 def explain_out_of_memory(options: TrainOptions) -> Generator[None]:
-    """Turn a GPU that has no memory left into a ConfigError that says what to lower."""
+    """Turn torch's out-of-memory error of a GPU into a ConfigError that says which options to change."""
     import torch
 
     try:
@@ -204,12 +211,12 @@ def explain_out_of_memory(options: TrainOptions) -> Generator[None]:
 def save_model(
     model: Any, source: Path, target: Path, *, written: WeightsRecord, state: dict[str, Any] | None = None
 ) -> None:
-    """Write a model to the directory `target`, whole or not at all; what was there is replaced.
+    """Write a model to the directory `target`, atomically; an existing one is replaced.
 
-    All that is no weight — tokenizer, chat template, generation settings — is copied from `source` as it is. A
-    model with an adapter is written with it merged in, and the adapter beside it in `adapter`. `state` is what
-    training goes on from, with the weights as they are trained where they are saved in another type. Raises
-    ConfigError when it cannot be written.
+    Everything except weights (tokenizer, chat template, generation settings) is copied from `source`. A model with
+    an adapter is written with the adapter merged in, and the adapter itself goes to `adapter` in `target`. `state`
+    is what a resumed training needs; the trained weights are saved with it in their own precision. Raises
+    ConfigError when the model cannot be written.
     """
     target = target.absolute()
     try:
@@ -224,24 +231,24 @@ def save_model(
                 import torch
 
                 torch.save({**state, "trained": trained_weights(model)}, fresh / TRAINING / "state.pt")
-    except Exception as error:  # safetensors and torch raise classes of their own where there is no room
+    except Exception as error:  # safetensors and torch raise classes of their own when the disk is full
         raise ConfigError(
             f"{target}: the model cannot be written: {error}; make room, or choose another --output"
         ) from error
 
 
 def load_state(directory: Path, model: Any) -> dict[str, Any]:
-    """What `save_model` was given as state; the weights are put into `model`.
+    """Return the `state` that `save_model` was given, and load its trained weights into `model`.
 
-    Raises ConfigError when a directory has none, or that of another model.
+    Raises ConfigError when the directory has no state, or that of another model.
     """
     import torch
 
     path = directory / TRAINING / "state.pt"
     if not path.is_file():
         raise ConfigError(
-            f"{directory} cannot be resumed: its training state ({TRAINING}/state.pt) is missing; start with "
-            "it as the model instead"
+            f"{directory} cannot be resumed: its training state ({TRAINING}/state.pt) is missing; "
+            "start a new training from it as the model instead"
         )
     device = next(model.parameters()).device
     try:
@@ -250,7 +257,7 @@ def load_state(directory: Path, model: Any) -> dict[str, Any]:
         with torch.no_grad():
             parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
             if parameters.keys() != trained.keys():
-                raise ValueError("the parameters that were trained are not those of this model")
+                raise ValueError("the names of its trained parameters are not those of this model")
             for name, value in parameters.items():
                 value.copy_(trained[name])
     except (RuntimeError, KeyError, EOFError, ValueError, pickle.UnpicklingError) as error:
@@ -261,7 +268,7 @@ def load_state(directory: Path, model: Any) -> dict[str, Any]:
 
 
 def read_weights_record(directory: Path) -> WeightsRecord | None:
-    """What a saved model says of itself; None where training did not write it."""
+    """Return the record of a saved model's origin; None if it was not written by training."""
     try:
         return msgspec.json.decode((directory / TRAINING / "written.json").read_bytes(), type=WeightsRecord)
     except (FileNotFoundError, NotADirectoryError):
@@ -273,12 +280,12 @@ def read_weights_record(directory: Path) -> WeightsRecord | None:
 
 
 def trained_weights(model: Any) -> dict[str, torch.Tensor]:
-    """The weights that are trained, by name."""
+    """Return the trained parameters by name."""
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
 def _checkpoint_activations(model: Any) -> None:
-    # transformers 5.20 gave it another name.
+    # transformers renamed this method in 5.20.
     name = "activation_checkpointing_enable"
     enable = getattr(model, name, None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
@@ -322,31 +329,32 @@ def _copy_rest(source: Path, target: Path) -> None:
 
 
 def _write_weights(model: Any, source: Path, target: Path) -> None:
-    """The weights in the type that the model came in, with its config as it is."""
+    """Write the weights in the type of the source model, and copy its config unchanged."""
     adapter = is_adapted(model)
     plain: Any = model.get_base_model() if adapter else model
     dtype: torch.dtype = _dtype(source, plain)
     if adapter:
-        # Not the one that TRL holds to beside it.
+        # Only this adapter: TRL may hold a second one as its reference.
         model.save_pretrained(str(target / ADAPTER), selected_adapters=["default"])
     weights = merged(plain) if adapter else plain.state_dict()
     cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in weights.items()}
     with _untouched(target / "generation_config.json"):
         plain.save_pretrained(str(target), state_dict=cast)
     shutil.copyfile(source / "config.json", target / "config.json")
-    for path in target.rglob("*.safetensors"):  # which safetensors writes for its owner alone
+    for path in target.rglob("*.safetensors"):  # safetensors creates files that only the owner can read
         path.chmod((target / "config.json").stat().st_mode)
 
 
 def is_adapted(model: Any) -> bool:
-    """Whether a model has an adapter."""
+    """Return whether a model has an adapter."""
     return hasattr(model, "get_base_model")
 
 
 def merged(plain: Any) -> dict[str, torch.Tensor]:
-    """The weights of an adapted model's base with the adapter added, by the base's own names; it stays as it is.
+    """Return the weights of an adapted model with the adapter merged in, by the base model's names.
 
-    Merging in place and taking it back would change bf16 weights a little each time.
+    The model itself is not changed: merging in place and undoing that would change bf16 weights a little each
+    time.
     """
     weights: dict[str, torch.Tensor] = {}
     layers: dict[str, Any] = dict(plain.named_modules())
@@ -370,10 +378,11 @@ def _untouched(path: Path) -> Generator[None]:
 
 
 def _dtype(source: Path, model: Any) -> torch.dtype:
-    """The type that the source's config names for its weights, else that of the model."""
+    """Return the dtype that the source's config names for its weights, otherwise the model's."""
     import torch
 
-    config = json.loads((source / "config.json").read_text("utf-8"))  # which takes NaN, as transformers does
+    # json, not msgspec, because transformers accepts NaN in config.json
+    config = json.loads((source / "config.json").read_text("utf-8"))
     named = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or ""), None)
     return named if isinstance(named, torch.dtype) else next(model.parameters()).dtype
 
@@ -388,16 +397,16 @@ _REMEDY = "choose another --output"
 def claim_output(
     output: Path, *, resume: bool, overwrite: bool = False, needed: Iterable[Path] = ()
 ) -> Generator[None]:
-    """Make the output directory ready, and keep other trainings out of it while the context lasts.
+    """Prepare the output directory, and lock it against other trainings while the context lasts.
 
-    `needed` is what the training reads: a directory that holds some of it is not overwritten. Raises ConfigError
-    when the directory holds what must not be written over, or another training is at it.
+    `needed` are the paths that the training reads: a directory that contains one of them is not overwritten.
+    Raises ConfigError when the directory must not be overwritten, or another training is using it.
     """
     lock = output / TRAINING / _LOCK
     busy = f"another training is writing to {output}; wait for it, or choose another --output"
     if lock.exists():
         with locked(lock, busy=busy, remedy=_REMEDY):
-            pass  # nobody is in there whose work would be removed
+            pass  # holding the lock shows that no other training is using what is removed below
     _make_ready(output, resume=resume, overwrite=overwrite, needed=needed)
     with locked(lock, busy=busy, remedy=_REMEDY):
         yield
@@ -406,17 +415,20 @@ def claim_output(
 def _make_ready(output: Path, *, resume: bool, overwrite: bool, needed: Iterable[Path]) -> None:
     inside = next((each for each in needed if each.resolve().is_relative_to(output.resolve())), None)
     if overwrite and inside is not None:
-        raise ConfigError(f"{output} holds {inside}, which is training data; choose another --output")
-    # Killed while the model was being put in place: what lies beside the training is of it.
+        raise ConfigError(f"{output} contains {inside}, which this training reads; choose another --output")
+    # With this directory, a training was killed while moving its model into place: the other files belong to it.
     unfinished = (output / TRAINING / _FINAL).is_dir()
     if (output / "config.json").exists():
         if not overwrite:
-            raise ConfigError(f"{output} holds a model already; choose another --output, or give --overwrite")
+            raise ConfigError(f"{output} already holds a model; choose another --output, or give --overwrite")
         if not (output / TRAINING).is_dir():
-            raise ConfigError(f"{output} holds a model that no training wrote; choose another --output")
+            raise ConfigError(
+                f"{output} holds a model that was not written by training, so it is not overwritten; "
+                "choose another --output"
+            )
         _remove(output)
     elif output.is_dir() and not unfinished and any(path.name != TRAINING for path in output.iterdir()):
-        raise ConfigError(f"{output} is not empty, and what it holds is not a model; choose another --output")
+        raise ConfigError(f"{output} is not empty, and does not hold a model; choose another --output")
     elif _holds_more_than_a_lock(output / TRAINING) and not resume:
         if not overwrite:
             raise ConfigError(
@@ -442,9 +454,9 @@ def _holds_more_than_a_lock(directory: Path) -> bool:
 
 
 def last_checkpoint(directory: Path, resume: bool | Path, mark: str = "trainer_state.json") -> Path | None:
-    """The checkpoint to go on from: the one named, else the last whole one; None where there is none yet.
+    """Return the checkpoint to resume from: the given one, otherwise the last complete one; None if there is none.
 
-    `mark` is a file that whole ones have. Raises ConfigError when the one named is none.
+    `mark` is a file that complete checkpoints have. Raises ConfigError when the given path is not a checkpoint.
     """
     if isinstance(resume, Path):
         if not (resume / mark).is_file():
@@ -458,7 +470,7 @@ def last_checkpoint(directory: Path, resume: bool | Path, mark: str = "trainer_s
 
 
 def _is_whole(mark: Path) -> bool:
-    """Whether a file of JSON was written to its end, which a full disk or a kill may have prevented."""
+    """Return whether a JSON file was written completely; a full disk or a kill may have prevented that."""
     try:
         json.loads(mark.read_bytes())
     except (OSError, ValueError):
@@ -467,7 +479,9 @@ def _is_whole(mark: Path) -> bool:
 
 
 def install_model(model: Any, source: Path, output: Path, written: WeightsRecord) -> None:
-    """Write the model into a directory in which its training stays, the config last."""
+    """Move the final model into a directory that also holds its training; config.json comes last and marks it
+    complete.
+    """
     final = output / TRAINING / _FINAL
     save_model(model, source, final, written=written)
     shutil.rmtree(final / TRAINING)
@@ -480,6 +494,6 @@ def install_model(model: Any, source: Path, output: Path, written: WeightsRecord
 
 
 def remove_checkpoints(directory: Path) -> None:
-    """Remove the checkpoints of a training that ended, and what was half written when it was killed."""
+    """Remove the checkpoints of a finished training, and the leftovers of writes that were interrupted."""
     for path in (directory / CHECKPOINTS, *directory.glob(".*.new"), *directory.glob(".*.old")):
         shutil.rmtree(path, ignore_errors=True)

@@ -143,16 +143,16 @@ def test_an_output_is_not_written_over(tmp_path: Path):
         claimed()
     claimed(resume=True)
     (output / "config.json").touch()
-    with pytest.raises(ConfigError, match="holds a model already"):
+    with pytest.raises(ConfigError, match="already holds a model"):
         claimed(resume=True)
     (output / "training").rename(tmp_path / "training")
-    with pytest.raises(ConfigError, match="no training wrote"):
+    with pytest.raises(ConfigError, match="not written by training"):
         claimed(overwrite=True)
     (tmp_path / "training").rename(output / "training")
     claimed(overwrite=True)
     assert [path.name for path in output.rglob("*")] == ["training", ".lock"]
     (output / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match="not a model; choose another"):
+    with pytest.raises(ConfigError, match="does not hold a model; choose another"):
         claimed(overwrite=True)
     assert (output / "thesis.tex").exists()
 
@@ -180,7 +180,7 @@ def test_what_is_learned_from_is_not_overwritten(tmp_path: Path):
     for each in (model, linked, model / "training" / "checkpoint"):
         needed = [tmp_path / "run", each]
         with (
-            pytest.raises(ConfigError, match="is training data; choose another"),
+            pytest.raises(ConfigError, match="which this training reads; choose another"),
             claim_output(model, resume=False, overwrite=True, needed=needed),
         ):
             pass

@@ -38,7 +38,7 @@ async def test_a_request_that_is_not_answered_in_time_is_given_up(tmp_path: Path
         os.kill(pid, signal.SIGSTOP)
         late = asyncio.create_task(connection.ask(messages.ListRequest(), list[object], within_s=0.2))
         asyncio.get_running_loop().call_later(0.5, os.kill, pid, signal.SIGCONT)
-        with pytest.raises(SandboxLost, match=r"there: no answer to a ListRequest within 0\.2 s"):
+        with pytest.raises(SandboxLost, match=r"there: no response to a ListRequest within 0\.2 s"):
             await late
         assert await connection.ask(messages.ListRequest(), list[object]) == []
     finally:

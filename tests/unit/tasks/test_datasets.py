@@ -310,10 +310,10 @@ def test_none_left_is_an_error_with_the_reasons(tmp_path: Path):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b'{"a"', r"t\.jsonl:2: not a task record"),
-        (b"[1]", r"t\.jsonl:2: not a task record: Expected `object`"),
-        (b"\xff\xfe", r"t\.jsonl:2: not a task record"),
-        (b"[" * 100_000, r"t\.jsonl:2: not a task record"),
+        (b'{"a"', r"t\.jsonl:2: invalid task record"),
+        (b"[1]", r"t\.jsonl:2: invalid task record: Expected `object`"),
+        (b"\xff\xfe", r"t\.jsonl:2: invalid task record"),
+        (b"[" * 100_000, r"t\.jsonl:2: invalid task record"),
     ],
 )
 def test_lines_that_are_no_rows(tmp_path: Path, data: bytes, said: str):
@@ -346,7 +346,7 @@ def test_a_json_list(tmp_path: Path):
     with pytest.raises(TaskError, match=r"t\.json: expected a list of objects, (?:found|got) an object"):
         load(tmp_path / "t.json", cache=tmp_path)
     (tmp_path / "t.json").write_text("[3]")
-    with pytest.raises(TaskError, match=r"t\.json\[1\]: not a task record"):
+    with pytest.raises(TaskError, match=r"t\.json\[1\]: invalid task record"):
         load(tmp_path / "t.json", cache=tmp_path)
 
 

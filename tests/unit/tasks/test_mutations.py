@@ -128,7 +128,7 @@ def test_overlapping_mutations_are_refused() -> None:
 
 
 def test_not_python() -> None:
-    with pytest.raises(TaskError, match="does not parse"):
+    with pytest.raises(TaskError, match="invalid Python source"):
         ParsedModule("def (:\n")
 
 

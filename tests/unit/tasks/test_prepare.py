@@ -150,7 +150,7 @@ def test_a_directory_is_copied_with_links_and_modes_but_without_git(tmp_path: Pa
 
 def test_special_files_and_missing_directories_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(TaskError, match="pipe: is not a file"):
+    with pytest.raises(TaskError, match="pipe: is a special file"):
         materialise(Directory(str(tmp_path)), tmp_path.parent / (tmp_path.name + "-into"), tmp_path)
     with pytest.raises(TaskError, match="no such directory"):
         prepare(task(Directory(str(tmp_path / "gone"))), tmp_path / "cache", UnsafeSandboxes())

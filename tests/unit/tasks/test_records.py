@@ -136,7 +136,7 @@ def test_wrong_records_are_named(tmp_path: Path, record: Any, said: str) -> None
 @pytest.mark.parametrize("line", [b"{", b"\xff", b"[" * 100_000, b'{"instance_id": NaN}'])
 def test_lines_that_are_not_json(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "t.jsonl").write_bytes(b"\n" + line)
-    with pytest.raises(TaskError, match=r"t\.jsonl:2: not a task record"):
+    with pytest.raises(TaskError, match=r"t\.jsonl:2: invalid task record"):
         load(tmp_path / "t.jsonl")
 
 

@@ -133,7 +133,7 @@ def test_rows_of_an_export_that_make_no_sense_are_said(run: Path, tmp_path: Path
     whole = parquet.ParquetFile(path).read()
     masks = whole.column_names.index("assistant_masks")
     for change, said in (
-        (whole.set_column(masks, "assistant_masks", pyarrow.array([[1]] * len(whole))), "expected as many masks"),
+        (whole.set_column(masks, "assistant_masks", pyarrow.array([[1]] * len(whole))), "the same length"),
         (whole.set_column(masks, "assistant_masks", whole["input_ids"]), "assistant_masks"),
         (whole.drop_columns(["reward"]), "cannot be read|missing required"),
     ):
@@ -232,7 +232,7 @@ def test_ids_outside_the_vocabulary_are_said(tmp_path: Path, model: Path, run: P
     definition["model"]["vocab"] = {token: id_ for token, id_ in vocabulary.items() if id_ < words[0]}
     definition["added_tokens"] = [each for each in definition["added_tokens"] if each["id"] < words[0]]
     (small / "tokenizer.json").write_text(json.dumps(definition))
-    with pytest.raises(ConfigError, match=r"has the token \d+.*tokens: the samples were made with another"):
+    with pytest.raises(ConfigError, match=r"has the token id \d+.*tokens, so the samples are from another model"):
         check_tokenizer_matches([run], small)
 
 
@@ -250,5 +250,5 @@ def test_a_tokenizer_that_means_other_text_is_said(tmp_path: Path, model: Path, 
     assert ids[0] == max(moved.values())
     definition["model"]["vocab"] = vocabulary | moved
     (other / "tokenizer.json").write_text(json.dumps(definition))
-    with pytest.raises(ConfigError, match=r"8 of 16|16 of 16 answers are not what"):
+    with pytest.raises(ConfigError, match=r"8 of 16|16 of 16 answers differ from the text"):
         check_tokenizer_matches([run], other)

@@ -73,7 +73,7 @@ def test_groups_wait_until_they_are_used_dropped_or_refused():
 
 
 def test_a_step_out_of_turn_is_refused():
-    with pytest.raises(ValueError, match="step 2 cannot follow 0"):
+    with pytest.raises(ValueError, match="step 2 cannot be added to 0 steps"):
         START.with_step(begun(2, "a"))
 
 

@@ -132,7 +132,7 @@ async def test_a_failed_adapter_leaves_the_old_one_serving(tmp_path: Path):
             await publisher.publish(adapter(tmp_path / "b", "new"), "v2")
         assert not server.paused and server.adapters == {"policy": "old"} and server.version == "v1"
         away = make_publisher("vllm", server.url, method="lora", seen_as=PathMapping(tmp_path, Path("/nowhere")))
-        with pytest.raises(BackendError, match="has it that path"):
+        with pytest.raises(BackendError, match="does it have that path"):
             await away.publish(tmp_path / "b", "v2")
         server.fails["/v1/load_lora_adapter"] = web.json_response({"detail": "Not Found"}, status=404)
         with pytest.raises(ConfigError, match="--enable-lora"):
@@ -163,7 +163,7 @@ async def test_a_server_without_the_endpoints_is_told_apart_from_one_that_fails(
         await make_publisher("vllm", "http://127.0.0.1:9").publish(weights, "v1")
     async with FakeVLLMControl() as server:
         server.fails["/pause"] = ConnectionResetError()
-        with pytest.raises(BackendError, match="broke off"):
+        with pytest.raises(BackendError, match="connection broke during the response"):
             await make_publisher("vllm", server.url).publish(weights, "v1")
         server.fails["/weight_info"] = web.Response(text="<html>")
         with pytest.raises(BackendError, match="invalid response"):
@@ -200,7 +200,7 @@ async def test_a_directory_that_is_no_weights_is_refused_before_anything_is_aske
         with pytest.raises(ConfigError, match="holds a whole model"):
             await lora.publish(full(tmp_path / "f", "x"), "v1")
         (tmp_path / "f" / "model.safetensors").unlink()
-        with pytest.raises(ConfigError, match="saved whole"):
+        with pytest.raises(ConfigError, match="not saved completely"):
             await whole.publish(tmp_path / "f", "v1")
         with pytest.raises(ConfigError, match="has no config"):
             await whole.publish(tmp_path / "nowhere", "v1")
@@ -298,5 +298,5 @@ async def test_a_transfer_goes_through_vllms_four_phases(tmp_path: Path):
 def test_a_transfer_without_vllm_or_a_gpu_says_what_is_missing(tmp_path: Path):
     pytest.importorskip("torch")
     client = TransferPublisher("http://127.0.0.1:9")._client
-    with pytest.raises(ConfigError, match="publish by disk"):
+    with pytest.raises(ConfigError, match="--publish disk"):
         vllm_engine(client, WeightsDirectory(tmp_path), "127.0.0.1", 1)

@@ -1,7 +1,6 @@
-"""Takes from a process, and from all that it starts, the right to write below some directories (Linux 5.19).
+"""Permanently denies a process and its children to write below some directories, by Landlock (Linux 5.19).
 
-Nothing gives it back. The process cannot reach into processes that are not confined so either: neither their
-memory nor, in /proc, the files that they have open.
+The process can also no longer reach unconfined processes: neither their memory nor, in /proc, their open files.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import stat
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _NO_NEW_PRIVILEGES = 38
-_FILE = 1 << 1 | 1 << 14  # write, truncate
+_FILE = 1 << 1 | 1 << 14  # access rights: write, truncate
 _DIRECTORY = _FILE | sum(1 << bit for bit in range(4, 14))  # remove, make, and move between directories
 _TRUNCATE_ABI = 3
 _ABI = 2
@@ -24,9 +23,9 @@ class _Rule(ctypes.Structure):
 
 
 def withhold(directories: set[str]) -> bool:
-    """Whether it is done: nothing is written below the directories by this process from now on.
+    """Deny this process writing below the directories from now on; return whether that succeeded.
 
-    Nothing can be made in the directories above them either.
+    Creating files directly in the directories above them is denied too.
     """
     call = ctypes.CDLL(None, use_errno=True)
     version = call.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
@@ -62,11 +61,11 @@ def _above(path: str) -> set[str]:
 def _allow(call: ctypes.CDLL, ruleset: int, path: str, handled: int) -> bool:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:  # removed since its directory was listed, as temporary files are
+    except FileNotFoundError:  # removed since its directory was listed, for example a temporary file
         return True
     try:
         mode = os.fstat(descriptor).st_mode
-        if stat.S_ISLNK(mode):  # where it leads is allowed or withheld by itself
+        if stat.S_ISLNK(mode):  # skipped, because the link's target is allowed or denied by itself
             return True
         rule = _Rule(handled & (_DIRECTORY if stat.S_ISDIR(mode) else _FILE), descriptor)
         return call.syscall(_ADD_RULE, ruleset, 1, ctypes.byref(rule), 0) == 0

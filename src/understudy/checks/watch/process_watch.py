@@ -65,9 +65,10 @@ _WATCHED = frozenset(
 
 
 class CodeOwners:
-    """Whose code lies where, by directories with an end of "/" and files.
+    """Which directories (ending in "/") and files the owners' code is in.
 
-    `from_tree` is what is tested in spite of being in a library; `pytest_directory` that of `_pytest`, if any.
+    `from_tree` are paths that are tested although they are inside a library; `pytest_directory` is that of
+    `_pytest`, if any.
     """
 
     def __init__(
@@ -109,8 +110,9 @@ def watch(
     the runner does by itself: anything else was started by the tested code. A frame is what its file's name says
     only if its code is what that file compiles to.
     """
-    # The tested code can replace what modules and builtins hold, so the hook uses only what is bound here. Nothing
-    # but the interpreter's list of hooks refers to the hook: who holds one of its functions can change all others.
+    # The tested code can replace anything in modules and builtins, so the hook uses only what is bound here. Only
+    # the interpreter's list of hooks refers to the hook, because who holds one of its functions could change all
+    # others.
     runner, pytest_directory = owners.runner, owners.pytest_directory
     libraries, from_tree, digest, secret = owners.libraries, owners.from_tree, _sha256(), os.urandom(16).hex()
     write, stat, fstat, getpid = os.write, os.stat, os.fstat, os.getpid
@@ -139,7 +141,7 @@ def watch(
     packages = tuple(standard + name for name in ("site-packages/", "dist-packages/"))
     test_files = frozenset(tests) | {os.path.realpath(path) for path in tests}
     base = root.rstrip("/") + "/"
-    # Without its sources, or where they were compiled in another way, the standard library cannot be compared.
+    # Without its sources, or compiled with other options, the standard library cannot be compared.
     comparable = os.path.isfile(lines) and not sys.flags.optimize
     compiled: dict[str, set[Any]] = {}
 
@@ -169,19 +171,19 @@ def watch(
             return
         sent.add(key)
         text, mark = (rule + " " + string(line) + " " + path).encode("unicode_escape"), "- -"
-        if getpid() == pid:  # what was forked from it writes under the same prefix
+        if getpid() == pid:  # a forked child writes with the same prefix, but without number and code
             number = string(next_number())
             mark = number + " " + digest((secret + " " + number + " ").encode() + text).hexdigest()[:32]
         try:
             if channel_identity() == first_identity:
                 write(channel, b"\n" + (prefix + " " + mark + " ").encode() + text + b"\n")
-            else:  # another file has the number by now, which gets no evidence written into it
+            else:  # another file has this descriptor's number by now, and must not get evidence written into it
                 lost = True
         except os_error:
             lost = True
 
     def owner(name: str) -> str:
-        leads_out = "/../" in name  # of the directory that it begins with
+        leads_out = "/../" in name  # a path that begins with the directory but leaves it
         if name == here or (name.startswith(runner) and not leads_out):
             return "runner"
         if name in test_files:
@@ -203,7 +205,9 @@ def watch(
         return content
 
     def compiled_before(path: str) -> Any:
-        """What Python compiled of a file before, which costs less; None where somebody here may write there."""
+        """Return the code that Python cached for a file, which is faster; None if processes here could write to
+        the cache.
+        """
         directory, _, name = path.rpartition("/")
         cached = directory + "/__pycache__/" + name[:-2] + cache_tag + ".pyc"
         try:
@@ -217,7 +221,7 @@ def watch(
             return None
 
     def compile_file(name: str) -> set[Any]:
-        """All code of a file, by what identifies it; nothing where there is no such file."""
+        """Return the identities of all code in a file; empty if there is no such file."""
         paths = (name,)
         if name.startswith("<frozen "):
             module = standard + name[8:-1].replace(".", "/")
@@ -280,7 +284,9 @@ def watch(
         return False
 
     def is_imported(frame: Any, others: bool = False) -> bool:
-        """Whether an import does it; or, with `others`, a module of the standard library as it is imported."""
+        """Return whether an import causes it; or, with `others`, a module of the standard library while it is
+        imported.
+        """
         while frame is not None and owner(frame.f_code.co_filename) == "standard" and is_genuine(frame.f_code):
             imports = frame.f_code.co_filename.startswith(importers)
             if imports and frame.f_code.co_name == "exec_module":
@@ -294,9 +300,9 @@ def watch(
         while frame is not None and owner(frame.f_code.co_filename) == "standard" and is_genuine(frame.f_code):
             frame = frame.f_back
         if frame is not None and frame.f_code.co_filename == pytest_directory + "fixtures.py":
-            # It shows where a fixture was asked for that there is not.
+            # pytest reads the source to show where a missing fixture was requested.
             return frame.f_code.co_name == "formatrepr" and is_genuine(frame.f_code)
-        # Its other functions call what they are handed, as fixtures' finalizers and hooks of plugins.
+        # Other functions of this file call what they are given, such as fixtures' finalizers and plugins' hooks.
         return frame is not None and frame.f_code.co_filename.startswith(readers) and is_genuine(frame.f_code)
 
     def look_at_reward(name: str, frame: Any) -> None:
@@ -322,7 +328,7 @@ def watch(
             send("report-written" if opened_to_write else "report-read")
         elif event == "open" and which in hidden:
             send("tests")
-            # A traceback or a warning shows the line of the test that called.
+            # A traceback or a warning shows the test's line that made the call.
             if not shows_lines(frame) and not runner_reads(frame):
                 imported = not by_frame and is_imported(frame)
                 accuse("tests-read", frame, spared=("library", "runner", "test") if imported else ())
@@ -330,7 +336,8 @@ def watch(
             accuse("memory-used", frame)
 
     def look_at_code(holder: Any, attribute: str, frame: Any) -> None:
-        # Tested code may look at functions that tests give it, and libraries at who calls, but not at tests.
+        # Tested code may inspect functions that tests pass to it, and libraries may inspect their callers, but not
+        # tests.
         if attribute == "__code__" and kind_of(holder) is function:
             code = holder.__code__
         elif attribute == "f_code" and kind_of(holder) is frame_type:
@@ -340,12 +347,12 @@ def watch(
         else:
             return
         if code.co_name[:4] == "test" and owner(code.co_filename) == "test":
-            # Too often for comparing files: pytest looks at all tests.
+            # This happens too often to compare files each time, because pytest inspects all tests.
             accuse("tests-read", frame, spared=("library", "test", "runner"), compares=False)
 
     def look_at_import(module: Any, path: Any, frame: Any) -> None:
         names = {string.__str__(module)}
-        if path is not None:  # a shared library, which is started by the last part of the module's name
+        if path is not None:  # a shared library, which is initialized by the last part of the module's name
             names = {
                 string.__str__(module).rpartition(".")[2],
                 string.__str__(path).rpartition("/")[2].partition(".")[0],
@@ -357,7 +364,7 @@ def watch(
             importer = importer.f_back
         direct = "nobody" if importer is None else owner(importer.f_code.co_filename)
         if (direct, responsible(frame, True)[0]) in (("standard", "tested"), ("runner", "runner")):
-            # Using cmd or pdb is honest, but gives nobody the module: they, as pytest, do without where it lacks.
+            # Using cmd or pdb is honest, but must not give anybody the module: they, like pytest, work without it.
             denied[thread_id()] = import_error(
                 "this module is not there for the standard library while tests are watched"
             )
@@ -377,9 +384,9 @@ def watch(
     def look_at_new_code(name: Any, frame: Any) -> None:
         nonlocal started
         if not started and not by_frame and frame is None:
-            started = True  # the program itself, as the interpreter begins with it
+            started = True  # the program itself, with which the interpreter begins
             return
-        # Imports compile libraries under their own names: only who does it himself gives code a false name.
+        # Imports compile libraries under their own names; only an explicit compilation gives code a false name.
         if kind_of(name) is not string or owner(name) not in ("runner", "test", "standard"):
             return
         file = "" if frame is None else frame.f_code.co_filename
@@ -388,7 +395,7 @@ def watch(
             send_of("code-disguised", frame)
         elif direct != "nobody" and (direct != "standard" or file.startswith(compilers)):
             return
-        elif not is_imported(frame, True):  # as asyncio is, which marks its functions as coroutines
+        elif not is_imported(frame, True):  # for example asyncio, which marks its functions as coroutines
             accuse("code-disguised", frame)
 
     def look(event: str, args: Any, frame: Any) -> None:
@@ -410,7 +417,8 @@ def watch(
                 name = args[0].__code__.co_filename
                 whose = owner(name)
                 if whose == "runner" or name.startswith(unittest):
-                    # A test file's name does not spare: other code can bear it. What tests do, gold's run shows.
+                    # A test file's name is no excuse, because other code can have it. What tests really do is
+                    # known from the gold run.
                     accuse("runner-replaced", frame, spared=("library", "runner"))
                 elif whose == "test":
                     accuse("test-replaced", frame, spared=("library", "runner"))
@@ -459,13 +467,15 @@ def watch(
                 return
             looks_at_frame = event == "object.__getattr__" and kind_of(args[0]) is frame_type
             if looks_at_frame and args[0].f_globals is own_globals:
-                return  # no test's frame, whoever looks at it: here ends the asking for the code that asks
+                # there is no test's frame, whoever looks at it; this also ends the recursion for code that asks
+                return
             if frame is not None and address(frame.f_code) in own_codes:
-                return  # the hook itself causes it
+                return  # the hook itself caused the event
             look(event, args, frame)
-        except failures:  # arguments that no real event has: the tested code may raise events of its own
+        except failures:  # no real event has such arguments, but tested code may raise events of its own
             return
-        except any_error as error:  # as at the limit of recursion: what cannot be looked at is not done
+        # for example at the recursion limit; an action that cannot be examined is refused
+        except any_error as error:
             denied[thread_id()] = error.with_traceback(None)
 
     def refuse(event: str, args: Any) -> None:
@@ -473,13 +483,13 @@ def watch(
         if error is not None:
             raise error
 
-    # An error that leaves a hook shows its frame, and so all that it uses: `refuse` uses nothing of the hook's.
+    # An error that leaves a hook exposes its frame and everything in it, so `refuse` uses nothing of the hook.
     refused, thread = denied.pop, thread_id
     first_frame = caller_frame
     while first_frame is not None and first_frame.f_back is not None:
         first_frame = first_frame.f_back
     list_type = list
-    # By identity: code that only equals the hook's, or runs with its globals, is not the hook.
+    # Compared by identity: code that only equals the hook's, or runs with its globals, is not the hook.
     reading: tuple[Any, ...] = (compile_file, content_of, is_genuine, responsible, send_of, accuse, shows_lines)
     reading += (
         compiled_before,
@@ -505,14 +515,16 @@ def watch(
 
 
 def _create_builtin(spec: Any) -> Any:
-    """`_imp.create_builtin`, which raises no event, in a process that is watched: the hook makes the module."""
+    """Replaces `_imp.create_builtin` in a watched process, because that raises no audit event: the hook creates
+    the module.
+    """
     made: list[Any] = []
     sys.audit(_CREATE_BUILTIN, spec.name, made)
     return made[0]
 
 
 def _sha256() -> Any:
-    """Python's own function, which loads no library; its module's name depends on the version."""
+    """Return Python's own sha256 function, which loads no library; its module's name depends on the version."""
     try:
         import _sha2 as sha  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
     except ImportError:
@@ -523,7 +535,7 @@ def _sha256() -> Any:
 def watch_interpreter(
     channel: int, root: str, tests: tuple[str, ...], rewards: tuple[str, ...], *, walled: bool
 ) -> None:
-    """Watch this process from its start to its end (see `watch`); it proves that it came to the end.
+    """Watch this process from its start to its end (see `watch`), and prove at the end that it came there.
 
     `walled` says that the process cannot write the rewards.
     """
@@ -539,7 +551,8 @@ def watch_interpreter(
         if spec is not None and spec.origin and not is_inside(spec.origin):
             runner.append(os.path.dirname(spec.origin) + "/")
             pytest_directory = runner[-1] if name == "_pytest" else pytest_directory
-    # What an install put beside the libraries is tested code, as far as the tree has something of that name.
+    # Files that an install put beside the libraries count as tested code, if the tree has something with that
+    # name.
     tops = [top for top in (root, root + "/src") if os.path.isdir(top)]
     names = {name.partition(".")[0] for top in tops for name in os.listdir(top)}
     libraries = tuple(entry + "/" for entry in sys.path if entry.endswith("-packages") and not is_inside(entry))

@@ -1,11 +1,11 @@
 """Makes each Python that the tests' command starts watch itself: see `process_watch`, and `runtime_events.Watch`.
 
-Python imports this file when it starts, from the directory that is first in PYTHONPATH. Pythons before 3.8 have no
-audit hooks and go on unwatched, so any of them must be able to read this file. A process that cannot report says
-nothing: the grader sees that. The environment's own module of this name is imported afterwards.
+Python imports this file at its start, from the first directory in PYTHONPATH. Pythons before 3.8 have no audit
+hooks and run unwatched, so any of them must be able to parse this file. A process that cannot report sends
+nothing, which the grader notices. The environment's own module of this name is imported afterwards.
 """
 
-# No annotations, which older Pythons do not read.
+# No annotations, because older Pythons cannot parse them.
 # pyright: basic, reportMissingImports=false, reportUnusedImport=false
 
 import os
@@ -16,9 +16,9 @@ _CHANNEL = 8
 
 
 def _hand_on():
-    """Let `subprocess`, which closes all other descriptors in its children, keep the channel open there.
+    """Make `subprocess`, which closes other descriptors in its children, keep the channel open there.
 
-    A program may have closed the channel, or opened another file with its number: its children get neither.
+    A program may have closed the channel, or opened another file with its number; then its children get neither.
     """
     import _posixsubprocess
 
@@ -56,12 +56,14 @@ def _begin():
 
 
 def _wall(directories):
-    """Whether this process cannot write below the directories from now on; without a wall it is watched still."""
+    """Deny this process writing below the directories, and return whether that worked; without it the process is
+    still watched.
+    """
     try:
         import landlock
 
         return landlock.withhold(directories)
-    except (ImportError, OSError):  # as of a Python that was built without ctypes
+    except (ImportError, OSError):  # for example in a Python that was built without ctypes
         return False
     finally:
         sys.modules.pop("landlock", None)

@@ -18,7 +18,9 @@ Ids = npt.NDArray[np.int32]
 
 
 class CachedSequence(Struct, frozen=True):
-    """Keys and values of the tokens `ids` under the weights `owner`: per layer a pair of [heads, tokens, size]."""
+    """Keys and values of the tokens `ids` under the weights `owner`: for each layer a pair of tensors [heads,
+    tokens, size].
+    """
 
     owner: str
     ids: Ids
@@ -26,7 +28,7 @@ class CachedSequence(Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return sum(part.numel() * part.element_size() for pair in self.layers for part in pair)
 
     def prefix(self, length: int) -> CachedSequence:
@@ -36,10 +38,10 @@ class CachedSequence(Struct, frozen=True):
 
 
 class SlotCache(Cache):
-    """The cache that `transformers` is given: row i of each layer's tensors is the sequence in slot i.
+    """The KV cache that `transformers` gets: row i of each layer's tensors is the sequence in slot i.
 
-    Sequences are left-aligned. Behind a sequence's end stand stale values, which the attention mask hides.
-    Before each forward pass `target` selects the rows it computes and where their new tokens are written.
+    Sequences are left-aligned. After a sequence's end there are stale values, which the attention mask hides.
+    Before each forward pass, `target` selects the rows that it computes and the positions of their new tokens.
     """
 
     def __init__(self) -> None:
@@ -58,18 +60,20 @@ class SlotCache(Cache):
         if length > self._capacity:
             self._capacity = max(length, min(2 * self._capacity, self._capacity + 8 * _STEP))
             self._capacity = -(-self._capacity // _STEP) * _STEP
-        for layer, (keys, values) in enumerate(self._pairs):  # layer by layer, so that only one old copy is alive
+        # one layer at a time, so that only one old copy is in memory
+        for layer, (keys, values) in enumerate(self._pairs):
             self._pairs[layer] = (self._grown(keys), self._grown(values))
 
     def target(self, rows: Sequence[int], starts: Sequence[int], length: int) -> None:
-        """Set what the next forward computes: `length` new tokens for each of `rows`, written from `starts` on.
+        """Select what the next forward pass computes: `length` new tokens for each of `rows`, written from
+        `starts` on.
 
         With several rows, `length` is 1.
         """
         self._target = (rows, starts, length)
         self._indexes = None if len(rows) == 1 else (torch.tensor(rows), torch.tensor(starts))
         first, last = rows[0], rows[-1]
-        # Adjacent rows can be read as a slice; others must be copied by index.
+        # Adjacent rows can be read as a slice, without copying; others must be indexed, which copies them.
         self._row_range = slice(first, last + 1) if list(rows) == [*range(first, last + 1)] else None
 
     def update(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -142,15 +146,16 @@ class SlotCache(Cache):
 
 
 class PrefixCache:
-    """Recently decoded sequences: a prompt that shares a prefix with one need not compute that prefix again.
+    """Recently decoded sequences, so that a prompt that shares a prefix with one need not compute that prefix
+    again.
 
-    Holds at most `limit` bytes; the least recently used are evicted first.
+    Holds at most `limit` bytes; the least recently used sequences are evicted first.
     """
 
     def __init__(self, limit: int) -> None:
         self.size = 0
         self._limit = limit
-        self._sequences: list[CachedSequence] = []  # most recently used last
+        self._sequences: list[CachedSequence] = []  # the most recently used is last
 
     def find(self, owner: str, ids: Ids) -> tuple[CachedSequence | None, int]:
         """Return the sequence with the longest common prefix with `ids`, or None, and that prefix's length."""

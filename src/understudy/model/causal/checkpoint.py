@@ -1,4 +1,4 @@
-"""A model's directory, as HuggingFace lays it out, as a module that can be asked."""
+"""Loads a model's directory in Hugging Face's layout as a torch module, with its tokenizer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from understudy.model.directory import missing_template, require_files
 from understudy.model.hermes import byte_level_bytes, check_unicode, decode_tokens
 from understudy.model.protocol import InvalidRequestError, MessageToolCall, ModelMessage, ModelTool
 
-_library: Any = transformers  # whose types say nothing
+_library: Any = transformers  # its type annotations are unusable
 
 
 class CausalTokenizer:
-    """See Vocabulary. `special_texts` are the tokens that were added to the vocabulary, special ones or not."""
+    """See Vocabulary. `special_texts` are the added tokens of the vocabulary, whether special or not."""
 
     def __init__(self, directory: Path) -> None:
-        """Read `tokenizer.json` and the template beside it. Raises ConfigError."""
+        """Read `tokenizer.json` and the chat template beside it. Raises ConfigError."""
         require_files(directory, "tokenizer.json")
         self._loaded: Any = load_tokenizer(directory)
         loaded = self._loaded
@@ -45,7 +45,9 @@ class CausalTokenizer:
         self.end_id = -1 if end is None else end
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, special tokens counting as such. Raises BackendError on a lone surrogate."""
+        """Return the token ids of a text, in which special tokens are recognised. Raises BackendError for a lone
+        surrogate.
+        """
         check_unicode(text)
         return cast("list[int]", self._loaded.encode(text, add_special_tokens=False))
 
@@ -60,16 +62,16 @@ class CausalTokenizer:
         *,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The tokens of a conversation. Raises BackendError when the template refuses it."""
+        """Return the tokens of a conversation. Raises InvalidRequestError when the template rejects it."""
         fields = [self._fields(message) for message in messages]
         offered = [msgspec.to_builtins(tool) for tool in tools or ()]
         try:
             text: str = self._loaded.apply_chat_template(
                 fields, tools=offered or None, add_generation_prompt=add_generation_prompt, tokenize=False
             )
-        except Exception as error:  # a template is a program of its own, and may raise anything
+        except Exception as error:  # a template is a program, and may raise anything
             raise InvalidRequestError(
-                f"the chat template rejected the conversation: {error}", param="messages"
+                f"the chat template rejected the conversation: {error}; change the messages", param="messages"
             ) from error
         return self.encode(text)
 
@@ -86,7 +88,9 @@ class CausalTokenizer:
         return fields
 
     def _call(self, call: MessageToolCall) -> dict[str, Any]:
-        """A tool call for the template: exactly what was sampled where it can write text, else an object."""
+        """Return a tool call for the template: the sampled text if the template can write text, otherwise an
+        object.
+        """
         arguments: Any = call.function.arguments
         if isinstance(arguments, str) and not self._takes_text:
             with suppress(ValueError):
@@ -99,15 +103,17 @@ class CausalTokenizer:
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """The tokenizer of a model's directory, as transformers has it. Raises ConfigError."""
+    """Return the tokenizer of a model's directory as transformers loads it. Raises ConfigError."""
     try:
         return _library.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the library, and the one below it, raise whatever they met
+    except Exception as error:  # errors of transformers and tokenizers have no narrower class
         raise ConfigError(f"{directory}: invalid tokenizer: {error}; download it again with the model") from error
 
 
 def _token_bytes(loaded: Any, vocabulary: dict[str, int], added: dict[int, str]) -> list[bytes]:
-    """The bytes of every token by id, in either way that vocabularies spell them; b"" where an id has none."""
+    """Return the bytes of every token by id, in either way that vocabularies spell them; b"" for an id without a
+    token.
+    """
     definition = str(loaded.backend_tokenizer.decoder.__getstate__()) if loaded.backend_tokenizer.decoder else ""
     if "ByteLevel" in definition:
         return byte_level_bytes(vocabulary, added)
@@ -128,10 +134,10 @@ _MISMATCH = {"missing": "missing are", "mismatched": "of another shape are", "un
 
 
 class Checkpoint(Struct, frozen=True):
-    """What a directory holds beside its weights.
+    """A model's directory without its weights.
 
-    `context` is the number of tokens that the model was made for, `ends` are the tokens that end a turn, and
-    `vocabulary` is the number of rows of its embedding.
+    `context` is the model's context length in tokens, `ends` are the tokens that end a turn, and `vocabulary` is
+    the number of rows of its embedding.
     """
 
     directory: Path
@@ -142,14 +148,17 @@ class Checkpoint(Struct, frozen=True):
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:
-    """All of a model's directory but its weights. Raises ConfigError saying what is missing or does not fit."""
+    """Read a model's directory except for its weights. Raises ConfigError for files that are missing or do not
+    match.
+    """
     config = read_config(directory)
     tokenizer = CausalTokenizer(directory)
     vocabulary: int = config.vocab_size
     if len(tokenizer.token_bytes) > vocabulary:
         raise ConfigError(
-            f"the tokenizer in {directory} has {len(tokenizer.token_bytes)} tokens, but the model only knows "
-            f"{vocabulary} (vocab_size in config.json): they belong to different models"
+            f"{directory}: the tokenizer has {len(tokenizer.token_bytes)} tokens, but vocab_size in "
+            f"config.json is {vocabulary}, so they belong to different models; download the model "
+            "again"
         )
     ends = {tokenizer.end_id} if tokenizer.end_id >= 0 else set[int]()
     for settings in (_read_json(directory / "generation_config.json"), config.to_dict()):
@@ -167,7 +176,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 
 
 def read_config(directory: Path) -> Any:
-    """The configuration of the model in a directory. Raises ConfigError for one that cannot be served here."""
+    """Return the config of the model in a directory. Raises ConfigError for a model that cannot be served here."""
     config = _causal_config(directory)
     kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
     if kinds - {"full_attention"} or (getattr(config, "sliding_window", None) and not kinds):
@@ -179,20 +188,23 @@ def read_config(directory: Path) -> Any:
 
 
 def _causal_config(directory: Path) -> Any:
-    """The configuration of the causal language model in a directory. Raises ConfigError for another thing."""
+    """Return the config of the causal language model in a directory. Raises ConfigError for other models."""
     require_files(directory, "config.json")
     _read_json(directory / "config.json")
     try:
         config: Any = _library.AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # the library raises whatever it met
+    except Exception as error:  # errors of transformers have no narrower class
         if "trust_remote_code" in str(error):
             raise ConfigError(
                 f"{directory / 'config.json'} requires code of the model itself (auto_map), which Understudy "
                 f"never executes; give a model of an architecture that transformers supports"
             ) from error
-        raise ConfigError(f"{directory / 'config.json'}: invalid or unsupported model: {error}") from error
+        raise ConfigError(
+            f"{directory / 'config.json'}: invalid or unsupported model: {error}; expected a model "
+            "that transformers supports"
+        ) from error
     if type(config) not in _library.AutoModelForCausalLM._model_mapping:
         raise ConfigError(
             f"{directory} has a model of type {config.model_type!r}, which is not a causal language "
@@ -202,10 +214,11 @@ def _causal_config(directory: Path) -> Any:
 
 
 def load_model(directory: Path, *, device: str = "cpu") -> Any:
-    """The module of a directory's weights, in float32 on the CPU and in bfloat16 on a GPU, ready to be asked.
+    """Return the module of a directory's weights, in float32 on the CPU and in bfloat16 on a GPU, ready for
+    inference.
 
-    Raises ConfigError when there are none, when they are not those of the configuration, or when the model does
-    not compute with a cache what it computes without.
+    Raises ConfigError when there are no weights, when they do not match the config, or when the model computes
+    other results with a KV cache than without.
     """
     read_config(directory)
     module = load_module(directory, torch.float32 if device == "cpu" else torch.bfloat16)
@@ -215,10 +228,10 @@ def load_model(directory: Path, *, device: str = "cpu") -> Any:
 
 
 def load_module(directory: Path, dtype: torch.dtype | None) -> Any:
-    """The module of a directory's weights in the type `dtype` (None: their own), on the CPU.
+    """Return the module of a directory's weights on the CPU, in the type `dtype` (None: their own).
 
-    Nothing that the directory holds is executed: neither code beside the model nor what a pickle names. Raises
-    ConfigError when there are no weights, or when they are not exactly those of the configuration.
+    Nothing in the directory is executed: neither Python files nor what a pickle names. Raises ConfigError when
+    there are no weights, or when they do not match the config exactly.
     """
     config = _causal_config(directory)
     _library.logging.disable_progress_bar()
@@ -234,7 +247,7 @@ def load_module(directory: Path, dtype: torch.dtype | None) -> Any:
                 trust_remote_code=False,
                 weights_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # which are told below, by name
+                ignore_mismatched_sizes=True,  # mismatches are reported below, by name
             ),
         )
     except pickle.UnpicklingError as error:
@@ -242,7 +255,7 @@ def load_module(directory: Path, dtype: torch.dtype | None) -> Any:
             f"the weights in {directory} are a pickle that is damaged or contains more than tensors, which "
             f"could run code when loaded; convert the weights to safetensors"
         ) from error
-    except Exception as error:  # the library, and those below it, raise whatever they met
+    except Exception as error:  # errors of transformers and safetensors have no narrower class
         raise ConfigError(
             f"the weights in {directory} cannot be loaded: {error}; if files are damaged, download them again"
         ) from error
@@ -259,16 +272,17 @@ def load_module(directory: Path, dtype: torch.dtype | None) -> Any:
 def forward(
     module: Any, slots: SlotCache, tokens: list[list[int]], rows: list[int], starts: list[int]
 ) -> torch.Tensor:
-    """The logits [rows, vocabulary] behind `tokens[i]`, which follow `starts[i]` others in slot `rows[i]`.
+    """Return the logits [rows, vocabulary] after `tokens[i]`, which follow `starts[i]` cached tokens in slot
+    `rows[i]`.
 
-    Several rows get one token each. The slots must have room, and torch be in inference mode.
+    With several rows each has one token. The slots must have room, and torch must be in inference mode.
     """
     device = next(module.parameters()).device
     length = len(tokens[0])
     first = torch.tensor(starts, device=device)
     positions = first.unsqueeze(-1) + torch.arange(length, device=device)
     keys = torch.arange(max(starts) + length, device=device)
-    mask = (keys <= positions.unsqueeze(-1)).unsqueeze(1)  # [rows, 1, length, keys]
+    mask = (keys <= positions.unsqueeze(-1)).unsqueeze(1)  # shape [rows, 1, length, keys]
     slots.target(rows, starts, length)
     answer = module(
         input_ids=torch.tensor(tokens, device=device),
@@ -282,7 +296,10 @@ def forward(
 
 
 def prompt_logprobs(module: Any, tokens: Sequence[int], chunk: int) -> list[float]:
-    """The logprob of each token but the first given all before it, `chunk` tokens a pass: [len(tokens) - 1]."""
+    """Return the logprob of each token but the first given all before it, shape [len(tokens) - 1].
+
+    Computed `chunk` tokens per forward pass.
+    """
     device = next(module.parameters()).device
     ids = torch.tensor([tokens], device=device)
     cache: Any = _library.DynamicCache(config=module.config)
@@ -297,7 +314,7 @@ def prompt_logprobs(module: Any, tokens: Sequence[int], chunk: int) -> list[floa
 
 @torch.inference_mode()
 def _check_cached_forward(directory: Path, module: Any) -> None:
-    """Raise ConfigError unless the model says with our cache what it says without."""
+    """Raise ConfigError unless the model computes the same with our cache as without."""
     tokens = [index % module.config.vocab_size for index in range(1, _PROBE_TOKENS + 1)]
     slots = SlotCache()
     slots.reserve(2, _PROBE_TOKENS)
@@ -307,12 +324,12 @@ def _check_cached_forward(directory: Path, module: Any) -> None:
         slots.move(1, 0, _PROBE_TOKENS - 2)
         forward(module, slots, [tokens[-2:-1]] * 2, [0, 1], [_PROBE_TOKENS - 2] * 2)
         cached = forward(module, slots, [tokens[-1:]] * 2, [0, 1], [_PROBE_TOKENS - 1] * 2)
-    except Exception as error:  # a model of any architecture may trip over anything
+    except Exception as error:  # a model of an arbitrary architecture may raise anything
         raise ConfigError(
             f"the model in {directory} cannot be run with a KV cache: {error}; serve it with vLLM"
         ) from error
     size = 1.0 + uncached.abs().max().item()
-    # What is not finite is told by the requests that meet it.
+    # Values that are not finite are ignored here; requests that meet them report them.
     if (cached - uncached).abs().max().item() > (1e-3 if uncached.dtype == torch.float32 else 5e-2) * size:
         raise ConfigError(
             f"the model in {directory} gives other results with a KV cache than without: the embedded "

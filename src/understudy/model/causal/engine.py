@@ -1,4 +1,4 @@
-"""The engine: a thread that computes prompts and samples completions of several requests at a time."""
+"""The engine: a thread that computes prompts and samples completions for several requests in one batch."""
 
 from __future__ import annotations
 
@@ -199,16 +199,17 @@ class CausalEngine:
                 self._waiting = deque(job for job in self._waiting if not job.cancelled)
             if len(self._waiting) >= self._limits.queue:
                 raise BackendError(
-                    f"{len(self._waiting)} requests are waiting already; try again later", status=503
+                    f"{len(self._waiting)} requests are waiting, the maximum; retry later", status=503
                 )
             self._waiting.append(job)
             self._wake.notify()
         return job.future
 
     def score(self, prompt: Sequence[int], model: str) -> Future[list[float]]:
-        """The logprob of every token of a prompt but the first, at temperature 1, each given all before it.
+        """Return a future of the logprobs of a prompt's tokens but the first, at temperature 1, each given all
+        before it.
 
-        Nothing is sampled while one prompt is computed. Raises BackendError (503) after `close`.
+        Nothing is sampled while a prompt is computed. Raises BackendError (503) after `close`.
         """
         scored: Future[list[float]] = Future()
 
@@ -223,7 +224,7 @@ class CausalEngine:
         return scored
 
     def pause(self, mode: PauseMode, *, clear_cache: bool) -> Future[None]:
-        """Start no more requests; the future is done when those in progress are as `mode` asks."""
+        """Stop starting requests; the future is done when the running ones have been treated as `mode` says."""
 
         def order() -> None:
             self._drained.append(drained)
@@ -251,7 +252,7 @@ class CausalEngine:
 
         def order() -> None:
             self._paused = None
-            self._complete_drained()  # callers that wait for this pause must not wait for the next
+            self._complete_drained()  # callers that wait for this pause must not wait for the next one
 
         return self._run_between_steps(order)
 
@@ -322,7 +323,7 @@ class CausalEngine:
                 self._step()
             except Exception as error:  # noqa: BLE001 - active requests fail; queued ones must still be served
                 _log.exception("a step of the engine failed")
-                # The cached values may be incomplete, and memory may have run out: drop them all.
+                # The cached values may be incomplete, or memory may have run out, so drop them all.
                 self._prefixes.clear()
                 self._slots.clear()
                 self._fail_jobs(list(self._active), f"the engine failed: {error}")
@@ -343,7 +344,7 @@ class CausalEngine:
         return any_cancelled or (not frozen and (begins or bool(self._active)))
 
     def _waits_despite_pause(self) -> bool:
-        """Whether requests are queued that were submitted before a pause in mode `wait`."""
+        """Return whether requests are queued that were submitted before a pause in mode `wait`."""
         with self._wake:
             return bool(self._waiting) and self._waiting[0].start_despite_pause
 

@@ -1,4 +1,4 @@
-"""Weights as a model that can be served, with vLLM's own paths for those who exchange them."""
+"""Serves weights from a directory, with vLLM's endpoints for exchanging them."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _EXCHANGE_S = 600.0
 
 
 class WeightStore:
-    """The weights of an engine by name: `base`, and adapters. All bear one `version`, which an operator sets.
+    """The weights of an engine by name: `base`, and adapters. All have the same `version`, which an operator sets.
 
-    New weights are loaded beside those that are served, and replace them between two tokens; what cannot be
-    loaded changes nothing.
+    New weights are loaded beside the served ones, and replace them between two tokens; if loading fails, nothing
+    changes.
     """
 
     def __init__(
@@ -74,14 +74,15 @@ class WeightStore:
         return list(self._adapters)
 
     async def label(self, version: str) -> None:
-        """Call the weights that are served by another version."""
+        """Set the version of the served weights."""
         async with self._lock:
             await self._serve(version, clear_cache=False)
 
     async def exchange(self, directory: Path, version: str | None) -> None:
-        """Serve the weights of another directory, of the same architecture and vocabulary, with the same adapters.
+        """Serve the weights of another directory with the same architecture and vocabulary, and with the same
+        adapters.
 
-        Without a `version` the old one stays. Raises InvalidRequestError.
+        Without a `version` the old one is kept. Raises InvalidRequestError.
         """
         async with self._lock:
             try:
@@ -96,7 +97,7 @@ class WeightStore:
             await self._serve(version or self.version)
 
     async def add(self, name: str, path: Path, *, in_place: bool) -> None:
-        """Serve an adapter; `in_place` may replace the one of that name. Raises InvalidRequestError."""
+        """Serve an adapter; with `in_place` it may replace one with the same name. Raises InvalidRequestError."""
         async with self._lock:
             if name == self.base or (name in self._adapters and not in_place):
                 raise InvalidRequestError(
@@ -116,7 +117,7 @@ class WeightStore:
             await self._set(name, ModelWeights(module, self.version))
 
     async def remove(self, name: str) -> None:
-        """Serve an adapter no more. Raises InvalidRequestError for one that is not there."""
+        """Stop serving an adapter. Raises InvalidRequestError for one that does not exist."""
         async with self._lock:
             if name not in self._adapters:
                 raise InvalidRequestError(
@@ -132,20 +133,23 @@ class WeightStore:
             actual, expected = getattr(config, key), getattr(served, key)
             if actual != expected:
                 raise ConfigError(
-                    f"{directory / 'config.json'} has {key} {actual!r}; the served model has {expected!r}"
+                    f"{directory / 'config.json'}: {key} is {actual!r}, but the served model has "
+                    f"{expected!r}; give weights of the same architecture"
                 )
         if config.max_position_embeddings < self._checkpoint.context:
             raise ConfigError(
-                f"{directory / 'config.json'} has max_position_embeddings {config.max_position_embeddings}; the "
-                f"model that is served has {self._checkpoint.context}"
+                f"{directory / 'config.json'}: max_position_embeddings is "
+                f"{config.max_position_embeddings}, but the served model has {self._checkpoint.context}; "
+                "give weights of the same architecture"
             )
         module = load_model(directory, device=self._device)
         actual, expected = _shapes(module), _shapes(self._modules[self.base])
         for name in sorted(actual.keys() | expected.keys()):
             if actual.get(name) != expected.get(name):
                 raise ConfigError(
-                    f"the weights in {directory} do not fit the served model: {name} has shape "
-                    f"{actual.get(name, 'none')}, expected {expected.get(name, 'none')}"
+                    f"the weights in {directory} do not fit the served model: {name} has the shape "
+                    f"{actual.get(name, 'none')}, expected {expected.get(name, 'none')}; give weights of the "
+                    "same architecture"
                 )
         return module
 
@@ -160,8 +164,7 @@ class WeightStore:
             await asyncio.wait_for(asyncio.wrap_future(done), _EXCHANGE_S)
         except TimeoutError:
             raise BackendError(
-                f"the engine did not load the new weights within {_EXCHANGE_S:g} s; send the request again",
-                status=500,
+                f"the engine did not load the new weights within {_EXCHANGE_S:g} s; retry the request", status=500
             ) from None
 
 
@@ -170,35 +173,40 @@ def _shapes(module: Any) -> dict[str, list[int]]:
 
 
 def merge_adapter(module: Any, adapter: Path, base: Path) -> Any:
-    """A copy of a module with a LoRA adapter of PEFT's merged into it. Raises ConfigError for another thing."""
+    """Return a copy of a module with a PEFT LoRA adapter merged into it. Raises ConfigError for anything else."""
     config = adapter / "adapter_config.json"
     if not config.is_file():
         raise ConfigError(f"{adapter} has no adapter_config.json; expected the directory of a PEFT adapter")
     try:
         kind = json.loads(config.read_text("utf-8"))["peft_type"]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"{config}: invalid configuration of an adapter: {error!r}") from error
+        raise ConfigError(
+            f"{config}: invalid adapter configuration: {error!r}; expected one that PEFT wrote"
+        ) from error
     if kind != "LORA":
-        raise ConfigError(f"{config}: unsupported type of adapter {kind!r}; expected LORA")
+        raise ConfigError(f"{config}: unsupported adapter type {kind!r}; expected LORA")
     try:
         import peft
 
         library: Any = peft
         with warnings.catch_warnings():
-            # What is missing would be left as it was initialised: an adapter that does nothing.
+            # Checked, because a missing tensor would keep its initial value, with which an adapter has no effect.
             warnings.filterwarnings("error", message=".*missing adapter keys")
             tuned: Any = library.PeftModel.from_pretrained(copy.deepcopy(module), adapter)
         merged: Any = tuned.merge_and_unload()
-    except Exception as error:  # the library raises whatever it met
-        raise ConfigError(f"the adapter in {adapter} does not fit the model in {base}: {error}") from error
+    except Exception as error:  # errors of PEFT have no narrower class
+        raise ConfigError(
+            f"the adapter in {adapter} does not fit the model in {base}: {error}; give an adapter "
+            "that was trained on this model"
+        ) from error
     return merged.eval().requires_grad_(False)
 
 
 class CausalModel:
     """A model's directory as a model that can be served (see ServedModel).
 
-    Requests without a temperature are sampled at 1, without cut-offs: as the model says. JSON schemas and choices
-    of tools are not enforced. Tool calls in chat answers are read in Hermes' form.
+    Requests without a temperature are sampled at temperature 1, without top-p or top-k. JSON schemas and tool
+    choices are not enforced. Tool calls in chat responses are parsed in Hermes format.
     """
 
     def __init__(
@@ -223,7 +231,7 @@ class CausalModel:
         }
 
     def models(self) -> Sequence[str]:
-        """See ServedModel: the adapters."""
+        """See ServedModel: the names of the adapters."""
         return self._weights.names
 
     def render(
@@ -251,7 +259,7 @@ class CausalModel:
         return self._completion(result, sampling, segments)
 
     async def generate(self, request: GenerateRequest, limit: int, model: str) -> ModelCompletion:
-        """See ServedModel. The client reads the text of its tokens itself: the completion has no segments."""
+        """See ServedModel. The client decodes the tokens itself, so the completion has no segments."""
         sampling = self._sampling_request(request.sampling_params, request.token_ids, limit, model)
         return self._completion(await asyncio.wrap_future(self._engine.submit(sampling)), sampling, [])
 
@@ -285,7 +293,7 @@ class CausalModel:
         stop_reason: str | int | None = result.stop
         if stop_reason is None and result.finish_reason == "stop":
             last = result.ids[-1]
-            # The token that ends every turn is no reason that a client chose.
+            # The token that ends every turn is not reported as a stop reason, because no client chose it.
             stop_reason = last if last in request.end_tokens - self._checkpoint.ends else None
         return ModelCompletion(
             ids=result.ids,
@@ -303,7 +311,9 @@ class CausalModel:
         try:
             mode = msgspec.convert(command.query.get("mode", "abort"), PauseMode)
         except msgspec.ValidationError:
-            raise InvalidRequestError("mode must be abort, wait or keep", param="mode") from None
+            raise InvalidRequestError(
+                f"mode must be abort, wait or keep, got {command.query.get('mode')!r}", param="mode"
+            ) from None
         clear = _flag(command, "clear_cache", default=True)
         await asyncio.wrap_future(self._engine.pause(mode, clear_cache=clear))
         return {"status": "paused"}
@@ -316,7 +326,7 @@ class CausalModel:
         return {"is_paused": self._engine.paused}
 
     async def _rpc(self, command: ControlRequest) -> dict[str, Any]:
-        """The one of vLLM's calls to its workers that is supported: it loads weights from a directory."""
+        """The only supported one of vLLM's collective RPCs: load weights from a directory."""
         call = read_body(command.body, _CollectiveCall)
         if call.method != "reload_weights":
             raise InvalidRequestError(f"method must be reload_weights, got {call.method!r}", param="method")
@@ -348,7 +358,7 @@ class CausalModel:
 
 
 class _ReloadArguments(Struct):
-    """`weight_version` is ours: it names the new weights in the same instant."""
+    """`weight_version` is our extension: it sets the version of the new weights in the same instant."""
 
     weights_path: str | None = None
     weight_version: str | None = None

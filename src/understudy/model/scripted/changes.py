@@ -1,4 +1,4 @@
-"""A unified diff as a list of changes that an agent can make with its tools, one after another."""
+"""Splits a unified diff into changes that an agent can make with its tools, one after another."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from understudy.util.diffs import NO_NEWLINE, DiffError, FileDiff, Hunk, parse_d
 
 
 class Edit(Struct, frozen=True):
-    """Lines of a file that give way to others.
+    """A replacement of lines in a file.
 
-    `line` is the first of them, counted from 1 in the file as it is when the changes before this one are made.
-    Each of `lines` is (" ", "-" or "+", text with its newline, if it has one).
+    `line` is the first of them, counted from 1 in the file as it is after the changes before this one. Each of
+    `lines` is (" ", "-" or "+", text with its newline, if it has one).
     """
 
     path: str
@@ -40,7 +40,7 @@ class Edit(Struct, frozen=True):
             f"{tag}{text}" if text.endswith("\n") else f"{tag}{text}\n{NO_NEWLINE}\n" for tag, text in self.lines
         )
         span = f"@@ -{starts[0]},{sizes[0]} +{starts[1]},{sizes[1]} @@\n"
-        # Without git's own header, git takes a file that is emptied for one that is removed.
+        # Without git's own header, git would take an emptied file for a deleted one.
         header = f"diff --git a/{self.path} b/{self.path}\n--- a/{self.path}\n+++ b/{self.path}\n"
         return f"{header}{span}{body}"
 
@@ -60,14 +60,14 @@ class Write(Struct, frozen=True):
 
 
 class Remove(Struct, frozen=True):
-    """A file that goes. `patch` is its part of the diff."""
+    """A deleted file. `patch` is its part of the diff."""
 
     path: str
     patch: str
 
 
 class Apply(Struct, frozen=True):
-    """A change that no editing tool can make exactly; it takes the diff itself."""
+    """A change that no editing tool can make exactly, so the diff itself is applied."""
 
     patch: str
 
@@ -76,7 +76,7 @@ Change = Edit | Write | Remove | Apply
 
 
 def read_changes(patch: str) -> list[Change]:
-    """The changes of a unified diff, in order. A diff that cannot be taken apart is one `Apply`."""
+    """Return the changes of a unified diff, in order. A diff that cannot be split is one `Apply`."""
     try:
         files = parse_diff(patch.encode(errors="surrogateescape"))
         if files and not any(file.is_binary or _changes_mode(file) for file in files):
@@ -87,7 +87,9 @@ def read_changes(patch: str) -> list[Change]:
 
 
 def spoil(changes: list[Change]) -> list[Change]:
-    """A change at the right place that mends nothing: a comment before the first line that had to change."""
+    """Return a change at the right place that corrects nothing: a comment before the first line that had to
+    change.
+    """
     for change in changes:
         if isinstance(change, Edit):
             first = next((index for index, (tag, _) in enumerate(change.lines) if tag != " "), 0)
@@ -128,13 +130,13 @@ def _comment(path: str, text: str) -> str:
 
 
 def _changes_mode(file: FileDiff) -> bool:
-    """Whether the file's mode matters: it is changed, or a new file is no ordinary one."""
+    """Return whether the file's mode matters: it changes, or a new file is not an ordinary one."""
     modes = [line for line in file.header if line.startswith((b"old mode", b"new mode", b"new file mode"))]
     return any(line.rstrip() != b"new file mode 100644" for line in modes)
 
 
 def _file_changes(file: FileDiff) -> list[Change]:
-    """The changes of one file. Raises DiffError for a line that no tool of git writes."""
+    """Return the changes of one file. Raises DiffError for a line that git never writes."""
     text = _decode(file.text)
     path = _decode(file.new_path or file.old_path or min(file.paths))
     if file.new_path is None:
@@ -142,7 +144,7 @@ def _file_changes(file: FileDiff) -> list[Change]:
     edits: list[Edit] = []
     shift = 0
     for hunk in file.hunks:
-        # An empty side names the line before the change, hence the one that is added there.
+        # For a side without lines, git gives the line before the change, so the added line is the next one.
         edits.append(Edit(path, hunk.old_start + (hunk.old_count == 0) + shift, _hunk_lines(hunk)))
         shift += hunk.new_count - hunk.old_count
     if file.old_path is None:
@@ -162,7 +164,7 @@ def _hunk_lines(hunk: Hunk) -> tuple[tuple[str, str], ...]:
             tag, last = lines[-1]
             lines[-1] = (tag, last.removesuffix("\n"))
         elif sign == "\t":
-            raise DiffError(f"expected a line of a hunk, got {line[:80]!r}")
+            raise DiffError(f"expected a line of a hunk, which starts with a space, + or -, got {line[:80]!r}")
         else:
             lines.append((sign, text + "\n"))
     return tuple(lines)
@@ -173,7 +175,9 @@ def _decode(data: bytes) -> str:
 
 
 def _editable(edit: Edit) -> bool:
-    """Whether an editing tool makes exactly this change; it keeps a file's line ends and trims lines it writes."""
+    """Return whether an editing tool can make exactly this change; such tools keep line ends and trim the lines
+    they write.
+    """
     ends = {text[-2:] == "\r\n" for _, text in edit.lines if text.endswith("\n")}
     texts = [text.removesuffix("\n").removesuffix("\r") for _, text in edit.lines]
     return (

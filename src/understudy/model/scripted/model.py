@@ -1,4 +1,4 @@
-"""A scripted policy as a model that can be served: its action as the text and the tokens of a completion."""
+"""A scripted policy as a model that can be served: writes its action as the text and tokens of a completion."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from understudy.model.scripted.tokenizer import TURN_END, ScriptedTokenizer, mar
 
 
 class ScriptedModel:
-    """A policy as a model (see ServedModel). Its tokens are certain."""
+    """A policy as a model (see ServedModel). Its tokens have probability 1."""
 
     controls: Mapping[str, Mapping[str, ControlHandler]] = {}
 
@@ -53,7 +53,7 @@ class ScriptedModel:
         self, request: ModelChatRequest, prompt: list[int], cached: int, limit: int, model: str
     ) -> ModelCompletion:
         """See ServedModel."""
-        # The last prompt token is never taken from a cache: its logits are needed.
+        # The last prompt token is never taken from a cache, because its logits are needed.
         return complete(self._policy, self._tokenizer, request, limit, cached=min(cached, len(prompt) - 1))
 
     async def generate(self, request: GenerateRequest, limit: int, model: str) -> ModelCompletion:
@@ -64,7 +64,9 @@ class ScriptedModel:
         return complete(self._policy, self._tokenizer, chat, limit)
 
     async def prompt_logprobs(self, prompt: Sequence[int], model: str) -> list[float]:
-        """See ServedModel. A script has no probabilities of what it would not have said."""
+        """See ServedModel. Raises InvalidRequestError: a script has no probabilities for other tokens than its
+        own.
+        """
         raise InvalidRequestError(
             "prompt_logprobs: a scripted policy has none; serve weights (--weights)", param="prompt_logprobs"
         )
@@ -76,7 +78,7 @@ class ScriptedModel:
 def complete(
     policy: Policy, tokenizer: ScriptedTokenizer, request: ModelChatRequest, limit: int, *, cached: int = 0
 ) -> ModelCompletion:
-    """What the policy answers, as at most `limit` tokens. Raises BackendError."""
+    """Return the policy's response, of at most `limit` tokens. Raises BackendError."""
     tools = [] if request.tool_choice == "none" else request.tools or []
     action = policy.act(ChatTurn(request.messages, tools, request.seed))
     action = _constrained(action, request, tools)
@@ -84,7 +86,8 @@ def complete(
     logprobs = [0.0] * len(ids) if action.logprobs is None else list(action.logprobs)
     if len(logprobs) != len(ids):
         raise BackendError(
-            f"policy {policy.name!r} gave {len(logprobs)} logprobs for {len(ids)} tokens", status=500
+            f"policy {policy.name!r} gave {len(logprobs)} logprobs for {len(ids)} tokens; expected one for each",
+            status=500,
         )
     finish: Literal["stop", "length"] = "stop" if len(ids) <= limit else "length"
     ids = ids[:limit]
@@ -98,7 +101,7 @@ def complete(
 
 
 def encode_action(tokenizer: ScriptedTokenizer, action: Action) -> list[int]:
-    """The tokens of an action's text, the end of the turn included."""
+    """Return the tokens of an action's text, with the end of the turn."""
     thought = f"<think>{mark(action.reasoning)}</think>" if action.reasoning is not None else ""
     calls = "\n".join(render_call(call.name, call.arguments) for call in action.tool_calls)
     return tokenizer.encode_marked(thought + mark(action.content) + calls + TURN_END)[0]
@@ -107,7 +110,9 @@ def encode_action(tokenizer: ScriptedTokenizer, action: Action) -> list[int]:
 def _first_stop(
     tokenizer: ScriptedTokenizer, ids: Sequence[int], stops: Sequence[str]
 ) -> tuple[str, int, int] | None:
-    """The stop string that is complete first, after how many tokens, and the byte at which it begins."""
+    """Return the stop string that is completed first, the number of tokens until then, and the byte where it
+    begins.
+    """
     if not stops:
         return None
     body = ids[:-1] if ids and ids[-1] == tokenizer.end_id else ids
@@ -127,7 +132,7 @@ def _first_stop(
 
 
 def _constrained(action: Action, request: ModelChatRequest, tools: Sequence[ModelTool]) -> Action:
-    """The action within what the request allows, as guided decoding would have kept it."""
+    """Return the action restricted to what the request allows, as guided decoding would do."""
     calls = action.tool_calls
     if isinstance(request.tool_choice, NamedToolChoice):
         name = request.tool_choice.function.name
@@ -148,7 +153,7 @@ def _constrained(action: Action, request: ModelChatRequest, tools: Sequence[Mode
 
 
 class _JsonSchemaPart(Struct):
-    """The part of JSON Schema that a smallest value needs."""
+    """The part of JSON Schema that is needed to find a smallest value."""
 
     type: str | list[str] | None = None
     const: Any = msgspec.UNSET

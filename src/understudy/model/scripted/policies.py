@@ -20,7 +20,7 @@ _ANCHOR = 24
 
 
 class ScriptedTask(Struct, frozen=True):
-    """What a policy needs of a task record; the other fields of the record are not read."""
+    """The fields of a task record that a policy needs."""
 
     instance_id: str
     instruction: str
@@ -29,7 +29,9 @@ class ScriptedTask(Struct, frozen=True):
 
 
 class TaskIndex:
-    """Tasks by instruction. Raises TaskError when two have the same one and want different patches."""
+    """Finds tasks by their instruction. Raises TaskError when two tasks have the same one and different
+    patches.
+    """
 
     def __init__(self, tasks: Iterable[ScriptedTask]) -> None:
         texts: dict[str, ScriptedTask] = {}
@@ -41,8 +43,9 @@ class TaskIndex:
                     f"scripted policies identify tasks by it; give each task its own instruction"
                 )
         texts.pop("", None)
-        # A text is looked through for one short stretch of every instruction: of its beginning, middle and
-        # end, the one that the fewest instructions share, as statements from one maker often begin alike.
+        # To find tasks quickly, a text is searched for one short piece of each instruction: of its beginning,
+        # middle and end, the one that the fewest instructions share, because instructions of one author often
+        # begin alike.
         spread: Counter[str] = Counter(anchor for text in texts for anchor in set(_anchors(text)))
         self._by_anchor: defaultdict[str, list[tuple[str, ScriptedTask]]] = defaultdict(list)
         for text, task in texts.items():
@@ -51,7 +54,9 @@ class TaskIndex:
         self.find = lru_cache(maxsize=256)(self._find)
 
     def _find(self, text: str) -> ScriptedTask | None:
-        """The task whose instruction occurs in the text, the longest one if there are several."""
+        """Return the task whose instruction occurs in the text; the one with the longest instruction if there are
+        several.
+        """
         candidates = {
             stretch
             for length in self._lengths
@@ -73,7 +78,7 @@ def _anchors(text: str) -> tuple[str, ...]:
 
 
 def read_tasks(path: Path) -> TaskIndex:
-    """The tasks of a JSONL file of task records. Raises TaskError naming file and line."""
+    """Return the tasks of a JSONL file of task records. Raises TaskError, naming file and line."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -87,7 +92,7 @@ def read_tasks(path: Path) -> TaskIndex:
         try:
             tasks.append(msgspec.json.decode(line, type=ScriptedTask))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise TaskError(f"{path}, line {number}: not a task record: {error}") from None
+            raise TaskError(f"{path}, line {number}: invalid task record: {error}; correct it") from None
     return TaskIndex(tasks)
 
 
@@ -98,7 +103,7 @@ _UNKNOWN = Action("I have no task for this request: none of the instructions I w
 
 
 class PatchPolicy:
-    """Works on the task that a conversation is about, with changes made from its gold patch."""
+    """Solves the task of a conversation, with changes made from its gold patch."""
 
     def __init__(
         self,
@@ -114,7 +119,7 @@ class PatchPolicy:
         self._changes = changes
 
     def act(self, request: ChatTurn) -> Action:
-        """The next action on the latest task that a user message gives."""
+        """Return the next action for the latest task that a user message gives."""
         if not request.tools:
             return _NO_TOOLS
         for index in range(len(request.messages) - 1, -1, -1):
@@ -126,12 +131,12 @@ class PatchPolicy:
 
 
 class IdlePolicy:
-    """Answers with text and changes nothing."""
+    """Responds with text and changes nothing."""
 
     name = "idle"
 
     def act(self, request: ChatTurn) -> Action:
-        """The same text for every request."""
+        """Return the same text for every request."""
         return Action("I looked at this and leave everything as it is.") if request.tools else _NO_TOOLS
 
 
@@ -150,7 +155,8 @@ def _flaky(tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
     seed = _number(arguments, "seed", 0)
 
     def changes(turn: ChatTurn, task: ScriptedTask) -> Sequence[Change]:
-        # A hash and not a generator: the choice must be the same for every request of one conversation.
+        # A hash instead of a random generator, because the choice must be the same for all requests of a
+        # conversation.
         digest = hashlib.sha256(f"{seed}\0{turn.seed}\0{task.instruction}".encode()).digest()
         return _gold_changes(task) if int.from_bytes(digest[:8]) < probability * 2**64 else _wrong_changes(task)
 
@@ -169,7 +175,7 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {"flaky": ("p", "seed")}
 
 
 def make_policy(name: str, tasks: TaskIndex, arguments: Mapping[str, str]) -> Policy:
-    """The policy called `name`. Raises ConfigError for an unknown name or a bad argument."""
+    """Return the policy called `name`. Raises ConfigError for an unknown name or an invalid argument."""
     if name not in POLICIES:
         raise ConfigError(f"unknown policy {name!r}; expected one of {', '.join(sorted(POLICIES))}")
     expected = _ARGUMENTS.get(name, ())

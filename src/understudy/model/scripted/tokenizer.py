@@ -1,8 +1,9 @@
-"""The tokenizer of the embedded model: byte-level BPE, exact both ways, incremental over a growing prompt.
+"""The tokenizer of scripted policies: byte-level BPE, lossless in both directions, incremental for a growing
+prompt.
 
-Text comes in two forms. *Plain* text is what people and tools write. *Marked* text is what the chat template
-renders: in it a special token is a special token, and whatever merely looks like one carries a mark (see
-`mark`), so that no message can smuggle in a turn of its own.
+There are two forms of text. *Plain* text is what people and tools write. *Marked* text is what the chat template
+renders: in it a special token is a special token, and any text that merely looks like one carries a mark (see
+`mark`), so that no message can forge a turn.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from understudy.model.protocol import (
 
 _MARK = "\ue000"
 _SPECIAL = re.compile("|".join(re.escape(token) for token in SPECIAL_TOKENS))
-# A turn's header is a piece of its own: a completion is encoded without it, so no merge may cross its end.
+# A turn's header is a separate piece, because completions are encoded without it: no merge may cross its end.
 _PIECES = re.compile(rf"(<\|im_start\|>(?:system|user|assistant)\n|{_SPECIAL.pattern})")
 _MARKS = re.compile(f"{_MARK}({_MARK}?)")
 
@@ -49,14 +50,16 @@ _CACHE_CHARACTERS = 48 << 20
 
 
 def mark(text: str) -> str:
-    """Plain text as marked text that encodes to ordinary tokens: each look-alike gets a mark after its `<`."""
+    """Return plain text as marked text that encodes to ordinary tokens: text like a special token gets a mark
+    after its `<`.
+    """
     if _MARK in text:
         text = text.replace(_MARK, _MARK + _MARK)
     return _SPECIAL.sub(lambda match: match[0][0] + _MARK + match[0][1:], text)
 
 
 def unmark(text: str) -> str:
-    """Marked text as people see it: the inverse of `mark`."""
+    """Return marked text as plain text: the inverse of `mark`."""
     return _MARKS.sub(r"\1", text) if _MARK in text else text
 
 
@@ -65,7 +68,8 @@ class ScriptedTokenizer:
 
     def __init__(self, definition: str) -> None:
         self._bpe = tokenizers.Tokenizer.from_str(definition)
-        self._bpe.encode_special_tokens = True  # what looks special is split by us, or is ordinary
+        # special tokens are split off before encoding, so all others are ordinary text
+        self._bpe.encode_special_tokens = True
         vocabulary = self._bpe.get_vocab(with_added_tokens=True)
         self.special_ids = {token: vocabulary[token] for token in SPECIAL_TOKENS}
         self.special_texts = {id_: token for token, id_ in self.special_ids.items()}
@@ -75,11 +79,13 @@ class ScriptedTokenizer:
         self._cached_characters = 0
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, special tokens counting as such. Raises BackendError on a lone surrogate."""
+        """Return the token ids of plain text, in which special tokens are recognised. Raises BackendError for a
+        lone surrogate.
+        """
         return self.encode_marked(text.replace(_MARK, _MARK + _MARK))[0]
 
     def encode_marked(self, text: str) -> tuple[list[int], int]:
-        """Token ids of marked text, and how many of the first of them were known from earlier texts."""
+        """Return the token ids of marked text, and how many of the first ones were cached from earlier texts."""
         ids: list[int] = []
         cached = 0
         all_cached = True
@@ -102,7 +108,7 @@ class ScriptedTokenizer:
         return ids, cached
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids, special tokens included; bytes that are no UTF-8 become U+FFFD.
+        """Return the text of token ids, with special tokens; bytes that are not valid UTF-8 become U+FFFD.
 
         Raises BackendError for an id outside the vocabulary.
         """
@@ -129,7 +135,7 @@ class ScriptedTokenizer:
 
 @cache
 def scripted_tokenizer() -> ScriptedTokenizer:
-    """The tokenizer that comes with the package, loaded once."""
+    """Return the tokenizer that comes with the package, loaded once."""
     return ScriptedTokenizer(
         resources.files("understudy.model").joinpath("assets/tokenizer.json").read_text("utf-8")
     )
@@ -141,7 +147,9 @@ TURN_END = "<|im_end|>"
 def render(
     messages: Sequence[ModelMessage], tools: Sequence[ModelTool] | None, *, add_generation_prompt: bool = True
 ) -> str:
-    """Marked text of a conversation. Raises BackendError when a message holds what the model cannot read."""
+    """Return the marked text of a conversation. Raises BackendError when a message contains what the model cannot
+    read.
+    """
     return _template().render(
         messages=[_fields(message) for message in messages],
         tools=[msgspec.to_builtins(tool) for tool in tools or ()],
@@ -150,12 +158,14 @@ def render(
 
 
 def render_call(name: str, arguments: str) -> str:
-    """Marked text of one tool call as the template writes it."""
+    """Return the marked text of one tool call, as the template writes it."""
     return f'<tool_call>\n{{"name": {_to_json(name)}, "arguments": {mark(arguments)}}}\n</tool_call>'
 
 
 def _fields(message: ModelMessage) -> dict[str, Any]:
-    """A message as the template sees it: every text marked, so that none of it can become a special token."""
+    """Return a message for the template, with all texts marked, so that none of them can become a special
+    token.
+    """
     fields: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": mark(message.text),
@@ -181,7 +191,7 @@ def _to_json(value: Any) -> str:
 
 @cache
 def _template() -> jinja2.Template:
-    # The same environment as transformers renders chat templates in.
+    # The same Jinja environment in which transformers renders chat templates.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = _to_json
     source = resources.files("understudy.model").joinpath("assets/chat_template.jinja").read_text("utf-8")
@@ -195,16 +205,17 @@ _HEADERS = {"system": "system\n", "user": "user\n", "assistant": "assistant\n"}
 
 
 class UnrenderedPrompt(Struct, frozen=True):
-    """What a prompt says. Ids of tool calls are not part of it."""
+    """The conversation and tools in a prompt, without the ids of tool calls."""
 
     messages: list[ModelMessage]
     tools: list[ModelTool] | None
 
 
 def unrender(tokenizer: ScriptedTokenizer, ids: Sequence[int]) -> UnrenderedPrompt:
-    """The conversation that the template made `ids` of, which end with the beginning of the assistant's turn.
+    """Return the conversation that the template rendered to `ids`, which end with the start of the assistant's
+    turn.
 
-    Raises BackendError for tokens that the template does not make.
+    Raises BackendError for tokens that the template does not produce.
     """
     *turns, last = _turns(tokenizer, ids)
     if tokenizer.decode(last) != _HEADERS["assistant"]:
@@ -221,7 +232,7 @@ def unrender(tokenizer: ScriptedTokenizer, ids: Sequence[int]) -> UnrenderedProm
 
 
 def _turns(tokenizer: ScriptedTokenizer, ids: Sequence[int]) -> list[list[int]]:
-    """The tokens of each turn without those that begin and end it; the last one is open."""
+    """Return the tokens of each turn, without those that begin and end it; the last turn is open."""
     start, end = tokenizer.special_ids[_TURN], tokenizer.special_ids[TURN_END]
     starts = [index for index, id_ in enumerate(ids) if id_ == start]
     if not starts or starts[0] != 0:
@@ -243,7 +254,7 @@ def _role(tokenizer: ScriptedTokenizer, turn: Sequence[int]) -> str:
 
 
 def _body(tokenizer: ScriptedTokenizer, turn: Sequence[int], header: str) -> list[int]:
-    """The tokens behind the header; a token that reaches over its end is cut in two."""
+    """Return the tokens after the header; a token that extends across its end is split."""
     size = count = 0
     while size < len(header) and count < len(turn):
         size += len(tokenizer.token_bytes[turn[count]])
@@ -253,10 +264,10 @@ def _body(tokenizer: ScriptedTokenizer, turn: Sequence[int], header: str) -> lis
 
 
 def _messages(tokenizer: ScriptedTokenizer, turn: Sequence[int]) -> list[ModelMessage]:
-    """The messages of one turn: several, if it has the results of several tool calls."""
+    """Return the messages of one turn: several if it has the results of several tool calls."""
     role = _role(tokenizer, turn)
     if role not in _HEADERS:
-        raise _invalid_prompt(f"{role[:40]!r} is the role of no turn")
+        raise _invalid_prompt(f"{role[:40]!r} is not the role of a turn; expected system, user or assistant")
     body = _body(tokenizer, turn, _HEADERS[role])
     if role == "assistant":
         return [_assistant(parse_completion(tokenizer, body))]
@@ -278,7 +289,7 @@ def _assistant(segments: Sequence[CompletionSegment]) -> ModelMessage:
 
 
 def _results(tokenizer: ScriptedTokenizer, body: Sequence[int]) -> list[str]:
-    """The texts between `<tool_response>` and `</tool_response>`, a newline inside of each and between two."""
+    """Return the texts between `<tool_response>` and `</tool_response>`, each on lines of its own."""
     begin, end = (tokenizer.special_ids[token] for token in (_RESULT, _RESULT_END))
     results: list[str] = []
     position = 0
@@ -288,7 +299,7 @@ def _results(tokenizer: ScriptedTokenizer, body: Sequence[int]) -> list[str]:
         close = body.index(end, position)
         text = tokenizer.decode(body[position + 1 : close])
         if len(text) < 2 or text[0] != "\n" or text[-1] != "\n":
-            raise _invalid_prompt("the result of a tool call does not stand on lines of its own")
+            raise _invalid_prompt("a tool call's result is not on lines of its own")
         results.append(text[1:-1])
         position = close + 1
         if position < len(body):
@@ -300,10 +311,11 @@ def _results(tokenizer: ScriptedTokenizer, body: Sequence[int]) -> list[str]:
 
 
 def _tools(turn: str) -> tuple[list[ModelMessage], list[ModelTool]]:
-    """The system message, if any, and the tools of the first turn."""
+    """Return the system message, if any, and the tools of the first turn."""
     before, after = _around_tools()
     text = turn.removeprefix(_HEADERS["system"])
-    # No tool can say it: in JSON a newline is an escape. A system prompt can, but comes before.
+    # No tool can contain this text, because newlines are escaped in JSON. A system prompt can, but it comes
+    # before.
     start = text.rfind(before)
     if start < 0 or not text.endswith(after):
         raise _invalid_prompt("its first turn does not list tools in the template's way")
@@ -312,7 +324,7 @@ def _tools(turn: str) -> tuple[list[ModelMessage], list[ModelTool]]:
     try:
         tools = [msgspec.json.decode(line, type=ModelTool) for line in lines]
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise _invalid_prompt(f"a tool is no JSON of one: {error}") from None
+        raise _invalid_prompt(f"invalid JSON of a tool: {error}") from None
     if not system:
         return [], tools
     if not system.endswith(_SYSTEM_END):
@@ -322,7 +334,7 @@ def _tools(turn: str) -> tuple[list[ModelMessage], list[ModelTool]]:
 
 @cache
 def _around_tools() -> tuple[str, str]:
-    """What the template writes before the tools and after them, within the turn."""
+    """Return what the template writes before and after the tools, within the turn."""
     tool = ModelTool(function=ModelToolFunction("0"))
     turn = unmark(render([], [tool], add_generation_prompt=False))
     line = next(line for line in turn.split("\n") if line.startswith("{") and '"0"' in line)

@@ -1,4 +1,4 @@
-"""How the agents' own tools are called and their results read, one table entry for each agent's set of tools."""
+"""How each agent's tools are called and their results read; one class for each agent's set of tools."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class ActionCall(Struct, frozen=True):
 
 
 def action_call(tool: str, **arguments: Any) -> ActionCall:
-    """A call of a tool with these arguments."""
+    """Return a call of a tool with these arguments."""
     return ActionCall(tool, json.dumps(arguments, ensure_ascii=False))
 
 
 class Toolset(ABC):
     """The tools of an agent. `shell` is the name of the one that runs commands, which may be missing.
 
-    `edits` says that a text can be replaced by another, else by `edit_lines`, which takes all of them.
+    `edits` says that a text can be replaced by another; otherwise `edit_lines` replaces whole lines.
     """
 
     required: ClassVar[frozenset[str]] = frozenset()
@@ -49,7 +49,7 @@ class Toolset(ABC):
 
     @classmethod
     def fits(cls, offered: Mapping[str, ModelToolFunction]) -> bool:
-        """Whether these tools, by name, are the agent's."""
+        """Return whether these tool names are the agent's."""
         return cls.required <= offered.keys()
 
     @property
@@ -59,7 +59,7 @@ class Toolset(ABC):
 
     @property
     def can_edit(self) -> bool:
-        """Whether files can be read and changed by other means than patches."""
+        """Whether files can be read and changed without patches."""
         return self.required <= self.names
 
     def can_write(self) -> bool:
@@ -76,14 +76,14 @@ class Toolset(ABC):
 
     @abstractmethod
     def edit(self, path: str, edit: Edit, old: str, new: str) -> ActionCall:
-        """Replace the text `old`, which stands in the file once, by `new`; `edit` is what is to be done."""
+        """Replace the text `old`, which occurs in the file once, by `new`; `edit` is the change to make."""
 
     def write(self, path: str, content: str) -> ActionCall:
         """Write a new file."""
         raise NotImplementedError
 
     def lines_read(self, result: str, offset: int) -> Lines:
-        """The lines in the result of reading from line `offset` on."""
+        """Return the lines in the result of reading from line `offset` on."""
         lines: Lines = {}
         for line in result.split("\n"):
             if match := _NUMBERED.fullmatch(line.removesuffix("\r")):
@@ -91,15 +91,15 @@ class Toolset(ABC):
         return lines
 
     def failed(self, result: str) -> bool:
-        """Whether a call failed, by its result."""
+        """Return whether a call failed, by its result."""
         return _FAILED.match(result.lstrip()) is not None
 
     def ambiguous(self, result: str) -> bool:
-        """Whether an edit failed because its text stands in the file more than once."""
+        """Return whether an edit failed because its text occurs in the file more than once."""
         return " matches " in result
 
     def finish(self) -> tuple[ActionCall, ...]:
-        """The calls that end the work, where an answer without calls does not."""
+        """Return the calls that end the work, for agents in which a response without calls does not end it."""
         return ()
 
 
@@ -117,7 +117,7 @@ _PI_REST = re.compile(r"\n\n\[[^\n]* to continue\.\]\Z")
 
 
 class ClaudeTools(Toolset):
-    """Claude Code's, and the set for tools that no other has."""
+    """Claude Code's tools; also used for tools that match no other agent."""
 
     required = frozenset(("Read", "Edit"))
     shell = "Bash"
@@ -140,7 +140,7 @@ class ClaudeTools(Toolset):
 
 
 class OpenCodeTools(Toolset):
-    """OpenCode's."""
+    """OpenCode's tools."""
 
     required = frozenset(("read", "edit"))
     shell = "bash"
@@ -167,7 +167,7 @@ class OpenCodeTools(Toolset):
 
 
 class PiTools(Toolset):
-    """pi's, of which some are called as OpenCode's are. A file is shown without line numbers."""
+    """pi's tools, some of which are called like OpenCode's. Files are shown without line numbers."""
 
     required = frozenset(("read", "edit"))
     shell = "bash"
@@ -211,7 +211,7 @@ class PiTools(Toolset):
 
 
 class GeminiTools(Toolset):
-    """Gemini CLI's. A file is shown without line numbers."""
+    """Gemini CLI's tools. Files are shown without line numbers."""
 
     required = frozenset(("read_file", "replace"))
     shell = "run_shell_command"
@@ -247,7 +247,7 @@ class GeminiTools(Toolset):
 
 
 class QwenTools(Toolset):
-    """Qwen Code's. A file is shown without line numbers, and lines are counted from 0."""
+    """Qwen Code's tools. Files are shown without line numbers, and lines are counted from 0."""
 
     required = frozenset(("read_file", "edit"))
     shell = "run_shell_command"
@@ -284,7 +284,7 @@ class QwenTools(Toolset):
 
 
 class ShellTools(Toolset):
-    """Files are read by a shell alone."""
+    """Tools with which files can only be read by a shell."""
 
     def read(self, path: str, offset: int | None = None, limit: int | None = None) -> ActionCall:
         """See Toolset."""
@@ -295,7 +295,7 @@ class ShellTools(Toolset):
 
 
 class CodexTools(ShellTools):
-    """Codex's: a shell, and patches in a format of its own."""
+    """Codex's tools: a shell, and patches in a format of its own."""
 
     required = frozenset(("exec_command", "apply_patch"))
     shell = "exec_command"
@@ -306,7 +306,7 @@ class CodexTools(ShellTools):
         return action_call(self.shell, cmd=command)
 
     def edit(self, path: str, edit: Edit, old: str, new: str) -> ActionCall:
-        """See Toolset. What stays the same of both texts is context, by which Codex finds the lines."""
+        """See Toolset. Lines that stay the same are context, by which Codex finds the place."""
         before, after = old.split("\n"), new.split("\n")
         shorter = min(len(before), len(after))
         above = next((n for n in range(shorter) if before[n] != after[n]), shorter)
@@ -323,7 +323,7 @@ class CodexTools(ShellTools):
         return True
 
     def write(self, path: str, content: str) -> ActionCall:
-        """See Toolset. Codex ends the last line."""
+        """See Toolset. Codex always ends the last line with a newline."""
         return self._patch(
             f"*** Add File: {path}", *(f"+{line}" for line in content.removesuffix("\n").split("\n"))
         )
@@ -334,7 +334,7 @@ class CodexTools(ShellTools):
 
 
 class BashTools(ShellTools):
-    """mini-swe-agent's: one shell, whose results are JSON, and a command that ends the work."""
+    """mini-swe-agent's tools: one shell, whose results are JSON, and a command that ends the work."""
 
     required = frozenset(("bash",))
     shell = "bash"
@@ -345,7 +345,7 @@ class BashTools(ShellTools):
         return action_call(self.shell, command=command)
 
     def edit(self, path: str, edit: Edit, old: str, new: str) -> ActionCall:
-        """See Toolset. It is the change as a patch."""
+        """See Toolset. The edit is made as a patch."""
         return self.run(patch_command(edit.patch), "Apply the patch")
 
     def lines_read(self, result: str, offset: int) -> Lines:
@@ -362,7 +362,7 @@ class BashTools(ShellTools):
 
 
 class _ShellResult(Struct):
-    """What mini-swe-agent shows of a command: the whole output, or its beginning and end."""
+    """mini-swe-agent's result of a command: its whole output, or the beginning and end."""
 
     returncode: int
     output: str = ""
@@ -370,7 +370,7 @@ class _ShellResult(Struct):
 
 
 def _output(result: str) -> tuple[int, str]:
-    """The exit code of a command and its output, as far as it is shown."""
+    """Return the exit code of a command and its output, as far as it is shown."""
     try:
         output = msgspec.json.decode(result, type=_ShellResult)
     except msgspec.MsgspecError:
@@ -379,13 +379,13 @@ def _output(result: str) -> tuple[int, str]:
 
 
 def _plain_lines(text: str, first: int) -> Lines:
-    """Lines that are shown without numbers, of which the first has the number `first`."""
+    """Return lines that are shown without numbers; the first one has the number `first`."""
     texts = text.removesuffix("\n").split("\n")
     return {first + index: line.removesuffix("\r") for index, line in enumerate(texts)}
 
 
 def _parameters(tool: ModelToolFunction) -> Mapping[str, Any]:
-    """The parameters of a tool by their names."""
+    """Return the parameters of a tool by their names."""
     properties = (tool.parameters or {}).get("properties")
     return cast(dict[str, Any], properties) if isinstance(properties, dict) else {}
 
@@ -395,14 +395,14 @@ def _span(offset: int | None, limit: int | None) -> dict[str, int]:
 
 
 def patch_command(patch: str) -> str:
-    """The command that applies a unified diff."""
-    # git asks for lines of context, or for this.
+    """Return the command that applies a unified diff."""
+    # git needs context lines, or this option.
     options = (
         "--whitespace=nowarn" if re.search(r"^ ", patch, re.MULTILINE) else "--whitespace=nowarn --unidiff-zero"
     )
     command, text = f"git apply {options} <<'{{}}'", patch
     if any(unicodedata.category(character) in ("Cc", "Cf") for character in patch if character not in "\n\t"):
-        # Claude Code refuses a command with characters that a person would not see.
+        # Claude Code refuses a command with invisible characters.
         command, text = f"base64 -d <<'{{}}' | git apply {options}", base64.encodebytes(patch.encode()).decode()
     delimiter = "PATCH"
     while delimiter in text:
@@ -415,6 +415,6 @@ _TOOLSETS: tuple[type[Toolset], ...] = (CodexTools, GeminiTools, QwenTools, PiTo
 
 
 def toolset_of(tools: Iterable[ModelTool]) -> Toolset:
-    """The toolset of the tools that are offered; Claude Code's where they are no other agent's."""
+    """Return the toolset for the offered tools; Claude Code's if they match no other agent."""
     offered = {tool.function.name: tool.function for tool in tools}
     return next((kind(offered) for kind in _TOOLSETS if kind.fits(offered)), ClaudeTools(offered))

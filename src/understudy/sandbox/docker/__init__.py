@@ -1,1 +1,1 @@
-"""`docker`: sandboxes made of container images, on the Docker API; Podman's compatible socket does as well."""
+"""Docker sandboxes: containers, controlled through the Docker API. Podman's compatible socket works too."""

@@ -1,8 +1,8 @@
 """A sandbox that is a container.
 
-No program of the container is asked for what must be true: commands are started and files are read by the engine,
-and when something has outlived a command, the whole container is killed and started again for the next. What was
-written stays, for it lies in the container's own layer, home and /tmp too.
+Programs inside the container are never trusted to report a fact: the engine starts commands and reads files. If a
+process outlives its command, the whole container is killed, and started again for the next command. Written files
+survive that, because they are in the container's own layer, including home and /tmp.
 """
 
 from __future__ import annotations
@@ -48,20 +48,21 @@ _DISK_S = 5.0
 _TOP = "-eo pid,stat"
 _SETTLE_TRIES = 5
 _OWN = 2
-"""The processes of a container that runs nothing: the init, and the one that waits."""
+"""The number of processes of an idle container: the init process, and the IDLE command."""
 
 _KILLED_CODES = (None, 128 + signal.SIGKILL, 128 + signal.SIGTERM)
-"""What a command ends with when its container does; None where the engine was not asked in time."""
+"""Exit codes of a command whose container was ended; None if the engine did not report one in time."""
 
 _SETTLE_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 _LATE_CODES = (1, 126, 127, 255)
-"""What a command ends with whose program's loader is not there, by the version of the runtime."""
+"""Exit codes of a command whose program's loader is missing, which differ by the version of the runtime."""
 
 ROOT_CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID"]
-"""What root needs to unpack, install and become somebody else; none of it leads out of the container."""
+"""What root needs to unpack, install and switch users. None of these capabilities leads out of the container."""
 
-# The first command of a container waits for ever, as root without rights: an ordinary user cannot end it.
+# The first command of a container, which waits forever. It runs as root (without capabilities), so that an
+# ordinary user cannot end it.
 IDLE = "while :; do read -r line || exit; done"
 
 
@@ -73,14 +74,16 @@ def check_container_spec(spec: SandboxSpec) -> None:
 
 
 def user_id(spec: SandboxSpec) -> int:
-    """The id, of user and group, that commands run with."""
+    """Return the user id, also used as group id, that commands run with."""
     return 0 if spec.as_root else USER_ID
 
 
 def container_config(
     spec: SandboxSpec, prepared: PreparedImage, *, cpus: float | None, quota: bool
 ) -> dict[str, Any]:
-    """The container to make. `quota`: the engine's storage can bound what a container writes."""
+    """Return the config to create the container with. `quota`: the engine's storage can limit what a container
+    writes.
+    """
     limits = spec.limits
     host: dict[str, Any] = {
         "Init": True,
@@ -101,8 +104,8 @@ def container_config(
     }
     if cpus:
         host["NanoCpus"] = int(cpus * 1e9)
-    # Shares only weigh containers against each other. Programs that read them as processors, 1024 each (pylint),
-    # take the engine's default for a single one.
+    # Shares only weight containers against each other. But some programs (such as pylint) divide them by 1024 to
+    # count processors, and would take the engine's default of 1024 for a single one.
     host["CpuShares"] = 1024 * max(2, int(cpus or available_cpus()))
     if quota:
         host["StorageOpt"] = {"size": str(limits.disk_bytes)}
@@ -114,9 +117,9 @@ def container_config(
 def container_environment(
     spec: SandboxSpec, prepared: PreparedImage, extra: Mapping[str, str] | None
 ) -> list[str]:
-    """All the environment that a command gets, for the engine: a name alone takes a variable away.
+    """Return the environment of a command for the engine; an entry without "=" removes that variable.
 
-    What the image itself sets stays: its programs are configured by it, as where pip finds its packages.
+    Variables of the image stay, because its programs may depend on them, for example on where pip finds packages.
     """
     variables = {
         "PATH": ":".join((*spec.path_prefixes, prepared.path)),
@@ -132,20 +135,20 @@ def container_environment(
 
 
 def container_key(spec: SandboxSpec, image: str) -> tuple[object, ...]:
-    """What two specs have in common that one container could serve."""
+    """Return a key that is equal for two specs that the same container could serve."""
     tree = "" if spec.tree_in_image else str(spec.tree)
     mounts = tuple(mount for mount in spec.mounts if not mount.private)
     return (image, tree, spec.workdir, spec.as_root, mounts, spec.limits)
 
 
 class Containers(Protocol):
-    """Who makes containers and takes them back."""
+    """Creates and removes containers."""
 
     engine: ContainerEngine
     quota: bool
 
     async def make(self, spec: SandboxSpec) -> tuple[str, PreparedImage]:
-        """A container for a spec, started."""
+        """Create and start a container for a spec; return its id and image."""
         ...
 
     async def drop(self, container: str) -> None:
@@ -154,7 +157,7 @@ class Containers(Protocol):
 
 
 class DockerSandbox(IsolatedSandbox):
-    """An open sandbox: a container, and what is needed to run commands in it. Runs follow one another."""
+    """An open sandbox: a container, and what is needed to run commands in it. Only one command runs at a time."""
 
     def __init__(self, spec: SandboxSpec, home: Containers, container: str, prepared: PreparedImage) -> None:
         self._spec = spec
@@ -163,14 +166,14 @@ class DockerSandbox(IsolatedSandbox):
         self._container = container
         self._prepared = prepared
         self._running = True
-        self._started = ""  # when, as the engine has it: another time means that it was started again
+        self._started = ""  # when the container was started, by the engine's clock: another value means a restart
         self._killing = False
         self._closed = False
         self._turn = asyncio.Lock()
 
     @property
     def home(self) -> str:
-        """A directory of the container's own layer."""
+        """The home directory, in the container's own layer."""
         return HOME
 
     @property
@@ -191,7 +194,7 @@ class DockerSandbox(IsolatedSandbox):
         cwd: str | None = None,
         reveal: bool = False,
     ) -> Completed:
-        """Run a command. An exit code of 128 + n, a shell's word for signal n, is returned as -n."""
+        """Run a command. An exit code of 128 + n, a shell's notation for signal n, is returned as -n."""
         where = self._absolute(cwd or "")
         environment = container_environment(self._spec, self._prepared, env)
         check_no_nul("run", *argv, *environment)
@@ -209,7 +212,9 @@ class DockerSandbox(IsolatedSandbox):
     async def _watch(
         self, command: Mapping[str, Any], over: asyncio.Event, timeout_s: float, stdin: bytes
     ) -> Completed:
-        """Run a command until it ends, `over` is set or its time is up; nothing of it is left then."""
+        """Run a command until it ends, `over` is set or the timeout has passed; then none of its processes is
+        left.
+        """
         started = time.monotonic()
         output = CommandOutput(self._spec.limits.output_bytes)
         stop = asyncio.Event()
@@ -225,7 +230,7 @@ class DockerSandbox(IsolatedSandbox):
                 await asyncio.wait({work}, timeout=_LOOK_S)
         finally:
             called_off.cancel()
-            work.cancel()  # where it could not even be killed
+            work.cancel()  # for a command that could not be killed
             await asyncio.wait({work})
         try:
             code = work.result()
@@ -241,7 +246,9 @@ class DockerSandbox(IsolatedSandbox):
     async def _execute(
         self, command: Mapping[str, Any], output: CommandOutput, stdin: bytes, stop: asyncio.Event
     ) -> int | None:
-        """Start a command and see it to its end; its exit code, or None when `stop` came first."""
+        """Start a command and wait for its end; return its exit code, or None when `stop` was set before it
+        started.
+        """
         await self._ensure_running()
         execution = await self._create_exec(command, stdin)
         if stop.is_set():
@@ -262,7 +269,7 @@ class DockerSandbox(IsolatedSandbox):
             self._check_open()
             if await self._is_up():
                 raise
-        await self._ensure_running()  # the command before had ended the container
+        await self._ensure_running()  # the previous command had ended the container
         return await self._call(what, self._engine.api.exec_create, self._container, **options)
 
     async def _follow(
@@ -271,7 +278,7 @@ class DockerSandbox(IsolatedSandbox):
         pump = asyncio.create_task(attached.pump(output, stdin))
         try:
             state = await self._until_ended(execution, pump, output)
-            if not pump.done():  # something else holds the pipes
+            if not pump.done():  # another process holds the output pipes open
                 await self._kill()
                 await asyncio.wait({pump}, timeout=_LOOK_S)
         finally:
@@ -292,7 +299,7 @@ class DockerSandbox(IsolatedSandbox):
     async def _until_ended(
         self, execution: str, pump: asyncio.Task[None], output: CommandOutput
     ) -> Mapping[str, Any]:
-        """Wait for the end of a command; what the engine then knows of it."""
+        """Wait for the end of a command; return its state as the engine reports it."""
         pause, looked = _LOOK_S, time.monotonic()
         while True:
             await asyncio.wait({pump}, timeout=pause)
@@ -312,14 +319,14 @@ class DockerSandbox(IsolatedSandbox):
         except SandboxError:
             if await self._is_up():
                 raise
-            return {"Running": False, "ExitCode": None, "Pid": -1}  # it ended with all the container
+            return {"Running": False, "ExitCode": None, "Pid": -1}  # it ended together with the whole container
 
     async def _too_much_written(self) -> bool:
         written = await self._call("measure a sandbox", self._engine.written, self._container)
         return written > self._spec.limits.disk_bytes
 
     async def _start_error(self, command: Mapping[str, Any], output: str) -> SandboxError:
-        """Why a command did not start."""
+        """Return an error that says why a command did not start."""
         program: str = command["cmd"][0]
         where: str = command["workdir"]
         variables = dict(each.split("=", 1) for each in command["environment"] if "=" in each)
@@ -347,9 +354,11 @@ class DockerSandbox(IsolatedSandbox):
         return await self._engine.do("look for a program", look)
 
     async def _check_loader(self, command: Mapping[str, Any]) -> None:
-        """Raise SandboxError when a program did not start because the image lacks what it is run by.
+        """Raise SandboxError when a program did not start because its interpreter or loader is missing in the
+        image.
 
-        The engine tells of it where the program's own output is, so the program's file is asked.
+        The engine reports this in the program's own output, which a program could imitate, so the program's file
+        is read.
         """
         program: str = command["cmd"][0]
         if "/" not in program:
@@ -365,7 +374,7 @@ class DockerSandbox(IsolatedSandbox):
             )
 
     async def _call(self, what: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Ask the engine for something of this container. Raises SandboxError."""
+        """Call the engine about this container. Raises SandboxError, or SandboxLost when the container is gone."""
         try:
             return await self._engine.do(what, call, *args, **options)
         except EngineNotFound as error:
@@ -380,12 +389,12 @@ class DockerSandbox(IsolatedSandbox):
         return False
 
     async def _check_not_lost(self) -> None:
-        """Raise SandboxLost when the container ended during a command, which that command cannot have caused.
+        """Raise SandboxLost when the container ended during a command that cannot have caused this.
 
-        An ordinary user cannot end the container's first processes, which are root's; only a command that runs as
-        root, or one for which the kernel ran out of the container's memory, may be the cause.
+        An ordinary user cannot end the container's first processes, which are root's. Only a command that runs as
+        root, or one that used up the container's memory, may be the cause.
         """
-        for pause in _SETTLE_S:  # the engine tells of the command's end before that of the container
+        for pause in _SETTLE_S:  # the engine reports the end of a command earlier than the end of its container
             await asyncio.sleep(pause)
             try:
                 what = "look at a container"
@@ -394,7 +403,8 @@ class DockerSandbox(IsolatedSandbox):
                 raise
             except SandboxError as error:
                 raise SandboxLost(
-                    f"the connection to the container engine was lost while a command ran: {error}"
+                    f"the connection to the container engine was lost while a command ran: {error}; check "
+                    "that the engine is running, and retry"
                 ) from error
             state = details["State"]
             if not state["Running"] or state["StartedAt"] != self._started:
@@ -403,10 +413,12 @@ class DockerSandbox(IsolatedSandbox):
             return
         self._running = bool(state["Running"])
         if not self._spec.as_root and not state.get("OOMKilled"):
-            raise SandboxLost("the sandbox's container was stopped or killed from outside while a command ran")
+            raise SandboxLost(
+                "the sandbox's container was stopped or killed from outside while a command ran; retry"
+            )
 
     async def _ensure_running(self) -> None:
-        """Start the container again when it was killed."""
+        """Start the container again if it was killed."""
         if self._running and self._started:
             return
         if not self._running:
@@ -416,7 +428,7 @@ class DockerSandbox(IsolatedSandbox):
         self._running, self._killing = True, False
 
     async def _kill(self) -> None:
-        """Kill all that runs inside; the container can be started again."""
+        """Kill everything inside; the container can be started again."""
 
         def kill() -> None:
             try:
@@ -431,7 +443,7 @@ class DockerSandbox(IsolatedSandbox):
         await self._engine.do("kill what runs in a sandbox", kill)
 
     async def _ensure_quiet(self) -> None:
-        """See that nothing is left of a command; else kill the container."""
+        """Make sure that no process of a command is left; otherwise kill the container."""
         if not self._running:
             return
         for attempt in range(_SETTLE_TRIES):
@@ -443,19 +455,20 @@ class DockerSandbox(IsolatedSandbox):
                 break
             left = sum(1 for _, state in top["Processes"] or () if not state.startswith("Z"))
             if left < _OWN and not await self._is_up():
-                return  # something inside has ended it all
+                return  # a process inside has ended the container
             if left == _OWN:
                 return
-            await asyncio.sleep(0.002 * attempt)  # the engine tells of the end before the last ones are gone
+            # the engine reports the end of a command before its last processes are gone
+            await asyncio.sleep(0.002 * attempt)
         await self._kill()
 
     async def _reveal(self) -> list[str]:
-        """Copy the private mounts in; the paths to remove again."""
+        """Copy the private mounts into the container; return the paths to remove afterwards."""
         private = [mount for mount in self._spec.mounts if mount.private]
         return await self._call("show what is private", self._show, private)
 
     async def _hide(self, paths: Sequence[str]) -> None:
-        """Remove what was shown; when that cannot be, end the sandbox rather than let it be seen."""
+        """Remove revealed files. If that fails, close the sandbox, so that the agent never sees them."""
         await self._ensure_running()
         if not await self._call("hide what was shown", self._remove, paths):
             await self.close()
@@ -464,7 +477,7 @@ class DockerSandbox(IsolatedSandbox):
             )
 
     def _show(self, mounts: Sequence[Mount]) -> list[str]:
-        """Copy the mounts' sources in, for everybody to read; the topmost paths that were not there before."""
+        """Copy the mounts' sources in, readable for all users; return the topmost paths that this created."""
         paths: list[str] = []
         for mount in mounts:
             above = posixpath.dirname(mount.target)
@@ -476,13 +489,13 @@ class DockerSandbox(IsolatedSandbox):
         return paths
 
     def _remove(self, paths: Sequence[str]) -> bool:
-        """Remove what was shown; whether it is gone, as the engine says."""
+        """Remove revealed files; return whether they are gone, according to the engine."""
         execution = self._engine.api.exec_create(self._container, ["/bin/rm", "-rf", "--", *paths], user="0:0")
         self._engine.api.exec_start(execution["Id"])
         return all(self._files.mode(path) is None for path in paths)
 
     async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
-        """The content of a regular file, read by the engine. Links cannot lead out of the container."""
+        """Return the content of a regular file, read by the engine. Links cannot lead out of the container."""
         self._check_open()
         absolute = self._absolute(path)
         return await self._call(f"read {path}", self._files.read, absolute, limit=limit)
@@ -494,7 +507,9 @@ class DockerSandbox(IsolatedSandbox):
         await self._call(f"write {path}", self._files.write, absolute, data, mode=mode, user=user)
 
     async def read_changes(self, *, file_limit: int, ignored: IgnoreFilter) -> TreeChanges:
-        """What differs from the prepared image, as the engine tells; everything inside is killed first."""
+        """Return the differences from the prepared image, as the engine reports them; everything inside is killed
+        first.
+        """
         async with self._turn:
             self._check_open()
             await run_to_completion(lambda over: self._kill())
@@ -503,7 +518,7 @@ class DockerSandbox(IsolatedSandbox):
             return await self._call("take what changed", self._files.changes, self.workdir, mounts, **options)
 
     async def reset(self) -> None:
-        """Open anew: a fresh container takes the place of the old one."""
+        """Replace the container by a new one."""
         async with self._turn:
             self._check_open()
             old = self._container

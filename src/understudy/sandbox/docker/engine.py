@@ -1,4 +1,4 @@
-"""The container engine: found at a Unix socket of this machine, spoken to in threads, its faults in our words."""
+"""The container engine: finds its Unix socket on this machine, calls it in threads, and translates its errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ EngineRefused = docker.errors.APIError
 
 
 def sockets() -> list[str]:
-    """The URLs where an engine may answer, in the order to ask: DOCKER_HOST alone when it is set."""
+    """Return the URLs where an engine may listen, in the order to try them: only DOCKER_HOST if that is set."""
     if configured := os.environ.get("DOCKER_HOST"):
         return [configured]
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
@@ -63,7 +63,7 @@ def sockets() -> list[str]:
 
 
 class ContainerEngine:
-    """A connection to the engine at `url`, a Unix socket of this machine."""
+    """A client of the engine at `url`, a Unix socket of this machine."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -76,7 +76,7 @@ class ContainerEngine:
         self._security: list[str] = []
 
     async def do(self, what: str, call: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Run a blocking call in a thread. Raises as `doing` does."""
+        """Run a blocking call in a thread. Errors are converted by `engine_errors`."""
 
         def work() -> T:
             with engine_errors(what):
@@ -85,50 +85,54 @@ class ContainerEngine:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def info(self) -> Mapping[str, Any]:
-        """What the engine says of itself. Raises SandboxError."""
+        """Return the engine's description of itself. Raises SandboxError."""
         with engine_errors("ask the container engine what it is"):
             return self.api.info()
 
     def create_container(self, config: Mapping[str, Any]) -> str:
-        """Make a container as `isolated` describes it, without ways to get rights; returns its id."""
+        """Create a container from a config of `isolated`, with the security options that prevent gaining
+        privileges; return its id.
+        """
         if not self._security:
             self._security = security_options(self.api.info(), self.api.version(api_version=False))
         host = {**config["HostConfig"], "SecurityOpt": self._security}
         return self.api.create_container_from_config({**config, "HostConfig": host})["Id"]
 
     def get(self, path: str, /, *, stream: bool = False, **params: str | bytes) -> Any:
-        """The response to a GET request that the library has no method for, or none that streams."""
+        """Return the response to a GET request that the library has no method for, or only one that does not
+        stream.
+        """
         response = self.api.get(f"{self.api.base_url}/v{API_VERSION}{path}", params=params, stream=stream)
-        self.api._raise_for_status(response)  # makes the library's own errors of it
+        self.api._raise_for_status(response)  # raises the library's own errors for error statuses
         return response
 
     def stat(self, container: str, path: str) -> Mapping[str, Any] | None:
-        """What is at a path of a container, final links not followed; None when there is nothing.
+        """Return what is at a path of a container, without following a final link; None if there is nothing.
 
-        Keys: name, size, mode (Go's bits), linkTarget (where a link leads to in the end).
+        Keys: name, size, mode (Go's bits), linkTarget (where a link finally leads to).
         """
         url = f"{self.api.base_url}/v{API_VERSION}/containers/{container}/archive"
         response = self.api.head(url, params={"path": os.fsencode(path)})
-        if response.status_code in (400, 404):  # 400: it is looked for below a file
+        if response.status_code in (400, 404):  # 400 means that a part of the path above is a file
             return None
         if response.status_code >= 400:
             raise docker.errors.APIError(f"HTTP status {response.status_code} for {path}", response=response)
         return json.loads(base64.b64decode(response.headers["X-Docker-Container-Path-Stat"]))
 
     def written(self, container: str) -> int:
-        """The bytes that lie in a container's own layer."""
+        """Return the number of bytes in a container's own layer."""
         only = json.dumps({"id": [container]})
         response = self.get("/containers/json", all="1", size="1", filters=only)
         return sum(int(container_info.get("SizeRw") or 0) for container_info in response.json())
 
     def close(self) -> None:
-        """Give connections back; later calls open new ones."""
+        """Close the connections; later calls open new ones."""
         self.api.close()
 
 
 @contextlib.contextmanager
 def engine_errors(what: str) -> Generator[None]:
-    """Convert the library's errors to SandboxError, "cannot `what`: …"; EngineNotFound passes unchanged."""
+    """Convert the library's errors to SandboxError, "cannot `what`: …". EngineNotFound passes unchanged."""
     try:
         yield
     except (EngineNotFound, FileNotFoundError):
@@ -154,7 +158,7 @@ def _describe(error: Exception) -> str:
 
 
 def engine_message(error: Exception) -> str:
-    """The engine's own message, without what the library adds."""
+    """Return the engine's own message, without the text that the library adds."""
     message = str(getattr(error, "explanation", None) or error)
     with contextlib.suppress(ValueError, TypeError, KeyError):
         message = str(json.loads(message)["message"])
@@ -162,7 +166,7 @@ def engine_message(error: Exception) -> str:
 
 
 def find_engine() -> ContainerEngine:
-    """The first engine that answers. Raises ConfigError with what to do when none does."""
+    """Return a client of the first engine that responds. Raises ConfigError, with what to do, if none does."""
     refused: list[str] = []
     for url in sockets():
         if not url.startswith("unix://"):
@@ -171,7 +175,8 @@ def find_engine() -> ContainerEngine:
                 f"DOCKER_HOST, or set it to unix:///path/to/its.sock"
             )
         try:
-            with socket.socket(socket.AF_UNIX) as trial:  # the library leaves one open that it cannot connect
+            # connected here first, because the library leaks its socket when the connection fails
+            with socket.socket(socket.AF_UNIX) as trial:
                 trial.settimeout(_PING_TIMEOUT_S)
                 trial.connect(url.removeprefix("unix://"))
             with contextlib.closing(
@@ -184,7 +189,7 @@ def find_engine() -> ContainerEngine:
             refused.append(f"{url}: {engine_message(error)}{hint}")
     if refused:
         raise ConfigError(
-            f"no container engine answers: {'; '.join(refused)}. Start it, for example: systemctl start docker"
+            f"no container engine responds: {'; '.join(refused)}; start one, for example: systemctl start docker"
         )
     raise ConfigError(
         "no container engine found: install Docker (Debian: apt-get install docker.io) or Podman "
@@ -201,10 +206,10 @@ def isolated(
     capabilities: Sequence[str] = (),
     **host: Any,
 ) -> dict[str, Any]:
-    """A container for `create_container` and a command that runs as root, without a network or rights but
+    """Return the config of a container that runs a command as root, without a network, and with only
     `capabilities`.
 
-    `what` is the value of its label. `host` are further settings that the engine takes under HostConfig.
+    `what` is the value of its label. `host` are further settings under HostConfig.
     """
     return {
         "Image": image,
@@ -217,9 +222,8 @@ def isolated(
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
             "NetworkMode": "none",
-            "Dns": [
-                "127.0.0.1"
-            ],  # nobody answers there: names fail at once, and those of this machine are not shown
+            # Nothing listens there, so name lookups fail at once, and this machine's name servers are not shown.
+            "Dns": ["127.0.0.1"],
             "CapDrop": ["ALL"],
             "CapAdd": list(capabilities),
             **host,
@@ -232,18 +236,18 @@ def _boot_id() -> str:
 
 
 def owner_labels(what: str) -> dict[str, str]:
-    """The labels of something that we make and that is to go when we have ended."""
+    """Return labels for a container that belongs to this process and must be removed when it has ended."""
     return {LABEL: what, OWNER: f"{_boot_id()}/{process_stamp(os.getpid()).replace('-', '/')}"}
 
 
 def _is_dead(owner: str) -> bool:
-    """Whether an owner certainly lives no more: its machine has started again since, or it has ended."""
+    """Return whether an owner has certainly ended: its process is gone, or the machine has rebooted since."""
     boot, _, stamp = owner.partition("/")
     return stamp.count("/") == 2 and (boot != _boot_id() or has_ended(stamp.replace("/", "-")))
 
 
 def remove_orphans(engine: ContainerEngine) -> int:
-    """Remove the containers whose owner is dead; returns how many. Raises SandboxError."""
+    """Remove the containers whose owner has ended; return how many. Raises SandboxError."""
     with engine_errors("look for containers left behind"):
         containers: list[Mapping[str, Any]] = engine.api.containers(all=True, filters={"label": [LABEL, OWNER]})
     stale = [container["Id"] for container in containers if _is_dead(container["Labels"][OWNER])]
@@ -253,15 +257,15 @@ def remove_orphans(engine: ContainerEngine) -> int:
 
 
 def start_container(engine: ContainerEngine, container: str) -> None:
-    """Start a container, again too, in a network where connections to other machines time out.
+    """Start or restart a container, in a network where connections to other machines time out.
 
-    That needs root and the engine's processes on this machine; elsewhere connections fail at once. Raises what the
-    engine refuses with.
+    This needs root, and the engine's processes on this machine; otherwise such connections fail at once. Raises
+    EngineNotFound or EngineRefused.
     """
     engine.api.start(container)
     pid: int = engine.api.inspect_container(container)["State"]["Pid"]
     try:
-        # An engine in a virtual machine has other processes under these numbers.
+        # Checked, because an engine in a virtual machine reports pids of other processes.
         if pid and container in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8"):
             drop_packets(f"/proc/{pid}/ns/net")
     except OSError as error:
@@ -269,7 +273,9 @@ def start_container(engine: ContainerEngine, container: str) -> None:
 
 
 def remove_container(engine: ContainerEngine, container: str) -> None:
-    """Kill and remove a container, with what it alone used; one that is gone is fine. Raises SandboxError."""
+    """Kill and remove a container with its anonymous volumes; one that is gone is no error. Raises
+    SandboxError.
+    """
     with engine_errors(f"remove the container {container[:12]}"):
         try:
             engine.api.remove_container(container, force=True, v=True)
@@ -286,7 +292,7 @@ _Adapter: Any = unixconn.UnixHTTPAdapter
 
 
 class SocketConnection(_Connection):
-    """As the library's, which leaves a socket open that it cannot connect."""
+    """The library's connection, but it closes its socket when connecting fails."""
 
     def connect(self) -> None:
         """Connect, or raise OSError."""
@@ -301,17 +307,19 @@ class SocketConnection(_Connection):
 
 
 class SocketPool(_Pool):
-    """Connections that can be used again."""
+    """A connection pool that uses these connections."""
 
     def _new_conn(self) -> SocketConnection:
         return SocketConnection(self.base_url, self.socket_path, self.timeout)
 
 
 class SocketAdapter(_Adapter):
-    """As the library's, which has a pool for every URL, so that hardly a connection is used twice."""
+    """The library's adapter, but with a single pool: the library has one per URL, and so hardly ever reuses a
+    connection.
+    """
 
     def get_connection(self, url: str, proxies: object = None) -> SocketPool:
-        """The one pool."""
+        """Return the single pool."""
         with self.pools.lock:
             pool = self.pools.get("")
             if pool is None:
@@ -324,24 +332,24 @@ class SocketAdapter(_Adapter):
 _CHUNK = 1 << 18
 
 
-# The streams of a command in a container: one connection that is HTTP at first and then frames of output. Spoken
-# here and not by the library, which would hold a thread for as long as a command runs, and may lose what comes
-# together with the head of the response.
+# The streams of a command in a container: a connection that begins as HTTP and then carries frames of output.
+# Implemented here, because the library would block a thread while a command runs, and may lose bytes that arrive
+# together with the response's head.
 
 
 class ExecNotStarted(Exception):
-    """The engine could not start the command; says why."""
+    """The engine could not start the command; the message is its reason."""
 
 
 class ExecStream:
-    """A command that has been asked to start: `pump` its output until all its pipes are closed."""
+    """A started command: `pump` transfers its input and output until all its pipes are closed."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     async def pump(self, output: CommandOutput, stdin: bytes) -> None:
-        """Feed the command and take what it writes, to the end. A lost connection is an end too."""
+        """Send stdin to the command and collect its output to the end. A lost connection counts as the end."""
         feeding = asyncio.create_task(self._feed(stdin)) if stdin else None
         try:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -366,16 +374,16 @@ class ExecStream:
             self._writer.write_eof()
 
     async def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         self._writer.transport.abort()
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
 
 
 async def start_exec(socket: str, execution: str) -> ExecStream:
-    """Start the command that the engine has made ready as `execution`.
+    """Start the command that the engine has registered as `execution`.
 
-    Raises ExecNotStarted when the engine refuses, SandboxError when it does not answer.
+    Raises ExecNotStarted when the engine refuses, SandboxError when it does not respond.
     """
     body = json.dumps({"Detach": False, "Tty": False}).encode()
     request = (
@@ -386,7 +394,10 @@ async def start_exec(socket: str, execution: str) -> ExecStream:
     try:
         reader, writer = await asyncio.open_unix_connection(socket, limit=_CHUNK)
     except OSError as error:
-        raise SandboxError(f"the container engine does not answer at {socket}: {error}") from error
+        raise SandboxError(
+            f"the container engine does not respond at {socket}: {error}; start it, for example: "
+            "systemctl start docker"
+        ) from error
     attached = ExecStream(reader, writer)
     try:
         writer.write(request.encode() + body)
@@ -398,7 +409,8 @@ async def start_exec(socket: str, execution: str) -> ExecStream:
     except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError) as error:
         await attached.close()
         raise SandboxError(
-            f"the connection to the container engine was lost while a command was starting: {error}"
+            f"the connection to the container engine was lost while a command was starting: {error}; "
+            "check that the engine is running, and retry"
         ) from error
     except BaseException:
         await attached.close()

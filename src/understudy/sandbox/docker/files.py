@@ -1,9 +1,9 @@
-"""Files of a container through the engine's archives: nothing that lies in it is asked, and no link leads out.
+"""Reads and writes files of a container through the engine's archive API: no program in the container takes part,
+and no link leads out.
 
-What changed below a directory is listed by the engine, and read in as few archives as possible. The list only says
-which paths changed; what a path is now is read from the archive. Nothing of the container runs meanwhile. The list
-is made by comparing size, mode, owner and time: a file that was changed and has the size and, to the second, the
-time that it had before is not in it.
+The engine lists the paths that changed below a directory; their present content is read in as few archives as
+possible. Nothing in the container runs meanwhile. The engine compares size, mode, owner and time, so a changed
+file with the same size and the same time (to the second) is missed.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ MAX_TOTAL_BYTES = 128 << 20
 TIMEOUT_S = 60.0
 _DELETED = 2
 _UNREADABLE = "\ufffd"
-"""What the engine's list has in place of bytes that are no UTF-8."""
+"""The engine's list has this character in place of bytes that are not valid UTF-8."""
 
 _TOO_LONG = "file name too long"
-"""What the engine says, after the path, of one that is longer than any system call takes."""
+"""The end of the engine's error message for a path that is too long for system calls."""
 
 _FEW = 8
 _FEW_OF_ONE = 4
 
 
 class _Stream(io.RawIOBase):
-    """What an iterator of chunks gives, as a file to read once."""
+    """A readable, unseekable file over an iterator of chunks."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
@@ -79,19 +79,19 @@ class _Stream(io.RawIOBase):
 
 
 class ContainerFiles:
-    """The files of one container. Paths are absolute; what the methods raise as SandboxError names them."""
+    """The files of one container. Paths are absolute. SandboxErrors name the path."""
 
     def __init__(self, engine: ContainerEngine, container: str) -> None:
         self._engine = engine
         self._container = container
 
     def mode(self, path: str) -> int | None:
-        """Go's mode bits of what is at a path, final links not followed; None when there is nothing."""
+        """Return Go's mode bits of a path, without following a final link; None if there is nothing."""
         status = self._engine.stat(self._container, path)
         return None if status is None else int(status["mode"])
 
     def _follow(self, path: str) -> tuple[str, int | None]:
-        """Where the links at a path lead to, and the mode of what is there; None when there is nothing."""
+        """Follow the links at a path; return the final path, and its mode, or None if there is nothing."""
         for _ in range(_MOST_LINKS):
             status = self._engine.stat(self._container, path)
             if status is None:
@@ -100,13 +100,16 @@ class ContainerFiles:
             if not mode & _LINK:
                 return path, mode
             path = posixpath.join(posixpath.dirname(path), str(status["linkTarget"]))
-        raise SandboxError(f"cannot read {path} in the sandbox: too many links")
+        raise SandboxError(
+            f"cannot read {path} in the sandbox: more than {_MOST_LINKS} links to follow; expected a "
+            "path that ends at a file"
+        )
 
     @contextmanager
     def archive(self, path: str) -> Generator[tarfile.TarFile]:
-        """What is at a path as a tar archive to be read once, its root named by the path's last part.
+        """Open a path as a tar archive, which can be read once; its root is named like the last part of the path.
 
-        Raises EngineNotFound, and what the library raises.
+        Raises EngineNotFound, and the library's errors.
         """
         url = f"/containers/{self._container}/archive"
         with closing(self._engine.get(url, stream=True, path=os.fsencode(path))) as response:
@@ -117,21 +120,32 @@ class ContainerFiles:
                 yield tar
 
     def read(self, path: str, *, limit: int) -> bytes:
-        """The content of a regular file, links followed inside. Raises FileNotFoundError, SandboxError."""
+        """Return the content of a regular file; links are followed inside. Raises FileNotFoundError,
+        SandboxError.
+        """
         with engine_errors(f"read {path} in the sandbox"):
             path, mode = self._follow(path)
             if mode is None:
                 raise FileNotFoundError(2, "no such file in the sandbox", path)
             if mode & (_DIRECTORY | _SPECIAL):
-                raise SandboxError(f"cannot read {path} in the sandbox: expected a regular file")
+                raise SandboxError(
+                    f"cannot read {path} in the sandbox: it is a directory or special file; expected a "
+                    "regular file"
+                )
             try:
                 with self.archive(path) as tar:
                     member = tar.next()
                     file = tar.extractfile(member) if member is not None and member.isreg() else None
                     if member is None or file is None:
-                        raise SandboxError(f"cannot read {path} in the sandbox: expected a regular file")
+                        raise SandboxError(
+                            f"cannot read {path} in the sandbox: it is not a regular file any more; expected a "
+                            "regular file"
+                        )
                     if member.size > limit:
-                        raise SandboxError(f"cannot read {path} in the sandbox: it is larger than {limit} bytes")
+                        raise SandboxError(
+                            f"cannot read {path} in the sandbox: it has {member.size} bytes, expected "
+                            f"{limit} at most"
+                        )
                     return file.read()
             except EngineNotFound as error:
                 raise FileNotFoundError(2, "no such file in the sandbox", path) from error
@@ -142,14 +156,19 @@ class ContainerFiles:
         """Write a regular file with its parent directories, owned by `user`. Raises SandboxError."""
         with engine_errors(f"write {path} in the sandbox"):
             if (self.mode(path) or 0) & (_DIRECTORY | _SPECIAL):
-                raise SandboxError(f"cannot write {path} in the sandbox: expected a regular file at this path")
+                raise SandboxError(
+                    f"cannot write {path} in the sandbox: there is a directory or special file; expected a "
+                    "regular file, or none"
+                )
             new_directories: list[str] = []
             parent = posixpath.dirname(path)
             while (parent_mode := self.mode(parent)) is None and parent != "/":
                 new_directories.insert(0, posixpath.basename(parent))
                 parent = posixpath.dirname(parent)
             if parent_mode is not None and not parent_mode & (_DIRECTORY | _LINK):
-                raise SandboxError(f"cannot write {path} in the sandbox: {parent} is not a directory")
+                raise SandboxError(
+                    f"cannot write {path} in the sandbox: {parent} is not a directory; choose another path"
+                )
             output = io.BytesIO()
             with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
                 for depth in range(1, len(new_directories) + 1):
@@ -163,26 +182,29 @@ class ContainerFiles:
                 raise SandboxError(f"cannot write {path} in the sandbox: {error}") from error
 
     def put_tree(self, tree: Path, into: str, user: int, name: str = ".", *, read_only: bool = False) -> None:
-        """Copy a file or directory of this machine to `name` in the directory `into`, owned by `user`."""
+        """Copy a file or directory of this machine to `name` in the container's directory `into`, owned
+        by `user`.
+        """
         with tempfile.TemporaryFile() as archive:
             pack_tar(tree, archive, user, name, read_only=read_only)
             archive.seek(0)
             self._engine.api.put_archive(self._container, into, archive)
 
     def is_program(self, path: str) -> bool:
-        """Whether an executable regular file is at `path`, links followed."""
+        """Return whether `path` is an executable regular file; links are followed."""
         try:
             mode = self._follow(path)[1]
-        except SandboxError:  # links that lead in a circle
+        except SandboxError:  # links that form a circle
             return False
         return mode is not None and not mode & (_DIRECTORY | _SPECIAL) and bool(mode & 0o111)
 
     def is_directory(self, path: str, *, link: bool = True) -> bool:
-        """Whether a directory is at `path`, or with `link` a link, which may lead to one."""
+        """Return whether `path` is a directory; with `link`, also whether it is a link, which may lead to one."""
         return bool((self.mode(path) or 0) & (_DIRECTORY | _LINK if link else _DIRECTORY))
 
     def missing_loader(self, path: str) -> str:
-        """The interpreter or dynamic loader that a program names and that is not there; empty when all is well.
+        """Return the interpreter or dynamic loader that a program needs and that is missing; "" if nothing is
+        missing.
 
         Raises FileNotFoundError, SandboxError.
         """
@@ -196,7 +218,7 @@ class ContainerFiles:
     def changes(
         self, workdir: str, mounts: Sequence[str], *, file_limit: int, ignored: IgnoreFilter
     ) -> TreeChanges:
-        """What changed below `workdir` but for what lies at `mounts`. Raises what the engine's calls raise."""
+        """Return what changed below `workdir`, except at `mounts`. Raises the errors of the engine's calls."""
         reader = _ChangeReader(self, workdir, mounts, file_limit, ignored)
         try:
             if not self.is_directory(workdir, link=False):
@@ -207,19 +229,23 @@ class ContainerFiles:
         return TreeChanges(reader.entries, frozenset(reader.deleted), frozenset(reader.directories))
 
     def _list_changes(self) -> list[tuple[str, int]]:
-        """The paths that changed, and how; there is nothing that a program of the container could add."""
+        """Return the engine's list of changed paths with the kind of change. Programs in the container cannot
+        forge it.
+        """
         try:
             response = self._engine.get(f"/containers/{self._container}/changes", stream=True)
         except EngineRefused as error:
             if _TOO_LONG in (message := engine_message(error)):
-                raise _ChangesRefused(f"the engine cannot list them: …{message[-80:]}") from error
+                raise _ChangesRefused(f"the engine cannot list the changes: …{message[-80:]}") from error
             raise
         content = bytearray()
         with closing(response):
             for chunk in response.iter_content(_CHUNK):
                 content += chunk
                 if len(content) > MAX_LIST_BYTES:
-                    raise _ChangesRefused("too many files were changed")
+                    raise _ChangesRefused(
+                        f"too many files were changed: their list is longer than {MAX_LIST_BYTES} bytes"
+                    )
         return [(change["Path"], change["Kind"]) for change in json.loads(bytes(content)) or ()]
 
 
@@ -230,7 +256,7 @@ def _owned(name: str, mode: int, user: int, kind: bytes) -> tarfile.TarInfo:
 
 
 def _is_executable(member: tarfile.TarInfo) -> bool:
-    """Whether git would call a file executable."""
+    """Return whether git would record a file as executable."""
     return bool(member.mode & stat.S_IXUSR)
 
 
@@ -239,7 +265,7 @@ class _ChangesRefused(Exception):
 
 
 class _ChangeReader:
-    """Reads what changed below `workdir`, within limits of time and size."""
+    """Reads the changes below `workdir`, within limits of time and size."""
 
     def __init__(
         self, files: ContainerFiles, workdir: str, mounts: Sequence[str], file_limit: int, ignored: IgnoreFilter
@@ -258,7 +284,7 @@ class _ChangeReader:
         self._until = time.monotonic() + TIMEOUT_S
 
     def read(self, changes: Sequence[tuple[str, int]]) -> None:
-        """Read what is now at the paths that changed. Raises _ChangesRefused."""
+        """Read the present content of the changed paths. Raises _ChangesRefused."""
         present: set[bytes] = set()
         renewed: set[bytes] = set()
         for path, kind in changes:
@@ -285,7 +311,7 @@ class _ChangeReader:
             self._take_one(changed)
 
     def _counts(self, path: bytes) -> bool:
-        """Whether a path is the task's: not in a git directory, nor at or below a mount."""
+        """Return whether a path belongs to the task: not in a git directory, nor at or below a mount."""
         if any(part.lower() == b".git" for part in path.split(b"/")):
             return False
         return not any(path == mount or path.startswith(mount + b"/") for mount in self._outside)
@@ -296,37 +322,40 @@ class _ChangeReader:
 
     def _check_time(self) -> None:
         if time.monotonic() > self._until:
-            raise _ChangesRefused(f"the changes could not be read in {TIMEOUT_S:.0f} s")
+            raise _ChangesRefused(f"reading the changes took longer than {TIMEOUT_S:.0f} s")
 
     def _add_size(self, size: int) -> None:
         self._total += size
         if self._total > MAX_TOTAL_BYTES:
-            raise _ChangesRefused(f"the changes are more than {MAX_TOTAL_BYTES} bytes")
+            raise _ChangesRefused(f"the changed files have more than {MAX_TOTAL_BYTES} bytes in total")
 
     def _take(self, path: bytes, member: tarfile.TarInfo, tar: tarfile.TarFile, directory: bytes) -> None:
-        """Record a member of the archive of `directory` as what is at `path` now."""
+        """Record a member of the archive of `directory` as the present content of `path`."""
         if member.isdir():
             self.directories.add(path)
         elif member.issym():
             self.entries[path] = ChangedFile("120000", os.fsencode(member.linkname))
         elif member.islnk():
-            # Its content is that of another member, which may have gone by.
+            # A hard link has the content of another member, which may have been skipped already: then it is read
+            # later.
             other = self.entries.get(posixpath.join(directory, os.fsencode(member.linkname).partition(b"/")[2]))
             if other is None:
                 self._again.append(path)
             else:
-                self._add_size(len(other.data))  # a patch has it again under each name
+                self._add_size(len(other.data))  # counted again, because a patch has the content under each name
                 self.entries[path] = other
         elif member.isreg() and (file := tar.extractfile(member)) is not None:
             if member.size > self._file_limit:
-                raise _ChangesRefused(f"{path.decode(errors='replace')!r} is larger than {self._file_limit} bytes")
+                raise _ChangesRefused(
+                    f"{path.decode(errors='replace')!r} has {member.size} bytes, more than {self._file_limit}"
+                )
             self._add_size(member.size)
             self.entries[path] = ChangedFile("100755" if _is_executable(member) else "100644", file.read())
         else:
             self.deleted.add(path)
 
     def _members(self, directory: bytes) -> Iterator[tuple[bytes, tarfile.TarInfo, tarfile.TarFile]]:
-        """Everything in a directory of the container, by its path below the workdir."""
+        """Yield everything in a directory of the container: path below the workdir, member and archive."""
         path = posixpath.join(self._workdir, os.fsdecode(directory)).rstrip("/")
         with self._files.archive(path) as tar:
             for member in tar:
@@ -340,7 +369,7 @@ class _ChangeReader:
         absolute = posixpath.join(self._workdir, os.fsdecode(path))
         try:
             mode = self._files.mode(absolute)
-        except EngineRefused:  # a link that leads to itself, for one, is only seen from above
+        except EngineRefused:  # for example a link to itself, which can only be read in its directory's archive
             self._take_many(posixpath.dirname(path), {path})
             return
         if mode is None or mode & _SPECIAL:
@@ -358,11 +387,12 @@ class _ChangeReader:
                 self._take(path, member, tar, directory)
 
     def _renew(self, directory: bytes) -> None:
-        """Take a directory as it is now, where the engine's list cannot name what changed in it."""
+        """Read a directory completely, because the engine's list cannot name the files that changed in it."""
         is_directory = {path: member.isdir() for path, member, _ in self._members(directory)}
         wanted = self._wanted(path for path in is_directory if not is_directory[path] and self._counts(path))
         self._take_many(directory, wanted)
-        # What is in the task's tree but ignored is looked for as well: `ignored` never has such a path.
+        # The whole directory counts as deleted first. Files of the task's tree are read again even if git ignores
+        # them, because `ignored` never returns a path of the tree.
         self.deleted.add(directory)
 
 
@@ -374,7 +404,7 @@ def _add_parents(path: bytes, directories: set[bytes]) -> None:
 
 
 def _fetch_plan(wanted: set[bytes]) -> Iterator[tuple[bytes | None, set[bytes]]]:
-    """Directories to fetch whole with the wanted paths in them; None for a path to fetch alone."""
+    """Yield each directory to fetch as a whole, with the wanted paths in it; None for a path to fetch alone."""
     groups: dict[bytes, set[bytes]] = defaultdict(set)
     for path in wanted:
         groups[path.split(b"/", 1)[0]].add(path)
@@ -389,7 +419,9 @@ def _fetch_plan(wanted: set[bytes]) -> Iterator[tuple[bytes | None, set[bytes]]]
 
 
 def pack_tar(tree: Path, output: BinaryIO, user: int, name: str = ".", *, read_only: bool = False) -> None:
-    """Write a file or directory to a tar archive as `name`, with its parents, owned by `user`; links stay."""
+    """Write a file or directory as `name` to a tar archive, with its parent directories, owned by `user`; links
+    stay links.
+    """
 
     def owned(info: tarfile.TarInfo) -> tarfile.TarInfo:
         info.uid = info.gid = user
@@ -407,9 +439,9 @@ def pack_tar(tree: Path, output: BinaryIO, user: int, name: str = ".", *, read_o
 
 
 def unpack_tar(tar: tarfile.TarFile, into: Path) -> None:
-    """Write an archive's members, without the first part of their names, to the new directory `into`.
+    """Extract an archive into the new directory `into`, without the first part of each member's name.
 
-    Raises tarfile.TarError for a member that leads out of it, also through a link that came before.
+    Raises tarfile.TarError for a member that would be written outside of it, also through an earlier link.
     """
     into.mkdir(parents=True)
     links: set[PurePosixPath] = set()

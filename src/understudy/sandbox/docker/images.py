@@ -1,7 +1,9 @@
-"""Prepared images: an image with a task's tree in it, owned by the sandbox's user, without any of the future.
+"""Prepared images: a base image with a task's tree in it, owned by the sandbox's user, without any later git
+history.
 
-One is made for each image, tree and owner, and kept in the engine under a name of its own. What an image holds is
-believed here (its shell, its git): no agent has been in it yet. It runs without a network all the same.
+One is made for each combination of image, tree and owner, and stays in the engine under its own name. Programs of
+the base image (its shell, its git) are trusted here, because no agent has run in it yet. They still run without a
+network.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ class _RateLimited(Exception):
 
 
 class ImagePuller:
-    """Fetches images through one engine. `wait_s` is the first pause when a registry refuses; it then doubles."""
+    """Pulls images through one engine. `wait_s` is the first pause after a rate limit; it doubles each time."""
 
     def __init__(self, engine: ContainerEngine, progress: PullProgress, wait_s: float) -> None:
         self._engine = engine
@@ -84,11 +86,13 @@ class ImagePuller:
         self._stop = threading.Event()
 
     def stop(self) -> None:
-        """Cancel what is being fetched, and refuse to fetch more."""
+        """Cancel running pulls, and refuse new ones."""
         self._stop.set()
 
     def pull(self, image: str) -> None:
-        """Fetch an image. Raises TaskError when the registry has none, SandboxError when it cannot be had now."""
+        """Pull an image. Raises TaskError if the registry does not have it, SandboxError if it cannot be pulled
+        now.
+        """
         pause = self._wait_s
         for attempt in range(1, _TRIES + 1):
             try:
@@ -106,7 +110,10 @@ class ImagePuller:
                 wait = min(pause if error.wait_s is None else error.wait_s, _LONGEST_WAIT_S)
                 self._progress(f"{image}: the registry limits pulls; trying again in {wait:.0f} s")
                 if self._stop.wait(wait):
-                    raise SandboxError(f"fetching the image {image} was cancelled") from error
+                    raise SandboxError(
+                        f"pulling the image {image} was cancelled, because the sandboxes were closed; run this "
+                        "again"
+                    ) from error
                 pause *= 2
 
     def _pull(self, image: str) -> None:
@@ -115,7 +122,10 @@ class ImagePuller:
         try:
             for event in self._engine.api.pull(image, stream=True, decode=True):
                 if self._stop.is_set():
-                    raise SandboxError(f"fetching the image {image} was cancelled")
+                    raise SandboxError(
+                        f"pulling the image {image} was cancelled, because the sandboxes were closed; run this "
+                        "again"
+                    )
                 if message := event.get("error"):
                     _raise_refusal(image, str(message))
                 _note(layers, event)
@@ -131,20 +141,24 @@ class ImagePuller:
 
 
 def _after(error: Any) -> str:
-    """The header that names a time to wait, in words, or nothing."""
+    """Return the status 429 and the Retry-After header of an error as text, or ""."""
     headers: Mapping[str, str] = getattr(error.response, "headers", None) or {}
     status = " (status 429)" if getattr(error.response, "status_code", 0) == 429 else ""
     return status + (f" Retry-After: {headers['Retry-After']}" if "Retry-After" in headers else "")
 
 
 def _raise_refusal(image: str, message: str, cause: Exception | None = None) -> None:
-    """Raise what a refusal means: _Limited, TaskError, or for what comes in the stream SandboxError."""
+    """Raise the error that a registry's message means: _RateLimited, TaskError, or SandboxError if there is no
+    `cause`.
+
+    Returns if there is a `cause` and the message has no special meaning.
+    """
     if _LIMITED.search(message):
         raise _RateLimited(message) from cause
     if _ABSENT.search(message):
         raise _absent(image, message) from cause
     if cause is None:
-        raise SandboxError(f"cannot fetch the image {image}: {message}")
+        raise SandboxError(f"cannot fetch the image {image}: {message}; check the engine's log and its network")
 
 
 def _absent(image: str, message: str) -> TaskError:
@@ -168,7 +182,7 @@ def _summary(layers: Mapping[str, tuple[int, int]]) -> str:
 
 
 class PreparedImage(Struct, frozen=True):
-    """An image to open sandboxes from: its id, the image it came from, and that one's PATH and variables."""
+    """An image to open sandboxes from: its id, its base image, and the base image's PATH and variable names."""
 
     id: str
     image: str
@@ -177,7 +191,9 @@ class PreparedImage(Struct, frozen=True):
 
 
 class ImageStore:
-    """The images of one engine that tasks need: there once each, however many ask at once."""
+    """The images that tasks need on one engine. Concurrent requests for an image share one pull and one
+    preparation.
+    """
 
     def __init__(
         self, engine: ContainerEngine, progress: PullProgress, *, force_rebuild: bool, pull_wait_s: float
@@ -196,9 +212,9 @@ class ImageStore:
         self._trees: dict[Path, str] = {}
 
     def ensure(self, image: str) -> Mapping[str, Any]:
-        """The engine's details of an image, which is fetched when it is missing.
+        """Return the engine's description of an image, which is pulled if it is missing.
 
-        Raises TaskError when no registry has it, SandboxError when it cannot be fetched now.
+        Raises TaskError if no registry has it, SandboxError if it cannot be pulled now.
         """
         with self._guard:
             lock = self._locks.setdefault(image, threading.Lock())
@@ -212,7 +228,7 @@ class ImageStore:
             except TaskError:
                 if not details:
                     raise
-                # It was built on this machine, or its registry has it no more.
+                # It was built on this machine, or its registry no longer has it.
                 self._progress(f"{image}: no registry has it; what is here is prepared anew")
             self._renewed.add(image)
             return self._details(image)
@@ -222,14 +238,16 @@ class ImageStore:
             return self._engine.api.inspect_image(image)
 
     def inspect(self, image: str) -> Mapping[str, Any] | None:
-        """The engine's details of an image, or None when it is missing. Raises SandboxError."""
+        """Return the engine's description of an image, or None if it is missing. Raises SandboxError."""
         try:
             return self._details(image)
         except EngineNotFound:
             return None
 
     def prepared(self, spec: SandboxSpec, image: str) -> Future[PreparedImage]:
-        """The prepared image for a spec, found or made in a thread. Gives TaskError or SandboxError."""
+        """Return a future of the prepared image for a spec, found or made in a thread. It may raise TaskError or
+        SandboxError.
+        """
         tree = "" if spec.tree_in_image else str(spec.tree)
         key = (image, tree, spec.workdir, str(spec.as_root))
         with self._guard:
@@ -239,7 +257,7 @@ class ImageStore:
             return future
 
     def forget(self, prepared: PreparedImage) -> None:
-        """A prepared image turned out to be gone: the next to ask makes it again."""
+        """Forget a prepared image that turned out to be gone, so that the next request makes it again."""
         with self._guard:
             for key, future in list(self._preparing.items()):
                 if future.done() and future.exception() is None and future.result().id == prepared.id:
@@ -298,7 +316,7 @@ class ImageStore:
             return self._engine.create_container(config)
 
     def _run(self, container: str, image: str) -> tuple[int, str]:
-        """Run a created container to its end; returns its exit code and the end of its output."""
+        """Run a created container to its end; return its exit code and the end of its output."""
         try:
             self._engine.api.start(container)
         except EngineNotFound as error:
@@ -312,7 +330,9 @@ class ImageStore:
         return code, output.decode(errors="replace")
 
     def check_ancestry(self, image: str, path: str, base_commit: str) -> None:
-        """Raise TaskError unless the repository at `path` of an image is at a commit, or at one made upon it."""
+        """Raise TaskError unless the repository at `path` of an image is at `base_commit` or a descendant
+        of it.
+        """
         container = self._create(image, ANCESTRY, path, base_commit)
         try:
             with engine_errors(f"look at the repository of the image {image}"):
@@ -329,7 +349,7 @@ class ImageStore:
             )
 
     def _tree_digest(self, tree: Path) -> str:
-        """What a directory is recognised by: names, modes, sizes and times of all below it."""
+        """Return a digest of a directory: of the names, modes, sizes and times of everything in it."""
         if tree not in self._trees:
             if not tree.is_dir():
                 raise SandboxError(
@@ -346,7 +366,7 @@ class ImageStore:
         return self._trees[tree]
 
     def stop(self) -> None:
-        """Cancel what is being fetched."""
+        """Cancel running pulls."""
         self._puller.stop()
 
     def close(self) -> None:
@@ -354,7 +374,7 @@ class ImageStore:
         self._pool.shutdown(wait=True)
 
     def drop_all(self, image_too: Callable[[str], bool]) -> None:
-        """Remove every prepared image that was used, and the images they came from where `image_too` says so."""
+        """Remove all prepared images that were used, and those base images for which `image_too` returns True."""
         with self._guard:
             used, self.prepared_from, self._preparing = self.prepared_from, {}, {}
         for image, names in used.items():
@@ -362,7 +382,9 @@ class ImageStore:
 
 
 def remove_images(engine: ContainerEngine, names: Iterable[str]) -> list[str]:
-    """Remove images by name; those in use stay as they are. Returns which are gone now. Raises SandboxError."""
+    """Remove images by name, except those in use. Return the names that do not exist any more. Raises
+    SandboxError.
+    """
     removed: list[str] = []
     for name in sorted(names):
         with engine_errors(f"remove the image {name}"):
@@ -379,7 +401,9 @@ def remove_images(engine: ContainerEngine, names: Iterable[str]) -> list[str]:
 
 
 class StoredImage(Struct, frozen=True):
-    """A prepared image: its name, the bytes that are its alone, and when it was made (Unix seconds)."""
+    """A prepared image: its name, the bytes that it shares with no other image, and when it was made (Unix
+    seconds).
+    """
 
     name: str
     bytes: int
@@ -387,7 +411,9 @@ class StoredImage(Struct, frozen=True):
 
 
 def stored_images(engine: ContainerEngine) -> list[StoredImage]:
-    """The prepared images that an engine has, and that can be made again of their tasks. Raises SandboxError."""
+    """Return the prepared images of an engine, which can all be made again from their tasks. Raises
+    SandboxError.
+    """
     with engine_errors("list the prepared images"):
         listed: Sequence[Mapping[str, Any]] = engine.api.df()["Images"] or ()
     return [
@@ -399,7 +425,7 @@ def stored_images(engine: ContainerEngine) -> list[StoredImage]:
 
 
 def no_shell(image: str, error: Exception) -> SandboxError:
-    """The error for an image in which nothing can be run."""
+    """Return the error for an image in which no command can run."""
     return SandboxError(
         f"no command can run in the image {image}: it has no /bin/sh ("
         f"{engine_message(error)}); use an image with a shell and, for agents, glibc"
@@ -423,7 +449,9 @@ def _failure(code: int, output: str, image: str, workdir: str) -> TaskError | Sa
 
 
 def _check_volumes(config: Mapping[str, Any], spec: SandboxSpec, image: str) -> None:
-    """What lies in a volume is in no image and in no difference."""
+    """Raise TaskError when the image has a volume where the task needs files: volumes are in no image and
+    no diff.
+    """
     volumes: Mapping[str, Any] = config.get("Volumes") or {}
     for volume in volumes:
         for directory in (spec.workdir, HOME):
@@ -435,7 +463,7 @@ def _check_volumes(config: Mapping[str, Any], spec: SandboxSpec, image: str) -> 
 
 
 def _add_user(files: ContainerFiles) -> None:
-    """Let the sandbox's user have a name: programs ask for it."""
+    """Give the sandbox's user a name in /etc/passwd and /etc/group, because some programs need one."""
     for path, line in (
         ("/etc/passwd", f"agent:x:{USER_ID}:{USER_ID}:agent:{HOME}:/bin/sh\n"),
         ("/etc/group", f"agent:x:{USER_ID}:\n"),
@@ -458,7 +486,8 @@ work=$1 owner=$2 home=$3
 rm -rf "$home"; mkdir -p "$home" /tmp; chown "$owner" "$home"; chmod 1777 /tmp
 """
 
-# The repository is made anew of what HEAD leads to: whatever else the old one holds, or points to, stays behind.
+# The repository is made anew from what HEAD reaches, so that nothing else remains of the old one: no later
+# commits, refs, hooks or alternates.
 SCRUB = (
     _HOME
     + rf"""

@@ -1,4 +1,4 @@
-"""The kind of sandbox called `docker`: finds the engine, prepares images and containers, cleans up."""
+"""The `docker` kind of sandbox: finds the engine, prepares images and containers, and cleans up."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ class _EngineResources:
         self._ready: list[tuple[tuple[object, ...], Future[tuple[str, PreparedImage]]]] = []
 
     def expect(self, spec: SandboxSpec, image: str) -> None:
-        """Make a container ahead, unless as many as may be are there already."""
+        """Start making a container in advance, unless there are WARM of them already."""
         with self._guard:
             if len(self._ready) < WARM:
                 self._ready.append((container_key(spec, image), self._pool.submit(self._make, spec, image)))
 
     async def make(self, spec: SandboxSpec) -> tuple[str, PreparedImage]:
-        """A started container for a spec, made ahead or now. Raises SandboxError, TaskError."""
+        """Return a started container for a spec, made in advance or now. Raises SandboxError, TaskError."""
         key = container_key(spec, spec.image)
         with self._guard:
             position = next((n for n, (of, _) in enumerate(self._ready) if of == key), None)
             future = None if position is None else self._ready.pop(position)[1]
         if future is not None:
-            with contextlib.suppress(UnderstudyError):  # what went wrong ahead is tried once more
+            with contextlib.suppress(UnderstudyError):  # a failure in advance is retried now
                 return await self._wait(future)
         return await self._wait(self._pool.submit(self._make, spec, spec.image))
 
@@ -83,12 +83,12 @@ class _EngineResources:
         try:
             return await asyncio.shield(asyncio.wrap_future(future))
         except asyncio.CancelledError:
-            # Not here: what is made already would be removed while everything else waits.
+            # In a thread, because removing a finished container would block the event loop.
             asyncio.get_running_loop().run_in_executor(None, self._discard, future)
             raise
 
     def _discard(self, future: Future[tuple[str, PreparedImage]]) -> None:
-        """Nobody wants this container any more, made or not."""
+        """Remove a container that is no longer needed, now or when it is finished."""
 
         def drop(result: Future[tuple[str, PreparedImage]]) -> None:
             if not result.cancelled() and result.exception() is None:
@@ -106,7 +106,7 @@ class _EngineResources:
                 self.images.forget(prepared)
                 if not again:
                     raise SandboxError(
-                        f"cannot open a sandbox of the image {image}: {engine_message(error)}"
+                        f"cannot open a sandbox of the image {image}: {engine_message(error)}; retry"
                     ) from error
         raise AssertionError("unreachable")
 
@@ -142,7 +142,7 @@ class _EngineResources:
         await self.engine.do("remove a container", self._remove, container)
 
     def close(self) -> None:
-        """Drop prepared containers and cancel what is being fetched."""
+        """Drop containers made in advance and cancel running pulls."""
         self.images.stop()
         with self._guard:
             ready, self._ready = self._ready, []
@@ -154,7 +154,7 @@ class _EngineResources:
 
 
 def _has_quota(engine: ContainerEngine) -> bool:
-    """Whether the engine's storage may be able to bound what one container writes."""
+    """Return whether the engine's storage may be able to limit what one container writes."""
     with contextlib.suppress(SandboxError):
         info = engine.info()
         backing = {name: value for name, value in info.get("DriverStatus") or () if name == "Backing Filesystem"}
@@ -164,11 +164,12 @@ def _has_quota(engine: ContainerEngine) -> bool:
 
 
 class DockerSandboxes(Sandboxes):
-    """Opens containers as sandboxes.
+    """The kind of sandbox that is a container.
 
-    `image` is for tasks that name none. `cache_level` other than "instance" removes, at `aclose`, the images that
-    this run fetched, and with `clean` those as well that were there before; `force_rebuild` fetches and prepares
-    anew. `cpus` bounds the processors of one container. `progress` is told how fetching goes.
+    `image` is used for tasks that name none. With another `cache_level` than "instance", `aclose` removes the
+    images that this run pulled, and with `clean` also those that were there before. `force_rebuild` pulls and
+    prepares images again. `cpus` limits the processors of each container. `progress` is called with lines about
+    pulls.
     """
 
     name: ClassVar[str] = "docker"
@@ -198,7 +199,7 @@ class DockerSandboxes(Sandboxes):
         self._resources: _EngineResources | None = None
 
     def _in_use(self) -> _EngineResources:
-        """The engine in use, found at the first call. Raises ConfigError, SandboxError."""
+        """Return the engine in use, which the first call finds. Raises ConfigError, SandboxError."""
         with self._guard:
             if self._resources is None:
                 engine = find_engine()
@@ -210,7 +211,7 @@ class DockerSandboxes(Sandboxes):
             return self._resources
 
     def problems(self) -> list[str]:
-        """Why containers cannot be had here."""
+        """Return the reasons why containers cannot be used here."""
         try:
             engine = find_engine()
             with contextlib.closing(engine):
@@ -220,7 +221,7 @@ class DockerSandboxes(Sandboxes):
         return [] if system == "linux" else [f"the container engine runs {system} containers; expected linux ones"]
 
     def _imaged(self, spec: SandboxSpec) -> SandboxSpec:
-        """The spec with an image. Raises TaskError when neither the task nor `image` names one."""
+        """Return the spec with an image. Raises TaskError when neither the task nor `image` names one."""
         if spec.image:
             return spec
         if not self._image:
@@ -231,12 +232,12 @@ class DockerSandboxes(Sandboxes):
         return replace(spec, image=self._image)
 
     def export_tree(self, image: str, path: str, base_commit: str, into: Path) -> None:
-        """Make `into` with what an image holds at `path`. Raises TaskError, SandboxError, ConfigError."""
+        """See Sandboxes. Raises TaskError, SandboxError, ConfigError."""
         home = self._in_use()
         export_tree(home.engine, home.images, image or self._image, path, base_commit, into)
 
     def image_id(self, image: str, *, fetch: bool) -> str:
-        """The engine's id of an image. Raises TaskError, SandboxError, ConfigError."""
+        """Return the engine's id of an image. Raises TaskError, SandboxError, ConfigError."""
         images = self._in_use().images
         details = images.ensure(image) if fetch or self._force_rebuild else images.inspect(image)
         return details["Id"] if details else ""
@@ -250,12 +251,12 @@ class DockerSandboxes(Sandboxes):
             build_image(home.engine, context, name, timeout_s=timeout_s, progress=self._progress)
 
     def workdir_of(self, image: str) -> str:
-        """The directory that an image's programs start in, "" when it names none; fetches the image."""
+        """Return an image's working directory, "" if it sets none; fetches the image."""
         config: dict[str, str] = self._in_use().images.ensure(image)["Config"] or {}
         return config.get("WorkingDir") or ""
 
     def expect(self, spec: SandboxSpec) -> None:
-        """Make a container for this spec in the background; errors are raised when it is opened."""
+        """Make a container for this spec in the background; its errors are raised when it is opened."""
         with contextlib.suppress(UnderstudyError):
             spec = self._imaged(spec)
             check_container_spec(spec)
@@ -267,13 +268,13 @@ class DockerSandboxes(Sandboxes):
         check_container_spec(spec)
         try:
             home = await asyncio.to_thread(self._in_use)
-        except ConfigError as error:  # it was there when `problems` looked
+        except ConfigError as error:  # `problems` found an engine earlier, so this one has stopped since
             raise SandboxError(str(error)) from error
         container, prepared = await home.make(spec)
         return DockerSandbox(spec, home, container, prepared)
 
     async def aclose(self) -> None:
-        """Drop prepared containers, and the images that the cache level does not keep."""
+        """Drop containers made in advance, and the images that the cache level does not keep."""
         with self._guard:
             home, self._resources = self._resources, None
         if home is not None:
@@ -298,10 +299,10 @@ _OUTPUT_CHARS = 2000
 def build_image(
     engine: ContainerEngine, context: Path, name: str, *, timeout_s: float, progress: PullProgress
 ) -> None:
-    """Make the image `name` of the Dockerfile in the directory `context`, as `docker build` does.
+    """Build the image `name` from the Dockerfile in the directory `context`, as `docker build` does.
 
-    Its steps have the engine's network. Raises TaskError with the end of its output when a step fails or the whole
-    takes longer than `timeout_s`, SandboxError when the engine breaks.
+    The build has the engine's network. Raises TaskError with the end of the output when a step fails or the build
+    takes longer than `timeout_s`, SandboxError when the engine fails.
     """
     output, ends = "", time.monotonic() + timeout_s
     options: dict[str, Any] = {"tag": name, "labels": {BUILT: "1"}, "timeout": timeout_s}
@@ -309,7 +310,7 @@ def build_image(
     with engine_errors(f"build {context}"):
         events = engine.api.build(path=str(context), rm=True, forcerm=True, decode=True, **options)
     try:
-        with contextlib.closing(events):  # leaving early ends the build
+        with contextlib.closing(events):  # closing the events cancels the build
             for event in events:
                 output = (output + str(event.get("stream") or ""))[-_OUTPUT_CHARS:]
                 if failed := event.get("error"):
@@ -319,7 +320,9 @@ def build_image(
                 if time.monotonic() > ends:
                     raise requests.Timeout
     except EngineRefused as error:
-        raise TaskError(f"{context / 'Dockerfile'}: cannot be built: {engine_message(error)}") from error
+        raise TaskError(
+            f"{context / 'Dockerfile'}: cannot be built: {engine_message(error)}; correct it"
+        ) from error
     except (requests.Timeout, urllib3.exceptions.TimeoutError) as error:
         raise TaskError(
             f"{context / 'Dockerfile'}: the build timed out after {timeout_s:.0f} s (environment."
@@ -327,7 +330,8 @@ def build_image(
         ) from error
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
         raise SandboxError(
-            f"cannot build {context}: the connection to the container engine was lost: {engine_message(error)}"
+            f"cannot build {context}: the connection to the container engine was lost: "
+            f"{engine_message(error)}; check that the engine is running, and retry"
         ) from error
     progress(f"{name}: built")
 
@@ -335,10 +339,10 @@ def build_image(
 def export_tree(
     engine: ContainerEngine, images: ImageStore, image: str, path: str, base_commit: str, into: Path
 ) -> None:
-    """Make the directory `into` with what an image holds at `path`, without any `.git`; fetches the image.
+    """Create the directory `into` with the content of `path` in an image, without any `.git`; fetches the image.
 
-    Links are kept as they are and never followed; devices, pipes and sockets are left out. Raises TaskError when
-    the image or the path is not there, or its repository is not at `base_commit`.
+    Links are kept and never followed; devices, pipes and sockets are left out. Raises TaskError when the image or
+    the path does not exist, or its repository is not at `base_commit`.
     """
     images.ensure(image)
     if base_commit:
@@ -354,8 +358,13 @@ def export_tree(
                 with files.archive(path) as tar:
                     unpack_tar(tar, into)
             except tarfile.TarError as error:
-                raise TaskError(f"the tree at {path} of the image {image} cannot be read: {error}") from error
+                raise TaskError(
+                    f"the tree at {path} of the image {image} cannot be read: {error}; rebuild the image "
+                    "without this file"
+                ) from error
     except EngineNotFound as error:
-        raise SandboxError(f"cannot export {path} from the image {image}: {error}") from error
+        raise SandboxError(
+            f"cannot export {path} from the image {image}: {error}; check that the image and the path exist"
+        ) from error
     finally:
         remove_container(engine, container)

@@ -1,7 +1,7 @@
-"""The filter of system calls of a container: Docker's own profile, without what sandboxes are denied.
+"""The seccomp profile of containers: Docker's default profile, minus the system calls that sandboxes are denied.
 
 `seccomp_default.json` is seccomp/default.json of https://github.com/moby/profiles at cd3bed8 (Apache License 2.0),
-one rule a line. An engine that is given a profile does not apply its own, so ours begins with that.
+one rule per line. An engine that is given a profile does not apply its default, so ours has to include it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _ALLOW, _ERRNO = "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO"
 
 @cache
 def seccomp_profile() -> str:
-    """The profile, as JSON for `seccomp=` of an engine's SecurityOpt.
+    """Return the profile as JSON for `seccomp=` in an engine's SecurityOpt.
 
-    Memory files are allowed, since an engine counts them in the container's control group.
+    Memory files are allowed, because engines count them in the container's control group.
     """
     profile: dict[str, Any] = json.decode(_DEFAULT.read_bytes())
     rules: list[dict[str, Any]] = []
@@ -39,10 +39,10 @@ def seccomp_profile() -> str:
 
 
 def security_options(info: Mapping[str, Any], version: Mapping[str, Any]) -> list[str]:
-    """What an engine is to be given under SecurityOpt, by what it says of itself.
+    """Return the SecurityOpt for an engine, chosen by what it reports about itself.
 
-    Podman takes a profile by the path of a file only, and an engine without seccomp takes none: they apply what
-    they have.
+    Podman accepts a profile only as the path of a file, and an engine without seccomp accepts none: both get no
+    profile from us, and apply their own defaults.
     """
     options = ["no-new-privileges"]
     components = [str(each.get("Name", "")) for each in version.get("Components") or ()]

@@ -1,1 +1,1 @@
-"""Sandboxes of this machine's own programs: bubblewrap, an overlay and control groups."""
+"""Sandboxes that use this machine's own programs: bubblewrap, overlayfs and control groups."""

@@ -1,7 +1,7 @@
-"""Files of a sandbox, opened from outside without ever leaving it.
+"""Opens files of a sandbox from outside, without following a path out of it.
 
-Paths are resolved by the kernel with the sandbox's root as "/" (openat2, RESOLVE_IN_ROOT), so neither a link nor
-a race can lead out. Meanwhile the thread has the file-system identity of the sandbox's user, and no more rights.
+The kernel resolves paths with the sandbox's root as "/" (openat2, RESOLVE_IN_ROOT), so neither a link nor a race
+can lead out. During that the thread has the file-system identity of the sandbox's user, and no more rights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def open_in(root: int, path: str, flags: int, mode: int = 0) -> int:
-    """A descriptor of `path` as seen with the directory `root` as "/". Raises OSError."""
+    """Return a descriptor of `path`, resolved with the directory `root` as "/". Raises OSError."""
     how = _OpenHow(flags | os.O_CLOEXEC, mode, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
     while True:
         descriptor = _libc.syscall(
@@ -43,14 +43,14 @@ def open_in(root: int, path: str, flags: int, mode: int = 0) -> int:
         if descriptor >= 0:
             return int(descriptor)
         code = ctypes.get_errno()
-        # EAGAIN: something was renamed during the walk; the kernel asks to try again.
+        # EAGAIN: something was renamed while the kernel resolved the path, so try again.
         if code not in (errno.EAGAIN, errno.EINTR):
             raise OSError(code, os.strerror(code), path)
 
 
 @contextlib.contextmanager
 def _acting_as(user: int | None) -> Generator[None]:
-    """Give this thread the file-system identity of `user` (None: leave it), and take it back after."""
+    """Give this thread the file-system identity of `user` inside the block; None changes nothing."""
     if user is None:
         yield
         return
@@ -63,7 +63,7 @@ def _acting_as(user: int | None) -> Generator[None]:
 
 
 def file_mode(root: int, path: str) -> int | None:
-    """The mode bits of what `path` leads to, or None when there is nothing."""
+    """Return the mode bits of `path`, with links followed; None if there is nothing."""
     try:
         descriptor = open_in(root, path, os.O_PATH)
     except OSError:
@@ -75,19 +75,25 @@ def file_mode(root: int, path: str) -> int | None:
 
 
 def read(root: int, path: str, limit: int, user: int | None) -> bytes:
-    """The content of a regular file. Raises FileNotFoundError, SandboxError above `limit` bytes or otherwise."""
+    """Return the content of a regular file.
+
+    Raises FileNotFoundError, and SandboxError when it has more than `limit` bytes or cannot be read.
+    """
     try:
         with _acting_as(user):
             descriptor = open_in(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(errno.ENOENT, "no such file in the sandbox", path) from error
     except OSError as error:
-        raise SandboxError(f"cannot read {path} in the sandbox: {error.strerror}") from error
+        raise SandboxError(
+            f"cannot read {path} in the sandbox: {error.strerror}; expected a file that the sandbox's "
+            "user can read"
+        ) from error
     return read_regular(descriptor, path, limit)
 
 
 def _make_directory(root: int, path: PurePosixPath) -> None:
-    """Make a directory and its parents, as `mkdir -p`. Raises OSError."""
+    """Create a directory and its parents, as `mkdir -p`. Raises OSError."""
     mode = file_mode(root, str(path))
     if mode is not None and stat.S_ISDIR(mode):
         return
@@ -103,16 +109,18 @@ def _make_directory(root: int, path: PurePosixPath) -> None:
 
 
 def make_directory(root: int, path: str, user: int | None) -> None:
-    """Make a directory with its parents, unless it is there. Raises SandboxError."""
+    """Create a directory with its parents, unless it exists. Raises SandboxError."""
     try:
         with _acting_as(user):
             _make_directory(root, PurePosixPath(path))
     except OSError as error:
-        raise SandboxError(f"cannot make the directory {path} in the sandbox: {error.strerror}") from error
+        raise SandboxError(
+            f"cannot create the directory {path} in the sandbox: {error.strerror}; choose another path"
+        ) from error
 
 
 def make_mount_point(root: int, path: str, *, directory: bool) -> None:
-    """Make an empty directory or file to mount upon, unless something is there. Raises SandboxError."""
+    """Create an empty directory or file as a mount point, unless the path exists. Raises SandboxError."""
     if directory:
         make_directory(root, path, None)
     elif file_mode(root, path) is None:
@@ -134,4 +142,7 @@ def write(root: int, path: str, data: bytes, mode: int, user: int | None) -> Non
                 file.truncate(0)
                 file.write(data)
     except OSError as error:
-        raise SandboxError(f"cannot write {path} in the sandbox: {error.strerror}") from error
+        raise SandboxError(
+            f"cannot write {path} in the sandbox: {error.strerror}; expected a path that the "
+            "sandbox's user can write"
+        ) from error

@@ -1,11 +1,11 @@
-"""The process that is a sandbox: while it lives the mounts are there, when it dies the kernel frees everything.
+"""The process that keeps a sandbox's mounts alive. When it dies, the kernel frees the whole sandbox.
 
-It is bubblewrap in a process namespace, waiting for the end of its stdin, which is ours. So it ends with us,
-however we end; and its end kills every run inside.
+It is bubblewrap in a pid namespace, waiting for the end of its stdin, whose other end is ours. So it ends with
+this process, in whatever way that ends, and its end kills everything that runs inside.
 
-Where this machine lets us make control groups, one bounds the memory of all processes of a sandbox together.
-Groups are named after the process that made them, so that one left behind when everything is killed at once is
-recognised.
+Where this machine allows control groups, one limits the memory of all processes of a sandbox together. A group's
+name contains the process that made it, so that groups left behind by killed processes can be recognised and
+removed.
 """
 
 from __future__ import annotations
@@ -34,20 +34,22 @@ GROUP_PREFIX = "understudy"
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 LIMIT_FILES = {
-    # cgroup v1: the second bounds memory and swap together, and exists only where swap is accounted.
+    # cgroup v1. The second file limits memory and swap together; it exists only where swap is accounted.
     "memory.limit_in_bytes": None,
     "memory.memsw.limit_in_bytes": None,
     # cgroup v2
     "memory.max": None,
     "memory.swap.max": 0,
 }
-"""Files that bound memory, in the order to write them; None stands for the limit itself."""
+"""Files that limit memory, in the order to write them; None stands for the limit in bytes."""
 
 _numbers = itertools.count()
 
 
 def _own_groups() -> Iterator[Path]:
-    """Directories that could hold our groups: our own group first, then its ancestors, in v1 and in v2."""
+    """Yield directories in which we may be able to create groups: our own group, then its ancestors, in v1 and in
+    v2.
+    """
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
@@ -61,7 +63,9 @@ def _own_groups() -> Iterator[Path]:
 
 
 def find_group_parent() -> Path | None:
-    """The directory to make groups in, or None when memory cannot be bounded so; clears stale groups there."""
+    """Return the directory to create groups in, after removing stale groups there; None if groups are not
+    possible.
+    """
     with contextlib.suppress(OSError):
         for group in _own_groups():
             delegates = group / "cgroup.subtree_control"
@@ -76,12 +80,12 @@ def find_group_parent() -> Path | None:
 
 
 def reserve_group(parent: Path) -> Path:
-    """A unique path for a new group, which is not created yet."""
+    """Return a unique path for a new group, without creating it."""
     return parent / f"{GROUP_PREFIX}-{process_stamp(os.getpid())}-{next(_numbers)}"
 
 
 def create_group(group: Path, memory_bytes: int) -> None:
-    """Make a group whose processes may use `memory_bytes` together. Raises SandboxError."""
+    """Create a group whose processes together may use `memory_bytes`. Raises SandboxError."""
     try:
         group.mkdir()
         for name, value in LIMIT_FILES.items():
@@ -89,11 +93,13 @@ def create_group(group: Path, memory_bytes: int) -> None:
                 (group / name).write_text(str(memory_bytes if value is None else value))
     except OSError as error:
         remove_group(group)
-        raise SandboxError(f"cannot limit the memory of a sandbox to {memory_bytes} bytes: {error}") from error
+        raise SandboxError(
+            f"cannot limit the memory of a sandbox to {memory_bytes} bytes: {error}; see `understudy doctor`"
+        ) from error
 
 
 def remove_group(group: Path) -> None:
-    """Remove a group without processes; one that is gone or busy is left as it is."""
+    """Remove a group. One that does not exist, or still has processes, is left as it is."""
     with contextlib.suppress(OSError):
         group.rmdir()
 
@@ -138,10 +144,11 @@ class _HolderProtocol(asyncio.SubprocessProtocol):
 
 
 class MountHolder:
-    """A started holder.
+    """A running holder process.
 
-    `target` is a process in its namespaces, as this machine counts; `box` and `proc` are descriptors of the root
-    that commands see and of the holder's own /proc; `group` bounds the memory of what runs inside.
+    `target` is a process in its namespaces, by its pid on this machine; `box` and `proc` are descriptors of the
+    root that commands see and of the holder's own /proc; `group` is the control group that limits the sandbox's
+    memory.
     """
 
     def __init__(
@@ -154,7 +161,8 @@ class MountHolder:
         first = transport.get_pid()
         for _ in range(depth):
             first = _child(first)
-        # The memory of the shell belongs to the inner user namespace, so we may look into it without being root.
+        # The shell's memory belongs to the inner user namespace, so its /proc entries can be read without being
+        # root.
         self.target = _child(first)
         with contextlib.ExitStack() as stack:
             self._pidfd = os.pidfd_open(first)
@@ -167,7 +175,7 @@ class MountHolder:
 
     @property
     def alive(self) -> bool:
-        """Whether the sandbox is still there."""
+        """Whether the holder, and so the sandbox, is still running."""
         if self._closing is not None:
             return False
         poll = select.poll()
@@ -175,7 +183,7 @@ class MountHolder:
         return not poll.poll(0)
 
     async def close(self) -> None:
-        """Kill everything inside and wait until it is gone; may be called twice, also at once."""
+        """Kill everything inside and wait until it is gone. May be called several times, also concurrently."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -190,7 +198,7 @@ class MountHolder:
 
 
 def _child(pid: int) -> int:
-    """The only child of a process. Raises SandboxError when it has none."""
+    """Return the only child of a process. Raises SandboxLost if it has none."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     if not children:
         raise SandboxLost(
@@ -200,7 +208,7 @@ def _child(pid: int) -> int:
 
 
 async def _end(transport: asyncio.SubprocessTransport, watch: _HolderProtocol) -> None:
-    """Close stdin, which ends a holder in any state, and wait for it."""
+    """Close the holder's stdin, which ends it in any state, and wait for its end."""
     if (pipe := transport.get_pipe_transport(0)) is not None:
         pipe.close()
     try:
@@ -208,15 +216,15 @@ async def _end(transport: asyncio.SubprocessTransport, watch: _HolderProtocol) -
     except TimeoutError:
         kill_group(transport.get_pid())
         await watch.ended.wait()
-    finally:  # also when the loop ends meanwhile, and calls this off
+    finally:  # also when the event loop ends first and cancels this
         transport.close()
 
 
 async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes: int) -> MountHolder:
-    """Start a holder and wait until its mounts are made.
+    """Start a holder process and wait until its mounts are made.
 
-    In `groups`, where it is given, a control group is made that bounds memory, and goes when the holder goes.
-    Raises SandboxError with what the helpers said. When cancelled, nothing stays behind.
+    If `groups` is given, a control group that limits memory is created in it, and removed when the holder ends.
+    Raises SandboxError with the output of the helper programs. If cancelled, nothing stays behind.
     """
     group = None if groups is None else reserve_group(groups)
     wrap = [] if group is None else ["/bin/sh", "-c", OUTLIVE_GROUP, "hold", str(group)]
@@ -241,7 +249,10 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
         if group is not None:
             remove_group(group)
         if isinstance(error, TimeoutError):
-            raise SandboxError(f"cannot open a sandbox: its mounts were not made within {START_S:g} s") from error
-        if isinstance(error, OSError):  # a process that we looked at was gone
+            raise SandboxError(
+                f"cannot open a sandbox: its mounts were not made within {START_S:g} s; retry when the "
+                "machine is less busy"
+            ) from error
+        if isinstance(error, OSError):  # a process that was inspected has ended
             raise SandboxLost(f"the sandbox was killed while it was opened: {error}; retry") from error
         raise

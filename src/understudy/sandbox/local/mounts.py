@@ -1,8 +1,8 @@
 """The mounts of a local sandbox, as arguments for bubblewrap.
 
-There are two bubbles, one in the other. The outer one lives as long as the sandbox and holds every mount: the
-tree, what the spec declares, a tmpfs for all that is written, and under `BOX` the root file system that commands
-see. The inner one is made for each run: it shows BOX and nothing else.
+There are two bubblewraps, one inside the other. The outer one lives as long as the sandbox and holds every mount:
+the tree, the spec's mounts, a tmpfs for everything that is written, and under `BOX` the root file system for
+commands. The inner one is started for each run; it shows only BOX, as "/".
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ def check(spec: SandboxSpec) -> None:
             path = spec.tree / PurePosixPath(mount.target).relative_to(spec.workdir)
             if any(part.is_symlink() for part in (path, *path.parents)[: len(path.parts) - len(spec.tree.parts)]):
                 raise SandboxError(
-                    f"cannot mount {mount.source} at {mount.target}: a symbolic link of the tree is at or above "
-                    "this path"
+                    f"cannot mount {mount.source} at {mount.target}: a symbolic link of the tree is at or "
+                    "above this path; choose another target"
                 )
 
 
 def _system() -> list[str]:
-    """The programs and libraries of this machine, read-only; /bin and its like as links where they are links.
+    """Return arguments that mount this machine's programs and libraries read-only; links such as /bin stay links.
 
-    The outer bubble needs them too, and links to what BOX has.
+    The outer bubblewrap needs the programs too, so it gets links to those in BOX.
     """
     args: list[str] = []
     for name in ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"):
@@ -103,7 +103,7 @@ def _system() -> list[str]:
 
 
 def etc() -> dict[str, bytes]:
-    """The files to write under /etc, by their path there."""
+    """Return the content of the files to write under /etc, by their path there."""
     files = {name: content.encode() for name, content in ETC_WRITTEN.items()}
     for name in ETC_FILES:
         with contextlib.suppress(FileNotFoundError):
@@ -112,19 +112,20 @@ def etc() -> dict[str, bytes]:
 
 
 def private_path(index: int) -> str:
-    """Where the outer bubble mounts the spec's private mount number `index`."""
+    """Return where the outer bubblewrap mounts the spec's private mount number `index`."""
     return f"/private/{index}"
 
 
 def outer(spec: SandboxSpec, *, rootless: bool) -> list[str]:
-    """The command that holds a sandbox. It prints "ready" and ends when its stdin does.
+    """Return the command that holds a sandbox open. It prints "ready", and ends when its stdin is closed.
 
-    bubblewrap is the first process of a process namespace that it has not made itself: then the kernel kills all
-    that is inside when it dies. In one of its own, a child may wait for ever for a bubblewrap that was killed.
+    `unshare` makes the pid namespace, with bubblewrap as its first process, so that the kernel kills everything
+    inside when bubblewrap dies. In a namespace that bubblewrap makes itself, a child may wait forever for a
+    bubblewrap that was killed.
     """
     argv = ["unshare", "--pid", "--kill-child=SIGKILL", "--mount-proc"]
     argv += ["--user", "--map-root-user", "--"] if rootless else ["--"]
-    # The kernel lets the inner bubble mount a /proc only while a whole one is in sight, hence no --proc here.
+    # No --proc here: the kernel lets the inner bubblewrap mount a /proc only while a complete one is visible.
     argv += ["bwrap", "--unshare-net", "--cap-add", "ALL", "--dev-bind", "/dev", "/dev"]
     argv += ["--dev-bind", "/proc", "/proc", "--dir", "/tmp"]
     argv += ["--size", str(spec.limits.disk_bytes), "--tmpfs", "/state", "--dir", BOX, *_system()]
@@ -142,7 +143,8 @@ def outer(spec: SandboxSpec, *, rootless: bool) -> list[str]:
             argv += ["--ro-bind", str(mount.source.absolute()), f"/late/{index}"]
             late += [f"/late/{index}", f"{BOX}{mount.target}"]
         else:
-            # Parents that bubblewrap creates itself would be unreadable for the sandbox's user.
+            # Created explicitly, because the sandbox's user could not read parents that bubblewrap creates on its
+            # own.
             for parent in reversed(PurePosixPath(mount.target).parents[:-1]):
                 argv += ["--dir", f"{BOX}{parent}"]
             argv += ["--ro-bind", str(mount.source.absolute()), f"{BOX}{mount.target}"]
@@ -163,7 +165,7 @@ def outer(spec: SandboxSpec, *, rootless: bool) -> list[str]:
 
 
 def environment(spec: SandboxSpec, extra: Mapping[str, str] | None) -> dict[str, str]:
-    """All the environment a command gets (bubblewrap adds PWD)."""
+    """Return the complete environment of a command (bubblewrap adds PWD)."""
     return {
         "PATH": ":".join([*spec.path_prefixes, SYSTEM_PATH]),
         "HOME": HOME,
@@ -177,17 +179,18 @@ def environment(spec: SandboxSpec, extra: Mapping[str, str] | None) -> dict[str,
 def inner(
     spec: SandboxSpec, env: Mapping[str, str], sealed: Sequence[str] = (), *, cwd: str, reveal: bool
 ) -> list[str]:
-    """Options of the bubble for one run, made inside the outer one. `sealed` files are read-only in it."""
+    """Return bubblewrap's options for one run inside the outer one. `sealed` files are read-only in it."""
     args = ["--unshare-user", "--disable-userns", "--unshare-pid"]
-    args += ["--unshare-ipc", "--unshare-uts"]  # the network is the outer bubble's
+    args += ["--unshare-ipc", "--unshare-uts"]  # not the network: that is the outer one's
     args += ["--unshare-cgroup-try", "--uid", str(USER_ID), "--gid", str(USER_ID), "--hostname", "sandbox"]
     args += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--ro-bind", BOX, "/"]
-    # The first process is bubblewrap, run by the same user as the command: who writes to its memory decides what
-    # exit code it reports. Its command line and environment are those of this machine.
+    # The first process in the run's /proc is bubblewrap, run by the same user as the command. It is hidden,
+    # because a command that can write to its memory could forge the reported exit code, and because its command
+    # line and environment belong to this machine.
     args += ["--proc", "/proc", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1", "--dev", "/dev"]
     for area in (*AREAS, spec.workdir):
         args += ["--bind", f"{BOX}{area}", area]
-    # A directory that is a mount point cannot be renamed, so each above a sealed file is one.
+    # Every directory above a sealed file becomes a mount point, because a mount point cannot be renamed.
     above = {
         parent for path in sealed for parent in PurePosixPath(path).parents if below(str(parent), spec.workdir)
     }
@@ -206,7 +209,7 @@ def inner(
 
 
 def limits(bounds: SandboxLimits, *, data_bytes: int | None) -> list[str]:
-    """The command that sets the limits of a run from within, where processes are counted per sandbox."""
+    """Return the command that sets a run's limits from inside, where processes are counted for each sandbox."""
     settings = {
         "nproc": (resource.RLIMIT_NPROC, bounds.processes),
         "nofile": (resource.RLIMIT_NOFILE, NOFILE),

@@ -1,11 +1,12 @@
-"""`local`: overlayfs and bubblewrap. Nothing of it is left when Understudy ends, in whatever way.
+"""The `local` kind of sandbox: overlayfs and bubblewrap. Nothing of it is left when this process ends, in whatever
+way.
 
-The tree is the lower layer of an overlay whose upper layer lies on a tmpfs, as do home and /tmp: what is written
-is bounded, and gone with the mounts. Commands run as a user without rights; they see the system's programs
+The tree is the lower layer of an overlay. The upper layer is on a tmpfs, as are home and /tmp, so all writes are
+limited in size and vanish with the mounts. Commands run as an unprivileged user; they see the system's programs
 read-only, only their own processes, and a network with nothing but a loopback interface, in which connections to
 other machines time out.
 
-Memory is bounded for all processes together where control groups can be made, else for each process alone.
+Memory is limited for all processes together where control groups can be made, otherwise for each process alone.
 """
 
 from __future__ import annotations
@@ -70,14 +71,17 @@ USER_NAMESPACE_SWITCHES = {
         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
     ),
 }
-"""Kernel switches, the value that forbids user namespaces, and the command that allows them."""
+"""Kernel settings, the value that forbids user namespaces, and the command that allows them."""
 
 
 class _SandboxRun:
-    """The descriptors and the fate of one run: bubblewrap tells its first process and the exit code."""
+    """The descriptors and the result of one run. bubblewrap writes its first process's pid and the exit code to
+    `status`.
+    """
 
     def __init__(self, proc: int, options: Sequence[str], filter: bytes) -> None:
-        # One of its own: the sandbox may be closed meanwhile, and its number be that of another sandbox.
+        # A copy, because the sandbox may be closed meanwhile, and the descriptor's number be reused for another
+        # sandbox.
         self._proc = os.dup(proc)
         self.status = os.memfd_create("status")
         self.options = _file_with(b"".join(os.fsencode(option) + b"\0" for option in options))
@@ -85,7 +89,7 @@ class _SandboxRun:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What bubblewrap inherits; it leaves none of them to the command."""
+        """The descriptors that bubblewrap inherits; it passes none of them on to the command."""
         return self.status, self.options, self.filter
 
     def close(self) -> None:
@@ -93,16 +97,16 @@ class _SandboxRun:
             os.close(descriptor)
 
     def reported(self, key: str) -> int | None:
-        """The value that bubblewrap has written for `key`, None before it does."""
+        """Return the value that bubblewrap has written for `key`, None if it has not yet."""
         for line in os.pread(self.status, 1 << 16, 0).splitlines(keepends=True):
             if line.endswith(b"\n") and key in (record := json.loads(line)):
                 return record[key]
         return None
 
     def kill(self, leader: int) -> None:
-        """Kill the first process of the run's namespace, and with it all others.
+        """Kill the first process of the run's pid namespace, and with it all others.
 
-        Before it is told, nothing of the command runs yet and the group is all there is.
+        Before bubblewrap has reported it, the command has not started, and killing the process group is enough.
         """
         first = self.reported("child-pid")
         if first is None:
@@ -116,9 +120,9 @@ class _SandboxRun:
                 os.close(handle)
 
     async def gone(self) -> None:
-        """Wait until no process is left but the first, which is bubblewrap: all others descend from it."""
+        """Wait until only the first process is left, which is bubblewrap, and from which all others descend."""
         first = self.reported("child-pid")
-        # The kernel tells the end of a process to its parent alone, so we have to look.
+        # Polled, because the kernel reports the end of a process only to its parent.
         while first is not None and self._has_children(first):  # noqa: ASYNC110
             await asyncio.sleep(0.0005)
 
@@ -154,17 +158,17 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
 
     @property
     def home(self) -> str:
-        """A directory on the bounded tmpfs."""
+        """The home directory, on the size-limited tmpfs."""
         return mounts.HOME
 
     def _root(self) -> int:
-        """The root that commands see. Raises SandboxError when the sandbox is gone."""
+        """Return a descriptor of the root that commands see. Raises SandboxLost when the sandbox is gone."""
         if not self._holder.alive:
             raise SandboxLost("the sandbox is closed or was killed; open a new one")
         return self._holder.box
 
     def _check_program(self, program: str, *, path: str, cwd: str, reveal: bool) -> None:
-        """Raise SandboxError unless there is such a program."""
+        """Raise SandboxError unless the program exists and is executable."""
         directories = [cwd] if "/" in program else path.split(":")
         for directory in directories:
             candidate = posixpath.join(directory, program)
@@ -187,7 +191,7 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
         cwd: str | None = None,
         reveal: bool = False,
     ) -> Completed:
-        """Run a command. An exit code of 128 + n, a shell's word for signal n, is returned as -n."""
+        """Run a command. An exit code of 128 + n, a shell's notation for signal n, is returned as -n."""
         where = self._absolute(cwd or "")
         environment = mounts.environment(self._spec, env)
         check_no_nul("run", *argv, *environment, *environment.values())
@@ -195,7 +199,8 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
         if reveal:
             self._make_private_targets()
         options = mounts.inner(self._spec, environment, self._sealed, cwd=where, reveal=reveal)
-        # Files in memory are counted by a control group, and by no limit of a process.
+        # Only a control group counts memory files; without one they are denied, because no limit of a process
+        # covers them.
         filter = seccomp_filter(memory_files=self._holder.group is not None)
         run = _SandboxRun(self._holder.proc, options, filter)
         command = [*self._kind.enter(self._holder, self._spec, run), *argv]
@@ -203,16 +208,24 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
         if done.timed_out:
             return done
         if not self._holder.alive or (code is None and (done.exit_code or 0) < 0):
-            raise SandboxLost(f"cannot run {argv[0]!r} to its end: the sandbox was closed or killed meanwhile")
+            raise SandboxLost(
+                f"{argv[0]!r} did not run to its end: the sandbox was closed or killed meanwhile; open a new one"
+            )
         if code is None:
             message = done.stderr.decode(errors="replace").strip()[-500:]
-            raise SandboxError(f"cannot run {argv[0]!r} in {where}: {message or 'it could not be started'}")
+            raise SandboxError(
+                f"cannot run {argv[0]!r} in {where}: "
+                f"{message or 'it could not be started; see `understudy doctor`'}"
+            )
         return replace(done, exit_code=exit_code_of_shell(code))
 
     async def _watch(
         self, run: _SandboxRun, command: list[str], over: asyncio.Event, timeout_s: float, stdin: bytes
     ) -> tuple[Completed, int | None]:
-        """Run the helpers that run a command. The code is None when they failed before it started."""
+        """Run the helper programs that run a command; return their result and the command's exit code.
+
+        The code is None when the helpers failed before the command started.
+        """
         try:
             done = await run_process(
                 command,
@@ -227,23 +240,27 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
             await run.gone()
             return done, run.reported("exit-code")
         except OSError as error:
-            self._root()  # closing it while the command starts is no fault of the machine
+            # raises SandboxLost when the sandbox was closed while the command started, which is no fault of the
+            # machine
+            self._root()
             raise SandboxError(f"cannot start {command[0]}: {error}; see `understudy doctor`") from error
         finally:
             run.close()
 
     def _make_private_targets(self) -> None:
-        """Create the mount points of private mounts; until a run reveals them, even their names are hidden."""
+        """Create the mount points of private mounts. Done only when a run reveals them, because even the names are
+        hidden.
+        """
         for mount in self._spec.mounts:
             if mount.private:
                 files.make_mount_point(self._root(), mount.target, directory=mount.source.is_dir())
 
     async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
-        """The content of a regular file. Links, pipes and devices lead nowhere else."""
+        """Return the content of a regular file. Links, pipes and devices cannot lead out of the sandbox."""
         return await asyncio.to_thread(files.read, self._root(), self._absolute(path), limit, self._kind.user)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write a file. A top-level directory that is not there is made, writable for commands too."""
+        """Write a file. A missing top-level directory is created, writable for commands too."""
         absolute = self._absolute(path)
         top = absolute.split("/")[1]
         if absolute.count("/") > 1 and files.file_mode(self._root(), f"/{top}") is None:
@@ -253,11 +270,13 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
         await asyncio.to_thread(files.write, self._root(), absolute, data, mode, self._kind.user)
 
     async def seal(self, paths: Sequence[str]) -> None:
-        """Mount the files, and as writable the directories above them, upon themselves in every later run."""
+        """Make the files read-only in later runs, by mounting them on themselves, and the directories above them
+        too.
+        """
         self._sealed = tuple(self._absolute(path) for path in paths)
 
     async def reset(self) -> None:
-        """Open anew: the fresh holder takes the place of the old one, which dies with all that was written."""
+        """Replace the holder by a new one; the old one dies with everything that was written."""
         self._root()
         self._sealed = ()
         closing = asyncio.create_task(self._holder.close())
@@ -275,7 +294,10 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
 
 
 def _may_become(user: int) -> bool:
-    """Whether we are root in a user namespace that knows `user`; root in a smaller one is like anybody else."""
+    """Return whether this process is root and its user namespace contains `user`, so that it can switch to it.
+
+    Root in a namespace with fewer users has no more rights than an ordinary user.
+    """
     if sys.platform != "linux" or os.geteuid() != 0:
         return False
     ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -283,7 +305,9 @@ def _may_become(user: int) -> bool:
 
 
 class LocalSandboxes(Sandboxes):
-    """Opens local sandboxes, as root with a user id of their own, else in a user namespace."""
+    """The `local` kind of sandbox. As root, commands get a user id of their own; otherwise a user namespace is
+    used.
+    """
 
     name: ClassVar[str] = "local"
 
@@ -292,7 +316,7 @@ class LocalSandboxes(Sandboxes):
         self._groups: list[Path | None] = []
 
     def problems(self) -> list[str]:
-        """Why there can be no local sandboxes here, found by opening one when the programs are there."""
+        """Return the reasons why local sandboxes cannot work here, found by opening one if the programs exist."""
         if sys.platform != "linux":
             return [f"local sandboxes need Linux, this is {sys.platform}; run in a Linux machine or container"]
         if not is_supported():
@@ -308,7 +332,7 @@ class LocalSandboxes(Sandboxes):
         if missing:
             return missing
         try:
-            # In a thread, since the caller may be inside an event loop.
+            # In a thread, because the caller may be inside an event loop.
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(asyncio.run, self._try()).result()
         except SandboxError as error:
@@ -316,7 +340,7 @@ class LocalSandboxes(Sandboxes):
         return []
 
     def warnings(self) -> list[str]:
-        """Without control groups, the memory of all processes of a sandbox together is not bounded."""
+        """See Sandboxes. Without control groups, memory is limited for each process, but not for a sandbox."""
         if find_group_parent() is not None:
             return []
         return [
@@ -348,7 +372,8 @@ class LocalSandboxes(Sandboxes):
         """Start a holder for `spec`. Raises SandboxError."""
         if not self._groups:
             self._groups.append(find_group_parent())
-        # What is written lies in memory too, and is charged to whoever wrote it.
+        # Written files are in memory too, and the control group charges them to the sandbox, so both limits are
+        # added.
         memory_bytes = spec.limits.memory_bytes + spec.limits.disk_bytes
         holder = await start_holder(mounts.outer(spec, rootless=self.user is None), self._groups[0], memory_bytes)
         try:
@@ -360,17 +385,19 @@ class LocalSandboxes(Sandboxes):
         return holder
 
     def _cut_off(self, holder: MountHolder) -> None:
-        """Let connections to other machines time out."""
+        """Make connections to other machines time out."""
         try:
             if self.user is not None:
                 network.drop_packets(f"/proc/{holder.target}/ns/net")
                 return
-            # Only a process with one thread can enter a user namespace.
+            # In a process of its own, because only a single-threaded process can enter a user namespace.
             enter = ["nsenter", "--target", str(holder.target), "--user", "--preserve-credentials", "--net", "--"]
             command = [*enter, sys.executable, "-I", network.__file__]
             subprocess.run(command, check=True, capture_output=True, timeout=START_S, env=CHAIN_ENV)
         except (OSError, subprocess.SubprocessError) as error:
-            raise SandboxError(f"cannot set up the network of a sandbox: {error}") from error
+            raise SandboxError(
+                f"cannot set up the network of a sandbox: {error}; see `understudy doctor`"
+            ) from error
 
     def _furnish(self, holder: MountHolder, spec: SandboxSpec) -> None:
         """Give the sandbox's user its writable directories, and write the generated files of /etc."""
@@ -380,7 +407,8 @@ class LocalSandboxes(Sandboxes):
                     os.chown(area.lstrip("/"), self.user, self.user, dir_fd=holder.box, follow_symlinks=False)
         except OSError as error:
             raise SandboxError(
-                f"cannot change the owner of a sandbox's files to user {self.user}: {error}"
+                f"cannot change the owner of a sandbox's files to user {self.user}: {error}; see "
+                "`understudy doctor`"
             ) from error
         for name, content in mounts.etc().items():
             files.write(holder.box, f"/etc/{name}", content, 0o644, None)
@@ -391,7 +419,7 @@ class LocalSandboxes(Sandboxes):
         return LocalSandbox(spec, self, await self.hold(spec))
 
     def enter(self, holder: MountHolder, spec: SandboxSpec, run: _SandboxRun) -> list[str]:
-        """The helpers that lead a command into a sandbox, each replacing the one before."""
+        """Return the helper commands that bring a command into a sandbox; each one executes the next."""
         chain = ["/bin/sh", "-c", JOIN_GROUP, "join", str(holder.group)] if holder.group else []
         chain += ["nsenter", "--target", str(holder.target), "--mount", "--pid", "--net"]
         if self.user is None:
@@ -403,7 +431,7 @@ class LocalSandboxes(Sandboxes):
         return [*chain, *mounts.limits(spec.limits, data_bytes=None if holder.group else spec.limits.memory_bytes)]
 
     def prepare_tree(self, tree: Path) -> None:
-        """Give the tree to the sandboxes' user when we are root; links are not followed."""
+        """Make the sandboxes' user the owner of the tree if this process is root; links are not followed."""
         if self.user is None:
             return
         os.chown(tree, self.user, self.user, follow_symlinks=False)

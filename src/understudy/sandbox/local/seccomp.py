@@ -1,4 +1,4 @@
-"""What sandboxes are denied (`understudy.sandbox.system_calls`), as a filter for bubblewrap's `--seccomp`."""
+"""The denied system calls (`understudy.sandbox.system_calls`) as a seccomp filter for bubblewrap's `--seccomp`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import struct
 
 from understudy.sandbox.system_calls import DENIED_CALLS, DENIED_FAMILY, MEMORY_CALLS
 
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF: load a word, two jumps, return
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF opcodes: load word, two jumps, return
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data (little-endian)
 _ALLOW, _DENY = 0x7FFF0000, 0x00050000  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
-_X32 = 0x40000000  # numbers of x86-64's second interface, which would lead around the filter
+_X32 = 0x40000000  # system calls of the x32 ABI, which would bypass the filter
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _NUMBERS = {
@@ -45,21 +45,19 @@ _NUMBERS = {
     },
 }
 _SHARED = {"io_uring_setup": 425, "pidfd_getfd": 438, "memfd_secret": 447, "cachestat": 451}
-"""Numbers that are the same on both."""
+"""System calls whose numbers are the same on both architectures."""
 
 
 def is_supported() -> bool:
-    """Whether there is a filter for this machine's processor."""
+    """Return whether there is a filter for this machine's processor."""
     return platform.machine() in _ARCHITECTURES
 
 
 def seccomp_filter(*, memory_files: bool) -> bytes:
-    """The filter for this machine, as an array of `struct sock_filter`.
+    """Return the filter for this machine, as an array of `struct sock_filter`. Requires `is_supported`.
 
-    Calls of other architectures fail with ENOSYS, as do `io_uring_setup`, which makes sockets past any filter,
-    what asks which pages are in memory, what keeps keys, and without `memory_files` also `MEMORY_CALLS`.
-    `posix_fadvise` does nothing. A socket of the family AF_VSOCK fails with EAFNOSUPPORT and the others
-    with EPERM. Only where `is_supported`.
+    `DENIED_CALLS` says what each denied call returns. Without `memory_files`, `MEMORY_CALLS` fail with ENOSYS too.
+    System calls of other architectures fail with ENOSYS, and AF_VSOCK sockets with EAFNOSUPPORT.
     """
     machine = platform.machine()
     numbers = _NUMBERS[machine] | _SHARED

@@ -1,1 +1,1 @@
-"""Sandboxes on other machines, whose agents reach the gateway through the connection that started them."""
+"""Sandboxes on other machines. Their agents reach the gateway through the connection that started them."""

@@ -1,4 +1,4 @@
-"""A connection to a worker on another machine: a program of ours whose stdin and stdout lead there."""
+"""The connection to a worker on another machine, over stdin and stdout of a local program such as ssh."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 class WorkerConnection:
-    """Requests to one worker, and the relay of the sockets in its sandbox. Opened by `connect`.
+    """Sends requests to one worker, and relays the sockets of its sandbox. Opened by `connect`.
 
-    A worker of which nothing is heard for `silence_s` seconds is given up, for it answers our pings while it can.
+    A worker that sends nothing for `silence_s` seconds counts as lost, because a live one answers the regular
+    pings.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class WorkerConnection:
         self._closing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Wait until the worker answers. Raises SandboxError."""
+        """Wait until the worker is ready. Raises SandboxError."""
         assert self._process.stdout is not None
         self._tasks.append(asyncio.create_task(self._read_errors()))
         try:
@@ -67,31 +68,39 @@ class WorkerConnection:
         except SandboxError as error:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), 1.0)
-            raise SandboxError(f"{self._name}: {self._last_words() or error}") from error
+            raise SandboxError(
+                f"{self._name}: {self._last_words() or error}; check that ssh works without a password, and that "
+                "Understudy is installed there"
+            ) from error
         self._tasks += [asyncio.create_task(self._read()), asyncio.create_task(self._keep_alive())]
         self._tasks.append(asyncio.create_task(self._end_when_silent()))
         try:
             await asyncio.wait_for(asyncio.shield(self._stream), START_S)
         except TimeoutError as error:
-            raise SandboxError(f"{self._name}: the worker did not answer within {START_S:g} s") from error
+            raise SandboxError(
+                f"{self._name}: the worker did not respond within {START_S:g} s; check the other machine, "
+                "and retry"
+            ) from error
 
     async def ask(self, request: Request, type_: type[T], within_s: float = ANSWER_S) -> T:
-        """Send a request; returns its answer. Raises what it raised there; SandboxLost when the worker is gone.
+        """Send a request and return the response.
 
-        It is gone, too, when it has not answered `within_s` seconds. When cancelled, the request is given up there
-        too, before this returns.
+        Raises the error that the worker raised, and SandboxLost when the worker is gone or has not responded
+        within `within_s` seconds. When cancelled, the request is cancelled on the worker too, before this returns.
         """
         try:
             async with asyncio.timeout(within_s):
                 return await self._ask(request, type_)
         except TimeoutError as error:
             what = type(request).__name__
-            raise SandboxLost(f"{self._name}: no answer to a {what} within {within_s:g} s") from error
+            raise SandboxLost(
+                f"{self._name}: no response to a {what} within {within_s:g} s; check the other machine, and retry"
+            ) from error
 
     async def _ask(self, request: Request, type_: type[T]) -> T:
         number = next(self._numbers)
         reply = self._waiting[number] = asyncio.get_running_loop().create_future()
-        # Never cancelled: half a message would garble all that follow.
+        # Sending is never cancelled: half a message would make all later ones unreadable.
         sending = asyncio.ensure_future(self._send(number, request))
         try:
             await asyncio.shield(sending)
@@ -119,7 +128,7 @@ class WorkerConnection:
         """Whether the worker is still connected."""
         return not self._reason and self._closing is None
 
-    # --- in between ----------------------------------------------------------------------------------------
+    # --- helpers -------------------------------------------------------------------------------------------
 
     async def _send(self, number: int, request: Request) -> None:
         if not self.alive:
@@ -134,7 +143,7 @@ class WorkerConnection:
             await self._relay.connect(channel, number)
             return
         if self._stream.done():
-            raise ConnectionRefusedError("a channel for messages exists already")
+            raise ConnectionRefusedError("a channel for messages is open already; expected one per connection")
         stream = MessageStream(channel)
         self._stream.set_result(stream)
         while (content := await stream.receive()) is not None:
@@ -144,7 +153,7 @@ class WorkerConnection:
                 future.set_result(reply)
 
     async def _read(self) -> None:
-        """Read to the end of the connection; then nobody waits any longer."""
+        """Read frames until the connection ends; then fail all requests that still wait for a response."""
         try:
             await self._multiplexer.run()
             ended = "the connection ended" if self._closing is None else "the connection was closed"
@@ -153,7 +162,7 @@ class WorkerConnection:
             self._reason = f"it sent {error}"
         finally:
             self._reason = self._reason or "the connection was closed"
-            with contextlib.suppress(TimeoutError):  # what it says last tells why
+            with contextlib.suppress(TimeoutError):  # its last output on stderr says why it ended
                 await asyncio.wait_for(self._process.wait(), 1.0)
             for future in (*self._waiting.values(), self._stream):
                 if not future.done():
@@ -205,12 +214,10 @@ class WorkerConnection:
 async def connect(
     argv: Sequence[str], name: str, sockets: Sequence[Path] = (), silence_s: float = messages.LEASE_S
 ) -> WorkerConnection:
-    """Start a program that leads to a worker, and wait until that answers. `name` is how errors call it.
+    """Start a program that connects to a worker, and wait until the worker responds. `name` is used in errors.
 
-    A worker that is silent for `silence_s` seconds is given up.
-
-    What a sandbox of the worker says to its socket of a number reaches the one of `sockets` at that position.
-    Raises SandboxError. When cancelled, nothing stays behind.
+    The worker's socket number n is relayed to `sockets[n]`. A worker that sends nothing for `silence_s` seconds
+    counts as lost. Raises SandboxError. When cancelled, nothing stays behind.
     """
     seal_descriptors()
     pipe = asyncio.subprocess.PIPE
@@ -225,7 +232,7 @@ async def connect(
             start_new_session=True,
         )
     except OSError as error:
-        raise SandboxError(f"{name}: cannot start {argv[0]}: {error}") from error
+        raise SandboxError(f"{name}: cannot start {argv[0]}: {error}; install it") from error
     connection = WorkerConnection(process, name, sockets, silence_s)
     try:
         await connection.start()
@@ -236,6 +243,6 @@ async def connect(
 
 
 def _environment() -> dict[str, str]:
-    """What ssh needs of our environment to find its keys; nothing else goes along."""
+    """Return the environment variables that ssh needs to find its keys; no others are passed on."""
     names = ("HOME", "PATH", "USER", "LOGNAME", "SSH_AUTH_SOCK", "LANG")
     return {name: os.environ[name] for name in names if name in os.environ}

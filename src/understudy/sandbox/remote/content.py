@@ -1,4 +1,6 @@
-"""Files and directories that other machines need: known by their content, sent once, kept in their cache."""
+"""Files and directories that other machines need: identified by a digest of their content, sent once, and cached
+there.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ PIECE_BYTES = 1 << 20
 
 
 def digest_of(path: Path) -> str:
-    """What tells a file or directory from every other: names, kinds, permissions and bytes of all that is in it.
+    """Return a digest of a file or directory: of names, kinds, permissions and bytes of everything in it.
 
-    Raises SandboxError for what is neither file, directory nor link, or cannot be read.
+    Raises SandboxError when it cannot be read, or contains something other than files, directories and links.
     """
     digest = hashlib.sha256()
     try:
@@ -32,7 +34,7 @@ def digest_of(path: Path) -> str:
                 with each.open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
     except OSError as error:
-        raise SandboxError(f"cannot send {path} to another machine: {error}") from error
+        raise SandboxError(f"cannot send {path} to another machine: {error}; check that it can be read") from error
     return digest.hexdigest()
 
 
@@ -43,24 +45,26 @@ def pack(path: Path, into: IO[bytes]) -> None:
             tar.dereference = path.is_file()
             tar.add(path.resolve() if path.is_file() else path, _NAME)
     except OSError as error:
-        raise SandboxError(f"cannot send {path} to another machine: {error}") from error
+        raise SandboxError(
+            f"cannot send {path} to another machine: {error}; check that it can be read, and that there is room"
+        ) from error
 
 
 class ContentCache:
-    """The contents that this machine was sent, by digest, in a directory; each was given to `prepare` before."""
+    """A directory of received contents, by digest. `prepare` is called once with each new content."""
 
     def __init__(self, directory: Path, prepare: Callable[[Path], None] = lambda _: None) -> None:
         self._directory = directory
         self._prepare = prepare
 
     def path_of(self, digest: str) -> Path | None:
-        """Where a content is, None where it is not here."""
+        """Return the path of a content, None if it is not here."""
         path = self._directory / digest / _NAME
         mark_used(self._directory.parent, (path,))
         return path if os.path.lexists(path) else None
 
     def add(self, digest: str, archive: Path) -> None:
-        """Unpack the tar of a content that was sent. Raises SandboxError when it is another one."""
+        """Unpack the tar of a received content. Raises SandboxError when its digest is not `digest`."""
         self._directory.mkdir(parents=True, exist_ok=True)
         target = self._directory / digest
         with locked(target.with_suffix(".lock")):
@@ -70,10 +74,13 @@ class ContentCache:
                 new.mkdir()
                 try:
                     with tarfile.open(archive) as tar:
-                        # It comes from whom we run commands for; what it has to hold is checked by its digest.
+                        # Safe although unfiltered: the sender is the one whose commands run here anyway, and the
+                        # digest is checked.
                         tar.extractall(new, filter="fully_trusted")
                 except (OSError, tarfile.TarError) as error:
-                    raise SandboxError(f"cannot unpack what was sent to {target}: {error}") from error
+                    raise SandboxError(
+                        f"cannot unpack the content for {target}: {error}; make room on that machine, and retry"
+                    ) from error
                 if (actual := digest_of(new / _NAME)) != digest:
                     raise SandboxError(
                         f"invalid content: expected the digest {digest}, got {actual}; send it again"
@@ -82,7 +89,9 @@ class ContentCache:
 
 
 def _entries(path: Path) -> Iterator[tuple[bytes, Path, int]]:
-    """Name below `path`, path and mode of all that is there, in order; a link that is `path` is followed."""
+    """Yield name below `path`, path and mode of everything there, in a fixed order; `path` itself may be
+    a link.
+    """
     yield b"", path, path.stat().st_mode
     if not path.is_dir():
         return
@@ -92,5 +101,8 @@ def _entries(path: Path) -> Iterator[tuple[bytes, Path, int]]:
             each = Path(folder, name)
             mode = each.lstat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
-                raise SandboxError(f"cannot send {each} to another machine: expected a file, directory or link")
+                raise SandboxError(
+                    f"cannot send {each} to another machine: it is a special file; expected a file, directory "
+                    "or link"
+                )
             yield os.fsencode(each.relative_to(path)), each, mode

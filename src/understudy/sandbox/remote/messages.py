@@ -1,6 +1,6 @@
-"""What we and the worker on another machine say to each other, over one channel of the relay.
+"""The messages between this machine and a worker on another one, over one channel of the relay.
 
-We send requests, the worker answers each, in any order. Both ends are the same release of Understudy.
+The worker responds to each request, in any order. Both ends must be the same release of Understudy.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ CONTROL = 1 << 31
 """The number of the channel for messages; lower ones are sockets."""
 
 TREE = "tree-"
-"""What the digests of trees begin with: they belong to the user of sandboxes, apart from other files."""
+"""The prefix of trees' digests. Trees are cached apart, because the sandboxes' user must own them."""
 
 MESSAGE_BYTES = 160 << 20
 PING_S, LEASE_S = 20.0, 120.0
-"""How often a request is sent at least, and how long a worker waits for one before it ends."""
+"""The seconds between pings, and how long a worker waits for any request before it ends."""
 
 
 class RemoteMount(Struct, frozen=True):
-    """What is mounted at `target`: content by its digest, the socket of a number, or a `path` of that machine."""
+    """A mount at `target`: content by its digest, a relayed socket by its number, or a `path` of the worker's
+    machine.
+    """
 
     target: str
     digest: str = ""
@@ -37,7 +39,7 @@ class RemoteMount(Struct, frozen=True):
 
 
 class RemoteEnvironment(Struct, frozen=True):
-    """What a machine offers to run tasks with: mounts of its own, places in PATH, variables."""
+    """What a machine provides for running tasks: mounts, directories for PATH, environment variables."""
 
     mounts: tuple[RemoteMount, ...] = ()
     path_prefixes: tuple[str, ...] = ()
@@ -45,13 +47,13 @@ class RemoteEnvironment(Struct, frozen=True):
 
 
 class HelloRequest(Struct, frozen=True, tag=True):
-    """What the worker's machine is like."""
+    """Ask what the worker's machine is like. `version` is the caller's release."""
 
     version: str
 
 
 class HelloReply(Struct, frozen=True):
-    """Problems and warnings are those of local sandboxes there."""
+    """The problems and warnings of local sandboxes on the worker's machine, and its environment for tasks."""
 
     problems: list[str]
     warnings: list[str]
@@ -59,13 +61,13 @@ class HelloReply(Struct, frozen=True):
 
 
 class MissingRequest(Struct, frozen=True, tag=True):
-    """Which of these contents the machine lacks."""
+    """Ask which of these contents the machine lacks. The response is a list of digests."""
 
     digests: list[str]
 
 
 class UploadRequest(Struct, frozen=True, tag=True):
-    """A piece of a tar of a content; with `last` it is unpacked."""
+    """A piece of a content's tar; after the `last` one it is unpacked."""
 
     digest: str
     piece: bytes
@@ -73,7 +75,7 @@ class UploadRequest(Struct, frozen=True, tag=True):
 
 
 class OpenRequest(Struct, frozen=True, tag=True, kw_only=True):
-    """Open the worker's one sandbox. `tree` is the digest of a content."""
+    """Open the worker's only sandbox. `tree` is the digest of a content."""
 
     tree: str
     workdir: str
@@ -86,7 +88,7 @@ class OpenRequest(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class OpenReply(Struct, frozen=True):
-    """The sandbox that was opened."""
+    """The id of the opened sandbox, and its home directory."""
 
     id: str
     home: str
@@ -129,17 +131,17 @@ class ResetRequest(Struct, frozen=True, tag=True):
 
 
 class PingRequest(Struct, frozen=True, tag=True):
-    """We are still here."""
+    """Shows that the caller is still there."""
 
 
 class CancelRequest(Struct, frozen=True, tag=True):
-    """Give up a request that was sent before; it is answered all the same."""
+    """Cancel an earlier request, which is still responded to."""
 
     number: int
 
 
 class ListRequest(Struct, frozen=True, tag=True):
-    """The sandboxes that are open on the machine."""
+    """Ask for the sandboxes that are open on the machine."""
 
 
 class ReapRequest(Struct, frozen=True, tag=True):
@@ -155,14 +157,16 @@ Request = (
 
 
 class NumberedRequest(Struct, frozen=True, array_like=True):
-    """A request, with a number that no other has."""
+    """A request with a number that is unique in its connection."""
 
     number: int
     request: Request
 
 
 class NumberedReply(Struct, frozen=True, array_like=True):
-    """The answer to the request of that number; with the name of an `error` its `result` is the message."""
+    """The response to the request with that number. If `error` is the name of an error, `result` is its
+    message.
+    """
 
     number: int
     error: str
@@ -170,7 +174,7 @@ class NumberedReply(Struct, frozen=True, array_like=True):
 
 
 class MessageStream:
-    """Messages over a channel, each after its length."""
+    """Messages over a channel, each preceded by its length."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -181,18 +185,24 @@ class MessageStream:
         """Send a message. Raises ConnectionResetError; SandboxError for one that is too long."""
         content = msgspec.msgpack.encode(message)
         if len(content) > MESSAGE_BYTES:
-            raise SandboxError(f"cannot send {len(content)} bytes to or from a remote sandbox in one message")
+            raise SandboxError(
+                f"cannot send {len(content)} bytes to or from a remote sandbox in one message, which may "
+                f"have {MESSAGE_BYTES} at most; use smaller files or inputs"
+            )
         async with self._sending:
             await self._channel.write(len(content).to_bytes(4, "big") + content)
 
     async def receive(self) -> bytes | None:
-        """The next message, None at the end of the stream. Raises ConnectionResetError, SandboxError."""
+        """Return the next message, None at the end of the stream. Raises ConnectionResetError, SandboxError."""
         head = await self._take(4)
         if head is None:
             return None
         size = int.from_bytes(head, "big")
         if size > MESSAGE_BYTES:
-            raise SandboxError(f"invalid message: {size} bytes, expected {MESSAGE_BYTES} at most")
+            raise SandboxError(
+                f"invalid message of {size} bytes, expected {MESSAGE_BYTES} at most; are both ends the "
+                "same release?"
+            )
         return await self._take(size)
 
     async def _take(self, count: int) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The sandboxes that are open on this machine for others: who may look, and who ends those past their deadline."""
+"""The registry of sandboxes that this machine runs for others: lists them, and ends those past their deadline."""
 
 from __future__ import annotations
 
@@ -19,33 +19,32 @@ from understudy.util.files import atomic_write
 class _RegistryEntry(Struct, frozen=True):
     sandbox: OpenSandbox
     worker: str
-    """The stamp of the process that serves it, and with which it ends."""
+    """The `process_stamp` of the worker, with which the sandbox ends."""
 
 
 class SandboxRegistry:
-    """One file for each open sandbox, in a directory. What a killed worker leaves there is removed."""
+    """A directory with one file for each open sandbox. Files that a killed worker left are removed."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def add(self, sandbox: OpenSandbox) -> None:
-        """Note a sandbox that this process serves. Raises OSError."""
+        """Register a sandbox that this process serves. Raises OSError."""
         self._directory.mkdir(parents=True, exist_ok=True)
         entry = _RegistryEntry(sandbox, process_stamp(os.getpid()))
         atomic_write(self._directory / f"{sandbox.id}.json", msgspec.json.encode(entry), mode=0o600)
 
     def remove(self, sandbox_id: str) -> None:
-        """Forget a sandbox that was closed."""
+        """Unregister a sandbox that was closed."""
         (self._directory / f"{sandbox_id}.json").unlink(missing_ok=True)
 
     def sandboxes(self) -> list[OpenSandbox]:
-        """Those that are open, the oldest first."""
+        """Return the open sandboxes, the oldest first."""
         return sorted((entry.sandbox for entry in self._entries()), key=lambda sandbox: sandbox.opened)
 
     def reap(self, ids: list[str]) -> list[str]:
-        """End these sandboxes, and all that are past their deadline; returns the ids of those that were ended.
-
-        A sandbox ends with its worker, however that ends.
+        """End these sandboxes, and all past their deadline, by killing their workers; return the ids of the ended
+        ones.
         """
         ended: list[str] = []
         for entry in self._entries():

@@ -1,4 +1,4 @@
-"""Our end of the relay: what programs of a remote sandbox send to a socket reaches one of this machine."""
+"""This machine's end of the relay: connects a remote sandbox's sockets to sockets of this machine."""
 
 from __future__ import annotations
 
@@ -15,30 +15,39 @@ _NOISE_BYTES = 300
 
 
 class SocketRelay:
-    """Connects channels to Unix sockets of this machine, in the order in which the other end has its own.
+    """Connects channels to Unix sockets of this machine; a channel asks for a socket by its index in `sockets`.
 
-    The other end is not trusted: it reaches these sockets and nothing else.
+    The other end is not trusted: it can reach these sockets and nothing else.
     """
 
     def __init__(self, sockets: Sequence[Path]) -> None:
         self._sockets = list(sockets)
 
     async def connect(self, channel: Channel, number: int) -> None:
-        """Carry a channel to the socket that it asks for; one that there is not is reset. Raises OSError."""
+        """Relay a channel to the socket that it asks for.
+
+        For an unknown number it returns, upon which the channel is reset. Raises OSError.
+        """
         if number < len(self._sockets):
             await carry(channel, *await _connect(self._sockets[number]))
 
     async def run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Relay until the stream ends. Raises SandboxError when the other end is none, or breaks the rules."""
+        """Relay until the stream ends. Raises SandboxError when the other end is no relay, or violates the
+        protocol.
+        """
         await read_greeting(reader)
         try:
             await Multiplexer(reader, writer, self.connect).run()
         except RelayBroken as error:
-            raise SandboxError(f"the relay of a sandbox was closed: the sandbox sent {error}") from error
+            raise SandboxError(
+                f"the relay of a sandbox was closed, because the sandbox sent {error}; open a new sandbox"
+            ) from error
 
 
 async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Streams to a Unix socket, by way of its directory: the kernel takes 107 bytes for the name of a socket."""
+    """Connect to a Unix socket through a descriptor of its directory, because the kernel limits socket paths to
+    107 bytes.
+    """
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         return await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{path.name}")
@@ -47,14 +56,19 @@ async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
 
 
 async def read_greeting(reader: asyncio.StreamReader) -> None:
-    """Read the line with which the other end begins. Raises SandboxError with what came instead."""
+    """Read the other end's first line. Raises SandboxError, with what came instead, if it is not GREETING."""
     try:
         async with asyncio.timeout(START_S):
             content = await reader.readexactly(len(GREETING))
     except asyncio.IncompleteReadError as error:
         content = error.partial
     except TimeoutError as error:
-        raise SandboxError(f"the relay of a sandbox did not start within {START_S:g} s") from error
+        raise SandboxError(
+            f"the relay of a sandbox did not start within {START_S:g} s; check the other machine, and retry"
+        ) from error
     if content != GREETING:
         text = content[:_NOISE_BYTES].decode(errors="replace")
-        raise SandboxError(f"the relay of a sandbox did not start: expected {GREETING!r}, got {text!r}")
+        raise SandboxError(
+            f"the relay of a sandbox did not start: expected {GREETING!r}, got {text!r}; is "
+            "Understudy installed there, and does the login shell print nothing?"
+        )

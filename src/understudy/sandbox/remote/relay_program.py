@@ -1,11 +1,11 @@
-"""The relay's end in a remote sandbox: connections to its sockets are carried over stdin and stdout.
+"""The relay's end on the sandbox's machine: multiplexes connections to its sockets over stdin and stdout.
 
     python3 relay_program.py SOCKET…
 
-It needs Python 3.8 and nothing else, and no network: who started it connects each connection to a socket of its
-own (see `relay.py`). Both ends use the class `Multiplexer` of this module. After the line `GREETING` a stream of
-frames follows in both directions: type (1 byte), channel (4), length (4), content. Each channel may have `WINDOW`
-bytes on the way; more has to be allowed by the receiver. A frame that breaks a rule ends the whole stream.
+It needs only Python 3.8, and no network: the process that started it connects each connection to a socket of its
+own (see `relay.py`). Both ends use this module's `Multiplexer`. After the line `GREETING`, frames follow in both
+directions: type (1 byte), channel (4), length (4), content. Each channel may have `WINDOW` unacknowledged bytes in
+flight; the receiver allows more by ALLOW frames. A frame that violates the protocol ends the whole stream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 GREETING = b"understudy-relay 1\n"
 HEAD = struct.Struct(">BII")
 OPEN, DATA, END, RESET, ALLOW = range(5)
-"""A new channel (content: the number of the socket); bytes of it; no more bytes; it is broken; bytes allowed."""
+"""Opens a channel (content: a socket's number); carries bytes; ends them; resets; allows more bytes."""
 
 NUMBER = struct.Struct(">I")
 FRAME_BYTES = 32 << 10
@@ -31,11 +31,11 @@ CHANNELS = 256
 
 
 class RelayBroken(Exception):
-    """The other end sent a frame that breaks a rule."""
+    """The other end sent a frame that violates the protocol; the message describes the frame."""
 
 
 class Channel:
-    """One connection. What the other end sent waits here, at most `WINDOW` bytes."""
+    """One relayed connection. Received bytes are buffered here, at most `WINDOW`."""
 
     def __init__(self, number: int, owner: Multiplexer) -> None:
         self.number = number
@@ -53,24 +53,24 @@ class Channel:
         """Whether neither end sends any more."""
         return self._broken or (self._incoming_ended and self._outgoing_ended)
 
-    # --- by the multiplexer --------------------------------------------------------------------------------
+    # --- called by the multiplexer --------------------------------------------------------------------------
 
     def take(self, type_: int, content: bytes) -> None:
-        """A frame of this channel. Raises RelayBroken."""
+        """Process a received frame of this channel. Raises RelayBroken."""
         if type_ == DATA:
             if (
                 self._incoming_ended
                 or not content
                 or len(self._incoming) + self._unacknowledged + len(content) > WINDOW
             ):
-                raise RelayBroken(f"more data on channel {self.number} than was allowed")
+                raise RelayBroken(f"more data on channel {self.number} than the window of {WINDOW} bytes allows")
             self._incoming += content
         elif type_ == ALLOW:
             if len(content) != NUMBER.size or self._allowed + NUMBER.unpack(content)[0] > WINDOW:
-                raise RelayBroken(f"an invalid allowance on channel {self.number}")
+                raise RelayBroken(f"an invalid ALLOW frame on channel {self.number}")
             self._allowed += NUMBER.unpack(content)[0]
         elif content:
-            raise RelayBroken(f"a frame of type {type_} with content")
+            raise RelayBroken(f"a frame of type {type_} with content, expected none")
         elif type_ == END:
             self._incoming_ended = True
         else:
@@ -78,14 +78,16 @@ class Channel:
         self._changed.set()
 
     def break_off(self) -> None:
-        """End it from this side, without a word to the other."""
+        """Mark the channel as broken without telling the other end."""
         self._broken = True
         self._changed.set()
 
-    # --- by whoever uses it --------------------------------------------------------------------------------
+    # --- called by the users of the channel -----------------------------------------------------------------
 
     async def read(self) -> bytes:
-        """What has come in, b"" at its end. Raises ConnectionResetError."""
+        """Return the bytes that have arrived, waiting for at least one; b"" at the end. Raises
+        ConnectionResetError.
+        """
         if self._unacknowledged:
             allowed, self._unacknowledged = self._unacknowledged, 0
             if not self._incoming_ended:
@@ -97,7 +99,7 @@ class Channel:
         return content
 
     async def write(self, content: bytes) -> None:
-        """Send bytes, as fast as the other end takes them. Raises ConnectionResetError."""
+        """Send bytes, as fast as the other end accepts them. Raises ConnectionResetError."""
         rest = memoryview(content)
         while rest:
             await self._wait(lambda: self._allowed > 0)
@@ -107,13 +109,13 @@ class Channel:
             rest = rest[count:]
 
     async def end(self) -> None:
-        """Say that no more bytes follow."""
+        """Tell the other end that no more bytes follow."""
         if not (self._outgoing_ended or self._broken):
             self._outgoing_ended = True
             await self._owner.send(END, self.number)
 
     async def close(self) -> None:
-        """Be done with it; what is not over is reset."""
+        """Close the channel; it is reset if one direction has not ended."""
         if not self.over:
             await self._owner.send(RESET, self.number)
         self._broken = True
@@ -135,8 +137,10 @@ if TYPE_CHECKING:
 
 
 class Multiplexer:
-    """Channels over one pair of streams. `accept` is called for each channel that the other end opens, with the
-    number that it asks for; without it the other end may open none.
+    """Channels over one pair of streams.
+
+    `accept` is called with each channel that the other end opens, and the socket number that it asks for; without
+    `accept` the other end may open none.
     """
 
     def __init__(
@@ -154,12 +158,12 @@ class Multiplexer:
         self._last = 0
         self._ended = False
         self.heard_at = time.monotonic()
-        """When the last frame came, by the clock of `time.monotonic`."""
+        """When the last frame arrived, by `time.monotonic`."""
 
     async def open(self, number: int) -> Channel:
-        """A new channel to what the other end calls `number`. Raises ConnectionError."""
+        """Open a channel to the other end's socket `number`. Raises ConnectionError."""
         if self._ended or len(self._channels) >= CHANNELS:
-            raise ConnectionRefusedError("the relay has ended or reached its limit of connections")
+            raise ConnectionRefusedError(f"the relay has ended, or has {CHANNELS} connections, the maximum")
         self._last += 1
         channel = self._channels[self._last] = Channel(self._last, self)
         await self.send(OPEN, channel.number, NUMBER.pack(number))
@@ -172,17 +176,20 @@ class Multiplexer:
             await self._writer.drain()
 
     def forget(self, channel: Channel) -> None:
-        """A channel that nobody uses here any more."""
+        """Forget a channel that is no longer used here."""
         self._channels.pop(channel.number, None)
 
     async def run(self) -> None:
-        """Read frames to the end of the stream; every channel is broken off then. Raises RelayBroken."""
+        """Read frames until the stream ends, then break all channels. Raises RelayBroken."""
         try:
             while True:
                 try:
                     type_, number, size = HEAD.unpack(await self._reader.readexactly(HEAD.size))
                     if type_ > ALLOW or size > FRAME_BYTES:
-                        raise RelayBroken(f"a frame of type {type_} with {size} bytes")
+                        raise RelayBroken(
+                            f"a frame of type {type_} with {size} bytes, expected a type up to {ALLOW} and "
+                            f"{FRAME_BYTES} bytes at most"
+                        )
                     content = await self._reader.readexactly(size)
                 except (asyncio.IncompleteReadError, ConnectionError):
                     return
@@ -191,10 +198,8 @@ class Multiplexer:
                     self._opened(number, content)
                 elif number in self._channels:
                     self._channels[number].take(type_, content)
-                elif (
-                    not 0 < number <= self._last
-                ):  # of a channel that ended here, frames may still be on their way
-                    raise RelayBroken(f"a frame of channel {number}, which was never open")
+                elif not 0 < number <= self._last:  # frames of a channel that was closed here may still arrive
+                    raise RelayBroken(f"a frame of channel {number}, which was never opened")
         finally:
             self._ended = True
             for channel in self._channels.values():
@@ -205,7 +210,7 @@ class Multiplexer:
 
     def _opened(self, number: int, content: bytes) -> None:
         if self._accept is None or number != self._last + 1 or len(content) != NUMBER.size:
-            raise RelayBroken(f"an unexpected channel {number}")
+            raise RelayBroken(f"an unexpected OPEN frame for channel {number}")
         if len(self._channels) >= CHANNELS:
             raise RelayBroken(f"more than {CHANNELS} channels at a time")
         self._last = number
@@ -218,14 +223,14 @@ class Multiplexer:
         try:
             await accept(channel, number)
         except OSError:
-            pass  # of this connection; it is reset
+            pass  # an error of this one connection, which is reset
         finally:
             with contextlib.suppress(ConnectionError):
                 await channel.close()
 
 
 async def carry(channel: Channel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Carry bytes between a channel and a socket, both ways, until both ways have ended or one broke."""
+    """Copy bytes between a channel and a socket in both directions, until both have ended or one broke."""
 
     async def outward() -> None:
         while True:
@@ -260,7 +265,9 @@ async def carry(channel: Channel, reader: asyncio.StreamReader, writer: asyncio.
 
 
 async def listen(multiplexer: Multiplexer, sockets: Sequence[str]) -> None:
-    """Listen at these paths, which must be free; connections become channels that ask for the path's position."""
+    """Listen on these socket paths, which must not exist yet. A connection to path n opens a channel with number
+    n.
+    """
     for number, path in enumerate(sockets):
 
         async def connected(
@@ -278,7 +285,7 @@ async def listen(multiplexer: Multiplexer, sockets: Sequence[str]) -> None:
 
 
 async def stdio() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Streams of this process's stdin and stdout."""
+    """Return streams of this process's stdin and stdout."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=2 * FRAME_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)

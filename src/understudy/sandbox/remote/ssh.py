@@ -1,10 +1,10 @@
-"""`ssh`: our local sandbox on another machine, where the same release of Understudy is installed.
+"""The `ssh` kind of sandbox: a local sandbox on another machine that has the same release of Understudy.
 
     understudy run … --sandbox 'ssh:user@machine'
 
-Each sandbox is a worker (`worker.py`) that ssh starts there, and ends with its connection. Files go there once and
-stay in that machine's cache by their content. The sandbox has no network: what its agent says to the gateway's
-socket comes back through the same connection.
+For each sandbox, ssh starts a worker (`worker.py`) there, which ends with its connection. Files are sent once and
+cached there by their content. The sandbox has no network: its agent's connections to the gateway's socket come
+back through the same ssh connection.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:\[\]-]*")
 
 
 class SshSandbox(IsolatedSandbox, Sandbox):
-    """An open sandbox of another machine."""
+    """An open sandbox on another machine."""
 
     def __init__(self, spec: SandboxSpec, connection: WorkerConnection, home: str) -> None:
         self._spec = spec
@@ -57,7 +57,7 @@ class SshSandbox(IsolatedSandbox, Sandbox):
 
     @property
     def home(self) -> str:
-        """A directory on the bounded tmpfs of the sandbox."""
+        """The home directory, on the sandbox's size-limited tmpfs."""
         return self._home
 
     async def run(
@@ -98,15 +98,15 @@ class SshSandbox(IsolatedSandbox, Sandbox):
         await self._connection.ask(messages.ResetRequest(), type(None))
 
     async def close(self) -> None:
-        """End the connection, with which the sandbox ends."""
+        """End the connection, and with it the sandbox."""
         await self._connection.close()
 
 
 class SshSandboxes(RemoteSandboxes):
-    """Opens sandboxes on the machine `target`, as ssh takes it.
+    """Opens sandboxes on the machine `target`, a destination for ssh.
 
     `config` is a file for `ssh -F`; `command` starts the worker there. A sandbox ends `deadline_s` seconds after
-    it was opened; `starting` of them may be opening at a time.
+    it was opened; at most `starting` of them are being opened at the same time.
     """
 
     name: ClassVar[str] = "ssh"
@@ -127,9 +127,14 @@ class SshSandboxes(RemoteSandboxes):
         try:
             self._deadline_s, self._starting_limit = float(deadline_s), int(starting)
         except ValueError as error:
-            raise ConfigError(f"--sandbox ssh:{target}: deadline_s and starting: {error}") from error
+            raise ConfigError(
+                f"--sandbox ssh:{target}: deadline_s and starting must be numbers: {error}; correct them"
+            ) from error
         if self._deadline_s <= 0 or self._starting_limit < 1:
-            raise ConfigError(f"--sandbox ssh:{target}: expected deadline_s above 0 and starting of at least 1")
+            raise ConfigError(
+                f"--sandbox ssh:{target}: got deadline_s={self._deadline_s:g} and "
+                f"starting={self._starting_limit}; expected deadline_s above 0 and starting of at least 1"
+            )
         options = ["-F", config] if config else []
         self._argv = [*_SSH, *options, "--", target, command]
         self._name = f"ssh {target}"
@@ -138,26 +143,26 @@ class SshSandboxes(RemoteSandboxes):
         self._digests: dict[Path, asyncio.Future[str]] = {}
 
     def problems(self) -> list[str]:
-        """Why the other machine can have no local sandboxes, or cannot be reached."""
+        """Return the reasons why the other machine cannot be reached, or cannot run local sandboxes."""
         try:
             return self._greet().problems
         except (SandboxError, ConfigError) as error:
-            return [f"{error}; `ssh` has to get there without a question, and the host's key has to be known"]
+            return [f"{error}; `ssh` must connect without asking anything, so the host's key must be known"]
 
     def warnings(self) -> list[str]:
-        """What the local sandboxes of the other machine do not enforce."""
+        """Return the limits that local sandboxes of the other machine cannot enforce."""
         return self._greet().warnings
 
     def host_environment(self) -> HostEnvironment | None:
-        """What the other machine offers to run tasks with. Raises SandboxError, ConfigError."""
+        """Return what the other machine provides for tasks. Raises SandboxError, ConfigError."""
         environment = self._greet().environment
         mounts = tuple(Mount(Path(mount.path), mount.target, remote=True) for mount in environment.mounts)
         return HostEnvironment(mounts, environment.path_prefixes, environment.env)
 
     def _greet(self) -> messages.HelloReply:
-        """What the other machine is like, asked once."""
+        """Return the worker's description of its machine, asked for once. Raises SandboxError, ConfigError."""
         if self._hello is None:
-            # In a thread, since the caller may be inside an event loop.
+            # In a thread, because the caller may be inside an event loop.
             with ThreadPoolExecutor(1) as pool:
                 hello = messages.HelloRequest(__version__)
                 reply: messages.HelloReply = pool.submit(
@@ -174,15 +179,17 @@ class SshSandboxes(RemoteSandboxes):
             await connection.close()
 
     async def sandboxes(self) -> list[OpenSandbox]:
-        """Those that are open on the other machine, the oldest first. Raises SandboxError."""
+        """Return the sandboxes that are open on the other machine, the oldest first. Raises SandboxError."""
         return await self._ask(messages.ListRequest(), list[OpenSandbox])
 
     async def reap(self, ids: Sequence[str]) -> list[str]:
-        """End these, and those past their deadline; returns the ids of those ended. Raises SandboxError."""
+        """End these sandboxes, and those past their deadline; return the ids of the ended ones. Raises
+        SandboxError.
+        """
         return await self._ask(messages.ReapRequest(list(ids)), list[str])
 
     async def open(self, spec: SandboxSpec) -> SshSandbox:
-        """Open a sandbox there, with what it needs of our files. Raises SandboxError."""
+        """Open a sandbox there, after sending the files that it needs. Raises SandboxError."""
         self._check(spec)
         sockets = [mount.source for mount in spec.mounts if _is_socket(mount)]
         async with self._starting:
@@ -208,10 +215,13 @@ class SshSandboxes(RemoteSandboxes):
         return SshSandbox(spec, connection, reply.home)
 
     def _check(self, spec: SandboxSpec) -> None:
-        """Raise SandboxError for what is missing on this machine; the other one checks the rest."""
+        """Raise SandboxError for files missing on this machine; the worker checks the rest of the spec."""
         missing = [mount.source for mount in spec.mounts if not mount.remote and not mount.source.exists()]
         if missing or not spec.tree.is_dir():
-            raise SandboxError(f"cannot open a sandbox: {(missing or [spec.tree])[0]} is not on this machine")
+            raise SandboxError(
+                f"cannot open a sandbox: {(missing or [spec.tree])[0]} does not exist on this machine; "
+                "create it, or correct the path"
+            )
 
     async def _remote(self, mount: Mount, sockets: list[Path]) -> RemoteMount:
         if mount.remote:
@@ -221,7 +231,7 @@ class SshSandboxes(RemoteSandboxes):
         return RemoteMount(mount.target, digest=await self._digest(mount.source), private=mount.private)
 
     async def _digest(self, path: Path) -> str:
-        """The digest of what never changes once it is there; computed once."""
+        """Return the digest of a path whose content never changes; computed once."""
         if path not in self._digests:
             self._digests[path] = asyncio.ensure_future(asyncio.to_thread(digest_of, path))
         try:
@@ -233,7 +243,7 @@ class SshSandboxes(RemoteSandboxes):
     async def _upload(
         self, connection: WorkerConnection, spec: SandboxSpec, mounts: list[RemoteMount], tree: str
     ) -> None:
-        """Send what the other machine lacks."""
+        """Send the contents that the other machine lacks."""
         sources = {
             mount.digest: own.source for mount, own in zip(mounts, spec.mounts, strict=True) if mount.digest
         }

@@ -1,7 +1,7 @@
-"""What runs on another machine for one of our sandboxes there: it serves a local sandbox over stdin and stdout.
+"""The worker on another machine: serves one local sandbox over stdin and stdout.
 
-It ends with the connection, at the sandbox's deadline, or when nothing was heard for a while; with it ends all
-that runs in the sandbox, and all that was written there.
+It ends with the connection, at the sandbox's deadline, or when it has received nothing for a while. With it end
+all processes in the sandbox, and all files that were written there are removed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _DECODER = msgspec.msgpack.Decoder(NumberedRequest)
 
 
 class SandboxWorker:
-    """Answers the requests of one connection, with files in `cache`. `environment` is what this machine offers."""
+    """Answers the requests of one connection. `cache` is the cache directory; `environment` returns what this
+    machine provides.
+    """
 
     def __init__(
         self, multiplexer: Multiplexer, cache: Path, environment: Callable[[], RemoteEnvironment]
@@ -72,7 +74,7 @@ class SandboxWorker:
         }
 
     async def serve(self, stream: MessageStream) -> str:
-        """Answer requests to the end of the stream; returns why it ended."""
+        """Answer requests until the stream ends; return why it ended."""
         try:
             while not self._ended:
                 content = await self._next(stream)
@@ -87,7 +89,7 @@ class SandboxWorker:
         return self._ended
 
     async def _next(self, stream: MessageStream) -> bytes | None:
-        """The next message; None when there is none in time, with the reason in `_ended`."""
+        """Return the next message; None if none comes in time, with the reason in `_ended`."""
         left = math.inf if self._deadline is None else self._deadline - time.monotonic()
         try:
             async with asyncio.timeout(min(messages.LEASE_S, left)):
@@ -155,10 +157,10 @@ class SandboxWorker:
                 archive.unlink()
 
     def _cache_of(self, digest: str) -> tuple[ContentCache, str]:
-        """The cache and name of a content; those of trees begin with "tree-"."""
+        """Return the cache of a content and its name there; digests of trees begin with "tree-"."""
         name = _name(digest)
         if len(name) != 64 or not set(name) <= set("0123456789abcdef"):
-            raise SandboxError(f"invalid digest {digest!r}")
+            raise SandboxError(f"invalid digest {digest!r}; expected 64 hexadecimal digits")
         return (self._trees if digest.startswith(messages.TREE) else self._files), name
 
     def _content(self, digest: str) -> Path:
@@ -170,7 +172,7 @@ class SandboxWorker:
 
     async def _open(self, request: messages.OpenRequest) -> messages.OpenReply:
         if self._sandbox is not None:
-            raise SandboxError("this worker has a sandbox already")
+            raise SandboxError("this worker already has a sandbox; open another connection for a second one")
         sockets = {mount.socket for mount in request.mounts if mount.socket is not None}
         paths = [str(self._directory / f"socket-{number}") for number in range(max(sockets, default=-1) + 1)]
         await listen(self._multiplexer, paths)
@@ -200,7 +202,7 @@ class SandboxWorker:
 
     def _opened(self) -> Sandbox:
         if self._sandbox is None:
-            raise SandboxLost("this worker has no sandbox yet")
+            raise SandboxLost("this worker has no sandbox yet; open one first")
         return self._sandbox
 
     async def _run(self, request: messages.RunRequest) -> Any:
@@ -219,7 +221,7 @@ class SandboxWorker:
         await self._opened().reset()
 
     async def _ping(self, request: messages.PingRequest) -> None:
-        """Nothing: that it came is all."""
+        """Do nothing: receiving the message has already renewed the lease."""
 
     async def _cancel(self, request: messages.CancelRequest) -> None:
         if (task := self._running.get(request.number)) is not None:
@@ -237,8 +239,8 @@ def _name(digest: str) -> str:
 
 
 async def serve_sandbox(cache: Path, environment: Callable[[], RemoteEnvironment]) -> str:
-    """Serve one sandbox over this process's stdin and stdout; returns why it ended. See SandboxWorker."""
-    # Whatever is printed here must not get between the frames.
+    """Serve one sandbox over this process's stdin and stdout; return why it ended. See SandboxWorker."""
+    # stdout becomes stderr, so that nothing printed here gets between the frames.
     sys.stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     reader, writer = await stdio()

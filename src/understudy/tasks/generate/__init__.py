@@ -1,1 +1,1 @@
-"""Tasks that are made rather than found: mutated packages, and modules of small functions."""
+"""Generates tasks: from mutated packages, from repositories' histories, and as modules of small functions."""

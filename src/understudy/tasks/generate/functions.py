@@ -1,7 +1,7 @@
-"""Small tasks made out of nothing: a module of a few functions, one of which does not do what its docstring says.
+"""Generates small tasks: a module of a few functions, one of which does not do what its docstring says.
 
-All of it is written from a table of meanings and made-up names, so that a small model can learn the work, and be
-tested on names and files that it never saw: the words of the two splits have no word in common.
+Everything is written from a table of meanings and made-up names. So a small model can learn the work, and be
+tested on names and files that it never saw: no word is in both splits.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _CHECK_TIMEOUT_S = 60.0
 
 
 class Meaning(Struct, frozen=True):
-    """What a function does: its docstring and expression, with `{a}`, `{b}` and `{n}` to be filled in.
+    """What a function does: its docstring and expression, with placeholders `{a}`, `{b}` and `{n}`.
 
-    `value` computes it from the arguments and the number. Meanings of one `kind` take the same arguments, and each
-    is a bug in the place of another.
+    `value` computes the result from the arguments and the number. Meanings of the same `kind` take the same
+    arguments, so each one is a bug when it is used in place of another.
     """
 
     kind: Literal["two", "number", "list"]
@@ -73,7 +73,7 @@ _INPUTS: dict[str, tuple[tuple[Any, ...], ...]] = {
 
 
 class FunctionSpec(Struct, frozen=True):
-    """A function of a module. `meaning` is what its docstring says, `number` the one in it, if it has any."""
+    """A function of a module. `meaning` is what its docstring says, `number` the number in it, if it has one."""
 
     name: str
     arguments: tuple[str, ...]
@@ -82,15 +82,17 @@ class FunctionSpec(Struct, frozen=True):
 
     @property
     def signature(self) -> str:
-        """Its first line."""
+        """The function's first line."""
         return f"def {self.name}({', '.join(self.arguments)}):"
 
     def expression(self, meaning: Meaning | None = None) -> str:
-        """What it returns, or would return if it meant something else."""
+        """Return the expression that the function returns; with `meaning`, the one it would return for that
+        meaning.
+        """
         return self._fill((meaning or self.meaning).does)
 
     def code(self, expression: str) -> str:
-        """Its source with this expression."""
+        """Return the function's source with this expression."""
         return f'{self.signature}\n    """{self._fill(self.meaning.says)}"""\n    return {expression}\n'
 
     def _fill(self, text: str) -> str:
@@ -98,7 +100,7 @@ class FunctionSpec(Struct, frozen=True):
 
 
 class ModuleSpec(Struct, frozen=True):
-    """A module in `path` with one `faulty` function, which does what `instead` means."""
+    """A module at `path` with one `faulty` function, which does what `instead` means."""
 
     path: str
     functions: tuple[FunctionSpec, ...]
@@ -111,7 +113,7 @@ class ModuleSpec(Struct, frozen=True):
         return self.functions[self.faulty]
 
     def text(self, *, mended: bool) -> str:
-        """The module's source."""
+        """Return the module's source, with the faulty function corrected if `mended`."""
         parts = [
             function.code(function.expression(self.instead if number == self.faulty and not mended else None))
             for number, function in enumerate(self.functions)
@@ -120,17 +122,17 @@ class ModuleSpec(Struct, frozen=True):
 
     @property
     def instruction(self) -> str:
-        """What the agent is asked."""
+        """The instruction for the agent."""
         return f"The function `{self.broken.name}` in {self.path} returns the wrong result. Fix it."
 
 
 def make_functions(count: int, seed: int, split: Split) -> list[Task]:
-    """`count` different tasks of a split, the same ones for the same arguments; more begin with the same ones.
+    """Return `count` different tasks of a split; deterministic, and a larger count only appends tasks.
 
     Raises TaskError for a count that is not from 1 to 20,000.
     """
     if not 1 <= count <= _TASKS_LIMIT:
-        raise TaskError(f"{REPO}: {count} tasks; expected 1 to {_TASKS_LIMIT:,}")
+        raise TaskError(f"{REPO}: cannot make {count} tasks; expected 1 to {_TASKS_LIMIT:,}")
     tasks: dict[str, Task] = {}
     for module in modules(seed, split):
         task = _task(module, seed, split)
@@ -141,7 +143,7 @@ def make_functions(count: int, seed: int, split: Split) -> list[Task]:
 
 
 def modules(seed: int, split: Split) -> Iterator[ModuleSpec]:
-    """Modules without end, the same ones for the same arguments."""
+    """Yield modules endlessly, the same ones for the same arguments."""
     draw = random.Random(f"{REPO}:{split}:{seed}")
     while True:
         yield _module(draw, split)
@@ -163,7 +165,7 @@ def _function(draw: random.Random, names: Iterator[str]) -> FunctionSpec:
 
 
 def _new_names(draw: random.Random, split: Split) -> Iterator[str]:
-    """Different made-up words of a split, without end."""
+    """Yield different made-up words of a split endlessly."""
     used: set[str] = set()
     while True:
         word = "".join(draw.choice(_ONSETS) + draw.choice(_VOWELS) + draw.choice(_CODAS) for _ in range(2))
@@ -174,7 +176,7 @@ def _new_names(draw: random.Random, split: Split) -> Iterator[str]:
 
 
 def split_of(word: str) -> Split:
-    """The split that a made-up word belongs to, by its hash."""
+    """Return the split that a made-up word belongs to, by its hash."""
     held_out = hashlib.sha256(word.encode()).digest()[0] % _HELD_OUT_SHARE == 0
     return "held-out" if held_out else "train"
 
@@ -202,7 +204,7 @@ def _task(module: ModuleSpec, seed: int, split: Split) -> Task:
 
 
 def _tests(module: ModuleSpec) -> str:
-    """A test for each function, whose values are computed from what is meant."""
+    """Return the test file: a test for each function, with values computed from the function's meaning."""
     module_name = module.path.removesuffix(".py").replace("/", ".")
     tests = [f"from {module_name} import {', '.join(function.name for function in module.functions)}\n"]
     for function in module.functions:

@@ -1,4 +1,4 @@
-"""The history of a git repository as it is stored: commits, what they change, and files byte for byte.
+"""Reads the history of a git repository from its objects: commits, their changes, and files byte for byte.
 
 Nothing is checked out, and no filter, hook or program that the repository names is run.
 """
@@ -23,7 +23,7 @@ _TIMEOUT_S = 300
 
 
 class Commit(Struct, frozen=True):
-    """A commit on the main line: its first parent, its message and its time in Unix seconds."""
+    """A commit on the main line, with its first parent, message and time (Unix seconds)."""
 
     id: str
     parent: str
@@ -33,7 +33,7 @@ class Commit(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """What a commit does to one path: the blobs before and after ("" where there is none), and the mode after."""
+    """A commit's change to one path: the blobs before and after ("" if there is none), and the mode after."""
 
     path: str
     before: str
@@ -42,21 +42,21 @@ class Change(Struct, frozen=True):
 
 
 class History:
-    """The main line of a repository: a work tree or a bare one."""
+    """The main line of a repository, which may be bare or have a work tree."""
 
     def __init__(self, repository: Path) -> None:
-        """Raises ConfigError when git or the repository is missing."""
+        """Open a repository. Raises ConfigError when git or the repository is missing."""
         self._repository = repository
         self._git = git_program()
         if not repository.is_dir():
-            raise ConfigError(f"{repository}: there is no such directory; expected a git repository")
+            raise ConfigError(f"{repository}: no such directory; expected a git repository")
         try:
             self._run("rev-parse", "--verify", "HEAD^{commit}")
         except TaskError as error:
             raise ConfigError(f"{repository}: expected a git repository with a commit: {error}") from error
 
     def commits(self) -> list[Commit]:
-        """The commits with a parent, newest first; of a merge the first parent alone counts."""
+        """Return the commits that have a parent, newest first; of a merge only the first parent is followed."""
         out = self._run(
             "log", "-z", "--first-parent", "--no-show-signature", "--format=%H%n%P%n%ct%n%s%n%b", "HEAD"
         )
@@ -69,7 +69,7 @@ class History:
         return commits
 
     def changes(self, commit: Commit) -> list[Change]:
-        """What a commit changes against its first parent; a rename is a deletion and an addition."""
+        """Return a commit's changes against its first parent; a rename is a deletion and an addition."""
         out = self._run("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", commit.parent, commit.id)
         fields = out.split(b"\0")
         changes: list[Change] = []
@@ -79,7 +79,7 @@ class History:
         return changes
 
     def texts(self, blobs: Iterable[str]) -> dict[str, str]:
-        """The texts of blobs by their ids. Raises TaskError for one that is not UTF-8 text."""
+        """Return the texts of blobs by their ids. Raises TaskError for one that is not UTF-8 text."""
         texts: dict[str, str] = {}
         for blob, content in self._read(list(blobs)).items():
             try:
@@ -91,16 +91,16 @@ class History:
         return texts
 
     def latest_tag(self, commit: str) -> str:
-        """The name of the nearest tag before a commit; "" without one."""
+        """Return the name of the nearest tag before a commit; "" if there is none."""
         try:
             return self._run("describe", "--tags", "--abbrev=0", commit).decode(errors="replace").strip()
         except TaskError:
             return ""
 
     def write_tree(self, commit: str, into: Path) -> None:
-        """Write the files of a commit below a new directory; submodules and links out of the tree are left out.
+        """Write the files of a commit to a new directory, without submodules and links that lead out of the tree.
 
-        Raises TaskError for a tree that is too large or has paths that no tree may have.
+        Raises TaskError for a tree that is too large or has invalid paths.
         """
         entries: list[tuple[bytes, str, str]] = []
         size = 0
@@ -126,14 +126,14 @@ class History:
             if mode != _LINK_MODE:
                 path.write_bytes(contents[blob])
                 path.chmod(0o755 if mode == b"100755" else 0o644)
-        # Links come last, so that nothing is written through one.
+        # Links are created last, so that no file is written through one.
         links = {into / name: os.fsdecode(contents[blob]) for mode, blob, name in entries if mode == _LINK_MODE}
         for path, target in links.items():
             path.symlink_to(target)
         _remove_outward(into.resolve(), list(links))
 
     def file(self, commit: str, path: str) -> str | None:
-        """The text of a file of a commit; None where it is not there or is no text."""
+        """Return the text of a file in a commit; None if it does not exist or is not text."""
         try:
             return self._run("cat-file", "blob", f"{commit}:{path}").decode()
         except (TaskError, UnicodeDecodeError):
@@ -164,7 +164,8 @@ class History:
             "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_CONFIG_GLOBAL": "/dev/null",
             "GIT_NO_LAZY_FETCH": "1",
-            "GIT_ALLOW_PROTOCOL": "none",  # whatever the repository's configuration allows
+            # so that nothing is fetched, whatever the repository's configuration says
+            "GIT_ALLOW_PROTOCOL": "none",
             "GIT_NO_REPLACE_OBJECTS": "1",
             "GIT_OPTIONAL_LOCKS": "0",
             "GIT_TERMINAL_PROMPT": "0",
@@ -186,14 +187,14 @@ def _blob(id: bytes) -> str:
 
 
 def _check_names(names: list[str]) -> None:
-    """Raise TaskError where a path occurs twice, or is below one that is no directory."""
+    """Raise TaskError when a path occurs twice, or is below a path that is a file."""
     unique = set(names)
     if len(unique) != len(names) or any(str(up) in unique for name in names for up in PurePosixPath(name).parents):
         raise TaskError("its tree has a path twice, or a path below a file")
 
 
 def _remove_outward(root: Path, links: list[Path]) -> None:
-    """Remove links that lead out of the tree, by whatever way."""
+    """Remove links that lead out of the tree, directly or through other links."""
     removed = True
     while removed:
         removed = False
@@ -206,5 +207,5 @@ def _remove_outward(root: Path, links: list[Path]) -> None:
 def _leads_inside(root: Path, link: Path) -> bool:
     try:
         return not link.readlink().is_absolute() and link.resolve().is_relative_to(root)
-    except (OSError, RuntimeError):  # a circle
+    except (OSError, RuntimeError):  # links that form a circle
         return False

@@ -1,7 +1,7 @@
-"""Tasks made from a repository's own history: changes whose tests fail before them and pass after them.
+"""Generates tasks from a repository's history: changes with tests that fail before the change and pass after it.
 
-The agent gets the tree before a change, told what its message says and which checks fail. The tests that came with
-the change are hidden and decide; the rest of the change is the gold patch.
+The agent gets the tree before a change, and is told the commit's message and which checks fail. The tests that
+came with the change are hidden and decide the task; the rest of the change is the gold patch.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ _TEST_FILE = re.compile(r"(test_.*|.*_test)\.py")
 _TEST_PARTS = frozenset(("test", "tests", "testing"))
 _NO_CODE_PARTS = frozenset(("doc", "docs", "examples", "benchmarks"))
 _ROOT_SCRIPTS = frozenset(("setup.py", "noxfile.py", "fabfile.py", "tasks.py", "conftest.py"))
-# Where build backends are told to write the version of a checkout.
+# Settings that tell build backends where to write the version of a checkout.
 _VERSION_FILES = (
     ("tool", "hatch", "build", "hooks", "vcs", "version-file"),
     ("tool", "setuptools_scm", "version_file"),
     ("tool", "setuptools_scm", "write_to"),
     ("tool", "pdm", "version", "write_to"),
 )
-# What a commit's message says for people and programs that look after the repository.
+# Lines of commit messages that are for maintainers and their tools, not for the agent.
 _TRAILER = re.compile(
     r"(?mi)^(signed-off-by|co-authored-by|reviewed-by|change-id|cherry.picked.*|\(cherry picked).*$"
 )
 
 
 class HistoryTasks(Struct, frozen=True):
-    """The tasks that were made, newest change first, and how many commits were refused for each reason."""
+    """The generated tasks, newest change first, and the number of refused commits by reason."""
 
     tasks: list[Task]
     refused: dict[str, int]
 
 
 class _Candidate(Struct, frozen=True):
-    """A commit that may be a task: the files of its tests, and its code before and after (text by path)."""
+    """A commit that may become a task: its test files, and its code before and after (text by path)."""
 
     commit: Commit
     tests: dict[str, str]
@@ -79,7 +79,7 @@ class _Candidate(Struct, frozen=True):
 
     @property
     def test_files(self) -> list[str]:
-        """The files that pytest is to run."""
+        """The files that pytest runs."""
         return sorted(path for path in self.tests if _TEST_FILE.fullmatch(posixpath.basename(path)))
 
 
@@ -96,10 +96,11 @@ async def make_from_history(
     jobs: int,
     progress: Progress,
 ) -> HistoryTasks:
-    """At most `count` tasks of the newest changes of the repository `name`, whatever `jobs` is.
+    """Return at most `count` tasks from the newest changes of the repository `name`; the result does not depend on
+    `jobs`.
 
-    The tree of each is kept in a directory of its own below `trees`. `environment` has the `packages`. What the
-    repository holds runs in sandboxes only. Raises TaskError when no change can be a task.
+    Each task's tree is kept in its own directory below `trees`. `environment` contains the `packages`. Code of the
+    repository runs only in sandboxes. Raises TaskError when no change can become a task.
     """
     commits = await asyncio.to_thread(history.commits)
     tasks: list[Task] = []
@@ -132,13 +133,16 @@ async def make_from_history(
                 break
     if not tasks:
         reasons = "; ".join(f"{number}: {reason}" for reason, number in refused.most_common(5))
-        raise TaskError(f"{name}: none of {looked_at} commits can be a task ({reasons or 'there are none'})")
+        raise TaskError(
+            f"{name}: none of {looked_at} commits can become a task ({reasons or 'there are none'}); "
+            "give its tests' requirements with --requirements, or another repository"
+        )
     await asyncio.to_thread(_remove_others, trees, tasks)
     return HistoryTasks(tasks, dict(refused.most_common()))
 
 
 def _remove_others(trees: Path, tasks: list[Task]) -> None:
-    """Remove trees of commits that were begun after the last one that counts."""
+    """Remove the trees of commits that were tried in advance but are not needed."""
     source_paths = {task.source.path for task in tasks if isinstance(task.source, Directory)}
     for tree in trees.iterdir():
         if str(tree) not in source_paths:
@@ -146,7 +150,7 @@ def _remove_others(trees: Path, tasks: list[Task]) -> None:
 
 
 def _candidate(history: History, commit: Commit) -> _Candidate:
-    """Raises TaskError with the reason why a commit cannot be a task."""
+    """Return a commit's changes as a candidate. Raises TaskError with the reason why it cannot become a task."""
     changes = history.changes(commit)
     tests = [change for change in changes if change.after and _is_test(change.path)]
     code = [change for change in changes if _is_code(change.path)]
@@ -178,7 +182,7 @@ def _is_test(path: str) -> bool:
 
 
 def _is_code(path: str) -> bool:
-    """Whether a file is part of what is tested: no test, documentation, or configuration of the repository."""
+    """Return whether a file is code under test: not a test, documentation, or the repository's configuration."""
     parts = PurePosixPath(path).parts
     if _is_test(path) or parts[0].startswith(".") or parts[0] in _NO_CODE_PARTS:
         return False
@@ -194,7 +198,9 @@ async def _try(
     environment: TaskEnvironment,
     cache: Path,
 ) -> Task:
-    """The task of a commit. Raises TaskError when its tests do not tell before from after, every time."""
+    """Return the task of a commit. Raises TaskError unless its tests reliably fail before and pass after the
+    change.
+    """
     env = {"PYTHONPATH": f"{_WORKDIR}/src"} if (tree / "src").is_dir() else {}
     if options := pytest_options(environment):
         env["PYTEST_ADDOPTS"] = options
@@ -237,7 +243,7 @@ async def _try(
 
 
 async def _test(candidate: _Candidate, sandbox: Sandbox, *, gold: bool) -> PytestReport:
-    """What the commit's tests say of the tree before it, or after it."""
+    """Return the report of the commit's tests on the tree before it, or with `gold` on the tree after it."""
     files = {**candidate.tests, **(candidate.after if gold else {})}
     removed = [path for path in candidate.before if gold and path not in candidate.after]
     try:
@@ -254,7 +260,7 @@ async def _test(candidate: _Candidate, sandbox: Sandbox, *, gold: bool) -> Pytes
 
 
 def _write_tree(history: History, candidate: _Candidate, tree: Path) -> None:
-    """The files before a commit, with what an editable install of the package would add to them."""
+    """Write the files before a commit, and those that an editable install of the package would add."""
     commit = candidate.commit
     shutil.rmtree(tree, ignore_errors=True)
     history.write_tree(commit.parent, tree)
@@ -278,7 +284,7 @@ def _write_tree(history: History, candidate: _Candidate, tree: Path) -> None:
 
 
 def _add(tree: Path, file: Path, text: str) -> None:
-    """Write a file that the tree does not have; through no link, since those are the repository's."""
+    """Write a file that does not exist in the tree, without following links, which the repository controls."""
     if os.path.lexists(file) or file.parent.resolve() != tree.resolve() / file.parent.relative_to(tree):
         return
     try:
@@ -289,7 +295,7 @@ def _add(tree: Path, file: Path, text: str) -> None:
 
 
 def _value(data: dict[str, Any], *keys: str) -> object:
-    """What a TOML document has under nested keys; None where it has nothing."""
+    """Return the value under nested keys of a TOML document; None if there is none."""
     value: Any = data
     for key in keys:
         value = cast("dict[str, Any]", value).get(key) if isinstance(value, dict) else None

@@ -1,4 +1,4 @@
-"""The instruction of a task: what fails, as the tests show it, without where the fault is."""
+"""The instruction of a generated task: which tests fail and how, without revealing where the fault is."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LINE_CHARS = 200
 
 
 class FailedCheck(Struct, frozen=True):
-    """One failing test: its node id and what pytest says of it, as seen from the test's own file."""
+    """A failing test: its node id, and pytest's failure message as seen from the test's own file."""
 
     node_id: str
     message: str
 
 
 def one_per_function(failures: Sequence[FailedCheck]) -> list[FailedCheck]:
-    """The first failure of each test function, however many of its parameters fail, in their order."""
+    """Return the first failure of each test function, in their order, however many of its parameters fail."""
     first: dict[str, FailedCheck] = {}
     for failure in failures:
         first.setdefault(failure.node_id.partition("[")[0], failure)
@@ -30,9 +30,9 @@ def one_per_function(failures: Sequence[FailedCheck]) -> list[FailedCheck]:
 
 
 def compose(package: str, version: str, module: str, failures: Sequence[FailedCheck]) -> str:
-    """The instruction for a package with a fault in `module` (a dotted name), from at least one failure.
+    """Return the instruction for a package with a fault in `module` (a dotted name), from at least one failure.
 
-    Test functions are shown once each, however many of their parameters fail.
+    Each test function is shown once, however many of its parameters fail.
     """
     functions = one_per_function(failures)
     examples, number = functions[:_MAX_EXAMPLES], len(functions)
@@ -55,9 +55,9 @@ def compose(package: str, version: str, module: str, failures: Sequence[FailedCh
 
 
 def leaks_fault(statement: str, lines: Sequence[str]) -> bool:
-    """Whether a statement contains one of the source lines that hold the fault, in its right or wrong form.
+    """Return whether a text contains one of the source lines with the fault, in the wrong or the right form.
 
-    Lines of one word (`pass`, `else:`) say nothing and do not count.
+    Lines of one word (`pass`, `else:`) reveal nothing and are not searched.
     """
     flat = " ".join(statement.split())
     telling = [line for line in (" ".join(line.split()) for line in lines) if not re.fullmatch(r"\w*:?", line)]
@@ -65,14 +65,14 @@ def leaks_fault(statement: str, lines: Sequence[str]) -> bool:
 
 
 def normalise_message(message: str, workdir: str) -> str:
-    """A failure's message without what differs from run to run: places on disk and in memory."""
+    """Return a failure message without what differs from run to run: paths and memory addresses."""
     message = message.replace(workdir, ".")
     message = re.sub(r"\b0x[0-9a-f]{4,}\b", "0x…", message)
     return re.sub(r"/(?:tmp|home|root|mnt|media|srv|opt|run|var)/[^\s'\",)\]]*", "/…", message)
 
 
 def failing_example(number: int, failure: FailedCheck) -> str:
-    """A numbered paragraph: the test's lines down to the statement that failed, and what it got."""
+    """Return a numbered paragraph: the test's lines down to the statement that failed, and the error there."""
     name = failure.node_id.split("::")[-1].partition("[")[0]
     source, error = _parts(failure.message)
     runs = f" runs\n\n{_fenced('python', source)}\n\nand" if source else ""
@@ -80,7 +80,7 @@ def failing_example(number: int, failure: FailedCheck) -> str:
 
 
 def _parts(message: str) -> tuple[str, str]:
-    """The test's lines down to the statement that failed, and what pytest says of it."""
+    """Return the test's lines down to the statement that failed, and pytest's explanation of the failure."""
     source: list[str] = []
     error_lines: list[str] = []
     marked = False

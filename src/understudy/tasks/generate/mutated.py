@@ -1,4 +1,4 @@
-"""Tasks made from a real package: one to three mutations that its own tests notice, and those tests hidden."""
+"""Generates tasks from a real package: one to three mutations that its tests notice; these tests are hidden."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Progress = Callable[[int, int], None]
 """Called with how many tasks are made and how many mutants were tried."""
 
 _BROKEN_SHARE = (0.01, 0.5)
-_MUTATIONS = {1: 50, 2: 35, 3: 15}  # how many a task gets, with weights
+_MUTATIONS = {1: 50, 2: 35, 3: 15}  # weights of the number of mutations in a task
 _TRIES_PER_TASK = 40
 _CHECK_TIMEOUT_S = 60.0
 
-# A mutant may loop for ever or eat memory. CPU seconds end it whatever else the machine does meanwhile: the
-# same mutants are kept everywhere. The wall clock is for those that sleep.
+# A mutant may loop forever or use up memory. It is limited by CPU seconds, which do not depend on the load of the
+# machine, so that the same mutants are kept everywhere. The wall-clock limit is for mutants that sleep.
 _LAUNCHER_MOUNT = "/opt/understudy/launcher"
 _CPU_FILE = "cpu-seconds"
 _WALL_S = 120.0
@@ -43,7 +43,7 @@ _LIMITS = SandboxLimits(memory_bytes=1 << 30, processes=256, disk_bytes=256 << 2
 
 
 class Mutant(Struct, frozen=True):
-    """One candidate: a module with some sites changed, and the test files that reach them."""
+    """A candidate: a module with some sites changed, and the test files that reach these sites."""
 
     module: str
     sites: tuple[Site, ...]
@@ -53,7 +53,7 @@ class Mutant(Struct, frozen=True):
 
 
 class _MutationTarget(Struct, frozen=True):
-    """A module that can be mutated: its text, and every reached site with the test files that reach it."""
+    """A module that can be mutated: its text, and each reached site with the test files that reach it."""
 
     path: str
     text: str
@@ -63,9 +63,9 @@ class _MutationTarget(Struct, frozen=True):
 async def make_mutated(
     package: str, count: int, seed: int, *, sandboxes: Sandboxes, cache: Path, jobs: int, progress: Progress
 ) -> list[Task]:
-    """`count` tasks from a package of the catalog, the same ones for the same seed, whatever `jobs` is.
+    """Return `count` tasks from a package of the catalog; deterministic for a seed, whatever `jobs` is.
 
-    `jobs` sandboxes try mutants at once. Raises TaskError when the package is not known or has not enough mutants
+    `jobs` sandboxes try mutants in parallel. Raises TaskError when the package is unknown, or has too few mutants
     that its tests notice.
     """
     chosen = find_package(package)
@@ -111,7 +111,9 @@ async def make_mutated(
 
 
 def _launcher(python_home: str) -> tempfile.TemporaryDirectory[str]:
-    """A directory with a `python` that ends itself after the CPU seconds that `_CPU_FILE` in its home says."""
+    """Return a directory with a `python` that limits its CPU seconds to the number in `_CPU_FILE` in its home
+    directory.
+    """
     directory = tempfile.TemporaryDirectory(prefix="understudy-")
     script = Path(directory.name, "python")
     limited = f'ulimit -t "$(cat "$HOME/{_CPU_FILE}")" && exec setarch -R "{python_home}/python" "$@"'
@@ -139,7 +141,9 @@ def _targets(package: Package, tree: Path, measured: Baseline) -> list[_Mutation
 
 
 def _candidates(targets: list[_MutationTarget], seed: str, limit: int) -> Iterator[Mutant]:
-    """Different mutants in an order that the seed fixes: modules by size, operators alike often."""
+    """Yield different mutants in an order that the seed determines: modules weighted by size, operators equally
+    often.
+    """
     drawn: set[tuple[str, tuple[Site, ...]]] = set()
     weights = [len(target.reached) ** 0.5 for target in targets]
     for number in range(limit if targets else 0):
@@ -177,7 +181,7 @@ def _compiles(text: str) -> bool:
 async def _try(
     mutant: Mutant, package: Package, seed: int, measured: Baseline, tree: Path, sandbox: Sandbox
 ) -> Task | None:
-    """The task of a mutant, or None when its tests notice it too little, too much, or not every time."""
+    """Return the task of a mutant; None if too few or too many tests notice it, or not reliably."""
     relevant = [node_id for node_id in measured.stable if node_id.partition("::")[0] in mutant.files]
     report = await _test(mutant, measured, sandbox)
     if report is None or not (broken := _broken(report, relevant)):
@@ -186,7 +190,7 @@ async def _try(
     try:
         task = _task(mutant, package, seed, tree, relevant, failures)
     except TaskError:
-        return None  # a failing test that cannot be taken out of its file
+        return None  # a failing test cannot be removed from its file
     if leaks_fault(task.instruction, _faulty_lines(mutant)):
         return None
     again = await _test(mutant, measured, sandbox)
@@ -196,13 +200,13 @@ async def _try(
 
 
 def _failures(report: PytestReport, broken: list[str], sandbox: Sandbox) -> list[FailedCheck]:
-    """Pytest's messages for the broken tests, without what differs from run to run."""
+    """Return pytest's messages for the broken tests, without what differs from run to run."""
     messages = ((id, normalise_message(report.messages.get(id, ""), sandbox.workdir)) for id in broken)
     return [FailedCheck(id, message) for id, message in messages]
 
 
 async def _test(mutant: Mutant, measured: Baseline, sandbox: Sandbox) -> PytestReport | None:
-    """The report of the mutant's test files; None when they did not come to their end in time."""
+    """Return the report of the mutant's test files; None if they did not end in time."""
     files = list(mutant.files)
     try:
         await sandbox.write(posixpath.join(sandbox.workdir, mutant.module), mutant.changed.encode())
@@ -214,7 +218,7 @@ async def _test(mutant: Mutant, measured: Baseline, sandbox: Sandbox) -> PytestR
 
 
 def _broken(report: PytestReport, relevant: list[str]) -> list[str]:
-    """The relevant tests that fail, or none when they are too few, too many, or some were not run."""
+    """Return the relevant tests that fail; empty if there are too few or too many, or if some were not run."""
     outcomes = [report.outcomes.get(node_id, "missing") for node_id in relevant]
     broken = [node_id for node_id, outcome in zip(relevant, outcomes, strict=True) if outcome != "passed"]
     least, most = (share * len(relevant) for share in _BROKEN_SHARE)

@@ -1,7 +1,8 @@
-"""Mutations: small bugs for a Python module. Lists where one fits, and applies it without touching anything else.
+"""Mutations: small bugs for a Python module. Lists the sites where one fits, and applies chosen ones, leaving
+everything else unchanged.
 
-A site is one concrete change: a span of the source and what takes its place. Sites lie in function bodies and
-defaults only: never in docstrings, annotations, decorators, error messages or what runs at import.
+A site is one concrete change: a span of the source and its replacement. Sites are only in function bodies and
+defaults, never in docstrings, annotations, decorators, error messages or code that runs at import.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Site(Struct, frozen=True, order=True):
 
 
 class ParsedModule:
-    """A parsed module that maps the positions of its syntax tree to offsets in its text.
+    """A parsed module, which maps positions of its syntax tree to offsets in its text.
 
-    Raises TaskError when the text is not Python.
+    Raises TaskError when the text is not valid Python.
     """
 
     def __init__(self, text: str) -> None:
@@ -40,17 +41,17 @@ class ParsedModule:
         try:
             self.tree = parse_module(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise TaskError(f"this Python source does not parse: {error}") from error
+            raise TaskError(f"invalid Python source: {error}") from error
         self._starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text)), len(text)]
         self._ascii = text.isascii()
 
     @property
     def count(self) -> int:
-        """How many lines the text has; one that ends in a line end counts an empty last one."""
+        """The number of lines; a text that ends with a line break has an empty last line, which counts."""
         return len(self._starts) - 1
 
     def offset(self, line: int, column: int) -> int:
-        """Offset in the text of a position: line from 1, column in UTF-8 bytes."""
+        """Return the offset in the text of a position: line from 1, column in UTF-8 bytes."""
         start = self._starts[line - 1]
         if self._ascii:
             return start + column
@@ -58,32 +59,34 @@ class ParsedModule:
         return start + len(encoded[:column].decode())
 
     def line(self, offset: int) -> int:
-        """The line, from 1, that an offset lies in."""
+        """Return the line, from 1, that contains an offset."""
         return bisect.bisect_right(self._starts, offset, hi=len(self._starts) - 1)
 
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
-        """Start and end offset of a node."""
-        assert node.end_lineno is not None and node.end_col_offset is not None  # ast.parse sets them always
+        """Return the start and end offset of a node."""
+        assert node.end_lineno is not None and node.end_col_offset is not None  # ast.parse always sets them
         return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset)
 
     def source(self, node: ast.expr | ast.stmt) -> str:
-        """The text of a node."""
+        """Return the text of a node."""
         start, end = self.span(node)
         return self.text[start:end]
 
     def lines(self, first: int, last: int) -> tuple[int, int]:
-        """Start and end offset of whole lines, line ends included."""
+        """Return the start and end offset of whole lines, including line breaks."""
         return self._starts[first - 1], self._starts[last]
 
     def find(self, start: int, end: int, pattern: str) -> tuple[int, int]:
-        """The span of the first match of `pattern` in a stretch without string literals, comments skipped."""
+        """Return the span of the first match of `pattern` between two offsets; comments are skipped. There must be
+        no strings.
+        """
         gap = re.sub(r"#[^\r\n]*", lambda comment: " " * len(comment[0]), self.text[start:end])
         match = re.search(pattern, gap)
         return (start + match.start(), start + match.end()) if match else (start, start)
 
 
 def sites(module: ParsedModule) -> list[Site]:
-    """Every site of a module, in order."""
+    """Return all sites of a module, in order."""
     result: set[Site] = set()
     for node in _mutable(module.tree.body):
         for start, end, operator, replacement in _changes(module, node):
@@ -93,7 +96,7 @@ def sites(module: ParsedModule) -> list[Site]:
 
 
 def mutate(text: str, chosen: Sequence[Site]) -> str:
-    """The text with all chosen sites changed. Raises TaskError when two of them overlap."""
+    """Return the text with all chosen sites changed. Raises TaskError when two of them overlap."""
     ordered = sorted(chosen)
     for before, after in pairwise(ordered):
         if after.start < before.end:
@@ -109,7 +112,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _mutable(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """The nodes that run when a function is called, and the defaults of functions."""
+    """Yield the nodes that run when a function is called, and the defaults of functions."""
     for node in body:
         if isinstance(node, _Function):
             yield from _executed(node)
@@ -126,7 +129,8 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
             yield node
             children = [node.value] if node.value else []
         case ast.Raise() | ast.JoinedStr() | ast.Assert() | ast.pattern():
-            # A statement may go as a whole; what it says to people, or to a format, is not behaviour.
+            # A statement may be removed as a whole; texts for people or formats are not changed, because they are
+            # not behaviour.
             yield node
             children = []
         case ast.Expr(value=ast.Constant(value=str())):
@@ -150,7 +154,7 @@ def _defaults(arguments: ast.arguments) -> list[ast.AST]:
 
 Change = tuple[int, int, str, str]
 
-# For each comparison: how it stands in the source, and what may take its place, by operator.
+# For each comparison operator: its text in the source, and its possible replacements.
 _COMPARE: dict[type[ast.cmpop], tuple[str, dict[str, str]]] = {
     ast.Lt: ("<", {"boundary": "<=", "comparison": ">"}),
     ast.LtE: ("<=", {"boundary": "<", "comparison": ">="}),
@@ -240,7 +244,7 @@ def _comparisons(module: ParsedModule, node: ast.Compare) -> Iterator[Change]:
 def _arithmetic(module: ParsedModule, node: ast.BinOp) -> Iterator[Change]:
     textual = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple)
     if any(isinstance(side, textual) and not _is_number(side) for side in (node.left, node.right)):
-        return  # joining or formatting: another operator is a plain TypeError
+        return  # joining or formatting strings: another operator would only be a TypeError
     if kind := _ARITHMETIC.get(type(node.op)):
         start, end = module.find(module.span(node.left)[1], module.span(node.right)[0], kind[0])
         yield start, end, "arithmetic", kind[1]
@@ -284,7 +288,7 @@ def _negation(module: ParsedModule, test: ast.expr) -> Iterator[Change]:
     start, end = module.span(test)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         yield start, end, "negation", f"({module.source(test.operand)})"
-    elif not isinstance(test, ast.Compare):  # those have changes of their own
+    elif not isinstance(test, ast.Compare):  # comparisons have changes of their own
         yield start, end, "negation", f"not ({module.text[start:end]})"
 
 
@@ -300,7 +304,7 @@ def _without_else(module: ParsedModule, node: ast.If) -> Iterator[Change]:
 
 
 def _removals(module: ParsedModule, parent: ast.AST) -> Iterator[Change]:
-    """Statements of a body that may go: calls, assignments, guards that leave."""
+    """Yield removals of statements: calls, assignments, and guards that leave the function."""
     for name in ("body", "orelse", "finalbody"):
         body: object = getattr(parent, name, None)
         statements = cast("list[ast.stmt]", body) if isinstance(body, list) else []
@@ -326,7 +330,7 @@ def _removable(statement: ast.stmt) -> bool:
 
 
 def _ends_line(module: ParsedModule, statement: ast.stmt) -> bool:
-    """Whether nothing but a comment stands behind a statement on its last line."""
+    """Return whether only a comment follows a statement on its last line."""
     assert statement.end_lineno is not None
     _, line_end = module.lines(statement.end_lineno, statement.end_lineno)
     behind = module.text[module.span(statement)[1] : line_end].strip()
@@ -340,17 +344,17 @@ _Definition = tuple[tuple[str, ...], _Test, list[ast.stmt]]
 
 
 def function_of(node_id: str) -> str:
-    """The node id of the whole test function: a parametrised test without its parameters."""
+    """Return the node id of the test function: a parametrised test's id without the parameters."""
     path, separator, test = node_id.partition("::")
     return path + separator + test.partition("[")[0]
 
 
 def hide_tests(text: str, node_ids: Iterable[str]) -> str:
-    """The text without the test functions and methods that the pytest node ids name.
+    """Return the text without the test functions and methods with these pytest node ids.
 
-    An inherited test goes where it is defined, and functions that call one of those go too. Comments right above
-    a test and its decorators go with it; a class or branch left empty gets a `pass`. Raises TaskError when a test
-    is not found in this text, or code outside of functions uses it.
+    An inherited test is removed where it is defined, and functions that call a removed one are removed too.
+    Comments directly above a test and its decorators go with it; an empty class or branch gets a `pass`. Raises
+    TaskError when a test is not found in this text, or code outside of functions uses it.
     """
     module = ParsedModule(text)
     places = list(_tests(module.tree.body, ()))
@@ -396,7 +400,7 @@ def _tests(body: list[ast.stmt], scope: tuple[str, ...]) -> Iterator[_Definition
 def _defined(
     definitions: list[_Definition], bases: dict[str, list[str]], names: tuple[str, ...]
 ) -> list[_Definition]:
-    """Where a test is defined: in its class, else in the first of the classes above it that has it."""
+    """Return where a test is defined: in its class, or in the first base class that has it."""
     todo = [names]
     visited: set[tuple[str, ...]] = set()
     while todo:
@@ -411,7 +415,7 @@ def _defined(
 
 
 def _add_callers(tree: ast.Module, definitions: list[_Definition], doomed: dict[int, _Definition]) -> None:
-    """Doom every function that uses a doomed one, and those that use it in turn."""
+    """Add to `doomed` every function that uses a doomed one, repeatedly."""
     while True:
         names = {test.name for _, test, _ in doomed.values()}
         callers = {
@@ -424,18 +428,20 @@ def _add_callers(tree: ast.Module, definitions: list[_Definition], doomed: dict[
         doomed |= callers
     inside = {id(node) for _, test, _ in definitions for node in ast.walk(test)}
     if used := _used(tree, without=inside) & names:
-        raise TaskError(f"{min(used)}: code outside of functions uses this test, so it cannot be removed")
+        raise TaskError(
+            f"{min(used)}: code outside of functions uses this test, so it cannot be removed; choose another test"
+        )
 
 
 def _used(root: ast.AST, without: Collection[int] = ()) -> set[str]:
-    """The names and attributes that the code below `root` uses."""
+    """Return the names and attributes that the code below `root` uses."""
     nodes = [node for node in ast.walk(root) if id(node) not in without]
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     return attributes | {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
 def _extent(module: ParsedModule, test: _Test) -> tuple[int, int]:
-    """The lines of a test, with the comments right above it and the blank lines behind it."""
+    """Return the lines of a test, with the comments directly above it and the blank lines after it."""
     assert test.end_lineno is not None
     first, last = min([test.lineno, *(decorator.lineno for decorator in test.decorator_list)]), test.end_lineno
     while first > 1 and _line(module, first - 1).strip().startswith("#"):

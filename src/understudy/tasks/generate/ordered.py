@@ -1,4 +1,4 @@
-"""Candidates for tasks, tried several at a time and taken in their order, whatever the timing."""
+"""Tries several candidates for tasks in parallel, and yields the results in the candidates' order."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _Result = TypeVar("_Result")
 async def ordered(
     candidates: Iterator[_Candidate], attempt: Callable[[_Candidate], Awaitable[_Result]], ahead: int
 ) -> AsyncGenerator[_Result]:
-    """What `attempt` says of each candidate, in their order, with `ahead` of them begun at a time.
+    """Yield the result of `attempt` for each candidate, in their order; up to `ahead` run in parallel.
 
-    Closing the generator cancels those that have begun. Raises what `attempt` raises.
+    Closing the generator cancels the running ones. Raises what `attempt` raises.
     """
     pending: deque[asyncio.Future[_Result]] = deque()
     try:

@@ -1,7 +1,8 @@
-"""The packages that mutated tasks are made of, and their baselines.
+"""The packages that mutated tasks are made from, and their baselines.
 
-All are pinned, permissively licensed and tested by pytest alone. A baseline says which tests of the unmodified
-package always pass, and which lines each test file reaches."""
+All packages are pinned, permissively licensed and tested by pytest alone. A baseline lists the tests of the
+unmodified package that always pass, and the lines that each test file reaches.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ from understudy.util.files import atomic_write
 
 
 class Package(Struct, frozen=True):
-    """One pinned package.
+    """A pinned package.
 
-    `code` is the directory of its modules in the sdist and `tests` are the places of its test files; `skip` are
-    modules or test files that are left alone (they need the network, other packages, or much time).
+    `code` is the directory of its modules in the sdist, and `tests` are the paths of its test files; `skip` are
+    modules or test files that are not used (they need the network, other packages, or much time).
     """
 
     sdist: Sdist
@@ -74,7 +75,7 @@ CATALOG: dict[str, Package] = {
 
 
 def find_package(name: str) -> Package:
-    """The package of that name. Raises TaskError when it is not in the catalog, naming those that are."""
+    """Return the package with that name. Raises TaskError, with the known names, if it is not in the catalog."""
     if entry := CATALOG.get(name):
         return entry
     there = ", ".join(sorted(CATALOG))
@@ -87,20 +88,20 @@ _RUN_TIMEOUT_S = 300.0
 
 
 class ReachedLines(Struct, frozen=True):
-    """What one test file does: CPU seconds it takes while traced, and module → lines that it runs."""
+    """What one test file reaches: the CPU seconds that it takes while traced, and the lines it runs, by module."""
 
     seconds: float
     lines: dict[str, list[int]]
 
 
 class Baseline(Struct, frozen=True):
-    """Node ids of the tests that pass every time, and what each test file reaches ("": at import)."""
+    """Node ids of the tests that always pass, and what each test file reaches (under "": what runs at import)."""
 
     stable: tuple[str, ...]
     reach: dict[str, ReachedLines]
 
     def files_reaching(self, module: str, lines: range) -> list[str]:
-        """The test files that run any of these lines; all of them when the lines run at import."""
+        """Return the test files that run any of these lines; all of them if the lines run at import."""
 
         def reaches(file: str) -> bool:
             reached = self.reach.get(file)
@@ -110,12 +111,14 @@ class Baseline(Struct, frozen=True):
         return files if reaches("") else [file for file in files if reaches(file)]
 
     def cpu_s(self, files: Iterable[str]) -> int:
-        """CPU seconds after which a run of these files is a hang: far more than an honest run takes."""
+        """Return the CPU seconds after which a run of these files counts as hanging: far more than normal runs
+        take.
+        """
         return 4 + math.ceil(3 * sum(self.reach[file].seconds for file in files))
 
 
 def unmodified_task(package: Package) -> Task:
-    """The unchanged package as a task, to open sandboxes on."""
+    """Return the unchanged package as a task, to open sandboxes on."""
     return Task(
         instance_id=package.sdist.name,
         repo=package.sdist.name,
@@ -129,7 +132,7 @@ def unmodified_task(package: Package) -> Task:
 async def measure_baseline(
     package: Package, *, sandboxes: Sandboxes, environment: TaskEnvironment, cache: Path
 ) -> tuple[PreparedTask, Baseline]:
-    """The unchanged package's tree and baseline; measured in sandboxes on the first call, then from the cache.
+    """Return the unchanged package's tree and baseline, measured in sandboxes on the first call and then cached.
 
     Raises TaskError when none of its tests pass.
     """
@@ -155,7 +158,7 @@ async def _measure(
         await sandbox.reset()
         once = await pytest_checks.run_pytest(sandbox, files, timeout_s=_RUN_TIMEOUT_S)
         await sandbox.reset()
-        # The other way round, so that a test which needs another one before it shows itself.
+        # The second run is in reverse order, which reveals tests that depend on earlier ones.
         again = await pytest_checks.run_pytest(sandbox, files[::-1], timeout_s=_RUN_TIMEOUT_S)
     finally:
         await sandbox.close()
@@ -187,12 +190,12 @@ async def _reach(sandbox: Sandbox, package: Package, files: list[str]) -> dict[s
 
 
 def test_files(package: Package, tree: Path) -> list[str]:
-    """The package's test files, sorted, relative to the tree."""
+    """Return the package's test files, sorted, relative to the tree."""
     return _python_files(tree, package.tests, package.skip, "test_*.py")
 
 
 def modules(package: Package, tree: Path) -> list[str]:
-    """The package's own modules without its tests, sorted, relative to the tree."""
+    """Return the package's modules without its tests, sorted, relative to the tree."""
     return _python_files(tree, (package.code,), (*package.skip, *package.tests), "*.py")
 
 

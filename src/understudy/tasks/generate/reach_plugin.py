@@ -1,7 +1,9 @@
-"""Runs pytest in a sandbox and notes the lines each test file reaches: `reach_plugin.py OUT ROOT CODE FILE...`.
+"""Runs pytest in a sandbox and records the lines that each test file reaches: `reach_plugin.py OUT ROOT CODE
+FILE...`.
 
 This file is copied into sandboxes and run there by the task's own Python, so it needs pytest and nothing of ours.
-It writes JSON: test file → CPU seconds and module → lines; "" stands for what runs while tests are collected.
+It writes JSON: for each test file the CPU seconds and the lines by module; the key "" is for what runs while tests
+are collected.
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ class Reach:
         self.seconds: dict[str, float] = {}
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Trace anew for every test: tests may end tracing, and each file is counted apart."""
+        """Set the trace function again for each test, because tests may end tracing, and each file is measured
+        separately.
+        """
         self.turn(nodeid.partition("::")[0])
 
     def turn(self, file: str) -> None:
-        """From now on lines belong to `file`."""
+        """Assign lines to `file` from now on."""
         if file != self._file:
             self._missing.clear()
         now = time.process_time()
@@ -42,7 +46,7 @@ class Reach:
         sys.settrace(self.trace)
 
     def trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        """The trace function of calls: follow those into the code whose lines are not all seen."""
+        """The trace function for calls: returns a line tracer for code that has lines not seen yet."""
         code = frame.f_code
         if not code.co_filename.startswith(self._code):
             return None
@@ -66,7 +70,7 @@ class Reach:
 
 
 def main(out: str, root: str, code: str, *files: str) -> int:
-    """Run pytest over `files`; return its exit code."""
+    """Run pytest on `files`; return its exit code."""
     import pytest
 
     sys.path.insert(0, root)

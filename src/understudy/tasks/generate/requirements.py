@@ -1,4 +1,4 @@
-"""What a repository needs to be tested, pinned: its declared dependencies as requirements with hashes."""
+"""The requirements of a repository's tests: finds declared dependencies, and pins them with hashes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from understudy.tasks.environment import PINNED, TaskEnvironment, python_environ
 
 _GROUPS = ("test", "tests", "testing")
 _TIMEOUT_S = 600
-# Addresses, paths and options would have pip fetch and run what the index does not vouch for.
+# URLs, paths and options are refused: they would make pip fetch and run code that is not from the index.
 _BY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]* *(\[[\w ,.-]*\])? *\(?([<>=!~][^@;#]*)?\)? *(;[^@#]*)?")
 
 
@@ -46,9 +46,9 @@ class _Report(Struct):
 
 
 def declared_requirements(pyproject: str) -> list[str]:
-    """The dependencies that a `pyproject.toml` declares, with those of its extras and groups for tests.
+    """Return the dependencies that a `pyproject.toml` declares, including its extras and groups for tests.
 
-    A file that cannot be read declares none.
+    For a file that cannot be parsed the list is empty.
     """
     try:
         data = tomllib.loads(pyproject)
@@ -61,14 +61,14 @@ def declared_requirements(pyproject: str) -> list[str]:
 
 
 def pin(requirements: Iterable[str], *, cache: Path) -> tuple[str, ...]:
-    """Requirements as pip resolves them now to wheels, each `name==version --hash=sha256:…`, sorted.
+    """Return requirements as pip resolves them to wheels now, each `name==version --hash=sha256:…`, sorted.
 
-    What tasks have anyway (pytest and what it needs) is left out, and pinned as it is there. Nothing is built, so
-    no code of a package runs. Raises ConfigError when pip cannot resolve them.
+    Packages that all tasks have (pytest and its dependencies) are kept at their versions and left out of the
+    result. Nothing is built, so no code of a package runs. Raises ConfigError when pip cannot resolve them.
     """
     lines = [line.strip() for line in requirements if line.strip() and not line.lstrip().startswith("#")]
     for line in lines:
-        # A line break would begin a line of its own in the file that pip reads.
+        # A line break would start another line in the file that pip reads.
         if not line.isprintable() or not _BY_NAME.fullmatch(line):
             raise ConfigError(
                 f"requirement {line!r}: expected a package by its name, as `name>=1.0`; give those that the "
@@ -98,7 +98,9 @@ def pin(requirements: Iterable[str], *, cache: Path) -> tuple[str, ...]:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise ConfigError(f"pip could not be run to resolve the repository's requirements: {error}") from error
+            raise ConfigError(
+                f"pip could not be run to resolve the repository's requirements: {error}; retry"
+            ) from error
         if done.returncode:
             raise ConfigError(
                 "pip could not resolve the repository's requirements from wheels; give those that its tests need "
@@ -119,9 +121,10 @@ def _normalised(name: str) -> str:
 
 
 def pytest_options(environment: TaskEnvironment) -> str:
-    """The options that load pytest's plugins of an environment by name, for PYTEST_ADDOPTS; "" without any.
+    """Return the options for PYTEST_ADDOPTS that load an environment's pytest plugins by name; "" if there are
+    none.
 
-    Checks run with plugins' automatic loading off, and a repository's configuration may need its own.
+    Checks run without automatic loading of plugins, but a repository's configuration may need its plugins.
     """
     names: list[str] = []
     for file in sorted(Path(environment.path_prefixes[0]).parent.glob("lib/*/site-packages/*/entry_points.txt")):

@@ -1,1 +1,3 @@
-"""How a model learns: advantages, losses, policy updates (GRPO and kin), imitation and preferences through TRL."""
+"""Training algorithms: advantages, losses and policy updates (GRPO and its variants); SFT and DPO by TRL's
+trainers.
+"""

@@ -1,4 +1,6 @@
-"""What an update learns from, out of the groups that it is given."""
+"""Builds the batch of a policy update from groups of rollouts: computes advantages and filters out unusable
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,13 @@ EQUAL = 1e-9
 
 
 def advantages(rewards: Sequence[float], kind: Advantage) -> list[float]:
-    """The advantage of each rollout of one group; zeros when all rewards are equal, as those of one rollout are.
+    """Return the advantage of each rollout of one group; all zeros when the rewards are equal or there is only
+    one.
 
     - "group": A_i = (R_i - mean R) / std R, with the population's standard deviation. GRPO, arXiv 2402.03300.
-    - "mean": A_i = R_i - mean R. Dr. GRPO, arXiv 2503.20783: dividing by std R favours tasks that are almost
-      always or almost never solved.
-    - "leave-one-out", or "rloo": A_i = R_i - mean of the others = G / (G - 1) · (R_i - mean R). RLOO,
-      arXiv 2402.14740.
+    - "mean": A_i = R_i - mean R. Dr. GRPO, arXiv 2503.20783: dividing by std R favours tasks that nearly always
+      or hardly ever are solved.
+    - "leave-one-out", or "rloo": A_i = R_i - mean of the others = G / (G - 1) · (R_i - mean R). arXiv 2402.14740.
 
     Raises ValueError when a reward is not a finite number.
     """
@@ -45,19 +47,19 @@ def advantages(rewards: Sequence[float], kind: Advantage) -> list[float]:
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
-    """Whether the rewards of a group differ, so that something can be learned from them."""
+    """Return whether the rewards of a group differ. If not, all advantages are 0 and nothing is learned."""
     return all(map(math.isfinite, rewards)) and len(rewards) > 1 and max(rewards) - min(rewards) > EQUAL
 
 
 def with_signal(groups: Iterable[RolloutGroup]) -> list[RolloutGroup]:
-    """The groups whose rewards differ (dynamic sampling, DAPO, arXiv 2503.14476), in their order."""
+    """Return the groups whose rewards differ, in their order (dynamic sampling, DAPO, arXiv 2503.14476)."""
     return [group for group in groups if has_signal([rollout.reward for rollout in group.rollouts])]
 
 
 def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
-    """What is added to the reward of a rollout of `tokens` sampled tokens: from 0 down to -1.
+    """Return the penalty, between -1 and 0, that is added to the reward of a rollout with `tokens` sampled tokens.
 
-    0 up to limit - buffer, -1 from `limit` on, a straight line between them: the soft over-long punishment of
+    It is 0 up to `limit - buffer`, falls linearly, and is -1 from `limit` on: the soft overlong punishment of
     DAPO, arXiv 2503.14476.
     """
     return -min(1.0, max(0.0, (tokens - (limit - buffer)) / buffer))
@@ -94,7 +96,11 @@ UNKNOWN_TOKENS = "sequences with tokens that the model does not have"
 
 
 class TrainingBatch(Struct):
-    """Sequences, the number of the rollout that each is of, and an advantage for each rollout."""
+    """The sequences that one update learns from.
+
+    `rollouts[i]` is the index of the rollout that `sequences[i]` belongs to, and `advantages` has one value for
+    each rollout. `groups` is the number of groups that contributed a sequence.
+    """
 
     sequences: list[TokenSequence] = field(default_factory=list[TokenSequence])
     rollouts: list[int] = field(default_factory=list[int])
@@ -103,12 +109,16 @@ class TrainingBatch(Struct):
 
     @property
     def tokens(self) -> int:
-        """How many are learned from."""
+        """The number of tokens that the loss is computed on."""
         return sum(sum(each.loss_mask[1:]) for each in self.sequences)
 
     @property
     def stale(self) -> int:
-        """Sequences that other weights than the latest had a part in; by names with numbers, as step-0001."""
+        """The number of sequences that were at least partly sampled with older weights than the newest in the
+        batch.
+
+        Versions are ordered by the numbers in their names, such as step-0001.
+        """
         versions = {version for each in self.sequences for version in each.policy_versions if version is not None}
         latest = max(versions, key=_order, default=None)
         return sum(any(version != latest for version in each.policy_versions) for each in self.sequences)
@@ -117,10 +127,10 @@ class TrainingBatch(Struct):
 def build_batch(
     groups: Sequence[RolloutGroup], options: GRPOOptions, *, vocabulary: int, longest: int, skipped: Counter[str]
 ) -> TrainingBatch:
-    """What can be learned from in `groups`; what cannot is counted in `skipped` by why.
+    """Return the batch of all usable sequences in `groups`; what is unusable is counted in `skipped` by reason.
 
-    `vocabulary` is how many tokens the model has, `longest` how many a sequence may have. With a teacher,
-    something is learned of groups with equal rewards too.
+    `vocabulary` is the model's vocabulary size, `longest` its maximum sequence length in tokens. Groups with equal
+    rewards are kept when training with a teacher, whose logprobs give a signal of their own.
     """
     batch = TrainingBatch()
     for group in groups:
@@ -133,7 +143,7 @@ def build_batch(
             if options.dynamic_sampling:
                 continue
         before = len(batch.advantages)
-        # A rollout that is too long to learn from still tells how good the others are.
+        # A rollout that is too long to train on still counts in the mean reward of its group.
         for rollout, gain in zip(group.rollouts, advantages(rewards, options.advantage), strict=True):
             usable = leave_out(
                 rollout.sequences, lambda sequence: _defect(sequence, options, vocabulary, longest), skipped
@@ -147,7 +157,11 @@ def build_batch(
 
 
 def plan(batch: TrainingBatch, options: GRPOOptions, random: Random) -> Iterator[list[int]]:
-    """The sequences that each optimizer step learns from, a rollout's together; every epoch in another order."""
+    """Yield, for each optimizer step, the indices of its sequences.
+
+    All sequences of a rollout go to the same step. With several mini-batches the rollouts are shuffled anew for
+    each epoch.
+    """
     of_rollout: dict[int, list[int]] = {}
     for index, rollout in enumerate(batch.rollouts):
         of_rollout.setdefault(rollout, []).append(index)
@@ -161,13 +175,13 @@ def plan(batch: TrainingBatch, options: GRPOOptions, random: Random) -> Iterator
 
 
 def _order(version: str) -> list[tuple[int, str]]:
-    """What versions are sorted by: step-10000 comes after step-9999."""
+    """Return a sort key that compares numbers in version names by value: step-10000 comes after step-9999."""
     parts = [part.lstrip("0") if index % 2 else part for index, part in enumerate(re.split("([0-9]+)", version))]
     return [(len(part) if index % 2 else 0, part) for index, part in enumerate(parts)]
 
 
 def group_rewards(group: RolloutGroup, options: GRPOOptions) -> list[float]:
-    """The rewards of a group's rollouts, lower for those that sampled too much."""
+    """Return the rewards of a group's rollouts, with the overlong penalty added where one is configured."""
     rewards = [rollout.reward for rollout in group.rollouts]
     limit = options.overlong_tokens
     if limit is None:
@@ -180,7 +194,10 @@ def group_rewards(group: RolloutGroup, options: GRPOOptions) -> list[float]:
 
 
 def sequence_defect(sequence: TokenSequence, vocabulary: int, longest: int) -> str | None:
-    """Why a model of `vocabulary` tokens, which reads `longest`, learns nothing from a sequence; None: it does."""
+    """Return why a sequence cannot be trained on, or None if it can.
+
+    `vocabulary` is the model's vocabulary size, `longest` its maximum sequence length in tokens.
+    """
     if not any(sequence.loss_mask[1:]):
         return NOTHING_SAMPLED
     if len(sequence.token_ids) > longest:

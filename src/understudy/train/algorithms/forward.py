@@ -1,9 +1,9 @@
-"""Logprobs of sampled tokens under a model, with as little computed as will do.
+"""Logprobs and entropies of sampled tokens under a model, computed without redundant work.
 
-`micro_batches` lays sequences together that begin alike or are of like length. What all rows of a batch begin with
-(system prompt and tools, and what the rollouts of a group did before they parted) goes through the model once, and
-every row attends to it; logits are computed where a sampled token needs one. All of it only saves work: logprobs
-and gradients are those of each sequence alone.
+`micro_batches` puts sequences together that share a prefix or have similar lengths. The prefix that all rows of a
+batch share (system prompt, tools, and the common beginning of a group's rollouts) goes through the model once, and
+every row attends to its keys and values. Logits are computed only at positions that predict a sampled token. These
+are pure optimizations: logprobs and gradients equal those of each sequence computed alone.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ _CHUNK = 1024
 
 
 class Scores(Struct, frozen=True):
-    """Of sampled tokens, [sequences, length of the longest]; 0 elsewhere."""
+    """Values for sampled tokens, shape [sequences, length of the longest sequence]; 0 at all other positions."""
 
     logprobs: Tensor
     entropy: Tensor
-    """Of the distribution that each was sampled from, in nats; with a gradient only where that was asked for."""
+    """Entropy of the distribution that each token was sampled from, in nats; has a gradient only on request."""
 
 
 def micro_batches(sequences: Sequence[TokenSequence], tokens: int) -> list[list[int]]:
-    """Indices of `sequences` in batches of at most `tokens` tokens, padding included; the largest first.
+    """Return batches of indices into `sequences`, each of at most `tokens` tokens with padding; the largest come
+    first.
 
-    Every sequence with sampled tokens is in one batch; one longer than `tokens` is alone in its own. Of the ways
-    to cut two orders, by tokens and by length, it is the one after which the model computes the fewest tokens,
-    where a batch more counts as tokens / 32.
+    Every sequence with sampled tokens is in exactly one batch; a sequence longer than `tokens` gets a batch of its
+    own. Two orders are tried, by content and by length; each is cut optimally, and the cheaper one is returned.
+    The cost is the number of tokens that the model computes, plus tokens / 32 for every batch.
     """
     rows = [sequence.token_ids for sequence in sequences]
     used = [index for index, sequence in enumerate(sequences) if sequence.sampled]
@@ -50,9 +51,9 @@ def micro_batches(sequences: Sequence[TokenSequence], tokens: int) -> list[list[
 
 
 def masks(sequences: Sequence[TokenSequence], device: torch.device | str = "cpu") -> Tensor:
-    """Where tokens were sampled: bool [sequences, length of the longest].
+    """Return which tokens were sampled: bool, shape [sequences, length of the longest sequence].
 
-    Never at a sequence's first token, which has nothing before it that could predict it.
+    The first token of a sequence is never marked, because no preceding token could predict it.
     """
     rows = _rectangle([sequence.loss_mask for sequence in sequences], 0, torch.bool, device)
     rows[:, :1] = False
@@ -60,7 +61,7 @@ def masks(sequences: Sequence[TokenSequence], device: torch.device | str = "cpu"
 
 
 def behaviours(sequences: Sequence[TokenSequence], device: torch.device | str = "cpu") -> Tensor | None:
-    """The logprobs of the policy that sampled, [sequences, length of the longest]; None if a sequence has none."""
+    """Return the sampling policy's logprobs, shape [sequences, longest length]; None if any sequence has none."""
     rows = [sequence.logprobs for sequence in sequences]
     if any(row is None for row in rows):
         return None
@@ -68,7 +69,9 @@ def behaviours(sequences: Sequence[TokenSequence], device: torch.device | str = 
 
 
 def teacher_logprobs(sequences: Sequence[TokenSequence], device: torch.device | str = "cpu") -> Tensor | None:
-    """The teacher's logprobs, [sequences, length of the longest]; None if a sequence has none."""
+    """Return the teacher's logprobs, shape [sequences, length of the longest sequence]; None if any sequence has
+    none.
+    """
     rows = [sequence.teacher_logprobs for sequence in sequences]
     if any(row is None for row in rows):
         return None
@@ -76,9 +79,11 @@ def teacher_logprobs(sequences: Sequence[TokenSequence], device: torch.device | 
 
 
 def token_logprobs(model: nn.Module, sequences: Sequence[TokenSequence], temperature: float = 1.0) -> Tensor:
-    """The logprob of each sampled token given all before it, at `temperature`: [sequences, length of the longest].
+    """Return the logprob of each sampled token given all tokens before it: [sequences, length of the longest
+    sequence].
 
-    0 where no token was sampled. One micro-batch: `micro_batches` says which sequences to give.
+    Logits are divided by `temperature`. Positions without a sampled token are 0. All sequences are computed as one
+    micro-batch; see `micro_batches`.
     """
     return scores(model, sequences, temperature).logprobs
 
@@ -90,9 +95,11 @@ def scores(
     *,
     entropy_gradient: bool = False,
 ) -> Scores:
-    """The logprobs of `token_logprobs`, and the entropies beside them.
+    """Return the logprobs (as `token_logprobs`) and entropies of sampled tokens, in fp32 whatever the model
+    computes in.
 
-    `model` is a causal language model of transformers, or a peft model of one. fp32, whatever it computes in.
+    `model` is a causal language model of transformers, or a peft model of one. With `entropy_gradient` the
+    entropies have a gradient.
     """
     device = next(model.parameters()).device
     mask = masks(sequences, device)
@@ -103,7 +110,8 @@ def scores(
     positions = torch.arange(mask.shape[1], device=device)
     result, inputs, own = Scores(blank, blank), dict[str, Any](use_cache=False), 0
     if shared and _keeps(model):
-        # Position t - 1 predicts token t, so this predicts the first token of each row's own part too.
+        # Position t - 1 predicts token t, so the last position of the shared prefix predicts the first token of
+        # each row's own suffix.
         columns = mask[:, 1 : shared + 1].any(dim=0)
         output = model(input_ids=tokens[:1, :shared], use_cache=True, logits_to_keep=columns.unsqueeze(0))
         if _repeatable(output.past_key_values):
@@ -124,20 +132,21 @@ def scores(
 
 
 def _of_logits(logits: Tensor, row_index: Tensor, tokens: Tensor, entropy_gradient: bool) -> Scores:
-    """Of each token: the scores under the distribution that `logits` has at its place."""
+    """Return logprob and entropy of each of `tokens` under the row of `logits` that `row_index` assigns to it."""
     logits = logits.float()
     chosen = logits[row_index, tokens] - logits.logsumexp(dim=-1)[row_index]
     if entropy_gradient:
         return Scores(chosen, _entropy(logits)[row_index])
     with torch.no_grad():
-        # In chunks: with a vocabulary of 150,000 the probabilities would take as much memory as the logits.
+        # In chunks, because with a vocabulary of 150,000 the probabilities would take as much memory as the
+        # logits.
         chunks = [_entropy(logits[at : at + _CHUNK]) for at in range(0, len(logits), _CHUNK)]
     return Scores(chosen, torch.cat([*chunks, logits.new_zeros(0)])[row_index])
 
 
 def _entropy(logits: Tensor) -> Tensor:
     logprobs = torch.log_softmax(logits, dim=-1)
-    # Bounded, for what cannot be sampled has a logprob of -inf, and 0 times that is NaN.
+    # Clamped, because a token of probability 0 has the logprob -inf, and 0 * -inf is NaN.
     return -(logprobs.exp() * logprobs.clamp(min=-1000.0)).sum(dim=-1)
 
 
@@ -148,19 +157,28 @@ def _with_part(onto: Scores, part: Scores, mask: Tensor) -> Scores:
 
 
 def _keeps(model: nn.Module) -> bool:
-    """Whether the model gives out keys and values in this mode: checkpointed layers compute theirs anew."""
+    """Return whether the model returns its keys and values in this mode.
+
+    With gradient checkpointing in training mode it does not, because layers are recomputed in the backward pass.
+    """
     return not (model.training and any(getattr(part, "gradient_checkpointing", False) for part in model.modules()))
 
 
 def _repeatable(cache: Any) -> bool:
-    """Whether each row can have a copy of this: only plain attention leaves nothing but keys and values."""
+    """Return whether the cache can be copied for each row: only plain attention caches nothing but keys and
+    values.
+    """
     return isinstance(cache, Cache) and all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 def _cut(rows: list[tuple[int, ...]], names: list[int], tokens: int) -> tuple[float, list[list[int]]]:
-    """The cheapest way to cut this order into batches, and what it costs, in tokens computed."""
+    """Return the cheapest way to cut `rows`, in this order, into batches, with its cost in computed tokens.
+
+    `names` are the rows' indices, which the batches consist of. Solved by dynamic programming over the last
+    batch's start.
+    """
     common = [0, *(_common(left, right) for left, right in pairwise(rows))]
-    # best[n]: what the first n rows cost, and where the last of their batches begins.
+    # best[n]: the cost of batching the first n rows, and the index where the last of those batches begins.
     best: list[tuple[float, int]] = [(0.0, 0)]
     for end in range(1, len(rows) + 1):
         longest, same, least = 0, len(rows[end - 1]), (float("inf"), 0)
@@ -185,7 +203,9 @@ def _cut(rows: list[tuple[int, ...]], names: list[int], tokens: int) -> tuple[fl
 
 
 def _shared(rows: list[tuple[int, ...]]) -> int:
-    """How many tokens are computed once for these rows; each keeps one at least of its own."""
+    """Return the length of the prefix that is computed once for these rows; each keeps at least one token of its
+    own.
+    """
     if len(rows) < 2:
         return 0
     return _worth(min(_common(min(rows), max(rows)), min(map(len, rows)) - 1))
@@ -196,7 +216,7 @@ def _worth(shared: int) -> int:
 
 
 def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """How many tokens both begin with."""
+    """Return the length of the common prefix of two token sequences, by binary search."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2

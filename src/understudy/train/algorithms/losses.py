@@ -1,9 +1,10 @@
 """Policy losses over sampled tokens.
 
-Tensors are rectangles [sequences, width], right-padded. Position t of row s stands for token t of sequence s,
-given all before it; `mask` is true exactly where a token was sampled, and nothing else has any influence.
-Notation: π the logprob under the weights that are trained, `old` under those that the update began with, μ under
-those that sampled (the behaviour policy), r = exp(π − old), A the advantage of the rollout.
+Tensors are right-padded rectangles, [sequences, width]. Position t of row s stands for token t of sequence s,
+given all tokens before it. `mask` is true exactly where a token was sampled; no other position influences the
+result. Notation: π is the logprob under the weights being trained, `old` under the weights at the start of the
+update, μ under the weights that sampled the token (the behaviour policy), r = exp(π − old), and A is the advantage
+of the rollout.
 """
 
 from __future__ import annotations
@@ -22,33 +23,33 @@ _FAR = 20.0
 
 
 class Sums(Struct, frozen=True):
-    """What a loss was made of, summed over tokens; those of micro-batches add up to those of the whole batch."""
+    """The terms of a loss, summed over tokens. Sums of micro-batches add up to the sums of the whole batch."""
 
     loss: float = 0.0
     tokens: int = 0
     clipped_low: int = 0
     clipped_high: int = 0
-    """Tokens without gradient because their ratio had left the clip range (CISPO: whose weight was cut)."""
+    """Tokens without gradient because their ratio is outside the clip range (CISPO: whose weight was clipped)."""
     corrected: int = 0
-    """Tokens whose behaviour weight was truncated, or that fell out of the band."""
+    """Tokens whose importance weight was truncated ("truncate") or set to 0 ("band"); see `correction`."""
     ratio: float = 0.0
     kl: float = 0.0
-    """To the reference, estimated by k3; 0 where there is none."""
+    """KL to the reference model, by the k3 estimator; 0 without a reference."""
     entropy: float = 0.0
     mismatch: float = 0.0
     """|old − μ|."""
     mismatch_kl: float = 0.0
-    """KL of the behaviour policy to `old`, estimated by k3."""
+    """KL from the behaviour policy to `old`, by the k3 estimator."""
     mismatch_max: float = 0.0
     teacher_kl: float = 0.0
-    """old − log p over sampled tokens, which estimates the reverse KL to the teacher; 0 where there is none."""
+    """Sum of old − log p over sampled tokens: estimates the reverse KL to the teacher. 0 without a teacher."""
 
     def __add__(self, other: Sums) -> Sums:
         both: Any = {name: value + getattr(other, name) for name, value in structs.asdict(self).items()}
         return structs.replace(Sums(**both), mismatch_max=max(self.mismatch_max, other.mismatch_max))
 
     def means(self) -> dict[str, float]:
-        """The loss, and the rest by token; fractions between 0 and 1."""
+        """Return the loss and per-token means of the other sums; fractions are between 0 and 1."""
         count = max(self.tokens, 1)
         return {
             "loss": self.loss,
@@ -68,18 +69,19 @@ class Sums(Struct, frozen=True):
 
 
 def tokens_of_rollouts(mask: Tensor, rollout_index: Tensor, rollouts: int) -> Tensor:
-    """How many sampled tokens each rollout has, over all its sequences: [rollouts]."""
+    """Return how many sampled tokens each rollout has over all its sequences, shape [rollouts]."""
     counts = torch.zeros(rollouts, dtype=torch.float32, device=mask.device)
     return counts.index_add(0, rollout_index, mask.sum(dim=1).to(torch.float32))
 
 
 def token_weights(rollout_tokens: Tensor, rollout_index: Tensor, options: GRPOOptions) -> Tensor:
-    """What one token of each sequence weighs: [sequences, 1].
+    """Return the weight of one token of each sequence in the loss, shape [sequences, 1].
 
-    With R rollouts that have sampled tokens, n_i tokens of rollout i over all its sequences, N tokens in all:
+    Let R be the number of rollouts that have sampled tokens, n_i the number of sampled tokens of rollout i over
+    all its sequences, and N the number over all rollouts.
 
-    - "rollout-mean": 1 / (R · n_i). Every rollout weighs the same however long it is and however many sequences
-      it is in. With one sequence a rollout this is GRPO's, arXiv 2402.03300.
+    - "rollout-mean": 1 / (R · n_i). Every rollout has the same total weight, whatever its length and number of
+      sequences. With one sequence per rollout this is GRPO's weighting, arXiv 2402.03300.
     - "token-mean": 1 / N. DAPO, arXiv 2503.14476.
     - "constant": 1 / (R · `constant_tokens`). Dr. GRPO, arXiv 2503.20783.
 
@@ -109,20 +111,20 @@ def policy_loss(
     entropy: Tensor | None = None,
     teacher: Tensor | None = None,
 ) -> tuple[Tensor, Sums]:
-    """The loss to go down on, and the sums of what it is made of.
+    """Return the loss to minimize, and the sums that it is made of.
 
-    L = Σ_s Σ_t w_s · (c_t · l_t + kl_coefficient · k3_t − entropy_coefficient · H_t) over the sampled tokens, with
-    w of `token_weights`; l is that of `options.loss` (see `ppo`, `gspo`, `cispo`), c of `correction`.
-    k3 = exp(ref − π) − (ref − π) − 1 estimates the KL to the reference, as in arXiv 2402.03300. With
-    DistillOptions the advantage is that of `distillation_gain`, token by token.
+    L = Σ_s Σ_t w_s · (c_t · l_t + kl_coefficient · k3_t − entropy_coefficient · H_t) over the sampled tokens. w
+    comes from `token_weights`, l from the function of `options.loss` (`ppo`, `gspo`, `cispo`) and c from
+    `correction`. k3 = exp(ref − π) − (ref − π) − 1 estimates the KL to the reference, as in arXiv 2402.03300. With
+    DistillOptions the advantage of each token comes from `distillation_gain`.
 
-    `logprobs` (the only one with a gradient, but for `entropy`), `old_logprobs`, `behaviour`, `reference`,
-    `entropy` and `teacher` are [sequences, width]; `advantages` is [rollouts], `rollout_index` [sequences] tells
-    whose each sequence is. A micro-batch passes the advantages and `rollout_tokens` (`tokens_of_rollouts`) of
-    the whole batch: then the losses of micro-batches add up to the loss of the batch, and so do their gradients,
-    however a rollout's sequences are spread over them.
+    `logprobs`, `old_logprobs`, `behaviour`, `reference`, `entropy` and `teacher` are [sequences, width]; only
+    `logprobs` and `entropy` have gradients. `advantages` is [rollouts]; `rollout_index`, [sequences], is the
+    rollout of each sequence. For a micro-batch, pass the `advantages` and `rollout_tokens` (`tokens_of_rollouts`)
+    of the whole batch: then losses and gradients of the micro-batches add up to those of the batch, however a
+    rollout's sequences are distributed over them.
 
-    Raises ValueError where an option needs a tensor that was not given.
+    Raises ValueError when an option needs a tensor that is None.
     """
     for name, required, tensor in (
         ("behaviour logprobs", options.correction != "none", behaviour),
@@ -131,10 +133,10 @@ def policy_loss(
         ("the teacher's logprobs", isinstance(options, DistillOptions), teacher),
     ):
         if required and tensor is None:
-            raise ValueError(f"these options need {name}, which are missing")
+            raise ValueError(f"{name} is None, but these options need it; expected a tensor [sequences, width]")
     if rollout_tokens is None:
         rollout_tokens = tokens_of_rollouts(mask, rollout_index, len(advantages))
-    # Before anything is computed of them: what stands off the mask may be inf or NaN, and 0 · NaN is NaN.
+    # Masked before any arithmetic: values outside the mask may be inf or NaN, and 0 · NaN is NaN.
     logprobs, old = _sampled(logprobs, mask), _sampled(old_logprobs, mask)
     gain = advantages[rollout_index].unsqueeze(1)
     teacher_gap: Tensor | None = None
@@ -175,14 +177,14 @@ def policy_loss(
 
 
 def distillation_gain(gain: Tensor, gap: Tensor, options: DistillOptions) -> Tensor:
-    """The advantage of each sampled token: reward_coefficient · A − teacher_coefficient · (old − log p).
+    """Return the advantage of each sampled token: reward_coefficient · A − teacher_coefficient · (old − log p).
 
-    `gap` is old − log p, p the teacher's probability of the very token that the student sampled. Its mean over
-    what the student samples is the reverse KL, KL(π ‖ p), at the states that the student visits; minus it is
-    rewarded where the token stands, and nothing later is (a discount of 0), so that the gradient with r = 1,
-    (old − log p) · ∇π, is an unbiased estimate of that of the KL at these states. On-policy distillation: MiniLLM,
-    arXiv 2306.08543 (reverse KL by policy gradient), GKD, arXiv 2306.13649 (on the student's own outputs). A gap
-    counts up to 20 nats.
+    `gap` is old − log p, where p is the teacher's probability of the token that the student sampled. Its mean over
+    the student's samples is the reverse KL, KL(π ‖ p), at the states that the student visits. The penalty counts
+    only for the token itself and not for earlier ones (discount 0), so the gradient at r = 1, (old − log p) · ∇π,
+    is an unbiased estimate of the gradient of the KL at these states. On-policy distillation: MiniLLM, arXiv
+    2306.08543 (reverse KL by policy gradient), GKD, arXiv 2306.13649 (on the student's own outputs). Gaps are
+    clamped to 20 nats.
     """
     return options.reward_coefficient * gain - options.teacher_coefficient * gap.clamp(-_FAR, _FAR)
 
@@ -198,8 +200,8 @@ def ppo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[f
 def gspo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[float, float]) -> _Parts:
     """As `ppo`, with one ratio for all tokens of a sequence: s = exp(mean_t(π − old)). GSPO, arXiv 2507.18071.
 
-    The ratio is that of a sequence as it stands (a branch, a segment), not of all sequences of a rollout: they may
-    be in different micro-batches. The weights are still those of the rollout.
+    The ratio is that of one sequence (a segment of a branch), not of all sequences of a rollout, because those may
+    be in different micro-batches. The token weights are still those of the rollout.
     """
     count = mask.sum(dim=1, keepdim=True).clamp(min=1)
     mean = (logprobs - old).sum(dim=1, keepdim=True) / count
@@ -207,21 +209,23 @@ def gspo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[
 
 
 def cispo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[float, float]) -> _Parts:
-    """l = −sg(clip(r, 1 − low, 1 + high)) · A · π, by token: no token is without gradient. arXiv 2506.13585."""
+    """l = −sg(clip(r, 1 − low, 1 + high)) · A · π, by token, with sg for stop-gradient. CISPO, arXiv 2506.13585.
+
+    Every token keeps a gradient; clipping only bounds its weight.
+    """
     ratio = _ratio(logprobs - old).detach()
     weight = ratio.clamp(1 - clip[0], 1 + clip[1])
     return -weight * gain * logprobs, ratio, ratio < 1 - clip[0], ratio > 1 + clip[1]
 
 
 def correction(gap: Tensor, options: GRPOOptions) -> tuple[Tensor, Tensor]:
-    """What a token weighs because another policy sampled it, and where that was cut; `gap` is old − μ.
+    """Return the importance weight of each token, and where it was cut; `gap` is old − μ.
 
-    The sampling engine computes other logprobs than the trainer does, and under asynchronous collection its
-    weights may be some versions behind; either way exp(old − μ) is the importance weight, and the clipped ratio
-    stays relative to `old` (decoupled PPO, as in AReaL, arXiv 2505.24298).
+    exp(old − μ) corrects for tokens sampled by another policy than `old`: the sampling engine computes slightly
+    different logprobs than the trainer, and in asynchronous collection its weights may be some versions older. The
+    clipped ratio stays relative to `old` (decoupled PPO, as in AReaL, arXiv 2505.24298).
 
-    - "truncate": min(exp(old − μ), C), C = `truncate_at`: truncated importance sampling, as in V-trace,
-      arXiv 1802.01561.
+    - "truncate": min(exp(old − μ), C) with C = `truncate_at`, as in V-trace, arXiv 1802.01561.
     - "band": exp(old − μ) inside [`band_low`, `band_high`], 0 outside: IcePop, arXiv 2510.18855.
     - "none": 1.
     """
@@ -240,7 +244,7 @@ _Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 
 def _clipped(ratio: Tensor, gain: Tensor, clip: tuple[float, float]) -> _Parts:
     free, bound = ratio * gain, ratio.clamp(1 - clip[0], 1 + clip[1]) * gain
-    # Only where the bound is the smaller does the clip take the gradient away.
+    # Clipping removes the gradient only where the clipped term is the smaller one.
     low = (ratio < 1 - clip[0]) & (gain < 0)
     high = (ratio > 1 + clip[1]) & (gain > 0)
     return -torch.minimum(free, bound), ratio, low, high
@@ -255,7 +259,7 @@ def _ratio(gap: Tensor) -> Tensor:
 
 
 def _k3(gap: Tensor) -> Tensor:
-    # Bounded as a whole: with exp() alone bounded, what is left of the gradient would push the policy further off.
+    # The whole k3 term is clamped. Clamping only exp() would leave a gradient that pushes the policy further away.
     gap = gap.clamp(max=_FAR)
     return gap.exp() - gap - 1
 

@@ -1,5 +1,5 @@
-"""Imitation and preference through TRL's trainers: sampled tokens of solved rollouts, conversations of an export,
-and pairs of a better and a worse answer to one conversation.
+"""SFT and DPO by TRL's trainers: on sampled tokens of solved rollouts, on conversations of an export, or on pairs
+of a preferred and a rejected answer to the same conversation.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ _PAIRS_ADVICE = "pairs need solved and unsolved rollouts of one task: run it wit
 
 
 class TrainingSummary(Struct, frozen=True, kw_only=True):
-    """What a training made: a model's directory, out of how much, with the loss of the first and the last step.
+    """The result of a training: the directory of the new model, the amount of data, and the first and last step's
+    loss.
 
-    `tokens` are those learned from in one epoch; `left_out` counts by why what was not. `seconds` without imports
-    and reading.
+    `rows` are the sequences or pairs trained on and `tokens` the tokens in the loss, both per epoch. `left_out`
+    counts excluded rows by reason. `seconds` excludes imports and reading of data.
     """
 
     output: str
@@ -74,11 +75,11 @@ class TrainingSummary(Struct, frozen=True, kw_only=True):
 
 
 class TrainingContext(Struct, frozen=True, kw_only=True):
-    """How a training goes on from checkpoints, and where it reports its steps.
+    """Checkpointing and reporting of one training.
 
-    Checkpoints are written every `save_steps` optimizer steps (0: once an epoch) to `training/checkpoints` of the
-    output, and removed at the end. `resume` goes on from the last of them, or from the one named. `left_out`
-    counts what was not learned from.
+    Checkpoints are written every `save_steps` optimizer steps (0: once per epoch) to `training/checkpoints` in the
+    output directory, and removed at the end. `resume` continues from the last checkpoint (True) or from the given
+    one. `left_out` counts excluded rows by reason.
     """
 
     resume: bool | Path = False
@@ -98,11 +99,11 @@ def train_sft(
     options: SFTOptions,
     course: TrainingContext | None = None,
 ) -> TrainingSummary:
-    """Train the model in the directory `model` on sampled tokens; write the new one to the directory `output`.
+    """Train the model in the directory `model` on sampled tokens; write the new model to the directory `output`.
 
-    The loss is the mean over the sampled tokens of an optimizer step. The numbers of every step go to
-    `training/metrics.jsonl` in `output`. Raises ConfigError when there is nothing to learn from, when model and
-    sequences do not belong together, or when memory does not suffice.
+    The loss of an optimizer step is the mean over its sampled tokens. The metrics of every step go to
+    `training/metrics.jsonl` in `output`. Raises ConfigError when there is nothing to learn from, when the
+    sequences are not from this model's vocabulary, or when the GPU runs out of memory.
     """
     context = course or TrainingContext()
 
@@ -131,17 +132,17 @@ def _sft_trainer(
     context: TrainingContext,
     callback: Any,
 ) -> Any:
-    """TRL's SFTTrainer over rows that are tokens already, with our pass through the model."""
+    """Return TRL's SFTTrainer for rows of token ids, with our forward pass (see `forward`)."""
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
     from understudy.train.algorithms.forward import token_logprobs
 
     class Exact(SFTTrainer):
-        """Computes what the rows begin with in common once a pass; the loss is the mean over sampled tokens."""
+        """An SFTTrainer that computes a shared prefix once per pass; the loss is the mean over sampled tokens."""
 
         def _send_telemetry(self) -> None:
-            """Training is private: nothing is reported to TRL's authors."""
+            """Do nothing: training is private, and TRL would report it to its authors."""
 
         def compute_loss(
             self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -181,7 +182,7 @@ def _sft_trainer(
 
 
 def _labels(row: TokenSequence) -> list[int]:
-    """The tokens that are learned, by which the trainer counts them; never the first: nothing predicts it."""
+    """Return the labels that the trainer counts learned tokens by. The first is ignored: nothing predicts it."""
     pairs = zip(row.token_ids[1:], row.loss_mask[1:], strict=True)
     return [_IGNORED, *(token if learned else _IGNORED for token, learned in pairs)]
 
@@ -197,9 +198,10 @@ def preferences(
     include_suspicious: bool = False,
     left_out: Counter[str],
 ) -> list[PairTokens]:
-    """The pairs of the rollouts in stores, and of exports in the format trl-dpo, as tokens of the model.
+    """Return the preference pairs of stores of runs and of exports in the format trl-dpo, as tokens of the model.
 
-    Raises ConfigError for a directory that is neither, and when a store has no such run.
+    Raises ConfigError for a directory that is neither a store nor such an export, and when a store has no such
+    run.
     """
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -228,10 +230,10 @@ def train_dpo(
     options: DPOOptions,
     course: TrainingContext | None = None,
 ) -> TrainingSummary:
-    """Train the model in the directory `model` on preference pairs; write the new one to `output`.
+    """Train the model in the directory `model` on preference pairs; write the new model to `output`.
 
-    The model that training begins with is the reference. The numbers of every step go to `training/metrics.jsonl`
-    in `output`. Raises ConfigError when there is nothing to learn from, or memory does not suffice.
+    The initial model is the reference. The metrics of every step go to `training/metrics.jsonl` in `output`.
+    Raises ConfigError when there is nothing to learn from, or the GPU runs out of memory.
     """
     context = course or TrainingContext()
 
@@ -274,18 +276,18 @@ def _dpo_trainer(
     context: TrainingContext,
     callback: Any,
 ) -> Any:
-    """TRL's DPOTrainer over pairs that are tokens already."""
+    """Return TRL's DPOTrainer for pairs that are token ids already."""
     from trl.trainer.dpo_config import DPOConfig
     from trl.trainer.dpo_trainer import DPOTrainer
 
     class Tokens(DPOTrainer):
-        """Tokens need no preparing: they came through the template, and what is too long is left out."""
+        """A DPOTrainer that skips dataset preparation: pairs are tokenized and filtered by length already."""
 
         def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
             return dataset
 
         def _send_telemetry(self) -> None:
-            """Training is private: nothing is reported to TRL's authors."""
+            """Do nothing: training is private, and TRL would report it to its authors."""
 
     config = trl_config(
         DPOConfig,
@@ -293,10 +295,11 @@ def _dpo_trainer(
         options,
         context,
         min(options.batch_pairs, len(rows)),
-        # A pair is two sequences.
+        # A pair is two sequences, hence the factor 2.
         max(1, options.micro_batch_tokens // (2 * max(map(_pair_length, rows)))),
         beta=options.beta,
-        # Without label smoothing it is DPO's own, whose name in TRL ignores label smoothing.
+        # TRL's "robust" loss with label smoothing 0 equals plain DPO; its "sigmoid" loss would ignore
+        # label_smoothing.
         loss_type=["robust"],
         label_smoothing=options.label_smoothing,
     )
@@ -325,8 +328,9 @@ def _train(
 ) -> TrainingSummary:
     """Train the model in the directory `model` and write the new one to `output`.
 
-    `fit` returns the rows that the loaded model can learn from, `make` the trainer over them with a callback that
-    reports these `numbers`. `tokens` counts those of a row. Raises ConfigError.
+    `fit` returns the rows that the loaded model can train on. `make` returns the trainer for these rows; its
+    callback reports the metrics that `numbers` names. `tokens` returns the number of tokens of a row in the loss.
+    Raises ConfigError.
     """
     require_packages(*FULL)
     directory = output / TRAINING
@@ -344,7 +348,8 @@ def _train(
     losses: list[float] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     if losses and not math.isfinite(losses[-1]):
         raise ConfigError(
-            f"the loss became {losses[-1]}, and no model was written; lower --learning-rate (now "
+            f"the loss became {losses[-1]}, expected a finite one; no model was written: lower --learning-rate ("
+            "now "
             f"{options.learning_rate}) and start again with --overwrite"
         )
     steps = int(trainer.state.global_step)
@@ -365,7 +370,7 @@ def _train(
 def _trainer(
     kind: Any, loaded: Any, model: Path, config: Any, columns: dict[str, Any], callback: Any, **own: Any
 ) -> Any:
-    """A trainer of TRL over a data set of these columns."""
+    """Return a trainer of the TRL class `kind` for a dataset with these columns."""
     import datasets
     from transformers.trainer_callback import PrinterCallback
 
@@ -391,10 +396,12 @@ def trl_config(
     fits: int,
     **own: Any,
 ) -> Any:
-    """The configuration of a trainer of TRL. `batch` rows make a step, at most `fits` of them go at once."""
+    """Return the configuration of a TRL trainer. An optimizer step has `batch` rows; `fits` rows fit in one
+    forward pass.
+    """
     import torch
 
-    # As many passes as make equal parts: a step is over `batch` rows whatever the memory allows.
+    # The smallest number of equally large passes that fit in memory: a step always covers `batch` rows.
     passes = next(count for count in range(1, batch + 1) if batch % count == 0 and batch // count <= max(fits, 1))
     settings: dict[str, Any] = {
         "output_dir": str(directory / CHECKPOINTS),
@@ -409,10 +416,10 @@ def trl_config(
         "gradient_accumulation_steps": passes,
         "seed": options.seed,
         "bf16": uses_bf16(options),
-        "gradient_checkpointing": False,  # the model does it already where it was asked for
+        "gradient_checkpointing": False,  # load_model has already enabled it where it was asked for
         "max_length": None,
         "logging_steps": 1,
-        "logging_nan_inf_filter": False,  # which would show the mean of before in place of what is no number
+        "logging_nan_inf_filter": False,  # the filter would show the previous mean in place of a NaN
         "save_strategy": "steps" if context.save_steps else "epoch",
         "save_steps": context.save_steps or 500,
         "save_total_limit": 2,
@@ -422,13 +429,13 @@ def trl_config(
         "use_cpu": not torch.cuda.is_available(),
     }
     config = kind(**settings, **own)
-    # The model is on one device; transformers would split its batches over all GPUs that there are.
+    # The model is on one device; without this, transformers would split batches over all GPUs of the machine.
     config._n_gpu = min(config.n_gpu, 1)
     return config
 
 
 def _checkpoint_saver(save: Callable[..., None], checkpoints: Path) -> Callable[..., None]:
-    """How a trainer writes its checkpoints, with a ConfigError where it cannot."""
+    """Return a function that writes a trainer's checkpoints, and raises ConfigError when one cannot be written."""
     import torch
 
     def saved(*arguments: Any, **options: Any) -> None:
@@ -436,7 +443,7 @@ def _checkpoint_saver(save: Callable[..., None], checkpoints: Path) -> Callable[
             save(*arguments, **options)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # torch, safetensors and tokenizers have four kinds of errors for a full disk
+        except Exception as error:  # torch, safetensors and tokenizers raise four kinds of errors for a full disk
             raise ConfigError(
                 f"{checkpoints}: a checkpoint cannot be written: {error}; make room, then use --resume"
             ) from error
@@ -445,12 +452,12 @@ def _checkpoint_saver(save: Callable[..., None], checkpoints: Path) -> Callable[
 
 
 def _checkpoint_step(checkpoint: Path) -> int:
-    """How many steps were made when a checkpoint was written. Raises ConfigError when it is damaged."""
+    """Return the number of steps made when a checkpoint was written. Raises ConfigError when it is damaged."""
     path = checkpoint / "trainer_state.json"
     try:
         return int(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["global_step"])
     except (OSError, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} is damaged ({error}); give another --checkpoint") from error
+        raise ConfigError(f"{path}: invalid checkpoint ({error}); give another --checkpoint") from error
 
 
 def _nothing_to_learn(what: str, left_out: Counter[str], advice: str) -> ConfigError:
@@ -458,7 +465,10 @@ def _nothing_to_learn(what: str, left_out: Counter[str], advice: str) -> ConfigE
 
 
 def _callback(names: Sequence[str], metrics: MetricsWriter, on_step: OnStep | None) -> Any:
-    """A callback of transformers that reports these numbers of every step, by the last part of their names."""
+    """Return a transformers callback that reports the metrics that `names` lists after every step.
+
+    A metric is reported by the last part of its name: "rewards/margins" as "margins".
+    """
     from transformers import TrainerCallback
 
     class Numbers(TrainerCallback):

@@ -1,4 +1,6 @@
-"""A policy update: groups of rollouts in, better weights out, and numbers that say what happened."""
+"""Policy updates: a trained model with its optimizer, updated on groups of rollouts, with metrics of what
+happened.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,14 @@ NOT_FINITE = "batches whose loss or gradient is not a number"
 
 
 class UpdateReport(Struct, frozen=True, kw_only=True):
-    """What an update did. `version` is that of the weights after it.
+    """The metrics of one update. `version` is that of the weights after it.
 
-    `updated` is false where nothing was learned, and the weights are those of before. `groups`, `rollouts`,
-    `sequences` and `tokens` (sampled ones) could be learned from; `skipped` counts by why what was not, also
-    optimizer steps. `mismatch_*` is how far the logprobs of the policy that sampled are from those that the
-    trainer recomputed for the same tokens. `teacher_kl` is the reverse KL to a teacher, a token, estimated on
-    them. `reward_mean` is over all rollouts given whose reward is a number. `stale` is how many sequences older
-    weights than the latest had a part in.
+    `updated` is false when nothing was learned and the weights did not change. `groups`, `rollouts`, `sequences`
+    and `tokens` (sampled ones) count what was trained on; `skipped` counts by reason what was not, including
+    optimizer steps. `mismatch_*` compare the sampling policy's logprobs with those that the trainer computed for
+    the same tokens. `teacher_kl` estimates the reverse KL to the teacher per token. `reward_mean` is over all
+    given rollouts with a finite reward. `stale` is the number of sequences that were partly sampled with older
+    weights than the newest.
     """
 
     step: int
@@ -87,11 +89,11 @@ class UpdateReport(Struct, frozen=True, kw_only=True):
 
 
 class Updater:
-    """A model that is trained, with its optimizer; `update` makes one step of the loop.
+    """A trained model with its optimizer; `update` makes one training step of the loop.
 
-    The weights come from `model`, or with `resume` from a directory that `save` wrote, after which everything goes
-    on as it would have. `reference` is what a KL penalty holds to (default: `model`). Raises ConfigError when a
-    directory does not hold what is needed.
+    The weights come from `model`, or with `resume` from a directory that `save` wrote; training then continues as
+    if it had not been interrupted. `reference` is the model directory for the KL penalty (default: `model`).
+    Raises ConfigError when a directory does not hold what is needed.
     """
 
     def __init__(
@@ -103,8 +105,8 @@ class Updater:
         written = None if resume is None else read_weights_record(resume)
         if resume is not None and written is None:
             raise ConfigError(
-                f"{resume} cannot be resumed: expected a directory that a training saved; "
-                "start with it as the model instead"
+                f"{resume}: cannot be resumed: expected a directory that training saved, with "
+                f"{TRAINING}/written.json; to start a new training from it, give it as the model"
             )
         import torch
 
@@ -135,19 +137,19 @@ class Updater:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.model.parameters()).device
 
     def update(self, groups: Sequence[RolloutGroup], step: int, version: str | None = None) -> UpdateReport:
-        """Learn from groups of rollouts once; `step` is the number of this update, from 1.
+        """Learn once from groups of rollouts and return the metrics; `step` is the number of this update, from 1.
 
-        What cannot be learned from is skipped and counted. When a loss or gradient is not a number, nothing of
-        that optimizer step reaches the weights. Raises ConfigError when the GPU has no memory left.
+        Unusable rollouts and sequences are skipped and counted. When a loss or gradient is not finite, that
+        optimizer step changes no weights. Raises ConfigError when the GPU runs out of memory.
         """
         began = time.monotonic()
         version = version or f"step-{step:04d}"
         skipped = Counter[str]()
-        # By the step alone, so that an update that is repeated after a resume is the same update.
+        # Seeded by the step alone, so that repeating an update after a resume gives the same result.
         seed(self.options.seed * 1_000_003 + step)
         batch = build_batch(
             groups, self.options, vocabulary=self._vocabulary, longest=self._longest, skipped=skipped
@@ -175,24 +177,25 @@ class Updater:
         )
 
     def save(self, directory: Path, version: str | None = None) -> Path:
-        """Write the weights to a directory that can be served, with what training goes on from; returns it.
+        """Write the weights and the state of training to a directory that can be served; return the directory.
 
-        Whole or not at all. Raises ConfigError when it cannot be written.
+        The directory is replaced atomically. Raises ConfigError when it cannot be written.
         """
         state = {"optimizer": self.optimizer.state_dict(), "optimizer_steps": self.optimizer_steps}
         written = WeightsRecord(version=version or f"step-{self.step:04d}", step=self.step, base=str(self.source))
         save_model(self.model, self.source, directory, written=written, state=state)
         return directory
 
-    # --- how it is done --------------------------------------------------------------------------------
+    # --- implementation --------------------------------------------------------------------------------
 
     def _values(self, batch: TrainingBatch, index: int) -> Iterator[TokenValues]:
-        """What was computed for the completions of the calls in one sequence of a batch."""
+        """Yield the logprobs, ratios and advantages of the tokens of each call in one sequence of a batch."""
         sequence, advantage = batch.sequences[index], batch.advantages[batch.rollouts[index]]
         for call_id, start, end in sequence.calls:
             logprobs = self._logprobs[index][start:end]
             sampled = [math.nan] * len(logprobs) if sequence.logprobs is None else sequence.logprobs[start:end]
-            # Bounded, for what is impossible to one of the two policies has no ratio that is a float32.
+            # Clamped, because the ratio overflows float32 when a token is (nearly) impossible under one of the two
+            # policies.
             ratios = (math.exp(min(now - then, _MAX_GAP)) for now, then in zip(logprobs, sampled, strict=True))
             yield TokenValues(
                 call_id=call_id,
@@ -202,7 +205,10 @@ class Updater:
             )
 
     def _load_reference(self, reference: Path | None) -> Any:
-        """The model that is held to; None where nothing is, or where it is the base under the adapter."""
+        """Return the reference model of the KL penalty.
+
+        None when there is no penalty, or when the reference is the base model below the adapter.
+        """
         if self.options.kl_coefficient <= 0 or (self.options.lora is not None and reference is None):
             return None
         frozen = structs.replace(self.options, lora=None, gradient_checkpointing=False)
@@ -213,7 +219,7 @@ class Updater:
     def _learn(
         self, batch: TrainingBatch, report: UpdateReport, skipped: Counter[str], random: Random
     ) -> UpdateReport:
-        """The optimizer steps of an update, each over all micro-batches of its mini-batch."""
+        """Run the optimizer steps of an update, one per mini-batch; return the completed report."""
         from understudy.train.algorithms.losses import Sums
 
         steps = list(plan(batch, self.options, random))
@@ -244,7 +250,9 @@ class Updater:
         )
 
     def _old(self, batch: TrainingBatch) -> list[torch.Tensor]:
-        """The logprobs of all sequences under the weights that the update begins with."""
+        """Return the logprobs of each sequence under the weights at the start of the update, one tensor per
+        sequence.
+        """
         import torch
 
         from understudy.train.algorithms.forward import micro_batches, token_logprobs
@@ -263,7 +271,10 @@ class Updater:
     def _optimizer_step(
         self, batch: TrainingBatch, indexes: list[int], old: list[torch.Tensor] | None, rate: float
     ) -> tuple[Sums, float | None]:
-        """One step; the gradient's norm is None where nothing was learned for want of numbers."""
+        """Make one optimizer step over `indexes`; return its sums and the gradient's norm.
+
+        The norm is None when the loss or gradient was not finite: then no weights changed.
+        """
         import torch
 
         from understudy.train.algorithms.forward import behaviours, masks, micro_batches, scores, teacher_logprobs
@@ -335,7 +346,7 @@ class Updater:
             return token_logprobs(model, rows, self.options.temperature)
 
     def _rate(self) -> float:
-        """The learning rate of the next optimizer step: up to its full height in a line, then constant."""
+        """Return the learning rate of the next optimizer step: linear warmup, then constant."""
         warmup = self.options.warmup_steps
         share = min(1.0, (self.optimizer_steps + 1) / warmup) if warmup else 1.0
         return self.options.learning_rate * share
@@ -354,7 +365,9 @@ OnUpdate = Callable[[UpdateReport, int], None]
 
 
 class GRPOSummary(Struct, frozen=True, kw_only=True):
-    """What policy updates made. `updated` counts those that changed the weights; `skipped` sums theirs by why."""
+    """The result of `train_grpo`. `updated` counts the updates that changed the weights; `skipped` sums theirs by
+    reason.
+    """
 
     output: str
     groups: int
@@ -369,7 +382,7 @@ class GRPOSummary(Struct, frozen=True, kw_only=True):
 
 
 def silent(report: UpdateReport, of: int) -> None:
-    """A `OnUpdate` that tells nobody."""
+    """An `OnUpdate` that ignores its reports."""
 
 
 def train_grpo(
@@ -385,11 +398,12 @@ def train_grpo(
     watch: OnUpdate = silent,
     save_steps: int = 0,
 ) -> GRPOSummary:
-    """Update the model in the directory `model` over `groups`, shuffled; write the new one to `output`.
+    """Update the model in the directory `model` on `groups`, shuffled; write the new model to `output`.
 
-    Each update is over `groups_per_update` groups (0: all). A checkpoint is written every `save_steps` updates (0:
-    none but the last) to `output/training/checkpoints`; `resume` goes on from the last of them, or from the one
-    named, to the same weights. Raises ConfigError when nothing can be learned from the groups.
+    Each update covers `groups_per_update` groups (0: all). A checkpoint is written every `save_steps` updates (0:
+    only the last) to `output/training/checkpoints`; `resume` continues from the last one (True) or from the given
+    one, and gives the same weights as an uninterrupted training. Raises ConfigError when nothing can be learned
+    from the groups.
     """
     require_packages()
     counts = Counter[str]() if left_out is None else left_out

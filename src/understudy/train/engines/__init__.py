@@ -1,1 +1,1 @@
-"""Trainers of others, to which our samples are handed: a module each."""
+"""Other projects' trainers that can train on our samples, one module each: LLaMA-Factory, TRL, verl."""

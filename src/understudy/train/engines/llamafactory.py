@@ -1,7 +1,7 @@
-"""SFT by LLaMA-Factory: we write its data and config, and run its own program.
+"""SFT by LLaMA-Factory: writes its dataset and config, and runs its CLI.
 
-It needs an environment of its own: UNDERSTUDY_LLAMAFACTORY_PYTHON names that environment's python, else
-`llamafactory-cli` is looked up in PATH.
+LLaMA-Factory needs an environment of its own: UNDERSTUDY_LLAMAFACTORY_PYTHON names that environment's python;
+without it, `llamafactory-cli` is looked up in PATH.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _TEMPLATES = {
 
 
 class LlamaFactorySummary(Struct, frozen=True, kw_only=True):
-    """A finished training: losses of its first and last step; `left_out` counts excluded rollouts by reason."""
+    """The result of a training: first and last step's loss; `left_out` counts excluded rollouts by reason."""
 
     output: str
     rows: int
@@ -88,7 +88,8 @@ def train(
     include_suspicious: bool = False,
     on_line: Callable[[str], None] | None = None,
 ) -> LlamaFactorySummary:
-    """Train the model in directory `model` on the solved rollouts of the stores `sources`; write it to `output`.
+    """Train the model in directory `model` on the solved rollouts of the stores `sources`; write the new one to
+    `output`.
 
     A dataset of `understudy export llamafactory` may be given instead, as the only source. Data, config and log
     stay in `output/training`; with LoRA the adapter stays in `output/adapter`. `template` is LLaMA-Factory's name
@@ -99,7 +100,7 @@ def train(
     program = command()
     template = template or _template(model)
     if output.exists() and any(path.name != TRAINING for path in output.iterdir()):
-        raise ConfigError(f"{output} is not empty; choose another --output")
+        raise ConfigError(f"{output} is not empty; expected a new or empty directory: choose another --output")
     directory_ = output / TRAINING
     if directory_.exists():
         raise ConfigError(f"{directory_} holds an unfinished training; remove it, or choose another --output")
@@ -188,11 +189,14 @@ def _data(
     ready = [source for source in sources if (source / exporting.CONFIG).is_file()]
     if ready:
         if len(sources) > 1:
-            raise ConfigError(f"{ready[0]} is a LLaMA-Factory data set: it must be the only --from")
+            raise ConfigError(
+                f"{ready[0]} is a LLaMA-Factory dataset, which cannot be combined with other sources; "
+                "give it as the only --from"
+            )
         source = ready[0].resolve()
         lines = (source / "train.jsonl").read_bytes().count(b"\n") if (source / "train.jsonl").is_file() else 0
         if not lines or not (source.parent / exporting.INFO).is_file():
-            raise ConfigError(f"{source} has no train.jsonl with rows, or {source.parent} no {exporting.INFO}")
+            raise ConfigError(f"{source} has no train.jsonl with rows, or {source.parent} has no {exporting.INFO}")
         return [source.name], source.parent, lines
     names: list[str] = []
     rows = 0
@@ -251,7 +255,7 @@ def _config(
         lora = options.lora
         settings |= {"lora_rank": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
         settings |= {"lora_target": ",".join(lora.modules) or "all"}
-    # `warmup_steps` replaces the default `warmup_ratio`.
+    # The options set `warmup_steps`, so the default `warmup_ratio` is dropped.
     replaced = {*settings, "warmup_ratio"}
     unchanged = [line for line in proposed.splitlines() if line.partition(":")[0] not in replaced]
     return "\n".join([*unchanged, "### from the options of this training", _yaml(settings)])
@@ -268,7 +272,7 @@ def _merge(model: Path, adapter: Path, template: str, output: Path) -> dict[str,
 
 
 def _yaml(settings: Mapping[str, Any]) -> str:
-    # YAML reads 1e-05 as a string: a float needs its decimal point.
+    # YAML reads 1e-05 as a string; a float needs a decimal point.
     scalars = {
         key: f"{value:.8e}" if isinstance(value, float) else json.dumps(value) for key, value in settings.items()
     }
@@ -281,7 +285,9 @@ def _has_gpu() -> bool:
 
 
 def _run(order: list[str], log: Path, on_line: Callable[[str], None] | None) -> None:
-    """Run a program with its output appended to `log`. Raises ConfigError with the output's end when it fails."""
+    """Run a program with its output appended to `log`. Raises ConfigError with the end of its output when it
+    fails.
+    """
     # Models are local directories, and its version check rejects releases newer than itself.
     environment = {"HF_HUB_OFFLINE": "1", "DISABLE_VERSION_CHECK": "1", **os.environ}
     with log.open("a", encoding="utf-8") as file:

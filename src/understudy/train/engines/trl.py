@@ -50,21 +50,24 @@ _NEUTRAL: dict[str, tuple[float | None, ...]] = {
     "min_p": (0.0, None),
     "repetition_penalty": (1.0, None),
 }
-"""The values of TRL's sampling options that change nothing: the gateway samples by temperature alone."""
+"""The supported values of TRL's sampling options: no effect, as the gateway passes on only the temperature."""
 
 
 def graded_reward(reward: list[float | None], **_: Any) -> list[float | None]:
-    """The reward function for GRPOTrainer: what each rollout's grading gave, None for one without a verdict."""
+    """The reward function for GRPOTrainer: returns the graded reward of each rollout, None for one without a
+    verdict.
+    """
     return reward
 
 
 class TRLRollouts:
-    """The `rollout_func` of a GRPOTrainer; used as a context, which runs the server and the sandboxes.
+    """The `rollout_func` of a GRPOTrainer. A context manager, which runs the server and the sandboxes.
 
-    A prompt is a task's `instance_id` (`dataset`). Before the rollouts of a new optimizer step it publishes the
-    trainer's present weights. The server is the embedded one, or runs at `runtime.urls` and is of the kind
-    `backend`. Each call writes its run to `output`/wave-NNNN. TRL's trainer takes one sequence for a rollout: that
-    with the most sampled tokens; others (subagents, what follows a compaction) are counted in `left_out`.
+    A prompt is a task's `instance_id` (see `dataset`). Before collecting for a new optimizer step, the trainer's
+    current weights are published to the server: the embedded one, or a server of the kind `backend` at
+    `runtime.urls`. Each call writes its run to `output`/wave-NNNN. TRL takes one sequence per rollout: the one
+    with the most sampled tokens is used; the others (subagents, what follows a compaction) are counted in
+    `left_out`.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class TRLRollouts:
         seed: int = 0,
     ) -> None:
         if not tasks:
-            raise ConfigError("no tasks to collect rollouts of; expected at least one")
+            raise ConfigError("no tasks to collect rollouts of; expected at least one in `tasks`")
         self._model = model
         self._tasks = {task.instance_id: task for task in tasks}
         self._output = output
@@ -101,10 +104,10 @@ class TRLRollouts:
         self._publisher: Publisher | None = None
         self._published = False
         self.left_out = Counter[str]()
-        """What the trainer was not given, counted by why."""
+        """Rollouts and sequences that were not passed to the trainer, counted by reason."""
 
     def __enter__(self) -> Self:
-        # One event loop for all calls: the server and the collector belong to it.
+        # One event loop for all calls, because the server and the collector are bound to it.
         self._runner = asyncio.Runner()
         self._stack = contextlib.AsyncExitStack()
         return self
@@ -114,18 +117,18 @@ class TRLRollouts:
             self._runner.run(self._stack.aclose())
 
     def dataset(self) -> Any:
-        """The tasks as a dataset for the trainer: a row for each, whose prompt is its `instance_id`."""
+        """Return the tasks as a dataset for the trainer: one row per task, whose prompt is its `instance_id`."""
         from datasets import Dataset
 
         return Dataset.from_dict({"prompt": list(self._tasks)})
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
-        """Collect and grade one rollout for each of `prompts`; a task that is there n times gets n.
+        """Collect and grade one rollout for each of `prompts`; a task that is listed n times gets n rollouts.
 
         Returns TRL's `prompt_ids`, `completion_ids`, `logprobs` and `env_mask` (1 exactly on sampled tokens), with
         `reward` and `rollout_id` for reward functions. A rollout that failed for reasons of infrastructure has the
-        reward None, by which TRL leaves it out of its group. Raises ConfigError for prompts that are no task and
-        for options that are not supported, BackendError when no rollout at all could be collected.
+        reward None, which makes TRL leave it out of its group. Raises ConfigError for a prompt that is not a
+        task's id and for unsupported options, BackendError when no rollout at all could be collected.
         """
         return self._runner.run(self._rollouts(prompts, trainer))
 
@@ -160,7 +163,9 @@ class TRLRollouts:
         return Counter(prompts)
 
     async def _open(self, trainer: Any) -> RolloutCollector:
-        """The collector, opened with the trainer's sampling by the first call. Raises ConfigError."""
+        """Return the collector; the first call opens it with the trainer's sampling options. Raises
+        ConfigError.
+        """
         if self._collector is not None:
             return self._collector
         if trainer.accelerator.num_processes > 1:
@@ -187,7 +192,10 @@ class TRLRollouts:
         return self._collector
 
     async def _publish(self, collector: RolloutCollector, trainer: Any, step: int) -> None:
-        """Have the server sample from the trainer's weights, also at step 0: they may not be the directory's."""
+        """Publish the trainer's current weights to the server.
+
+        Also done at step 0, because the trainer may have loaded other weights than those in the model directory.
+        """
         assert self._publisher is not None
         version = version_name(step)
         weights = self._output / "weights"
@@ -204,7 +212,9 @@ class TRLRollouts:
     async def _collect(
         self, collector: RolloutCollector, tasks: Sequence[Task], samples: int, purpose: Purpose
     ) -> dict[str, list[TrainingRollout]]:
-        """The graded rollouts of each task, in a directory of their own: fewer where some failed."""
+        """Return the graded rollouts of each task, collected in a new directory; fewer than `samples` where some
+        failed.
+        """
         number = len(list(self._output.glob("wave-*")))
         directory = self._output / f"wave-{number:04d}"
         batch = collector.start(
@@ -230,7 +240,10 @@ class TRLRollouts:
 
 
 def _row(rollout: TrainingRollout | None, blank: int) -> dict[str, Any]:
-    """What TRL is given for a rollout; for none of it, a token that is not learned and no reward."""
+    """Return TRL's columns for one rollout.
+
+    None gives one token outside the loss and the reward None, because TRL needs a row for each prompt.
+    """
     if rollout is None:
         sequence = TokenSequence(token_ids=(blank, blank), loss_mask=(0, 1), logprobs=(0.0, 0.0))
         divided = replace(verl.row(sequence), mask=[0])

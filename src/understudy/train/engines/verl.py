@@ -1,8 +1,9 @@
-"""Our samples as verl's own data: what its agent loops give back, and its DataProto. Written for verl 0.9.1.
+"""Our samples as verl's data: AgentLoopOutputs, as its agent loops return, and its DataProto. Written for verl
+0.9.1.
 
-The rows that a rollout becomes carry keys as verl's trainer gives them, `{uid}_{session}_{index}`: by them its
-`compute_advantage_for_multi_trajectories` counts a rollout of several sequences once, and shares its advantage
-among them. This module imports verl only where it makes one of its types.
+A row's key has the form that verl's trainer gives it, `{uid}_{session}_{index}`. By it verl's
+`compute_advantage_for_multi_trajectories` counts a rollout of several sequences once and gives all of them its
+advantage. verl is imported only where one of its types is made.
 """
 
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -27,14 +28,14 @@ NOTHING_LEFT = "rollouts of which no sequence is left"
 
 
 class VerlLengths(Struct, frozen=True):
-    """The most tokens that verl takes of a sequence: before its first sampled one, and from there on."""
+    """verl's limits in tokens: of the part before a sequence's first sampled token, and of the rest."""
 
     prompt: int
     response: int
 
 
 class VerlRow(Struct, frozen=True, kw_only=True):
-    """A sequence, divided as verl has it: `response` begins with the first sampled token."""
+    """A sequence split as verl expects it: `response` begins with the first sampled token."""
 
     prompt: list[int]
     response: list[int]
@@ -43,7 +44,7 @@ class VerlRow(Struct, frozen=True, kw_only=True):
 
 
 def row(sequence: TokenSequence) -> VerlRow:
-    """A sequence in which something was sampled, divided."""
+    """Return the sequence split into prompt and response. At least one of its tokens must be sampled."""
     first = sequence.loss_mask.index(1)
     logprobs = sequence.logprobs
     return VerlRow(
@@ -55,7 +56,7 @@ def row(sequence: TokenSequence) -> VerlRow:
 
 
 def rows(rollout: TrainingRollout, lengths: VerlLengths, left_out: Counter[str]) -> list[VerlRow]:
-    """The sequences of a rollout that fit; of those that do not it is counted how many."""
+    """Return the sequences of a rollout that fit in `lengths`; the others are counted in `left_out`."""
     divided = [row(each) for each in rollout.sequences if any(each.loss_mask)]
     fitting = [
         each for each in divided if len(each.prompt) <= lengths.prompt and len(each.response) <= lengths.response
@@ -70,10 +71,10 @@ def rows(rollout: TrainingRollout, lengths: VerlLengths, left_out: Counter[str])
 def outputs(
     rollout: TrainingRollout, lengths: VerlLengths, *, steps: tuple[int, int] = (0, 0), seconds: float = 0.0
 ) -> list[Any]:
-    """A rollout as what a verl agent loop's `run` returns: an AgentLoopOutput a sequence, all with its reward.
+    """Return what the `run` of a verl agent loop returns for a rollout: one AgentLoopOutput per sequence.
 
-    `steps` are verl's numbers of the oldest and the newest weights that sampled it, `seconds` what it took. Raises
-    ConfigError when nothing of it fits, or when it has no logprobs: then the rollout is none that verl can use.
+    Each has the rollout's reward. `steps` are verl's step numbers of the oldest and the newest weights that
+    sampled it, `seconds` how long it took. Raises ConfigError when no sequence fits, or when one has no logprobs.
     """
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
@@ -85,7 +86,10 @@ def outputs(
             f"{lengths.prompt} and data.max_response_length {lengths.response}; raise them"
         )
     if any(each.logprobs is None for each in fitting):
-        raise ConfigError(f"{rollout.rollout_id}: sequences without logprobs; collect them with tokens in and out")
+        raise ConfigError(
+            f"{rollout.rollout_id}: sequences without logprobs, which verl needs; collect rollouts "
+            'with tokens = "exact" in the gateway\'s configuration'
+        )
     return [
         AgentLoopOutput(
             prompt_ids=each.prompt,
@@ -98,7 +102,7 @@ def outputs(
             extra_fields={
                 "min_global_steps": steps[0],
                 "max_global_steps": steps[1],
-                # The trainer looks for it wherever there is a reward.
+                # verl's trainer reads this key of every row that has a reward.
                 "reward_extra_info": {},
                 "turn_scores": [],
                 "tool_rewards": [],
@@ -112,11 +116,11 @@ def outputs(
 def data_proto(
     groups: Iterable[RolloutGroup], lengths: VerlLengths, *, pad_id: int, left_out: Counter[str] | None = None
 ) -> Any:
-    """Groups as one DataProto, with the tensors that verl's trainer has when its rollouts have ended.
+    """Return groups as one DataProto, with the tensors that verl's trainer has after its own rollouts.
 
     Prompts are padded on the left and responses on the right, to `lengths`. `rm_scores` has a rollout's reward at
-    the last token of each of its sequences; `uid` is the group, `key` as described above. What does not fit is
-    counted in `left_out`. Raises ConfigError when nothing is left.
+    the last token of each of its sequences; `uid` is the group, `key` is described in this module's docstring.
+    Sequences that do not fit are counted in `left_out`. Raises ConfigError when none is left.
     """
     import numpy
     import torch
@@ -127,7 +131,10 @@ def data_proto(
     names = {rollout.rollout_id: group.name or group.task_id for group in groups for rollout in group.rollouts}
     rows = list(_keyed(groups, lengths, counts))
     if not rows:
-        raise ConfigError(f"no rows for verl: {dict(counts) or 'expected at least one group of rollouts'}")
+        raise ConfigError(
+            f"no rows for verl; left out: {dict(counts) or 'nothing'}; expected at least one group "
+            f"with a sequence within {lengths}"
+        )
     size = (len(rows), lengths.response)
     prompts = torch.full((len(rows), lengths.prompt), pad_id)
     responses = torch.full(size, pad_id)
@@ -176,7 +183,7 @@ def _keyed(
 
 
 def _turns(mask: list[int]) -> int:
-    """How many stretches of sampled tokens there are, and what lies between them."""
+    """Return the number of turns as verl counts them: every answer, and the prompt or tool results before it."""
     answers = sum(now > before for before, now in zip([0, *mask], mask, strict=False))
     return 2 * answers
 
@@ -185,9 +192,9 @@ _BODY_LIMIT = 64 << 20
 
 
 class BridgeResponse(Struct, frozen=True, kw_only=True):
-    """What was sampled: `stopped` tells that it ended by itself, `aborted` that it was cut off from outside.
+    """The sampled tokens. `stopped`: the model ended by itself; `aborted`: sampling was interrupted from outside.
 
-    `step` is the number of the weights, if it is known.
+    `step` is the training step of the weights that sampled, None if unknown.
     """
 
     ids: list[int]
@@ -202,12 +209,12 @@ Generate = Callable[[list[int], dict[str, Any]], Awaitable[BridgeResponse]]
 
 
 class BridgeSession:
-    """What one rollout has asked for: where it asks, and the steps of the weights that answered it."""
+    """The requests of one rollout: the URL that it sends them to, and the steps of the weights that answered."""
 
     def __init__(self, generate: Generate, sampling: dict[str, Any]) -> None:
         self.generate = generate
         self.sampling = sampling
-        """Parameters that hold whatever an agent asks for."""
+        """Sampling parameters that override those of the agent's requests."""
         self.steps: set[int] = set()
         self.url = ""
 
@@ -218,7 +225,9 @@ class _BridgeRequest(Struct):
 
 
 class Bridge:
-    """The server; used as a context. `context` is the most tokens of prompt and answer together."""
+    """A local HTTP server, used as a context manager. `context` is the maximum length of prompt and answer, in
+    tokens.
+    """
 
     def __init__(self, model: str, context: int) -> None:
         self._model = model
@@ -241,14 +250,14 @@ class Bridge:
         await self._runner.cleanup()
 
     def open(self, generate: Generate, sampling: dict[str, Any]) -> BridgeSession:
-        """A session under an address that nobody guesses."""
+        """Start a session under an unguessable URL and return it."""
         name = secrets.token_urlsafe(16)
         session = self._sessions[name] = BridgeSession(generate, sampling)
         session.url = f"{self._base}/{name}/v1"
         return session
 
     def close(self, session: BridgeSession) -> None:
-        """Answer that session no more."""
+        """End a session: its URL answers 404 from now on."""
         self._sessions = {name: each for name, each in self._sessions.items() if each is not session}
 
     async def _generate(self, request: web.Request) -> web.Response:

@@ -41,10 +41,11 @@ _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class UnderstudyLoop(AgentLoopBase):
-    """Collects one graded rollout per row. `options` are passed to `understudy run`, as ["--max-turns", "20"].
+    """A verl agent loop that collects one graded rollout per row.
 
-    `tool_format` is the syntax of the model's tool calls (docs/gateway.md). With `keep`, run directories are not
-    removed after their rollout was read.
+    `options` are passed to `understudy run`, such as ["--max-turns", "20"]. `tool_format` is the syntax of the
+    model's tool calls (docs/gateway.md). With `keep`, run directories are not removed after their rollout was
+    read.
     """
 
     _bridges: ClassVar[dict[asyncio.AbstractEventLoop, asyncio.Task[Bridge]]] = {}
@@ -73,7 +74,7 @@ class UnderstudyLoop(AgentLoopBase):
         )
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[Any]:
-        """One graded rollout of the row's task: an AgentLoopOutput for each of its sequences.
+        """Run and grade one rollout of the row's task; return an AgentLoopOutput for each of its sequences.
 
         Raises ConfigError or BackendError when the infrastructure, not the model, failed; verl then drops the
         group.
@@ -99,7 +100,10 @@ class UnderstudyLoop(AgentLoopBase):
         return verl.outputs(rollout, self._lengths, steps=steps, seconds=time.monotonic() - began)
 
     def _generate(self, request_id: str) -> Any:
-        """Return a function that samples by verl's servers; the id routes a rollout's turns to one of them."""
+        """Return a function that samples through verl's servers.
+
+        Requests with the same id go to the same server, so that a rollout's turns find their prefix in its cache.
+        """
 
         async def generate(prompt: list[int], sampling: dict[str, Any]) -> BridgeResponse:
             limit = sampling["max_tokens"]
@@ -117,7 +121,9 @@ class UnderstudyLoop(AgentLoopBase):
         return generate
 
     async def _bridge(self) -> Bridge:
-        """Return this worker's bridge: started by its first rollout, ended with its process."""
+        """Return the bridge of this worker process: started for its first rollout, and running until the process
+        ends.
+        """
         loop = asyncio.get_running_loop()
         if loop not in self._bridges:
             self._bridges[loop] = asyncio.create_task(Bridge(self._model, self._context).__aenter__())
@@ -148,12 +154,15 @@ class UnderstudyLoop(AgentLoopBase):
         if not (directory / "store.db").exists():
             message = stderr[-_OUTPUT_TAIL:].decode(errors="replace").strip()
             raise BackendError(
-                f"understudy run ended with exit code {process.returncode}: {message or 'no output'}"
+                f"understudy run ended with exit code {process.returncode} without a store: "
+                f"{message or 'no output'}; correct the cause, then start the training again"
             )
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """Stop a run as two Ctrl-C do, so that it closes its sandbox first; kill it after `_STOP_S` seconds."""
+    """Stop a run as two Ctrl-C do, so that it closes its sandbox; kill it if it is not over after `_STOP_S`
+    seconds.
+    """
     try:
         async with asyncio.timeout(_STOP_S):
             for _ in range(2):
@@ -168,12 +177,14 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 def read(directory: Path, instance: str) -> TrainingRollout:
-    """Return the graded rollout in a run's output. Raises ConfigError when none can be trained on."""
+    """Return the graded rollout in a run's output directory. Raises ConfigError when it has none to train on."""
     left_out = Counter[str]()
     rollouts = [each for group in groups.load_groups([directory], left_out=left_out) for each in group.rollouts]
     if len(rollouts) != 1:
         raise ConfigError(
-            f"{directory}: expected one rollout of {instance} to learn from, got {len(rollouts)}; {dict(left_out)}"
+            f"{directory}: expected one rollout of {instance} to learn from, got {len(rollouts)}; "
+            f"left out: {dict(left_out)}; `understudy show --dir {directory}` has the reasons (run "
+            "with keep: true)"
         )
     return rollouts[0]
 
@@ -185,5 +196,5 @@ def _sampling(params: dict[str, Any]) -> dict[str, Any]:
 def _config(model: str, url: str, tool_format: str) -> str:
     gateway = {"backend": "vllm", "model": model, "endpoints": [url], "tokens": "exact"}
     gateway |= {"tokenizer": model, "tool_format": tool_format}
-    # A JSON string is a TOML string, and a list of them a list.
+    # JSON strings and lists of strings are valid TOML, so json.dumps is enough to write the values.
     return "[models.high]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in gateway.items())

@@ -1,1 +1,1 @@
-"""The training loop: collect, grade, update, publish the weights, collect again; it survives kills."""
+"""The training loop: collect, grade, update, publish the weights, and again. Its state on disk survives kills."""

@@ -1,4 +1,4 @@
-"""What a step collects, and what comes of it: the tasks of its wave, and the groups of those that have ended."""
+"""Chooses the tasks of a step's wave, and the groups that its update learns from."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ EMPTY = "groups of which nothing can be learned"
 
 
 class GroupSelection(Struct, frozen=True, kw_only=True):
-    """What an update is given of the groups that have ended, and what it is not, counted by why in `skipped`.
+    """Which finished groups an update learns from.
 
-    `held` are those that wait for more. `counted` are those used or held that no earlier step has held, and
-    `reward` is their mean. `groups` are those used, one for each agent that worked on the task; `staleness` is how
-    many versions the oldest of them is behind.
+    `used` go into the update; `dropped` are too old or unusable; `held` wait for the next step. `skipped` counts
+    what was not used by reason. `counted` are the used or held groups that no earlier step has held, and `reward`
+    is their mean reward. `groups` has the data of the used ones, one group for each agent that worked on the task;
+    `staleness` is how many versions the oldest of them is behind.
     """
 
     used: tuple[GroupRef, ...]
@@ -52,16 +53,16 @@ class GroupSelection(Struct, frozen=True, kw_only=True):
 def start_step(
     config: LoopConfig, directory: LoopDirectory, state: LoopState, number: int, tasks: Iterable[str]
 ) -> StepState:
-    """A new step with the tasks of its wave: as many groups as a step has, less those that are carried over.
+    """Return a new step with the tasks of its wave: the step's number of groups, minus those carried over.
 
-    Else those that no update waits for would become more with every step, and too old. Raises TaskError when all
-    tasks were refused.
+    Without subtracting them, unused groups would pile up over the steps and become too old. Raises TaskError when
+    validation refused all tasks.
     """
     free = usable(tasks, state.refused)
     carried = state.pending()
     busy = {ref.task for ref in carried}
     count = max(1, config.groups - len(carried))
-    # A task whose group is carried over is not begun a second time, where there are others.
+    # Tasks with a carried-over group are not started a second time while there are enough others.
     others = [task for task in free if task not in busy]
     chosen = choose(others if len(others) >= count else free, state.rates, count, seed=config.seed, step=number)
     return StepState(
@@ -74,16 +75,19 @@ def start_step(
 
 
 def usable(tasks: Iterable[str], refused: Mapping[str, str]) -> list[str]:
-    """The tasks that were not refused. Raises TaskError, with reasons, when all were."""
+    """Return the tasks that validation did not refuse. Raises TaskError, with reasons, when it refused all."""
     left = [task for task in tasks if task not in refused]
     if not left:
         reasons = format_refused(refused)
-        raise TaskError(f"no task passed validation, so there is nothing to learn from:\n{reasons}")
+        raise TaskError(
+            "no task passed validation, so there is nothing to learn from; correct the tasks or give "
+            f"others:\n{reasons}"
+        )
     return left
 
 
 def format_refused(refused: Mapping[str, str]) -> str:
-    """The first tasks that were refused with the reasons, a line each."""
+    """Return the first five refused tasks with their reasons, one per line."""
     return "\n".join(f"  {task}: {reason}" for task, reason in list(refused.items())[:5])
 
 
@@ -95,9 +99,11 @@ def harvest(
     *,
     max_staleness: int,
 ) -> GroupSelection:
-    """What of the groups that have ended an update can be given. `runs` are the ids of the waves' runs.
+    """Return which of the finished groups in `ready` an update can learn from. `runs` are the run ids of the
+    waves.
 
-    Raises StoreError.
+    Groups that are more than `max_staleness` versions old, or have no usable sequence, are dropped. Raises
+    StoreError.
     """
     skipped = Counter[str]()
     groups: dict[GroupRef, list[RolloutGroup]] = {}
@@ -108,7 +114,7 @@ def harvest(
         with Store.open(directory.wave(state, step.run).store, create=False, waits=True) as store:
             for group in groups_from_store(store, run=runs[number], left_out=skipped, tasks=tasks):
                 groups.setdefault(GroupRef(number, group.task_id), []).append(group)
-    # Those of groups that go on are among them; ours are counted by their group.
+    # The store also counts rollouts of groups that are not finished; only those of `ready` belong to this step.
     skipped[NO_VERDICT] = sum(figures.failed for figures in ready.values())
     used: list[GroupRef] = []
     staleness = 0
@@ -143,9 +149,10 @@ def select_enough_groups(
     *,
     last: bool,
 ) -> GroupSelection:
-    """As `harvest`; but where the rewards of fewer than `min_groups` groups differ, and the step is not the
-    `last`, those are held for the next one, and nothing is learned yet: dynamic sampling, DAPO, arXiv
-    2503.14476.
+    """As `harvest`, but with dynamic sampling (DAPO, arXiv 2503.14476).
+
+    If fewer than `min_groups` groups have rewards that differ, and the step is not the `last`, these groups are
+    held for the next step and nothing is learned yet.
     """
     selection = harvest(directory, state, ready, runs, max_staleness=config.max_staleness)
     options = read_options(config.trainer)
@@ -170,15 +177,17 @@ def select_enough_groups(
 
 
 def derive_seed(seed: int, *what: object) -> int:
-    """A seed for one part of a loop, below 2**31."""
+    """Return a seed below 2**31 for the part of a loop that `what` names; the same arguments give the
+    same seed.
+    """
     text = " ".join(map(str, (seed, *what)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1
 
 
 def group_age(group: RolloutGroup, ref: GroupRef, state: LoopState) -> int:
-    """How many versions the oldest token of a group is behind.
+    """Return how many published versions the oldest token of a group is behind.
 
-    A call of which no version is told, or more than one, may be as old as its wave.
+    A call with an unknown version, or with more than one, counts as old as its wave.
     """
     step = state.step(ref.wave)
     assert step is not None
@@ -199,10 +208,11 @@ FLOOR = 0.1
 
 
 def choose(tasks: Iterable[str], rates: Mapping[str, Rate], count: int, *, seed: int, step: int) -> list[str]:
-    """`count` of the tasks, or all if there are fewer, for one step; the same for the same arguments.
+    """Return `count` of the tasks (all if there are fewer) for one step; deterministic in its arguments.
 
-    Without replacement, by weights 4 p (1 - p) of the solve rate p to expect, and at least FLOOR
-    (Efraimidis and Spirakis: the greatest u^(1/w) win).
+    Drawn without replacement with weights 4 p (1 - p), at least FLOOR, where p is the expected solve rate: tasks
+    that are solved half the time teach the most. Weighted sampling by Efraimidis and Spirakis: the greatest
+    u^(1/w) are taken.
     """
     draw = random.Random(f"curriculum {seed} {step}")
     keys: list[tuple[float, str]] = []

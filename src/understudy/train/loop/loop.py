@@ -1,7 +1,7 @@
-"""The loop: collect with the current policy, grade, update, publish the weights as a new version, collect again.
+"""The training loop: collect with the current policy, grade, update, publish the weights as a new version, repeat.
 
-Every step goes through the phases of `state.Phase`, each of which ends by replacing the state: whoever is killed
-goes on at the beginning of the phase that it was in, and finds there what that phase began with.
+Every step goes through the phases of `state.Phase`. Each phase ends by atomically replacing the saved state, so a
+loop that was killed restarts at the beginning of the interrupted phase, with the inputs that it had.
 """
 
 from __future__ import annotations
@@ -47,28 +47,31 @@ from understudy.types import Task
 
 
 class Watcher:
-    """What a loop tells while it goes on. The base class listens to nothing."""
+    """Callbacks for the progress of a loop. The base class does nothing."""
 
     def began(self, loop: Loop) -> None:
-        """The loop begins; its `line` may be asked from now on."""
+        """The loop begins; its `line` may be called from now on."""
 
     def stepped(self, step: StepState) -> None:
-        """A step is over: its weights answer."""
+        """A step has ended, and its weights are published."""
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """The held-out tasks were tried."""
+        """The held-out tasks were evaluated."""
 
 
 _T = TypeVar("_T")
 
 
 class LoopStopped(Exception):
-    """No error: the loop was asked to stop, and did at a place where it can go on."""
+    """Raised when the loop was asked to stop, at a point where it can be resumed. Not an error."""
 
 
 @asynccontextmanager
 async def concurrently(*work: Awaitable[Any]) -> AsyncGenerator[list[asyncio.Future[Any]]]:
-    """Tasks that do this work while the block runs; those that go on at its end are cancelled, and waited for."""
+    """Run `work` as asyncio tasks while the block runs; yields them.
+
+    Tasks that are still running at the end of the block are cancelled and awaited.
+    """
     tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(each) for each in work]
     try:
         yield tasks
@@ -79,7 +82,7 @@ async def concurrently(*work: Awaitable[Any]) -> AsyncGenerator[list[asyncio.Fut
 
 
 class Loop:
-    """One loop, from where its state stands to its last step."""
+    """Runs one loop from its saved state to its last step."""
 
     def __init__(
         self,
@@ -113,9 +116,10 @@ class Loop:
         self._doing = "starting"
 
     async def run(self) -> LoopState:
-        """Go through all steps that are left; returns the state at the end.
+        """Run all remaining steps; return the final state.
 
-        Raises LoopStopped when the collector was told to drain, else what made going on useless.
+        Raises LoopStopped when the collector was told to drain, otherwise the error that the loop cannot continue
+        after.
         """
         self._watcher.began(self)
         try:
@@ -126,13 +130,13 @@ class Loop:
                 await self._evaluate(number)
                 await self._prune()
         except LoopStopped:
-            # Of several waves the one that has ended first said so.
+            # LoopStopped came from the first wave that ended; wait until the others have ended too.
             await self._collector.finish()
             raise
         return self.state
 
     def line(self) -> str:
-        """Where it stands, in a line. Any thread may ask."""
+        """Return a line about the progress of the loop. May be called from any thread."""
         parts = [f"step {min(self.state.done + 1, self.config.steps)}/{self.config.steps}", self._doing]
         going = [wave for wave in list(self._waves.values()) if not wave.ended]
         waves = [self._evaluating] if self._evaluating else going
@@ -167,7 +171,7 @@ class Loop:
         self._watcher.stepped(step)
 
     async def _gather(self, step: StepState) -> StepState:
-        """Wait for enough groups, and write them for the update."""
+        """Wait for enough groups, and write them to a file for the update."""
         self._doing = "collecting"
         began = time.monotonic()
         self._open_waves()
@@ -203,7 +207,7 @@ class Loop:
             rates[ref.task] = rates.get(ref.task, Rate()).after(ready[ref].graded, ready[ref].solved, step.step)
         state = replace(self.state.with_step(step), rates=dict(sorted(rates.items())))
         if self._overlaps(step.step) and step.step < self.config.steps:
-            # The next wave goes on while the update runs. It is in the state before it begins.
+            # The next wave runs while the update does. It is saved in the state before it starts.
             state = state.with_step(start_step(self.config, self.directory, state, step.step + 1, self._tasks))
         self._save(state)
         return step
@@ -258,16 +262,16 @@ class Loop:
     # --- waves -----------------------------------------------------------------------------------------
 
     def _overlaps(self, number: int) -> bool:
-        """Whether collecting goes on while a step's update runs.
+        """Return whether collecting continues while a step's update runs.
 
-        An adapter is another model to the server than its base: no rollout may begin with the one and end with
-        the other.
+        Not when the step publishes the first LoRA adapter: to the server the adapter is another model than its
+        base, and a rollout must not begin with one and end with the other.
         """
         first = step_number(self.state.version) == 0
         return self.config.asynchronous and not (first and self._publisher.capabilities.kind == "lora")
 
     def _open_waves(self) -> None:
-        """Go on with every wave of which a group is not used yet."""
+        """Start or resume every wave that has groups which are not used yet."""
         for number in sorted({ref.wave for ref in self.state.pending()}):
             if number in self._waves:
                 continue
@@ -284,15 +288,15 @@ class Loop:
             )
 
     def _model(self) -> str | None:
-        """The name to ask for, where it is another than the server's own: that of a published adapter."""
+        """Return the model name to request: that of the published adapter, or None for the server's own."""
         return self._publisher.capabilities.model if step_number(self.state.version) else None
 
     async def _wait_for_groups(self, number: int) -> dict[GroupRef, TaskCounts]:
-        """The groups that have ended, once they are enough for an update, with what became of their rollouts."""
+        """Wait until enough groups for an update have finished; return them with the counts of their rollouts."""
         last = number >= self.config.steps or not self._overlaps(number)
         groups_needed = max(1, math.ceil(self.config.quorum * self.config.groups))
         while True:
-            # Noted before rollouts are counted: a wave that ends meanwhile is counted once more.
+            # Taken before counting: a wave that ends between the two is then counted again in the next pass.
             running = {number: wave for number, wave in self._waves.items() if not wave.ended}
             await self._record_refused()
             ready = await self._ready()
@@ -304,15 +308,16 @@ class Loop:
                 await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
 
     def _fresh(self, ref: GroupRef) -> bool:
-        """Whether a group is not too old, whatever its calls say of themselves."""
+        """Return whether a group's wave was started recently enough, whatever versions its calls name."""
         step = self.state.step(ref.wave)
         assert step is not None
         return self.state.behind(step_number(step.sampled_by) or 0) <= self.config.max_staleness
 
     async def _record_refused(self) -> None:
-        """Record the tasks that waves which have ended refused.
+        """Record the tasks that the finished waves refused.
 
-        Raises what ended one, LoopStopped for one cut short, and TaskError when no task is left.
+        Raises the error that a wave ended with, LoopStopped when a wave was stopped early, and TaskError when no
+        task is left.
         """
         refused = dict(self.state.refused)
         for wave in self._waves.values():
@@ -335,7 +340,7 @@ class Loop:
         return dict(sorted(ready.items()))
 
     async def _unless_a_wave_fails(self, work: Awaitable[_T]) -> _T:
-        """Do the work to its end, or to that of a wave beside it that cannot go on, which raises."""
+        """Return the result of `work`. If a running wave fails first, cancel `work` and raise the wave's error."""
         waves = [wave.wait() for wave in self._waves.values() if not wave.ended]
         async with concurrently(work, *waves) as (task, *others):
             going = set(others)
@@ -347,9 +352,10 @@ class Loop:
             return task.result()
 
     def _store_token_values(self, step: StepState, version: str) -> None:
-        """Move what the trainer computed for tokens into the stores of the waves that the tokens are of.
+        """Move what the trainer computed for tokens into the stores of the waves that these tokens are from.
 
-        Before the state says that the update is over: what a kill interrupts is done again with the update.
+        Done before the state says that the update is over, so that after a kill it is repeated together with the
+        update.
         """
         path = self.directory.token_values(step.step)
         if not path.exists():
@@ -371,7 +377,7 @@ class Loop:
     # --- evaluation ------------------------------------------------------------------------------------
 
     async def _evaluate(self, number: int) -> None:
-        """Try the held-out tasks after a step, where that is due and was not done."""
+        """Evaluate on the held-out tasks after a step, if that is due and not done yet."""
         config = self.config
         due = number in (0, config.steps) or (config.eval_every > 0 and number % config.eval_every == 0)
         if not self._eval_tasks or not due or any(each.step == number for each in self.state.evaluations):
@@ -394,7 +400,9 @@ class Loop:
             raise LoopStopped
         if not summary.rollouts:
             reasons = format_refused(summary.refused_tasks)
-            raise TaskError(f"none of the held-out tasks passed validation:\n{reasons}")
+            raise TaskError(
+                f"none of the held-out tasks passed validation; correct them or give others:\n{reasons}"
+            )
         figures = await wave.task_counts()
         evaluation = Evaluation(
             step=number,
@@ -411,7 +419,7 @@ class Loop:
         self._save(replace(self.state, evaluations=(*self.state.evaluations, evaluation), refused=refused))
         self._watcher.evaluated(evaluation)
 
-    # --- the ground ------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------
 
     def _stop_if_draining(self) -> None:
         if self._collector.draining:
@@ -426,5 +434,5 @@ class Loop:
 
 
 def publishable_path(publisher: Publisher, weights: Path) -> Path:
-    """What of a step's weights a server is given: all of them, or the adapter beside them."""
+    """Return the part of a step's weights that the publisher takes: the whole model, or the adapter in it."""
     return weights / ADAPTER if publisher.capabilities.kind == "lora" else weights

@@ -1,4 +1,4 @@
-"""All that a loop works with, opened and closed together: its directory, server, trainer and collector."""
+"""Opens and closes everything that a loop works with: its directory, server, trainer and collector."""
 
 from __future__ import annotations
 
@@ -55,34 +55,38 @@ _FILES = ("config.json", "tokenizer.json", "chat_template.jinja", "tokenizer_con
 
 
 class LoopRuntime(Struct, frozen=True, kw_only=True):
-    """What a loop works with, which is no part of what it is: its results do not depend on it.
+    """The settings of a loop that do not influence its results.
 
-    Without `urls` it starts the embedded server, on `device`. `publish` is how weights get to a server (see
-    `make_publisher`); `seen_as` the loop's directory as that server sees it. `threads` of the CPU are the
-    trainer's, 0: as many as torch takes. With `token_values_mb` the store of a wave keeps what the trainer
-    computed for the tokens of its calls, up to so many MiB; the oldest updates' go first. `trackers` are told the
-    numbers, by their names in `metrics`.
+    Without `urls` the embedded server is started, on `device`. `publish` is how weights get to a server (see
+    `make_publisher`); `seen_as` is the loop's directory as that server sees it. `threads` is the number of CPU
+    threads of the trainer (0: torch's default). With `token_values_mb`, each wave's store keeps what the trainer
+    computed for the tokens of its calls, up to this many MiB; values of the oldest updates are removed first.
+    `trackers` are names from `metrics.TRACKERS`, to which the metrics are sent.
     """
 
     concurrency: Annotated[int, option("Agents at a time [default: CPUs + 1].", "--concurrency", "-j", ge=1)] = (
         field(default_factory=lambda: available_cpus() + 1)
     )
-    urls: Annotated[tuple[str, ...], option("The address of a server that runs; repeatable.", "--base-url")] = ()
-    publish: Annotated[str, option("How weights get to a server: disk, lora; vllm also: sleep, transfer.")] = (
-        "disk"
-    )
-    seen_as: Annotated[str | None, option("The loop's directory, as the server sees it [default: the same].")] = (
-        None
-    )
-    api_key_env: Annotated[str | None, option("The environment variable with the server's key.")] = None
+    urls: Annotated[
+        tuple[str, ...],
+        option("The URL of a running model server, in place of the embedded one; repeatable.", "--base-url"),
+    ] = ()
+    publish: Annotated[
+        str, option("How weights get to the server: disk or lora; for vllm also sleep or transfer.")
+    ] = "disk"
+    seen_as: Annotated[
+        str | None, option("The path of the loop's directory on the server's machine [default: the same].")
+    ] = None
+    api_key_env: Annotated[str | None, option("The environment variable that holds the server's API key.")] = None
     device: Annotated[
-        Literal["cpu", "cuda"], option("Where the embedded server computes; the trainer takes a GPU.")
+        Literal["cpu", "cuda"],
+        option("The device of the embedded server; the trainer always takes a GPU where there is one."),
     ] = "cpu"
-    threads: Annotated[int, option("CPU threads of the trainer; 0: as many as it takes.", ge=0)] = 0
+    threads: Annotated[int, option("CPU threads of the trainer; 0: torch's default.", ge=0)] = 0
     token_values_mb: Annotated[
         int,
         option(
-            "Keep logprobs, ratios and advantages of the tokens learned: so many MiB in a wave's store; 0: none.",
+            "MiB of logprobs, ratios and advantages of learned tokens to keep in each wave's store; 0: none.",
             ge=0,
         ),
     ] = 0
@@ -98,7 +102,7 @@ class LoopRuntime(Struct, frozen=True, kw_only=True):
         Annotated[
             float,
             option(
-                "The most US dollars that the loop's hours may cost, over all invocations.",
+                "Stop before the loop's hours cost more than this many US dollars, over all invocations.",
                 "--max-cost",
                 gt=0,
                 metavar="USD",
@@ -121,7 +125,7 @@ class LoopRuntime(Struct, frozen=True, kw_only=True):
 
 
 class EvaluationSummary(Struct, frozen=True, kw_only=True):
-    """An evaluation in figures: the solve rate with its 95 % interval."""
+    """The results of one evaluation: counts of rollouts, and the solve rate with its 95 % interval."""
 
     step: int
     version: str
@@ -132,9 +136,10 @@ class EvaluationSummary(Struct, frozen=True, kw_only=True):
 
 
 class LoopSummary(Struct, frozen=True, kw_only=True):
-    """What a loop came to, over all starts of it; `wall_s` is this start's. `weights` are those of `version`.
+    """The results of a loop over all its invocations; only `wall_s` is this one's. `weights` are those of
+    `version`.
 
-    `gain` is how much more of the held-out tasks the last evaluated policy solves than the first one.
+    `gain` is the difference between the held-out solve rates of the last and the first evaluated policy.
     """
 
     output_dir: str
@@ -165,16 +170,16 @@ async def run_loop(
     collects: Callable[[RolloutCollector], None] = lambda collector: None,
     trainers: Callable[..., AbstractAsyncContextManager[TrainerProcess]] = start_trainer,
 ) -> LoopSummary:
-    """Begin a loop in the directory `root`, or go on with the one there, to its end or until it is drained.
+    """Start a loop in the directory `root`, or resume the one there, and run it to its end or until it is drained.
 
-    `collects` is given what may be told to drain; `trainers` opens what learns. Raises ConfigError for another
-    loop's directory and for a model, server or option that cannot be used, else what made going on useless; the
-    same again goes on.
+    `collects` is called with the collector, by which the loop can be told to drain; `trainers` opens the trainer.
+    Raises ConfigError when the directory holds another loop or when a model, server or option cannot be used,
+    otherwise the error that the loop cannot continue after; calling it again with the same arguments resumes.
     """
     began = time.monotonic()
     if runtime.max_cost_usd is not None and not runtime.usd_per_hour:
         raise ConfigError(
-            "--max-cost needs --usd-per-hour: a loop samples from its own server, whose cost is time"
+            "--max-cost needs --usd-per-hour, because a loop's own server is paid by time; give both"
         )
     manner = msgspec.convert(config.manner, RolloutSettings)
     options = read_options(config.trainer)
@@ -202,7 +207,7 @@ async def run_loop(
                 busy = f"another process executes the loop of {root}; wait for it, or stop it"
                 stack.enter_context(waves.hold(f"loop {state.database.loop}", busy=busy))
             weights = _existing_weights(directory, state.weights)
-            # Those that wait to be published have been learned all the same.
+            # The trainer resumes from its newest weights, even if they are not published yet.
             resume = None if state.trained is None else _existing_weights(directory, state.trained)
             watching = stack.enter_context(TrackingWatcher(watcher, root, runtime.trackers))
             trainer = await stack.enter_async_context(
@@ -294,7 +299,7 @@ def _same_waves(state: LoopState, waves: Store | None, root: Path) -> LoopState:
 def summary_of(
     config: LoopConfig, directory: LoopDirectory, state: LoopState, *, stopped: bool = False, wall_s: float = 0.0
 ) -> LoopSummary:
-    """The summary of a loop as its state has it."""
+    """Return the summary of a loop from its state."""
     over = [step for step in state.steps if step.phase == "published"]
     tried = [each for each in state.evaluations if each.total]
     gain = None
@@ -304,7 +309,7 @@ def summary_of(
     return LoopSummary(
         output_dir=str(directory.root),
         steps=len(over),
-        of=max(config.steps, len(over)),  # fewer may be asked for than were made
+        of=max(config.steps, len(over)),  # --steps may be lowered below the number of steps already made
         version=state.version,
         weights=str(directory.absolute(state.weights)),
         rollouts=sum(step.collected for step in over),
@@ -322,9 +327,10 @@ def summary_of(
 
 
 def model_digest(model: Path) -> str:
-    """A digest that tells a model's directory from others: its settings, and the ends of its weights.
+    """Return a digest that identifies a model: of its config files, and of the beginning and end of each weights
+    file.
 
-    Raises ConfigError when it cannot be read.
+    Whole weights files would take too long to hash. Raises ConfigError when they cannot be read.
     """
     digest = hashlib.sha256()
     try:
@@ -344,18 +350,18 @@ def model_digest(model: Path) -> str:
 
 
 def _check_publish_method(config: LoopConfig, runtime: LoopRuntime, options: GRPOOptions) -> None:
-    """Raise ConfigError for a way to publish that would fail once much had been done."""
+    """Raise ConfigError for combinations of options whose publishing would fail only after the first update."""
     if runtime.publish == "lora" and options.lora is None:
-        raise ConfigError("--publish lora: no adapter is trained; add --lora")
+        raise ConfigError("--publish lora: no adapter is trained, so there is none to publish; add --lora")
     if runtime.publish == "sleep" and config.asynchronous:
         raise ConfigError(
-            "--publish sleep: a server that sleeps while the policy is updated collects nothing meanwhile; leave "
-            "out --async, or publish by disk"
+            "--publish sleep: --async collects while the policy is updated, when a sleeping server "
+            "cannot answer; leave out --async, or give --publish disk"
         )
 
 
 def _existing_weights(directory: LoopDirectory, weights: str) -> Path:
-    """Weights that the state has. Raises ConfigError when they are gone."""
+    """Return the path of weights that the state names. Raises ConfigError when they are gone."""
     path = directory.absolute(weights)
     if not path.is_dir():
         raise ConfigError(
@@ -369,11 +375,15 @@ def _existing_weights(directory: LoopDirectory, weights: str) -> Path:
 async def serving(
     config: LoopConfig, directory: LoopDirectory, runtime: LoopRuntime, weights: Path, version: str, *, fresh: bool
 ) -> AsyncGenerator[tuple[TrainedModelServer, Publisher, Callable[[], Awaitable[None]] | None]]:
-    """A server that samples from `weights` as `version`, what changes them, and what raises when it ends."""
+    """Run or use a server that samples from `weights` as `version`.
+
+    Yields the server, the publisher of new weights, and for the embedded server a coroutine function that raises
+    when it ends (otherwise None).
+    """
     key = os.environ.get(runtime.api_key_env) if runtime.api_key_env else None
     if runtime.api_key_env and not key:
         raise ConfigError(
-            f"the environment variable {runtime.api_key_env} is not set; it must hold the server's key"
+            f"the environment variable {runtime.api_key_env} is not set; set it to the server's API key"
         )
     seen_as = PathMapping(directory.root, Path(runtime.seen_as)) if runtime.seen_as else None
     served = TrainedModelServer(
@@ -392,7 +402,7 @@ async def serving(
         yield served, publisher, None
         return
     lora = runtime.publish == "lora"
-    # An adapter is laid over the model that it was trained on.
+    # An adapter is applied to the model that it was trained on, so the server starts with that one.
     base, called = (Path(config.model), version_name(0)) if lora else (weights, version)
     async with start_server(weights=base, version=called, device=runtime.device) as server:
         url = f"{server.url}/v1"
@@ -404,10 +414,10 @@ async def serving(
 
 
 async def _sync_server(publisher: Publisher, weights: Path, version: str, *, fresh: bool) -> None:
-    """Have a server that somebody else keeps sample from the loop's weights, whatever it was left with.
+    """Make an external server sample from the loop's weights, whatever it has loaded.
 
-    One that nobody has told a version is taken to serve the model that a fresh loop begins with. Else they are
-    published even where the version is the right one: a publishing that was cut short may have left it paused.
+    At a fresh start, a server that was never given a version is assumed to serve the initial model. Otherwise the
+    weights are published even if the server has this version: an interrupted publishing may have left it paused.
     """
     lora = publisher.capabilities.kind == "lora"
     if (fresh and await publisher.current() is None) or (lora and version == version_name(0)):
@@ -416,9 +426,9 @@ async def _sync_server(publisher: Publisher, weights: Path, version: str, *, fre
 
 
 class CostClock:
-    """The hours that a loop has taken, over all its starts, in a file; every so many seconds they are written.
+    """Counts the hours of a loop over all its invocations, in a file that is written every `every_s` seconds.
 
-    A start that is killed is counted up to the last time, so that at most `every_s` seconds are missed.
+    When an invocation is killed, the time since the last write, at most `every_s` seconds, is not counted.
     """
 
     def __init__(
@@ -430,7 +440,9 @@ class CostClock:
         self._every_s = every_s
 
     async def watch(self) -> None:
-        """Count for ever. Raises ConfigError once the next interval would cost more than the ceiling leaves."""
+        """Count until cancelled. Raises ConfigError when the next interval would cost more than is left of the
+        limit.
+        """
         seconds = self.seconds()
         while True:
             if self._limit is not None and (seconds + self._every_s) * self._rate / 3600 > self._limit:
@@ -446,7 +458,7 @@ class CostClock:
                 atomic_write(self._path, msgspec.json.encode({"seconds": round(seconds, 1)}))
 
     def seconds(self) -> float:
-        """The seconds of all starts so far. Raises ConfigError for a damaged file."""
+        """Return the seconds of all invocations so far. Raises ConfigError for a damaged file."""
         try:
             return float(msgspec.json.decode(self._path.read_bytes(), type=dict[str, float])["seconds"])
         except FileNotFoundError:
@@ -458,7 +470,10 @@ class CostClock:
 
 
 async def _run_to_end(loop: Loop, *watches: Callable[[], Awaitable[None]] | None) -> bool:
-    """Whether the loop was stopped before its end. Raises what ended it, its server or its ceiling."""
+    """Run the loop with its watches; return whether it was stopped early.
+
+    Raises the error that ended the loop, its server or its cost limit.
+    """
     async with concurrently(loop.run(), *(watch() for watch in watches if watch is not None)) as tasks:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -470,10 +485,10 @@ async def _run_to_end(loop: Loop, *watches: Callable[[], Awaitable[None]] | None
 
 
 class TrackingWatcher(Watcher):
-    """Passes on what a loop tells, and its numbers to trackers by name. To be used as a context.
+    """A watcher that passes events on to another one and sends metrics to trackers. Used as a context manager.
 
-    A thread of its own waits for the trackers, which may be far away; one that fails is said once, and the loop
-    goes on.
+    The trackers are called in a thread of their own, because they may be slow servers; the first failure is logged
+    once, and the loop continues without them.
     """
 
     def __init__(self, inner: Watcher, directory: Path, names: Sequence[str]) -> None:

@@ -1,12 +1,13 @@
-"""What a loop is and where it stands: `loop.json` and `state.json` in its directory, each replaced as a whole.
+"""The configuration and the state of a loop: `loop.json` and `state.json` in its directory, each replaced
+atomically.
 
-loop.json                      what the loop is; the same command again goes on with it
-state.json                     where it stands, after every change of it
-metrics.jsonl                  the numbers of every update, one line a step
-steps/step-0001/run/           the wave that the step began, with a store of its own
-steps/step-0001/groups.msgpack what its update learned from
-steps/step-0001/weights/       what came of it, while it is kept
-evaluations/step-0000/         the held-out tasks, as the policy of that step solved them
+    loop.json                        the configuration; the same command again resumes the loop
+    state.json                       the progress, written after every change
+    metrics.jsonl                    the metrics of every update, one line per step
+    steps/step-0001/run/             the wave that the step started, with a store of its own
+    steps/step-0001/groups.msgpack   the groups that its update learned from
+    steps/step-0001/weights/         the new weights, while they are kept
+    evaluations/step-0000/           the held-out tasks, as the policy of that step solved them
 """
 
 from __future__ import annotations
@@ -32,58 +33,76 @@ from understudy.util.statistics import ConfidenceInterval, check_share, wilson
 _T = TypeVar("_T")
 
 Phase = Literal["collecting", "collected", "updated", "published"]
-"""How far a step has come: its wave goes on; its groups are written; its weights are; they answer."""
+"""What a step has done so far: its wave runs; its groups are written; its new weights are; they are served."""
 
 MAY_CHANGE = frozenset({"steps", "keep", "eval_every"})
-"""What of a loop's configuration may differ when it goes on."""
+"""Settings that may be changed when a loop is resumed."""
 
 DECAY = 0.7
-"""What a task's earlier rollouts count when it is tried again: the policy that made them is another one now."""
+"""The factor by which earlier counts of a task shrink at each new wave, because an older policy made them."""
 
 _OTHERS = {"store.db": "a run", "config.json": "a model", "training": "a training"}
-"""What a directory of another kind has. Whoever overwrites that one would remove the loop with it."""
+"""Files that show that a directory is not a loop's. Overwriting the run or model there would delete the loop."""
 
 
 class LoopSchedule(Struct, frozen=True, kw_only=True):
-    """How a loop goes, as its command says it; a part of what the loop is.
+    """The schedule of a loop, a part of its configuration.
 
-    Each step begins as many groups of `samples` rollouts as make `groups` with those that are carried over. An
-    asynchronous loop updates as soon as a `quorum` (a share) of the groups of a step has ended; groups whose
-    oldest token is from more than `max_staleness` versions ago are dropped. Every update but the last step's has
-    at least `min_groups` groups whose rewards differ. Of the weights, those of `keep` steps stay.
+    Each step starts new groups of `samples` rollouts, so that there are `groups` with the unused ones of earlier
+    steps. An asynchronous loop updates as soon as the share `quorum` of a step's groups has ended, and drops
+    groups whose oldest token is more than `max_staleness` versions old. Every update except the last step's needs
+    at least `min_groups` groups whose rewards differ. The weights of `keep` steps are kept on disk.
     """
 
     steps: Annotated[
-        int, option("Waves of rollouts, each with an update of the policy where something can be learned.", ge=1)
+        int,
+        option(
+            "Training steps; each collects rollouts and updates the policy, unless nothing can be "
+            "learned from them.",
+            ge=1,
+        ),
     ] = 10
-    groups: Annotated[int, option("Tasks that a step learns from.", ge=1)] = 8
-    samples: Annotated[int, option("Rollouts a task.", "--samples", "-n", ge=2)] = 8
+    groups: Annotated[int, option("Groups (tasks) in each step.", ge=1)] = 8
+    samples: Annotated[int, option("Rollouts of each task in a step.", "--samples", "-n", ge=2)] = 8
     eval_every: Annotated[
-        int, option("Evaluate after every so many steps; 0: at the beginning and the end.", ge=0)
+        int,
+        option(
+            "Evaluate on the held-out tasks every so many steps; 0: only before the first step and "
+            "after the last.",
+            ge=0,
+        ),
     ] = 0
-    eval_samples: Annotated[int, option("Rollouts a held-out task.", ge=1)] = 1
+    eval_samples: Annotated[int, option("Rollouts of each held-out task in an evaluation.", ge=1)] = 1
     asynchronous: Annotated[bool, option("Collect the next groups while the policy is updated.", "--async")] = (
         False
     )
-    max_staleness: Annotated[int, option("Async: groups older than this many versions are dropped.", ge=0)] = 2
+    max_staleness: Annotated[
+        int, option("With --async: drop groups whose oldest token is more versions old than this.", ge=0)
+    ] = 2
     quorum: Annotated[
-        float, option("Async: the share of a step's groups that an update waits for.", ge=0, le=1)
+        float, option("With --async: update as soon as this share of a step's groups has ended.", ge=0, le=1)
     ] = 0.75
     min_groups: Annotated[
         int,
-        option("Update only with so many groups whose rewards differ, but for the last step; 0: with any.", ge=0),
+        option(
+            "Wait with an update for at least this many groups with differing rewards, except at the last step.",
+            ge=0,
+        ),
     ] = 0
-    keep: Annotated[int, option("Steps whose weights are kept: the best and the last.", ge=1)] = 3
-    backend: Annotated[str, option("What serves the model: embedded, vllm or sglang.")] = "embedded"
+    keep: Annotated[
+        int, option("Steps to keep the weights of: the current ones, the best evaluated, then the latest.", ge=1)
+    ] = 3
+    backend: Annotated[str, option("The kind of model server: embedded, vllm or sglang.")] = "embedded"
     served_model: Annotated[str, option("The model's name at that server [default: its directory].")] = ""
     tool_format: Annotated[str, option("The syntax of the model's tool calls.")] = "hermes"
 
 
 class LoopConfig(LoopSchedule, frozen=True, kw_only=True):
-    """All that decides a loop's results.
+    """Everything that decides a loop's results.
 
-    `tasks` and `eval_tasks` map instance ids to the digests of their records. `trainer` are the options of the
-    updates, `manner` those of the agents and of sampling (`run.collector.RolloutSettings`), as JSON.
+    `tasks` and `eval_tasks` map instance ids to digests of the task records. `trainer` holds the options of the
+    updates and `manner` the settings of agents and sampling (`run.collector.RolloutSettings`), both as JSON
+    values.
     """
 
     model: str
@@ -97,9 +116,10 @@ class LoopConfig(LoopSchedule, frozen=True, kw_only=True):
 
     @property
     def directory_id(self) -> str:
-        """Eight digits by which the same command finds its directory, also where it only asks for more steps."""
+        """Eight hex digits that identify the loop's directory; independent of `steps`, `keep` and `eval_every`."""
         values = to_builtins(replace(self, steps=0, keep=0, eval_every=0))
-        # A digest of JSON depends on the order of the fields: it must stay that of the first release.
+        # The digest depends on the order of the fields, which must stay as in the first release: else existing
+        # loops are not found.
         encoded = {name: Raw(msgspec.json.encode(values[name], order="deterministic")) for name in _DIGEST_ORDER}
         return hashlib.sha256(msgspec.json.encode(encoded)).hexdigest()[:8]
 
@@ -112,23 +132,26 @@ _DIGEST_ORDER = (
 
 
 class GroupRef(Struct, frozen=True, array_like=True, order=True):
-    """The rollouts of a task in the wave that a step began: as many groups as agents worked on it."""
+    """Identifies the rollouts of a task in a step's wave. If several agents worked on the task, it has a group for
+    each.
+    """
 
     wave: int
     task: str
 
 
 class StepState(Struct, frozen=True, kw_only=True):
-    """One step. `version` is the one that its update made, or the one there was where it made none.
+    """The record of one step. `version` is the policy version after it: a new one if its update changed the
+    weights.
 
-    `tasks` are those of its wave, collected under `sampled_by` at first. Its update `used` groups; those
-    `dropped` were too old, or nothing of them could be learned from; those `held` were too few, and wait for
-    the next step. `collected` rollouts with a verdict, of which `solved` earned the whole reward, were in
-    those used or held, each counted in the first step that had it, and `reward` is their mean. `groups` counts
-    what the update was given, `staleness` is how many versions the oldest of it was behind, `skipped` counts
-    by reason what was not learned from. `report` is what the trainer said, `seconds` what took how long. `cut`
-    calls did not end in the time that the change of weights waits: they began under one version and ended
-    under another.
+    `tasks` are those of its wave, whose collection began under the version `sampled_by`. The update `used` groups;
+    the `dropped` ones were too old or had nothing to learn from; the `held` ones wait for the next step, because
+    too few groups had differing rewards. `collected` counts the graded rollouts in used or held groups, of which
+    `solved` got the full reward, and `reward` is their mean; a group is counted only in the first step that has
+    it. `groups` is the number of groups that the update got, `staleness` how many versions the oldest was behind,
+    `skipped` counts by reason what was not learned from. `report` is the trainer's UpdateReport, `seconds` the
+    duration by phase. `cut` is the number of calls that ran while the weights changed, so that they began under
+    one version and ended under another.
     """
 
     step: int
@@ -153,14 +176,17 @@ class StepState(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.solved <= self.collected:
-            raise ValueError(f"step {self.step}: solved is {self.solved}, and collected {self.collected}")
+            raise ValueError(
+                f"step {self.step}: solved is {self.solved}, which must be between 0 and collected, "
+                f"{self.collected}"
+            )
 
 
 class Evaluation(Struct, frozen=True, kw_only=True):
-    """What a policy version solved of the held-out tasks: `solved` of `total` graded rollouts.
+    """How well a policy version solved the held-out tasks: `solved` of `total` graded rollouts.
 
-    `run` is the run's directory, relative to the loop's. `tasks` maps each task to solved and graded rollouts;
-    `failed` rollouts, for reasons of infrastructure, are not in the total.
+    `run` is the run's directory, relative to the loop's. `tasks` maps each task to its solved and graded rollouts.
+    `failed` rollouts ended by an infrastructure failure and are not in `total`.
     """
 
     step: int
@@ -178,12 +204,14 @@ class Evaluation(Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> ConfidenceInterval:
-        """The solve rate with Wilson's interval."""
+        """The solve rate with Wilson's 95 % interval."""
         return wilson(self.solved, self.total)
 
 
 class Rate(Struct, frozen=True, kw_only=True):
-    """How often a task was solved of late: `solved` of `tried`, both fading, and the step that tried it last."""
+    """A task's recent solve rate: `solved` of `tried` rollouts, weighted by age, and the step that tried
+    it last.
+    """
 
     tried: float = 0.0
     solved: float = 0.0
@@ -191,11 +219,11 @@ class Rate(Struct, frozen=True, kw_only=True):
 
     @property
     def expected(self) -> float:
-        """The solve rate to expect: one half for a task that was never tried."""
+        """The expected solve rate: one half for a task that was never tried."""
         return (self.solved + 0.5) / (self.tried + 1.0)
 
     def after(self, tried: int, solved: int, step: int) -> Rate:
-        """The rate with further rollouts in it."""
+        """Return the rate after further rollouts; earlier ones are weighted down by DECAY."""
         return Rate(tried=DECAY * self.tried + tried, solved=DECAY * self.solved + solved, step=step)
 
 
@@ -217,10 +245,10 @@ class WaveLocation(Struct, frozen=True):
 
 
 class LoopState(Struct, frozen=True, kw_only=True):
-    """Where a loop stands. `weights` are those of `version`, relative to the loop's directory or absolute.
+    """The progress of a loop. `weights` are those of `version`, relative to the loop's directory or absolute.
 
-    `refused` maps tasks that did not pass validation, held-out ones too, to the reason. Without a `database` each
-    wave has a store in its own directory.
+    `refused` maps tasks that did not pass validation, including held-out ones, to the reason. Without a `database`
+    each wave has a store in its own directory.
     """
 
     version: str
@@ -233,44 +261,49 @@ class LoopState(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if any(step.step != number for number, step in enumerate(self.steps, 1)):
-            raise ValueError("expected steps numbered from 1 on")
+            raise ValueError(
+                f"steps must be numbered 1 to {len(self.steps)}, got {[step.step for step in self.steps]}"
+            )
 
     @property
     def done(self) -> int:
-        """How many steps are over: their weights answer."""
+        """The number of steps that are over, with their weights published."""
         return len(self.published())
 
     def published(self) -> tuple[StepState, ...]:
-        """The steps that are over."""
+        """Return the steps that are over, with their weights published."""
         return tuple(step for step in self.steps if step.phase == "published")
 
     @property
     def trained(self) -> str | None:
-        """The last weights that an update made, which may wait to be published; None where none did."""
+        """The newest weights that an update made, even if not published yet; None before the first."""
         return next((step.weights for step in reversed(self.steps) if step.weights is not None), None)
 
     def behind(self, number: int) -> int:
-        """How many versions were published after that of step `number`."""
+        """Return how many versions were published after that of step `number`."""
         return sum(step.weights is not None and step.step > number for step in self.published())
 
     def step(self, number: int) -> StepState | None:
-        """A step by its number, which counts from 1; None where it has not begun."""
+        """Return a step by its number, which counts from 1; None if it has not begun."""
         return self.steps[number - 1] if 0 < number <= len(self.steps) else None
 
     def with_step(self, step: StepState) -> LoopState:
-        """The state with a step that is new, or further than it was. Raises ValueError for one out of turn."""
+        """Return the state with `step` added or replaced. Raises ValueError when an earlier step is missing."""
         if not 0 < step.step <= len(self.steps) + 1:
-            raise ValueError(f"step {step.step} cannot follow {len(self.steps)} steps")
+            raise ValueError(
+                f"step {step.step} cannot be added to {len(self.steps)} steps; expected a number from 1 "
+                f"to {len(self.steps) + 1}"
+            )
         return replace(self, steps=(*self.steps[: step.step - 1], step, *self.steps[step.step :]))
 
     def pending(self) -> tuple[GroupRef, ...]:
-        """The groups that were begun, and neither used nor dropped nor refused, the oldest first."""
+        """Return the groups that were started but not used, dropped or refused, the oldest first."""
         over = {ref for step in self.steps for ref in (*step.used, *step.dropped)}
         started = (GroupRef(step.step, task) for step in self.steps for task in step.tasks)
         return tuple(ref for ref in started if ref not in over and ref.task not in self.refused)
 
     def skipped(self) -> dict[str, int]:
-        """What could not be learned from, over all steps, by reason."""
+        """Return what was not learned from, over all steps: counts by reason."""
         total = Counter[str]()
         for step in self.steps:
             total.update(step.skipped)
@@ -278,18 +311,18 @@ class LoopState(Struct, frozen=True, kw_only=True):
 
 
 def version_name(step: int) -> str:
-    """The policy version that a step makes; that of the model at the start is of step 0."""
+    """Return the name of the policy version that a step makes; step 0 is the initial model."""
     return f"step-{step:04}"
 
 
 def step_number(version: str | None) -> int | None:
-    """The step that made a version; None for one that is none of a loop's."""
+    """Return the step that made a version; None for a name that is not of a loop."""
     name, dash, digits = (version or "").rpartition("-")
     return int(digits) if name == "step" and dash and digits.isdecimal() else None
 
 
 class LoopDirectory:
-    """The files of a loop. Its waves may be in a `database`, whose URL with the password no file has."""
+    """The paths of a loop's files. Its waves may be in a `database`, whose URL is stored without its password."""
 
     def __init__(self, root: Path, database: StoreUrl | None = None) -> None:
         self.root = root
@@ -297,39 +330,41 @@ class LoopDirectory:
 
     @property
     def lock(self) -> Path:
-        """What the process that works in it holds."""
+        """The lock file of the process that runs the loop."""
         return self.root / ".lock"
 
     def step(self, number: int) -> Path:
-        """The directory of a step."""
+        """Return the directory of a step."""
         return self.root / "steps" / version_name(number)
 
     def run(self, number: int) -> Path:
-        """The output directory of the wave that a step began."""
+        """Return the output directory of the wave that a step started."""
         return self.step(number) / "run"
 
     def groups(self, number: int) -> Path:
-        """What the update of a step learned from."""
+        """Return the file with the groups that a step's update learns from."""
         return self.step(number) / "groups.msgpack"
 
     def token_values(self, number: int) -> Path:
-        """What the trainer computed for its tokens, until that is in the stores of the waves."""
+        """Return the file of values that the trainer computed for tokens, until they are moved to the waves'
+        stores.
+        """
         return self.step(number) / "token_values.msgpack"
 
     def weights(self, number: int) -> Path:
-        """What came of it."""
+        """Return the directory of the weights that a step's update made."""
         return self.step(number) / "weights"
 
     def evaluation(self, number: int) -> Path:
-        """The output directory of the evaluation after a step."""
+        """Return the output directory of the evaluation after a step."""
         return self.root / "evaluations" / version_name(number)
 
     def relative(self, path: Path) -> str:
-        """A path as the state has it: relative to the directory where it is in it."""
+        """Return a path as the state stores it: relative to the loop's directory if it is inside."""
         return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
 
     def absolute(self, path: str) -> Path:
-        """The path that the state has."""
+        """Return the path for a path that the state stores."""
         return self.root / path
 
     def wave(self, state: LoopState, run: str) -> WaveLocation:
@@ -342,7 +377,7 @@ class LoopDirectory:
     # --- loop.json and state.json ----------------------------------------------------------------------
 
     def enter(self, config: LoopConfig) -> None:
-        """Write what the loop is. Raises ConfigError when the directory holds another one, or a run or a model."""
+        """Write loop.json. Raises ConfigError when the directory holds another loop, a run or a model."""
         path = self.root / "loop.json"
         existing = read(path, LoopConfig)
         if existing is None and (other := next((name for name in _OTHERS if (self.root / name).exists()), None)):
@@ -352,17 +387,17 @@ class LoopDirectory:
             differing = [key for key in now if key not in MAY_CHANGE and before.get(key) != now[key]]
             if differing:
                 raise ConfigError(
-                    f"{self.root} holds another loop (it differs in {_named(differing, before, now)}); give the "
-                    "same options to go on with it, or another --output-dir"
+                    f"{self.root} holds another loop (it differs in {_named(differing, before, now)}); give "
+                    "the same options to resume it, or another --output-dir"
                 )
         write(path, config)
 
     def load(self) -> LoopState | None:
-        """Where the loop stands; None where it has not begun. Raises StoreError for a damaged file."""
+        """Return the saved state; None if the loop has not begun. Raises StoreError for a damaged file."""
         return read(self.root / "state.json", LoopState)
 
     def save(self, state: LoopState) -> None:
-        """Replace the state, durably, and the metrics that follow from it. Raises StoreError."""
+        """Replace state.json and metrics.jsonl, durably. Raises StoreError."""
         write(self.root / "state.json", state)
         over = [step for step in state.steps if step.phase in ("updated", "published")]
         lines = [msgspec.json.encode(metrics_of(step)) + b"\n" for step in over]
@@ -370,7 +405,7 @@ class LoopDirectory:
 
 
 def metrics_of(step: StepState) -> dict[str, Any]:
-    """The line of a step in metrics.jsonl: what its update reported, beside what went into it."""
+    """Return the line of a step in metrics.jsonl: its update's report, with figures about the groups."""
     return {
         **step.report,
         "step": step.step,
@@ -386,7 +421,7 @@ def metrics_of(step: StepState) -> dict[str, Any]:
 
 
 def read(path: Path, kind: type[_T]) -> _T | None:
-    """What a JSON file holds; None where there is none. Raises StoreError when it holds something else."""
+    """Return the content of a JSON file; None if the file does not exist. Raises StoreError when it is invalid."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
@@ -400,12 +435,12 @@ def read(path: Path, kind: type[_T]) -> _T | None:
 
 
 def write(path: Path, value: Any) -> None:
-    """Replace a JSON file as a whole, durably. Raises StoreError."""
+    """Write a JSON file, atomically and durably. Raises StoreError."""
     replace_file(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file as a whole: whoever reads it, after a power cut too, finds the old or the new one.
+    """Replace a file atomically and durably: after a power cut it has the old or the new content.
 
     Raises StoreError.
     """
@@ -415,7 +450,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def make_durable(path: Path) -> None:
-    """Have a file, or a directory with all that is in it, outlive a power cut. Raises StoreError."""
+    """Flush a file, or a directory with all its content, to disk. Raises StoreError."""
     with _writing(path):
         sync_tree(path)
 
@@ -430,7 +465,7 @@ def _writing(path: Path) -> Generator[None]:
 
 
 def _named(keys: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:
-    """The keys that differ, each with what it was and is where that is short."""
+    """Return the keys that differ, with the values before and now where these are short."""
     parts: list[str] = []
     for key in keys:
         if key == "model_digest":
@@ -447,10 +482,10 @@ def _named(keys: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def removable(directory: LoopDirectory, state: LoopState, keep: int) -> list[Path]:
-    """All weights but those that answer, those that did best, and the last ones, `keep` in all.
+    """Return the weights to delete: all but the `keep` that are current, evaluated best, or latest, in this order.
 
-    What waits to be published is not among them. What a kill left of something that was being written is: nobody
-    may be writing.
+    Weights that are not published yet are never among them. Leftovers of interrupted writes are, so this must be
+    called only while nothing is being written.
     """
     trained = {step.version: step.step for step in state.published() if step.weights is not None}
     ranked = [state.version]
@@ -465,7 +500,7 @@ def removable(directory: LoopDirectory, state: LoopState, keep: int) -> list[Pat
 
 
 def prune(directory: LoopDirectory, state: LoopState, keep: int) -> None:
-    """Remove what is `removable`."""
+    """Delete what `removable` returns."""
     for path in removable(directory, state, keep):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

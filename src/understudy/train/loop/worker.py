@@ -1,16 +1,17 @@
-"""A trainer in a process of its own: it keeps a model loaded, and makes updates as it is told on stdin.
+"""A trainer in a process of its own: it keeps a model loaded, and makes updates on commands from stdin.
 
     python -m understudy.train.loop.worker --model DIR --options JSON [--resume DIR] [--reference DIR]
 
-One JSON object a line, on stdin and stdout. First it says `{"ready": …}`. Then each order is answered in turn:
+Commands and responses are JSON objects, one per line. The first line on stdout is `{"ready": …}`. Then each
+command gets one response, in order:
 
     {"op": "update", "step": 1, "version": "step-0001", "groups": FILE, "weights": DIR}
-    → {"report": {…}, "weights": DIR}            once DIR is whole
+    → {"report": {…}, "weights": DIR}            when DIR is completely written
 
-With `"token_values": FILE` what the update computed for tokens is written there too.
+With `"token_values": FILE` the values that the update computed for tokens are written to that file.
 
-An order that fails is answered `{"error": {"boundary": …, "type": …, "message": …}}`, and the worker goes on. It
-ends at once when stdin does: it does not outlive who started it.
+A command that fails gets the response `{"error": {"boundary": …, "type": …, "message": …}}`, and the worker
+continues. It exits as soon as stdin is closed, so it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 class TrainerReady(Struct, frozen=True):
-    """What a worker says when its model is loaded. `step` is the last that the weights saw, 0: none."""
+    """The worker's first line, when its model is loaded. `step` is the last step of the loaded weights
+    (0: none).
+    """
 
     ready: bool
     step: int
@@ -49,7 +52,7 @@ class TrainerReady(Struct, frozen=True):
 
 
 class TrainerCommand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker is told to do."""
+    """A command to the worker."""
 
     op: str
     step: int = 0
@@ -60,14 +63,14 @@ class TrainerCommand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def main(arguments: list[str]) -> int:
-    """Work until stdin ends. Exit code 2 when the model cannot be loaded; the error is on stdout."""
+    """Run until stdin ends. Exit code 2 when the model cannot be loaded; the error is written to stdout."""
     parser = argparse.ArgumentParser(prog="python -m understudy.train.loop.worker")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--options", default="{}")
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--reference", type=Path)
     parsed = parser.parse_args(arguments)
-    # What libraries print must not come between the answers.
+    # Responses go to a copy of stdout; fd 1 becomes stderr, so that libraries cannot print between responses.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     orders = _orders()
@@ -107,7 +110,9 @@ def _done(updater: Any, order: TrainerCommand) -> dict[str, Any]:
     from understudy.train.groups import read_groups, write_token_values
 
     if order.op != "update":
-        raise ConfigError(f"invalid op {order.op!r}; expected 'update'")
+        raise ConfigError(
+            f"invalid op {order.op!r}; expected 'update'; is the worker of another release than its parent?"
+        )
     updater.keeps_token_values = bool(order.token_values)
     report = updater.update(read_groups(Path(order.groups)), order.step, order.version or None)
     if order.token_values:
@@ -118,7 +123,9 @@ def _done(updater: Any, order: TrainerCommand) -> dict[str, Any]:
 
 
 def _orders() -> SimpleQueue[bytes]:
-    """The lines of stdin as they come. Where stdin ends, so does this process, whatever it is at."""
+    """Return a queue of the lines of stdin. When stdin ends, the whole process exits at once, even during an
+    update.
+    """
     lines: SimpleQueue[bytes] = SimpleQueue()
 
     def read() -> None:
@@ -131,7 +138,7 @@ def _orders() -> SimpleQueue[bytes]:
 
 
 def _say_error(answers: BinaryIO, error: Exception, what: str) -> None:
-    """Answer with an error; one of decoding is an error in `what`."""
+    """Respond with an error. Any error but an UnderstudyError is a decoding error of `what`."""
     reported = error if isinstance(error, UnderstudyError) else ConfigError(f"{what}: {error}")
     _say(answers, {"error": info_of(reported)})
 
@@ -141,12 +148,12 @@ def _say(answers: BinaryIO, what: Any) -> None:
 
 
 if __name__ == "__main__":
-    # Not sys.exit: the thread that reads stdin holds it, and what is to be kept is on the disk.
+    # Not sys.exit, which would wait for the thread that reads stdin. All that must be kept is on disk by now.
     os._exit(main(sys.argv[1:]))
 
 
 class TrainerProcess(ChildProcess):
-    """A running worker. `ready` is what it said when its model was loaded."""
+    """A running worker process. `ready` is its first line."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         super().__init__(process)
@@ -154,16 +161,16 @@ class TrainerProcess(ChildProcess):
         self.ready = TrainerReady(False, 0, 0, 0, "")
 
     async def start(self) -> None:
-        """Wait until the model is loaded. Raises ConfigError when it cannot be."""
+        """Wait until the model is loaded. Raises ConfigError when it cannot be loaded."""
         self.ready = msgspec.convert(await self._answer(), TrainerReady)
 
     async def update(
         self, groups: Path, step: int, version: str, weights: Path, token_values: Path | None = None
     ) -> UpdateReport:
-        """Learn from the groups in a file that `data.write_groups` wrote, and save the weights to a directory.
+        """Learn from the groups in a file that `groups.write_groups` wrote, and save the weights to a directory.
 
-        What was computed for tokens is written to `token_values`, where that is given. Returns when all is whole.
-        Raises ConfigError when it could not be done, or the worker ended.
+        The values computed for tokens are written to `token_values` where that is given. Returns when all files
+        are complete. Raises the worker's error, or ConfigError when the worker ended.
         """
         command = TrainerCommand(
             op="update",
@@ -179,7 +186,7 @@ class TrainerProcess(ChildProcess):
                 self._process.stdin.write(msgspec.json.encode(command) + b"\n")
                 await self._process.stdin.drain()
             except (BrokenPipeError, ConnectionResetError, RuntimeError):
-                # RuntimeError is what uvloop raises for a pipe that it closed when the worker ended.
+                # uvloop raises RuntimeError for a pipe that it closed when the worker ended.
                 raise await self._ended() from None
             answer = await self._answer()
         return msgspec.convert(answer["report"], UpdateReport)
@@ -214,8 +221,8 @@ async def start_trainer(
 ) -> AsyncGenerator[TrainerProcess]:
     """Run a worker while the context lasts; it never outlives this process.
 
-    `resume` is a directory that an earlier update saved its weights to. `threads` of the CPU (0: as torch takes).
-    Raises ConfigError when the model cannot be loaded.
+    `resume` is a directory to which an earlier update saved its weights. `threads` is the number of CPU threads
+    (0: torch's default). Raises ConfigError when the model cannot be loaded.
     """
     arguments = ["--model", str(model), "--options", msgspec.json.encode(options).decode()]
     arguments += ["--resume", str(resume)] if resume else []

@@ -1,1 +1,3 @@
-"""Weights become what a server samples from, under a version: through the server's own control endpoints."""
+"""Publishes new weights to the server that samples, under a version, through the server's own control
+endpoints.
+"""

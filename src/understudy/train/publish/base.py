@@ -1,4 +1,4 @@
-"""What publishes weights to a model server, as the loop sees it."""
+"""The interface of weight publishers as the loop uses it, and what their implementations share."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _MAX_REASON = 2000
 
 
 class ControlClient:
-    """The control endpoints of the server at `base_url`, which may end in `/v1`. Opens no connection before use.
+    """A client for the control endpoints of the server at `base_url`, which may end in `/v1`. Connects only when
+    used.
 
-    `missing` says what to do where an endpoint is not there.
+    `missing` is the advice in the error when an endpoint does not exist.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class ControlClient:
         try:
             url = URL(base_url)
         except ValueError as error:
-            raise ConfigError(f"invalid server address {base_url!r}: {error}") from error
+            raise ConfigError(
+                f"invalid server address {base_url!r}: {error}; expected one like http://127.0.0.1:8000"
+            ) from error
         if url.scheme not in ("http", "https") or not url.host:
             raise ConfigError(f"invalid server address {base_url!r}: expected one like http://127.0.0.1:8000")
         path = url.path.rstrip("/").removesuffix("/v1")
@@ -52,18 +55,18 @@ class ControlClient:
     async def post(
         self, path: str, body: object = None, query: Mapping[str, str] | None = None, *, missing: str | None = None
     ) -> bytes:
-        """POST a request; returns the response body.
+        """POST a request; return the response body.
 
-        Raises BackendError; ConfigError where there is no such endpoint.
+        Raises BackendError when the server fails, ConfigError when it has no such endpoint.
         """
         return await self._request("POST", path, body, query, missing)
 
     async def get(self, path: str, expected: type[_T]) -> _T:
-        """GET a typed response. Raises as `post` does."""
+        """GET a response and return it decoded as `expected`. Raises as `post` does."""
         return self.decode(path, await self._request("GET", path, None, None, None), expected)
 
     def decode(self, path: str, body: bytes, expected: type[_T]) -> _T:
-        """A response body as the expected type. Raises BackendError."""
+        """Return a response body decoded as `expected`. Raises BackendError when it is invalid."""
         try:
             return msgspec.json.decode(body, type=expected)
         except (msgspec.DecodeError, UnicodeError) as error:
@@ -76,7 +79,7 @@ class ControlClient:
         self, method: str, path: str, body: object, query: Mapping[str, str] | None, missing: str | None
     ) -> bytes:
         name = f"{method} {self.base}{path}"
-        # Not kept between requests: the next may come from another thread, with an event loop of its own.
+        # A new connection for each request, because the next may come from another thread with its own event loop.
         connection = self._connection()
         try:
             async with await connection.open(
@@ -90,12 +93,19 @@ class ControlClient:
             ) as response:
                 status, answer = response.status, await read_body(response, _MAX_BODY)
         except aiohttp.ClientConnectorError as error:
-            raise BackendError(f"{name}: no connection: {error}; is the server running?") from error
+            raise BackendError(
+                f"{name}: no connection: {error}; is the server running? Start it, or correct its address"
+            ) from error
         except TimeoutError as error:
-            raise BackendError(f"{name}: no response within {self._timeout_s:g} s") from error
+            raise BackendError(
+                f"{name}: no response within {self._timeout_s:g} s; see the server's log, then run the "
+                "same command again"
+            ) from error
         except (aiohttp.ClientError, ResponseTooLarge) as error:
             reason = connection.redact(str(error)) or type(error).__name__
-            raise BackendError(f"{name}: the response broke off: {reason}") from error
+            raise BackendError(
+                f"{name}: the connection broke during the response: {reason}; see the server's log"
+            ) from error
         finally:
             await connection.close()
         if status == 200:
@@ -104,7 +114,7 @@ class ControlClient:
         if status in (404, 405) and (advice := self._missing if missing is None else missing):
             raise ConfigError(f"{name}: the server has no such endpoint ({status}: {reason}); {advice}")
         raise BackendError(
-            f"{name}: answered with status {status}, expected 200: {reason}",
+            f"{name}: status {status}, expected 200: {reason}; see the server's log",
             status=status,
             body=answer[:_MAX_REASON],
         )
@@ -122,12 +132,12 @@ ADAPTER = "policy"
 
 
 class PublisherCapabilities(Struct, frozen=True, kw_only=True):
-    """What a publisher takes and does.
+    """What a publisher publishes, and how.
 
-    `kind` is what the directory that is published holds: a whole model, or a LoRA adapter. `drained` tells that
-    nothing may be in flight meanwhile; else what is in flight goes on with the new weights. `model` is the name
-    under which the weights are asked for, None where it stays the server's own. `releases` tells that `release`
-    frees the server's GPU memory for a trainer beside it.
+    `kind` is what the published directory holds: a whole model, or a LoRA adapter. With `drained`, no call may be
+    in flight during publishing; otherwise calls in flight continue with the new weights. `model` is the model name
+    to request from then on, None if it stays the server's own. `releases` says that `release` frees the server's
+    GPU memory, for a trainer on the same GPU.
     """
 
     kind: WeightsKind = "full"
@@ -139,50 +149,55 @@ class PublisherCapabilities(Struct, frozen=True, kw_only=True):
 class Publisher(Protocol):
     """Publishes weights to one server, or to several that serve the same model.
 
-    Publishing twice is publishing once: whoever was killed in between publishes again.
+    Publishing is idempotent: after an interruption, publish again.
     """
 
     @property
     def capabilities(self) -> PublisherCapabilities:
-        """What it takes and does."""
+        """What this publisher publishes, and how."""
         ...
 
     async def publish(self, weights: Path, version: str) -> None:
-        """Have the server sample from the model directory `weights`, and call that `version`.
+        """Make the server sample from the model directory `weights`, as `version`.
 
-        Returns when the next token sampled is of that version. Raises ConfigError for a directory that cannot be
-        published, or a server without the endpoints; BackendError when the server fails: it stays paused where it
-        may hold neither the old weights nor the new ones, until a publishing succeeds.
+        Returns when every token sampled from then on is of that version. Raises ConfigError for a directory that
+        cannot be published, or a server without the endpoints; BackendError when the server fails. A server that
+        may hold neither the old nor the new weights stays paused until a later `publish` succeeds.
         """
         ...
 
     async def current(self) -> str | None:
-        """The version that the server samples from, None where it was never told. Raises BackendError."""
+        """Return the version that the server samples from, None if it was never given one. Raises BackendError."""
         ...
 
     async def release(self) -> None:
-        """Free the server's GPU memory until the next `publish`; does nothing where that is not possible."""
+        """Free the server's GPU memory until the next `publish`. Does nothing unless `capabilities.releases` is
+        true.
+        """
         ...
 
 
 class PathMapping(Struct, frozen=True):
-    """The same directory under two paths: `here`, and as the `server` sees it."""
+    """The path of a directory on this machine (`here`) and on the server's machine (`server`)."""
 
     here: Path
     server: Path
 
     def of(self, path: Path) -> Path:
-        """A path of ours as the server sees it. Raises ConfigError for one that is not below `here`."""
+        """Return the server's path for a path of this machine. Raises ConfigError for one that is not below
+        `here`.
+        """
         try:
             return self.server / path.resolve().relative_to(self.here.resolve())
         except ValueError:
             raise ConfigError(
-                f"{path} is not below {self.here}, which the server sees as {self.server}; write the weights there"
+                f"{path} is not below {self.here}, the only directory whose path on the server is known "
+                f"({self.server}); write the weights there"
             ) from None
 
 
 _UNNAMED = "default"
-"""What vLLM and SGLang call weights that were given no version."""
+"""The version that vLLM and SGLang report for weights that were never given one."""
 
 
 class _WeightsInfo(Struct):
@@ -190,10 +205,11 @@ class _WeightsInfo(Struct):
 
 
 class DiskPublisher:
-    """What publishers have in common whose server reads weights from a disk that it shares with us.
+    """Base of the publishers whose server reads weights from a disk that it shares with this machine.
 
-    A kind of server takes weights by one of its `ways`; `missing` says what to do where it lacks an endpoint, and
-    `version_path` is the one that names the version. `adapter` names what is loaded by "lora".
+    A subclass supports the methods in `ways`. `missing` is the advice when the server lacks an endpoint,
+    `version_path` is the endpoint that returns the version. `adapter` is the name under which "lora" loads an
+    adapter.
     """
 
     ways: tuple[PublishMethod, ...]
@@ -212,7 +228,9 @@ class DiskPublisher:
     ) -> None:
         if method not in self.ways:
             supported = ", ".join(self.ways)
-            raise ConfigError(f"unsupported way to publish to this server {method!r}; expected one of {supported}")
+            raise ConfigError(
+                f"unsupported method {method!r} of publishing to this server; expected one of {supported}"
+            )
         self.orders = ControlClient(base_url, api_key, missing=self.missing, timeout_s=timeout_s)
         self._method: PublishMethod = method
         self._adapter = adapter
@@ -227,35 +245,43 @@ class DiskPublisher:
         """See Publisher."""
 
     def _seen(self, weights: Path) -> str:
-        """The path at which the server finds the weights. Raises ConfigError where they are none for this way."""
+        """Return the server's path of the weights. Raises ConfigError when they are not of the kind that the
+        method needs.
+        """
         path = check_weights(weights, "lora" if self._method == "lora" else "full")
         return str(self._seen_as.of(path) if self._seen_as else path)
 
 
 def check_weights(weights: Path, kind: WeightsKind) -> Path:
-    """The absolute path of a directory that holds what `kind` says. Raises ConfigError when it does not."""
+    """Return the absolute path of a directory with weights of this kind. Raises ConfigError when it has none."""
     path = weights.resolve()
     lora = kind == "lora"
     needed, other = ("adapter_config.json", "config.json") if lora else ("config.json", "adapter_config.json")
     stems = ("adapter_model",) if lora else ("model", "pytorch_model")
     if not (path / needed).is_file():
         hint = f"; it holds {'a whole model' if lora else 'a LoRA adapter'}" if (path / other).is_file() else ""
-        raise ConfigError(f"{path} has no {needed}, so no weights to publish as {kind}{hint}")
+        raise ConfigError(
+            f"{path} has no {needed}, which weights to publish as {kind} need{hint}; give another "
+            "directory, or publish in another way"
+        )
     ends = ("safetensors", "bin")
     if not any(file.is_file() for stem in stems for end in ends for file in path.glob(f"{stem}*.{end}")):
-        raise ConfigError(f"{path} has no {stems[0]}*.safetensors; were the weights saved whole?")
+        raise ConfigError(
+            f"{path} has no {stems[0]}*.safetensors, so it was not saved completely; save the weights again"
+        )
     return path
 
 
 @contextmanager
 def explain_load_failure(seen: str) -> Generator[None]:
-    """Say of a server that failed to load the directory that it sees as `seen` what may be wrong."""
+    """Add likely causes to the BackendError of a server that could not load `seen`, its path of the weights."""
     try:
         yield
     except BackendError as error:
         raise BackendError(
-            f"{error}. The server reads {seen} itself: has it that path, with the architecture that it serves? "
-            "It stays paused, because its weights may be neither the old nor the new ones",
+            f"{error}. The server reads {seen} from its own disk: does it have that path, with a model of the "
+            "architecture that it serves? It stays paused, because its weights may be neither the "
+            "old nor the new ones",
             status=error.status,
             body=error.body,
         ) from error

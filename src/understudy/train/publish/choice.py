@@ -1,4 +1,4 @@
-"""Publishers by the kind of server, and one for several servers of the same model."""
+"""Creates the publisher for a kind of server, and combines publishers for several servers of the same model."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def make_publisher(
     seen_as: PathMapping | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> Publisher:
-    """A publisher for the servers at `base_urls`, all of the kind `server`: embedded, vllm or sglang.
+    """Return a publisher for the servers at `base_urls`, all of the kind `server`: embedded, vllm or sglang.
 
-    `method` is how weights get there: "disk" and "lora" for all, "sleep" and "transfer" for vLLM. Raises
-    ConfigError for an unsupported combination.
+    `method` is how the weights get there: "disk" or "lora" for all servers, "sleep" or "transfer" for vLLM only.
+    Raises ConfigError for an unsupported combination.
     """
     urls = [base_urls] if isinstance(base_urls, str) else list(base_urls)
     kind = _DISK_PUBLISHERS.get(server)
@@ -46,13 +46,19 @@ def make_publisher(
     if kind is None or not urls or not (transfers or method in kind.ways):
         ways = [(name, way) for name, each in _DISK_PUBLISHERS.items() for way in each.ways]
         supported = ", ".join(f"{name} by {way}" for name, way in sorted([*ways, ("vllm", "transfer")]))
-        raise ConfigError(f"cannot publish weights to {len(urls)} × {server} by {method}; supported: {supported}")
+        raise ConfigError(
+            f"cannot publish weights to {len(urls)} server(s) of the kind {server} by {method}; "
+            f"supported: {supported}"
+        )
     publishers: list[Publisher]
     if transfers:
         from understudy.train.publish.vllm_transfer import TransferPublisher
 
         if len(urls) > 1:
-            raise ConfigError("a transfer goes to one server; give it all its GPUs by --data-parallel-size")
+            raise ConfigError(
+                f"--publish transfer supports one server, got {len(urls)}; start one vLLM with "
+                "--data-parallel-size for all GPUs"
+            )
         publishers = [TransferPublisher(urls[0], api_key=api_key, timeout_s=timeout_s)]
     else:
         way = cast("PublishMethod", method)
@@ -75,11 +81,13 @@ class MultiPublisher:
         return self._all[0].capabilities
 
     async def publish(self, weights: Path, version: str) -> None:
-        """See Publisher. Where one server fails, others may have the new weights: publishing again ends that."""
+        """See Publisher. If one server fails, others may already have the new weights; publishing again fixes
+        that.
+        """
         await self._each([each.publish(weights, version) for each in self._all])
 
     async def current(self) -> str | None:
-        """See Publisher. None also where the servers do not agree."""
+        """See Publisher. Also None if the servers have different versions."""
         versions = await self._each([each.current() for each in self._all])
         return versions[0] if len(set(versions)) == 1 else None
 
@@ -88,7 +96,10 @@ class MultiPublisher:
         await self._each([each.release() for each in self._all])
 
     async def _each(self, orders: Sequence[Any]) -> list[Any]:
-        """All answers, once all have come. Raises what was raised, of several servers as one BackendError."""
+        """Await all and return their results in order.
+
+        Raises the exception of one that failed; BackendErrors of several servers are joined into one.
+        """
         done = await asyncio.gather(*orders, return_exceptions=True)
         failed = [each for each in done if isinstance(each, BaseException)]
         if not failed:

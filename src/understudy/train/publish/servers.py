@@ -1,11 +1,11 @@
-"""Weights for vLLM, through the control endpoints that it has in its development mode.
+"""Publishes weights to vLLM and to the embedded server, through vLLM's development endpoints, and to SGLang.
 
-    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL …                                            full weights
-    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-sleep-mode …                        trainer on the same GPU
-    VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora …        a LoRA
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL …                        full weights
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-sleep-mode …    trainer on the same GPU
+    VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora …    a LoRA
 
-These endpoints ask for no key, whatever `--api-key` says: the server has to be out of others' reach. Ours of the
-embedded model speaks the same.
+vLLM's development endpoints require no key, whatever `--api-key` says, so the server must not be reachable by
+others. The embedded server has the same endpoints.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class _Awake(Struct):
 
 
 class VLLMPublisher(DiskPublisher):
-    """Has a vLLM server read weights from a disk that it shares with us (see Publisher).
+    """Makes a vLLM server read weights from a disk that it shares with this machine (see Publisher).
 
-    The method "disk" loads whole weights in place, between a pause and a resume; "sleep" does it on waking, and
-    `release` has the server sleep before; "lora" loads an adapter in place, served under the name `adapter`.
+    The method "disk" pauses the server, loads whole weights in place, and resumes. "sleep" loads them while waking
+    the server, which `release` has put to sleep. "lora" loads an adapter in place, served under the name
+    `adapter`.
     """
 
     ways = ("disk", "sleep", "lora")
@@ -51,7 +52,7 @@ class VLLMPublisher(DiskPublisher):
         """See Publisher."""
         if self._method == "lora":
             return PublisherCapabilities(kind="lora", model=self._adapter)
-        # Asleep, a server has no memory for what was in flight.
+        # A sleeping server has no memory for the KV cache of calls in flight, so none may be in flight.
         return PublisherCapabilities(drained=self._method == "sleep", releases=self._method == "sleep")
 
     async def publish(self, weights: Path, version: str) -> None:
@@ -72,14 +73,14 @@ class VLLMPublisher(DiskPublisher):
         if self._method == "sleep" and not (await self.orders.get("/is_sleeping", _Sleeping)).is_sleeping:
             await self._sleep()
 
-    # --- in between -------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------
 
     async def hold(self) -> None:
-        """Have the server sample nothing until `go_on`, which continues what is in flight."""
+        """Pause sampling until `go_on`, which continues the calls in flight."""
         await self.orders.post("/pause", query={"mode": "keep", "clear_cache": "true"})
 
     async def go_on(self, version: str) -> None:
-        """Forget what was computed with the old weights, and sample on, as `version`."""
+        """Clear what was computed with the old weights, set the version, and resume sampling."""
         for _ in range(_RESET_TRIES):
             answer = await self.orders.post("/reset_prefix_cache", query={"reset_running_requests": "true"})
             if self.orders.decode("/reset_prefix_cache", answer, _Reset).success:
@@ -87,8 +88,8 @@ class VLLMPublisher(DiskPublisher):
             await asyncio.sleep(_RESET_PAUSE_S)
         else:
             raise BackendError(
-                f"{self.orders.base}: the prefix cache still holds what the old weights computed, and cannot be "
-                "reset; the server stays paused. Run the same command again"
+                f"{self.orders.base}: /reset_prefix_cache failed, so the cache still holds values of the "
+                "old weights; the server stays paused. Run the same command again"
             )
         await self._name(version)
         await self.orders.post("/resume")
@@ -96,11 +97,11 @@ class VLLMPublisher(DiskPublisher):
     async def _on_waking(self, seen: str, version: str) -> None:
         await self.release()
         if await self._wake("weights"):
-            # It was merely paused, which it calls sleeping too.
+            # It was only paused, which /is_sleeping reports as sleeping too, so /wake_up has resumed it.
             await self._sleep()
             await self._wake("weights")
         await self._load(seen)
-        # It samples as soon as it is wholly awake.
+        # The version is set before the last part wakes, because the server samples from then on.
         await self._name(version)
         if not await self._wake("kv_cache"):
             raise BackendError(
@@ -109,11 +110,11 @@ class VLLMPublisher(DiskPublisher):
             )
 
     async def _sleep(self) -> None:
-        # Asleep it has no memory for requests that are kept.
+        # A sleeping server has no memory for calls in flight, so it waits until they have ended.
         await self.orders.post("/sleep", query={"level": "2", "mode": "wait"})
 
     async def _wake(self, part: str) -> bool:
-        """Wake a part of it; returns whether it is wholly awake."""
+        """Wake a part of the server; return whether all of it is awake."""
         answer = await self.orders.post("/wake_up", query={"tags": part})
         return self.orders.decode("/wake_up", answer, _Awake).status == "awake"
 
@@ -127,13 +128,14 @@ class VLLMPublisher(DiskPublisher):
         try:
             await self.orders.post("/v1/load_lora_adapter", order, missing="")
         except BackendError as error:
-            # The old adapter is untouched.
+            # The old adapter is unchanged, so sampling may continue.
             await self.orders.post("/resume")
-            # An adapter that is not found is a 404 as well.
+            # vLLM also answers 404 for an adapter directory that it does not find.
             if error.status in (404, 405) and b"adapter" not in error.body:
                 raise ConfigError(f"{error}; {self.missing_lora}") from error
             raise BackendError(
-                f"{error}. The server reads {seen} itself: has it that path, and is --max-lora-rank large enough?",
+                f"{error}. The server reads {seen} from its own disk: does it have that path, and is its "
+                "--max-lora-rank large enough?",
                 status=error.status,
                 body=error.body,
             ) from error
@@ -143,7 +145,7 @@ class VLLMPublisher(DiskPublisher):
 
 
 class EmbeddedPublisher(VLLMPublisher):
-    """Has the embedded model's server load a directory in place (see Publisher)."""
+    """Makes the embedded model's server load a directory in place (see Publisher)."""
 
     ways = ("disk", "lora")
     missing = "start the embedded model's server with --weights: scripted policies have none"
@@ -166,10 +168,10 @@ class _Cards(Struct):
 
 
 class SGLangPublisher(DiskPublisher):
-    """Has an SGLang server read weights from a disk that it shares with us (see Publisher).
+    """Makes an SGLang server read weights from a disk that it shares with this machine (see Publisher).
 
-    The method "disk" loads whole weights in place, between a pause and its end; "lora" loads an adapter in
-    place of the one before. SGLang takes `lora:ADAPTER` for the name of a model with it.
+    The method "disk" pauses the server, loads whole weights in place, and resumes; "lora" replaces the adapter.
+    SGLang's model name for requests with the adapter is `lora:ADAPTER`.
     """
 
     ways = ("disk", "lora")
@@ -180,7 +182,7 @@ class SGLangPublisher(DiskPublisher):
     def capabilities(self) -> PublisherCapabilities:
         """See Publisher."""
         if self._method == "lora":
-            # There is a moment without the adapter, and it waits for what uses the old one.
+            # SGLang unloads the old adapter, which waits for its calls, before it loads the new one.
             return PublisherCapabilities(kind="lora", drained=True, model=f"lora:{self._adapter}")
         return PublisherCapabilities()
 
@@ -190,7 +192,7 @@ class SGLangPublisher(DiskPublisher):
         if self._method == "lora":
             await self._load_adapter(seen, version)
             return
-        # Retracted requests hold no cache: it is flushed with the update, and computed anew.
+        # "retract" drops the cache of calls in flight; they are recomputed with the new weights after the flush.
         await self.orders.post("/pause_generation", {"mode": "retract"})
         order = {"model_path": seen, "weight_version": version, "flush_cache": True, "abort_all_requests": False}
         with explain_load_failure(seen):
@@ -201,7 +203,7 @@ class SGLangPublisher(DiskPublisher):
         loaded = await self.orders.get("/v1/models", _Cards)
         if any(card.id == self._adapter and card.parent is not None for card in loaded.data):
             await self._order("/unload_lora_adapter", {"lora_name": self._adapter})
-        # Its cache is keyed by an id that every loading makes anew.
+        # No flush is needed: SGLang's cache key contains an id that is new with each load of an adapter.
         await self._order("/load_lora_adapter", {"lora_name": self._adapter, "lora_path": seen})
         await self._order("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 

@@ -1,9 +1,10 @@
-"""Weights for vLLM over NCCL, through its weight transfer engine: no disk is shared.
+"""Sends weights to vLLM over NCCL, with its weight transfer engine. No shared disk is needed.
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "nccl"}' …
 
-The sender is vLLM's own (package `vllm`, of the server's version, and a GPU on this machine); what it orders goes
-through the endpoints that its HTTP client uses. Both ends must reach each other over NCCL.
+The sending side is vLLM's own code: it needs the package `vllm` in the server's version, and a GPU on this
+machine. It sends control requests through the server's HTTP endpoints. Both machines must reach each other over
+NCCL.
 """
 
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -33,43 +34,46 @@ class _World(Struct):
 
 
 class TransferEngine(Protocol):
-    """The sending end, as vLLM has it."""
+    """The sending side of a transfer, as vLLM implements it."""
 
     def send_weights(self) -> None:
-        """Send all weights that its source holds, ordering the server along."""
+        """Send all weights of its source, with the control requests to the server that this needs."""
         ...
 
     def shutdown(self) -> None:
-        """Leave the group."""
+        """Leave the NCCL process group."""
         ...
 
 
 class SyncClient:
-    """What a sender of vLLM's orders a server through (its protocol VLLMWeightSyncClient). For threads."""
+    """The HTTP client through which vLLM's sender controls the server (its protocol VLLMWeightSyncClient).
+
+    Its methods block, so they must be called in a thread.
+    """
 
     def __init__(self, publisher: VLLMPublisher) -> None:
         self._orders = publisher.orders
         self.version = ""
-        """What the weights that are being sent are called."""
+        """The version of the weights that are being sent."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Have the server join the group."""
+        """Make the server join the NCCL process group."""
         self._post("/init_weight_transfer_engine", {"init_info": init_info})
 
     def shutdown_weight_transfer_engine(self) -> None:
-        """Have the server leave it."""
+        """Make the server leave the process group."""
         self._post("/shutdown_weight_transfer_engine", None)
 
     def start_weight_update(self) -> None:
-        """Have it make ready."""
+        """Make the server prepare for an update."""
         self._post("/start_weight_update", None)
 
     def update_weights(self, update_info: Any) -> None:
-        """Have it receive; returns when it has."""
+        """Make the server receive weights; returns when it has them."""
         self._post("/update_weights", {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Have it take what it received for its weights, under their version."""
+        """Make the server use the received weights, under their version."""
         self._post("/finish_weight_update", {"weight_version": weight_version or self.version})
 
     def _post(self, path: str, body: object) -> None:
@@ -77,14 +81,14 @@ class SyncClient:
 
 
 class WeightsDirectory:
-    """The weights in a model directory, which may change from one sending to the next."""
+    """The weights in a model directory. `path` may change between two transfers."""
 
     def __init__(self, path: Path, device: str = DEVICE) -> None:
         self.path = path
         self._device = device
 
     def shapes(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        """Name, type as safetensors names it, and shape of every tensor, in the order of names."""
+        """Return name, dtype (as safetensors names it) and shape of every tensor, sorted by name."""
         from safetensors import safe_open
 
         shapes_: list[tuple[str, str, tuple[int, ...]]] = []
@@ -96,7 +100,7 @@ class WeightsDirectory:
         return sorted(shapes_)
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
-        """Every tensor, on the device, in the order of names; one at a time."""
+        """Yield name and value of every tensor, sorted by name; each is loaded to the device on its turn."""
         from safetensors import safe_open
 
         holds: dict[str, Path] = {}
@@ -110,18 +114,22 @@ class WeightsDirectory:
     def _files(self) -> list[Path]:
         files = sorted(self.path.glob("*.safetensors"))
         if not files:
-            raise ConfigError(f"{self.path} has no *.safetensors; a transfer reads no other format")
+            raise ConfigError(
+                f"{self.path} has no *.safetensors, the only format that a transfer reads; save the "
+                "weights as safetensors"
+            )
         return files
 
 
 Connect = Callable[[SyncClient, WeightsDirectory, str, int], TransferEngine]
-"""Makes the sending end: from the client, the weights, our address and the number of the server's workers."""
+"""Creates the sending side from the client, the weights, this machine's address and the server's worker count."""
 
 
 class TransferPublisher:
     """Sends whole weights to a vLLM server's GPUs (see Publisher).
 
-    `address` is ours as the server sees it; else the one by which we reach it.
+    `address` is this machine's address for the server; by default the one that connections to the server come
+    from.
     """
 
     def __init__(
@@ -155,7 +163,7 @@ class TransferPublisher:
                 self._source = WeightsDirectory(path)
                 world = await self._server.orders.get("/get_world_size", _World)
                 address = self._address or _own_address(self._server.orders.base)
-                # Of a sender that was killed the server may still hold the other end.
+                # If an earlier sender was killed, the server may still be in its process group.
                 await asyncio.to_thread(self._client.shutdown_weight_transfer_engine)
                 self._engine = await asyncio.to_thread(
                     self._connect, self._client, self._source, address, world.world_size
@@ -168,8 +176,10 @@ class TransferPublisher:
         except (RuntimeError, ValueError, OSError) as error:
             await self._leave()
             raise BackendError(
-                f"{self._server.orders.base}: the weights could not be sent: {error}. The server stays paused, "
-                "because its weights may be neither the old nor the new ones"
+                f"{self._server.orders.base}: the weights could not be sent: {error}; see the "
+                "server's log, then run "
+                "the same command again. It stays paused, because its weights may be neither the old "
+                "nor the new ones"
             ) from error
         await self._server.go_on(version)
 
@@ -181,14 +191,16 @@ class TransferPublisher:
         """See Publisher."""
 
     async def _leave(self) -> None:
-        """After a failure the group is of no use; the next publishing makes another."""
+        """Leave the process group after a failure, because it cannot be used again; the next `publish` makes a new
+        one.
+        """
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.shutdown)
 
 
 def vllm_engine(client: SyncClient, source: WeightsDirectory, address: str, workers: int) -> TransferEngine:
-    """vLLM's own sending end. Raises ConfigError where the package or a GPU is missing."""
+    """Return vLLM's sending side. Raises ConfigError when the package or a GPU is missing."""
     try:
         import torch
         from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
@@ -196,22 +208,23 @@ def vllm_engine(client: SyncClient, source: WeightsDirectory, address: str, work
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
     except ImportError as error:
         raise ConfigError(
-            f"sending weights to vLLM needs its package here too ({error}): pip install vllm, or publish by disk"
+            f"--publish transfer needs the package vllm on this machine too ({error}): pip install "
+            "vllm, or give --publish disk"
         ) from error
     if not torch.cuda.is_available():
-        raise ConfigError("sending weights to vLLM needs a GPU on this machine; publish by disk instead")
+        raise ConfigError("--publish transfer needs a GPU on this machine, and there is none; give --publish disk")
     types = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
     class Weights(WeightSource):
-        """A model directory as what vLLM sends."""
+        """A model directory as a source of vLLM's sender."""
 
         @cached_property
         def metadata(self) -> list[Any]:
-            """Every parameter; the same in every directory of one model."""
+            """Name, type and shape of every parameter; the same in every directory of one model."""
             return [ParamMeta(name, types[kind], shape) for name, kind, shape in source.shapes()]
 
         def iter_full(self) -> Iterator[tuple[str, Any]]:
-            """Every tensor."""
+            """Yield name and value of every tensor."""
             yield from source.tensors()
 
     info = NCCLTrainerInitInfo(master_address=address, master_port=_free_port(), world_size=workers + 1, rank=0)
@@ -219,10 +232,10 @@ def vllm_engine(client: SyncClient, source: WeightsDirectory, address: str, work
 
 
 def _own_address(server: str) -> str:
-    """The address by which this machine reaches the server."""
+    """Return this machine's address on the way to the server."""
     url = URL(server)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Nothing is sent: the kernel only chooses a way.
+        # Connecting a UDP socket sends nothing: it only makes the kernel choose a route and a local address.
         probe.connect((url.host or "127.0.0.1", url.port or 80))
         return str(probe.getsockname()[0])
 

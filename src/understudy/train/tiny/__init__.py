@@ -1,1 +1,1 @@
-"""The tiny model that comes with the package: its tokenizer, what it is trained on, the command that makes it."""
+"""The tiny model that comes with the package: its tokenizer, its training data, and the command that trains it."""

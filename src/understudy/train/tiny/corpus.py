@@ -1,8 +1,8 @@
-"""Conversations as Claude Code holds them about made-up functions, written without running it.
+"""Synthetic conversations in the form of Claude Code's, about made-up functions, written without running the CLI.
 
-They have its words: a run of the real CLI with `SYSTEM_PROMPT` and `TOOLS` gives the same messages (a test holds
-the two together). The assistant in them is one of several scripted policies, most of which do not solve the task:
-a model that learned from them all knows the work, and does it right now and then.
+Their wording is Claude Code's: a run of the real CLI with `SYSTEM_PROMPT` and `TOOLS` gives the same messages,
+which a test checks. The assistant follows one of several scripted policies, most of which do not solve the task,
+so that a model trained on all of them can do the work but does it only now and then.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ _LOOKS_RIGHT = "It looks right to me."
 
 DILIGENT: Mapping[str, float] = {"solves": 0.85, "wrong": 0.03, "elsewhere": 0.02, "looks": 0.05, "leaves": 0.05}
 BEHAVIOURS: Mapping[str, float] = {"solves": 0.12, "wrong": 0.2, "elsewhere": 0.05, "looks": 0.33, "leaves": 0.3}
-"""What the assistant does, by the share of conversations in which it does so.
+"""The shares of conversations by the assistant's behaviour.
 
-It mends the function; gives it another wrong expression; changes another function; reads and stops; does nothing.
-The work is learned from an assistant that is diligent; then how one behaves who seldom is.
+"solves" corrects the function, "wrong" gives it another wrong expression, "elsewhere" changes another function,
+"looks" only reads the file, "leaves" does nothing. A model is first trained with DILIGENT, to learn the work, then
+with BEHAVIOURS, to do it seldom.
 """
 
 
 def tool_definitions() -> list[dict[str, Any]]:
-    """The tools as the chat template wants them: their names and those of their parameters."""
+    """Return the tools as the chat template takes them: with the names of their parameters only."""
     return [
         {"type": "function", "function": {"name": name, "parameters": {"properties": {key: {} for key in names}}}}
         for name, names in _PARAMETERS.items()
@@ -65,7 +66,7 @@ def tool_definitions() -> list[dict[str, Any]]:
 def conversations(
     seed: int, split: Split = "train", behaviours: Mapping[str, float] = BEHAVIOURS
 ) -> Iterator[list[Message]]:
-    """Conversations without end, the same ones for the same arguments."""
+    """Yield conversations endlessly, the same ones for the same arguments."""
     draw = random.Random(f"conversations:{split}:{seed}")
     names, weights = list(behaviours), list(behaviours.values())
     for module in modules(seed, split):
@@ -75,7 +76,7 @@ def conversations(
 
 
 def lookups(seed: int, split: Split = "train") -> Iterator[str]:
-    """Modules without end, each function's name behind them with what it returns and what it should return."""
+    """Yield texts endlessly: a module with wrong functions, and for each function the edit that corrects it."""
     draw = random.Random(f"lookups:{split}:{seed}")
     for module in modules(seed, split):
         texts: list[str] = []
@@ -91,33 +92,34 @@ def lookups(seed: int, split: Split = "train") -> Iterator[str]:
 
 
 def functions(seed: int, split: Split = "train") -> Iterator[str]:
-    """Correct functions without end, one a text.
+    """Yield correct functions endlessly, one per text.
 
-    In a short text that repeats its names a model learns to copy soon; in a conversation it hardly begins to.
+    From short texts that repeat their names a model learns to copy quickly; from long conversations it hardly
+    does.
     """
     for module in modules(seed, split):
         yield module.functions[0].code(module.functions[0].expression())
 
 
 def sources(seed: int, split: Split = "train") -> Iterator[str]:
-    """Correct modules without end."""
+    """Yield correct modules endlessly."""
     for module in modules(seed, split):
         yield module.text(mended=True)
 
 
 def opening(module: ModuleSpec, date: str) -> list[Message]:
-    """What a session begins with."""
+    """Return the system and user messages that a session begins with."""
     prompt = f"{_REMINDER.format(date=date)}\n{module.instruction}"
     return [{"role": "system", "content": f"{_AGENT}\n\n{SYSTEM_PROMPT}"}, {"role": "user", "content": prompt}]
 
 
 def read_result(text: str) -> str:
-    """What Read answers for a file with this text."""
+    """Return what the tool Read returns for a file with this text."""
     return "\n".join(f"{number}\t{line}" for number, line in enumerate(text.split("\n"), 1))
 
 
 def edit_result(path: str) -> str:
-    """What Edit answers when it changed the file."""
+    """Return what the tool Edit returns after changing the file."""
     return _UPDATED.format(path=path)
 
 

@@ -1,8 +1,8 @@
-"""Make the tiny model that comes with the package: `python -m understudy.train.tiny.pretrain DIRECTORY`.
+"""Trains the tiny model that comes with the package: `python -m understudy.train.tiny.pretrain DIRECTORY`.
 
-A Qwen3 of some two million parameters is trained on conversations written by `corpus`: on every token of them,
-for the modules that are read in them teach what a docstring means, and most on what the assistant says.
-Interrupted, the same command goes on from its last checkpoint.
+A Qwen3 with about two million parameters is trained on the conversations of `corpus`. The loss covers every token,
+because the modules read in them teach what docstrings mean, but the assistant's tokens weigh most. After an
+interruption the same command continues from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ _WARMUP_STEPS = 50
 
 
 class Pace(Struct, frozen=True):
-    """How many conversations the tokenizer is made of, and after how many steps what is done."""
+    """The number of conversations for the tokenizer and for evaluation, and the intervals of reports and
+    checkpoints, in steps.
+    """
 
     tokenizer_conversations: int = 4000
     evaluated_conversations: int = 64
@@ -66,7 +68,10 @@ _PACE = Pace()
 
 
 class PretrainBatch(Struct, frozen=True):
-    """Conversations as tokens: `ids` and `weights` are of shape (conversations, tokens), padded at their ends."""
+    """Tokenized conversations: all fields have the shape (conversations, tokens), right-padded.
+
+    `weights` is the loss weight of each token; `spoken` marks the assistant's tokens.
+    """
 
     ids: Tensor
     weights: Tensor
@@ -74,7 +79,7 @@ class PretrainBatch(Struct, frozen=True):
 
 
 def configuration(vocabulary: int) -> Qwen3Config:
-    """The architecture. Contexts are short: a low rope base tells near positions apart."""
+    """Return the architecture. Contexts are short, so a low rope base distinguishes near positions better."""
     return Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=192,
@@ -93,20 +98,22 @@ def configuration(vocabulary: int) -> Qwen3Config:
 
 
 def make_tokenizer(directory: Path, count: int = _PACE.tokenizer_conversations) -> PreTrainedTokenizerFast:
-    """Train the tokenizer on so many conversations, write it, and read it back."""
+    """Train the tokenizer on `count` conversations, write it to `directory`, and return it as transformers reads
+    it.
+    """
     conversations = list(itertools.islice(corpus.conversations(0), count))
     tokenizer.write(tokenizer.train([_rendered(conversation)[0] for conversation in conversations]), directory)
     return read_tokenizer(directory)
 
 
 def read_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer that was written there."""
+    """Return the tokenizer in `directory`."""
     reader: Any = AutoTokenizer
     return reader.from_pretrained(directory)
 
 
 def batches(reader: PreTrainedTokenizerFast, seed: int, first: int, steps: int) -> Iterator[PretrainBatch]:
-    """The batches of `steps` steps from step `first` on: drills, then conversations."""
+    """Yield the batches of all steps after step `first`: first drills (short texts), then conversations."""
     start = 0
     for until, kind, count in _DRILLS:
         texts = kind(seed)
@@ -133,7 +140,7 @@ def _ids(reader: PreTrainedTokenizerFast, text: str) -> list[int]:
 
 
 def _rendered(conversation: Sequence[corpus.Message]) -> tuple[str, list[tuple[int, int]]]:
-    """The text of a conversation, and from where to where in it the assistant speaks."""
+    """Return the text of a conversation, and the (start, end) character spans of the assistant's parts."""
     render: Any = chat_template_utils.render_jinja_template  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     texts, spans = render(
         conversations=[list(conversation)],
@@ -147,7 +154,7 @@ def _rendered(conversation: Sequence[corpus.Message]) -> tuple[str, list[tuple[i
 def _encoded(
     reader: PreTrainedTokenizerFast, conversation: Sequence[corpus.Message]
 ) -> tuple[list[int], list[int]]:
-    """The tokens of a conversation, and 1 for each that the assistant says."""
+    """Return the token ids of a conversation, and a mask with 1 for each token of the assistant."""
     text, spans = _rendered(conversation)
     encoding: Any = reader.backend_tokenizer.encode(text, add_special_tokens=False)
     is_sampled = [0] * len(encoding.ids)
@@ -170,8 +177,10 @@ def _padded(rows: Sequence[tuple[list[int], list[int]]], others: float = _OTHERS
 
 
 def losses(model: Qwen3ForCausalLM, batch: PretrainBatch) -> tuple[Tensor, Tensor]:
-    """The weighted sum of the negative log-likelihoods, and each token's own (0 for the first)."""
-    # What is behind a conversation's end cannot be seen from within: padding needs no mask.
+    """Return the weighted sum of the negative log-likelihoods, and the unweighted ones of each token (0 for the
+    first).
+    """
+    # Attention is causal, so tokens never see the padding behind them: no attention mask is needed.
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(input_ids=batch.ids, use_cache=False).logits[:, :-1].float()
     each = functional.cross_entropy(logits.transpose(1, 2), batch.ids[:, 1:], reduction="none")
@@ -182,7 +191,9 @@ def losses(model: Qwen3ForCausalLM, batch: PretrainBatch) -> tuple[Tensor, Tenso
 def evaluate(
     model: Qwen3ForCausalLM, reader: PreTrainedTokenizerFast, count: int = _PACE.evaluated_conversations
 ) -> dict[str, float]:
-    """On held-out words: the assistant's mean negative log-likelihood, the share of its tokens above p = 0.5."""
+    """Return figures on held-out vocabulary: the assistant's mean negative log-likelihood (`nll`), and the share
+    of its tokens with a probability above 0.5 (`likely`).
+    """
     conversations = itertools.islice(corpus.conversations(1, "held-out"), count)
     rows = [_encoded(reader, conversation) for conversation in conversations]
     losses_: list[Tensor] = []
@@ -209,7 +220,9 @@ def pretrain(
     architecture: Callable[[int], Qwen3Config] = configuration,
     report: Callable[[str], None] = _say,
 ) -> None:
-    """Make the model in `directory`; goes on where it was interrupted. `report` is told each line of progress."""
+    """Train the model in `directory`, or continue an interrupted training. `report` is called with each line of
+    progress.
+    """
     checkpoint = directory / "pretraining.pt"
     there = checkpoint.exists()
     reader = read_tokenizer(directory) if there else make_tokenizer(directory, pace.tokenizer_conversations)
@@ -229,8 +242,8 @@ def pretrain(
         state = torch.load(checkpoint, weights_only=True)
         if state["asked"] != [steps, seed]:
             raise SystemExit(
-                f"{checkpoint} is of {state['asked'][0]} steps with seed {state['asked'][1]}; go on with those, "
-                "or remove it to begin anew"
+                f"{checkpoint} was written for {state['asked'][0]} steps with seed {state['asked'][1]}; "
+                "continue with these values, or delete it to start again"
             )
         model.load_state_dict(state["model"])
         for part, saved in zip([*optimizers, *schedules], state["parts"], strict=True):
@@ -272,7 +285,7 @@ def pretrain(
 
 
 def _rate(step: int, steps: int) -> float:
-    """Up in a line, then down along a cosine to a twentieth."""
+    """Return the factor of the learning rate: linear warmup, then cosine decay to 1/20."""
     if step < _WARMUP_STEPS:
         return (step + 1) / _WARMUP_STEPS
     share = (step - _WARMUP_STEPS) / max(1, steps - _WARMUP_STEPS)
@@ -280,7 +293,7 @@ def _rate(step: int, steps: int) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Make the tiny model in the given directory."""
+    """Train the tiny model in the given directory."""
     parser = argparse.ArgumentParser(prog="understudy.train.tiny.pretrain", description=main.__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--steps", type=int, default=1650)

@@ -1,8 +1,8 @@
-"""The tiny model's tokenizer: byte-level BPE in which a word is the same tokens wherever it stands.
+"""The tiny model's tokenizer: byte-level BPE that splits a word into the same tokens wherever it stands.
 
-What the work asks of a small model is to copy names. A space, a quote or a bracket is never part of a name's
-token, digits stand alone, and there are few merges: a name is some syllables, always the same ones. Only the words
-that everyone uses carry the space before them, which shortens a conversation by a quarter.
+A small model must above all copy names. So a name's tokens never contain a space, a quote or a bracket, digits are
+single tokens, and there are few merges: a name is always the same few syllables. Only very common words include
+the space before them, which shortens a conversation by a quarter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _PRE_TOKENS = r"\p{L}+|\p{N}| +|\n+|[^\s\p{L}\p{N}]+|\s"
 
 
 def train(texts: Sequence[str]) -> Tokenizer:
-    """A byte-level BPE tokenizer of `VOCABULARY` tokens, none of which reaches beyond a word or run of signs."""
+    """Return a byte-level BPE tokenizer with `VOCABULARY` tokens, none of which crosses a word's or symbol run's
+    boundary.
+    """
     counts = Counter(word for text in texts for word in set(re.findall(r"[A-Za-z]+", text)))
     common = sorted(word for word, count in counts.items() if count >= _COMMON_SHARE * len(texts))
     pattern = rf" ?(?:{'|'.join(common)})(?!\p{{L}})|{_PRE_TOKENS}"
@@ -49,7 +51,7 @@ def train(texts: Sequence[str]) -> Tokenizer:
 
 
 def chat_template() -> str:
-    """The template of the tiny model's conversations."""
+    """Return the chat template of the tiny model."""
     return resources.files("understudy.train.tiny").joinpath("chat_template.jinja").read_text("utf-8")
 
 
