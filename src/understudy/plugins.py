@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
 from understudy.errors import ConfigError
 
 
+@cache
+def _all() -> EntryPoints:
+    """The entry points of all packages, read once: it takes a tenth of a second where many are installed."""
+    return entry_points()
+
+
 def names(kind: str) -> list[str]:
     """Sorted names of the adapters of a kind ("agents", "sandboxes", "exports"), without importing them."""
-    return sorted({point.name for point in entry_points(group=f"understudy.{kind}")})
+    return sorted({point.name for point in _all().select(group=f"understudy.{kind}")})
 
 
 def load(kind: str, name: str) -> Any:
@@ -18,6 +25,6 @@ def load(kind: str, name: str) -> Any:
 
     Raises ConfigError when there is none, naming those that exist.
     """
-    for point in entry_points(group=f"understudy.{kind}", name=name):
+    for point in _all().select(group=f"understudy.{kind}", name=name):
         return point.load()
     raise ConfigError(f"unknown name {name!r} among {kind}; expected one of: {', '.join(names(kind))}")

@@ -15,19 +15,19 @@ from msgspec import structs
 
 from understudy.errors import BackendError, ConfigError
 from understudy.model.process import start_server
-from understudy.train.algorithms.forward import token_logprobs
 from understudy.train.metrics import read_metrics
 from understudy.train.options import GRPOOptions
 from understudy.train.teacher import NO_ROOM, SGLangTeacherServer, TeacherServer, TeacherSettings
 from understudy.train.weights import load_model
 
 from fakes.listen import listen
-from support import optional, understudy
+from support import lazily, optional, understudy
 from support.model_server import serve_weights
 from support.tiny_model import make_model
 from support.train import make_groups, put_training_run
 
 torch: Any = optional("torch")
+[token_logprobs] = lazily("understudy.train.algorithms.forward", "token_logprobs")
 
 Handler = Callable[[dict[str, Any]], Any]
 

@@ -207,6 +207,29 @@ class LazyModule:
         return getattr(importlib.import_module(self._name), name)
 
 
+class LazyName:
+    """A function or class of a module, which is imported when it is called or an attribute of it is read."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._resolved(), name)
+
+    def __call__(self, *arguments: Any, **more: Any) -> Any:
+        return self._resolved()(*arguments, **more)
+
+    def _resolved(self) -> Any:
+        return getattr(importlib.import_module(self._module), self._name)
+
+
+def lazily(module: str, *names: str) -> list[Any]:
+    """Functions and classes of a module of ours that imports torch; see `LazyModule`."""
+    return [LazyName(module, name) for name in names]
+
+
 def optional(*names: str) -> Any:
     """The first of these packages, imported when it is used; the file's tests are skipped where one is missing."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]

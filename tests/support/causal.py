@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
-from typing import Any
-
-from understudy.model.causal.engine import CausalEngine, SamplingRequest, SamplingResult
+from typing import TYPE_CHECKING, Any
 
 from support import LazyModule
 
+if TYPE_CHECKING:
+    from understudy.model.causal.engine import CausalEngine, SamplingRequest, SamplingResult
+
 torch: Any = LazyModule("torch")
+served: Any = LazyModule("understudy.model.causal.engine")
 
 
 def ask(prompt: list[int], limit: int = 24, **more: Any) -> SamplingRequest:
-    return SamplingRequest(prompt=prompt, limit=limit, **({"model": "m", "seed": 5} | more))
+    return served.SamplingRequest(prompt=prompt, limit=limit, **({"model": "m", "seed": 5} | more))
 
 
 def prompts(count: int, longest: int = 70) -> list[list[int]]:

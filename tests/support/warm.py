@@ -118,8 +118,10 @@ def _import_commands() -> None:
     import io
     from importlib import import_module
 
+    from understudy import plugins
     from understudy.cli import app
 
+    plugins.names("agents")
     for module in sorted({module for module, _ in app._COMMANDS.values()}):
         import_module(f"understudy.cli.commands.{module}")
     with contextlib.suppress(ImportError):

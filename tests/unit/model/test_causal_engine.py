@@ -10,21 +10,22 @@ from typing import Any
 import pytest
 
 from understudy.errors import BackendError
-from understudy.model.causal.checkpoint import load_model
-from understudy.model.causal.engine import (
-    CausalEngine,
-    EngineLimits,
-    ModelWeights,
-    SamplingRequest,
-    SamplingResult,
-)
-from understudy.model.causal.sampling import SamplingSettings
 
-from support import optional
+from support import lazily, optional
 from support.causal import ask, assert_logprobs, done, plain_logits, prompts
 from support.tiny_model import make_model
 
 torch: Any = optional("torch", "transformers")
+[load_model] = lazily("understudy.model.causal.checkpoint", "load_model")
+CausalEngine, EngineLimits, ModelWeights, SamplingRequest, SamplingResult = lazily(
+    "understudy.model.causal.engine",
+    "CausalEngine",
+    "EngineLimits",
+    "ModelWeights",
+    "SamplingRequest",
+    "SamplingResult",
+)
+[SamplingSettings] = lazily("understudy.model.causal.sampling", "SamplingSettings")
 
 END = 2
 

@@ -12,22 +12,19 @@ from typing import Any
 import pytest
 
 from understudy.errors import BackendError
-from understudy.model.causal.cache import CachedSequence, PrefixCache
-from understudy.model.causal.checkpoint import load_model
-from understudy.model.causal.engine import (
-    CausalEngine,
-    EngineLimits,
-    ModelWeights,
-    SamplingResult,
-)
-from understudy.model.causal.sampling import SamplingSettings
 
-from support import optional
+from support import lazily, optional
 from support.causal import ask, assert_logprobs, done, prompts
 
 np: Any = optional("numpy")
 torch: Any = optional("torch")
 optional("transformers")
+CachedSequence, PrefixCache = lazily("understudy.model.causal.cache", "CachedSequence", "PrefixCache")
+[load_model] = lazily("understudy.model.causal.checkpoint", "load_model")
+CausalEngine, EngineLimits, ModelWeights, SamplingResult = lazily(
+    "understudy.model.causal.engine", "CausalEngine", "EngineLimits", "ModelWeights", "SamplingResult"
+)
+[SamplingSettings] = lazily("understudy.model.causal.sampling", "SamplingSettings")
 
 
 @pytest.fixture

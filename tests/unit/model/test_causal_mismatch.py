@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 
-from understudy.model.causal.engine import CausalEngine, EngineLimits, ModelWeights
-from understudy.model.causal.sampling import SamplingSettings
-from understudy.train.algorithms.forward import behaviours, masks, micro_batches, token_logprobs
 from understudy.train.groups import TokenSequence
 
-from support import optional
+from support import lazily, optional
 from support.causal import ask, done, prompts
 
 torch: Any = optional("torch")
 transformers: Any = optional("transformers")
+CausalEngine, EngineLimits, ModelWeights = lazily(
+    "understudy.model.causal.engine", "CausalEngine", "EngineLimits", "ModelWeights"
+)
+[SamplingSettings] = lazily("understudy.model.causal.sampling", "SamplingSettings")
+behaviours, masks, micro_batches, token_logprobs = lazily(
+    "understudy.train.algorithms.forward", "behaviours", "masks", "micro_batches", "token_logprobs"
+)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

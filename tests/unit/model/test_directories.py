@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from understudy.errors import ConfigError
-from understudy.model.causal.checkpoint import load_model as load_to_serve
-from understudy.model.causal.checkpoint import read_checkpoint
 from understudy.train.options import SFTOptions
 from understudy.train.weights import WeightsRecord, load_chat_tokenizer, save_model
 from understudy.train.weights import load_model as load_to_train
 
-from support import files_of_at_most, optional
+from support import files_of_at_most, lazily, optional
 
 torch: Any = optional("torch")
+load_to_serve, read_checkpoint = lazily("understudy.model.causal.checkpoint", "load_model", "read_checkpoint")
 
 CODE = """
 from pathlib import Path

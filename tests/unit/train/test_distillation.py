@@ -13,17 +13,19 @@ from msgspec import structs
 
 from understudy.errors import ConfigError
 from understudy.train.algorithms.batch import build_batch
-from understudy.train.algorithms.forward import behaviours, masks, scores, teacher_logprobs
-from understudy.train.algorithms.losses import policy_loss
 from understudy.train.algorithms.updater import Updater
 from understudy.train.groups import NO_TEACHER, RolloutGroup
 from understudy.train.options import DistillOptions, GRPOOptions, read_options
 
-from support import optional
+from support import lazily, optional
 from support.losses import Batch, Rows, plain_policy_loss, slopes
 from support.train import make_groups
 
 torch: Any = optional("torch")
+behaviours, masks, scores, teacher_logprobs = lazily(
+    "understudy.train.algorithms.forward", "behaviours", "masks", "scores", "teacher_logprobs"
+)
+[policy_loss] = lazily("understudy.train.algorithms.losses", "policy_loss")
 
 TEACHER = "http://127.0.0.1:1"
 

@@ -12,16 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct, structs
 
-from understudy.train.algorithms.forward import behaviours, masks, micro_batches, scores, token_logprobs
-from understudy.train.algorithms.losses import policy_loss, tokens_of_rollouts
 from understudy.train.groups import TokenSequence
 from understudy.train.options import GRPOOptions
 
-from support import optional
+from support import lazily, optional
 from support.losses import Batch, plain_policy_loss
 from support.tiny_model import make_model
 
 torch: Any = optional("torch")
+behaviours, masks, micro_batches, scores, token_logprobs = lazily(
+    "understudy.train.algorithms.forward", "behaviours", "masks", "micro_batches", "scores", "token_logprobs"
+)
+policy_loss, tokens_of_rollouts = lazily("understudy.train.algorithms.losses", "policy_loss", "tokens_of_rollouts")
 
 TEMPERATURE = 0.7
 VOCABULARY = 256

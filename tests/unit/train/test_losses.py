@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from understudy.train.algorithms.losses import Sums, policy_loss, token_weights, tokens_of_rollouts
 from understudy.train.options import GRPOOptions
 
-from support import optional
+from support import lazily, optional
 from support.losses import Batch, Rows, plain_policy_loss, slopes
 
 torch: Any = optional("torch")
+Sums, policy_loss, token_weights, tokens_of_rollouts = lazily(
+    "understudy.train.algorithms.losses", "Sums", "policy_loss", "token_weights", "tokens_of_rollouts"
+)
 
 NAMES = ("logprobs", "old", "behaviour", "reference", "entropy")
 SETTINGS = [
