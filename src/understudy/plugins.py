@@ -10,14 +10,14 @@ from understudy.errors import ConfigError
 
 
 @cache
-def _all() -> EntryPoints:
-    """The entry points of all packages, read once: it takes a tenth of a second where many are installed."""
-    return entry_points()
+def _points(kind: str) -> EntryPoints:
+    """The adapters of a kind, looked for once: each look reads a file of every package that is installed."""
+    return entry_points(group=f"understudy.{kind}")
 
 
 def names(kind: str) -> list[str]:
     """Sorted names of the adapters of a kind ("agents", "sandboxes", "exports"), without importing them."""
-    return sorted({point.name for point in _all().select(group=f"understudy.{kind}")})
+    return sorted({point.name for point in _points(kind)})
 
 
 def load(kind: str, name: str) -> Any:
@@ -25,6 +25,6 @@ def load(kind: str, name: str) -> Any:
 
     Raises ConfigError when there is none, naming those that exist.
     """
-    for point in _all().select(group=f"understudy.{kind}", name=name):
+    for point in _points(kind).select(name=name):
         return point.load()
     raise ConfigError(f"unknown name {name!r} among {kind}; expected one of: {', '.join(names(kind))}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import os
 import re
@@ -14,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from understudy.cli import app
 from understudy.gateway.config import parse_config
 from understudy.types import Task
 from understudy.util.settings import read_toml
@@ -71,7 +74,7 @@ def run_script(page: str, text: str, tmp_path: Path, *, timeout: float) -> Path:
     script = text.replace("source .venv/bin/activate\n", "")
     quick = tmp_path / "bin" / "understudy"
     quick.parent.mkdir()
-    quick.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {warm.__file__} "$@"\n')
+    quick.write_text(f'#!/bin/sh\nexec {shlex.join(warm.COMMAND)} "$@"\n')
     quick.chmod(0o755)
     path = os.pathsep.join([str(quick.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     work = tmp_path / "work"
@@ -93,11 +96,13 @@ def run_script(page: str, text: str, tmp_path: Path, *, timeout: float) -> Path:
 @functools.cache
 def usage(*command: str) -> str:
     """What a command's help says, asked for once, however many lines of the pages give it."""
-    width = {"COLUMNS": "200"}
     if command[0] == "understudy":
-        return understudy(*command[1:], "--help", env=width).stdout
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as said:
+            patch.setenv("COLUMNS", "200")
+            assert app.app([*command[1:], "--help"], standalone_mode=False) in (None, 0)
+        return said.getvalue()
     arguments = [sys.executable, *command[1:], "--help"]
-    return subprocess.run(arguments, env=os.environ | width, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize(("page", "text"), [*blocks("sh", "help"), *blocks("sh", "elsewhere")])

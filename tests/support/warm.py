@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SOCKET = "UNDERSTUDY_TEST_WARM"
+COMMAND = (sys.executable, "-IS", __file__)
+"""The command `understudy` as a program, with SOCKET in its environment."""
 _LIMITS = (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_AS)
 _READ_AT_START = (
     *("PYTHONPATH", "PYTHONHOME", "PYTHONIOENCODING", "PYTHONUTF8", "PYTHONWARNINGS", "LC_", "LANG"),
@@ -30,6 +32,19 @@ _READ_AT_START = (
 """What Python, or numpy, reads of the environment once, when it starts."""
 _READ_ON_IMPORT = {"torch", "huggingface_hub"}
 """Libraries that read it once, when they are imported, and that few commands import."""
+_IMPORTED_LATER = (
+    *("agents.claude_code", "agents.claude_install", "cli.main", "cli.page", "cli.session_page", "export.lineage"),
+    *("gateway.serve.admin", "gateway.serve.stored_keys", "ingest.collect", "ingest.formats.registry"),
+    *(
+        "ingest.redaction_preview",
+        "ingest.state_files",
+        "ingest.verify",
+        "report.picture",
+        "report.status_metrics",
+    ),
+    *("sandbox.local.sandboxes", "view.export", "view.server"),
+)
+"""Modules that commands import when they need them, with what stands on these."""
 _ENVIRONMENT = dict(os.environ)
 
 
@@ -121,9 +136,12 @@ def _import_commands() -> None:
     from understudy import plugins
     from understudy.cli import app
 
-    plugins.names("agents")
     for module in sorted({module for module, _ in app._COMMANDS.values()}):
         import_module(f"understudy.cli.commands.{module}")
+    for module in _IMPORTED_LATER:
+        import_module(f"understudy.{module}")
+    for name in plugins.names("exports"):
+        plugins.load("exports", name)
     with contextlib.suppress(ImportError):
         import_module("numpy")
     with contextlib.redirect_stdout(io.StringIO()):  # typer imports more when it reads the first command line
@@ -132,6 +150,31 @@ def _import_commands() -> None:
     assert not _READ_ON_IMPORT & set(sys.modules), "these must see the environment of the command"
     gc.collect()
     gc.freeze()
+
+
+def _run_command() -> None:
+    """Run the command and end as Python does, but for freeing all that was imported, which takes longest.
+
+    Each page of memory that is shared with the process which imported it would be copied for that.
+    """
+    import atexit
+    import threading
+
+    from understudy.cli.main import main
+
+    code: object = None
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if not (code is None or isinstance(code, int)):
+        print(code, file=sys.stderr)  # noqa: T201
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
 
 
 def _be_understudy(path: str) -> None:
@@ -152,6 +195,4 @@ if __name__ == "__main__":
         _be_understudy(os.environ[SOCKET])
     _import_commands()
     _serve(sys.argv[1])
-    from understudy.cli.main import main
-
-    main()
+    _run_command()

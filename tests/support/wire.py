@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from support import UNDERSTUDY
+from support import warm, warm_socket
 
 TOLD_HEADERS = ("content-type", "retry-after", "x-should-retry", "request-id", "cache-control")
 """The headers of an answer that agents go by."""
@@ -40,7 +40,7 @@ class Gateway:
 def start_gateway(directory: Path, arguments: Sequence[str]) -> Gateway:
     """Start a gateway on this directory with these arguments of `understudy gateway serve`."""
     process = subprocess.Popen(
-        [UNDERSTUDY, "gateway", "serve", *arguments, "--dir", directory, "--port", "0"],
+        [*warm.COMMAND, "gateway", "serve", *arguments, "--dir", directory, "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,
         env={
@@ -48,6 +48,7 @@ def start_gateway(directory: Path, arguments: Sequence[str]) -> Gateway:
             "HOME": str(directory.parent),
             "OPENAI_API_KEY": "k",
             "ANTHROPIC_API_KEY": "k",
+            warm.SOCKET: warm_socket(),
         },
     )
     return _until_it_listens(process)

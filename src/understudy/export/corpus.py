@@ -13,7 +13,7 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, field, to_builtins
 from msgspec.structs import replace
@@ -36,7 +36,6 @@ from understudy.ingest.trace import Trace, state_id
 from understudy.preference.checks import LOSSY, NO_THINKING, Checks, Pair, PairCounts, Template, Thinking
 from understudy.preference.pairs import replay_pairs
 from understudy.preference.rollouts import rollout_pairs
-from understudy.redact.redactor import Redactor, json_strings
 from understudy.store import Store
 from understudy.store.address import StoreLocation
 from understudy.store.keys import CLIENT
@@ -45,6 +44,9 @@ from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples
 from understudy.trajectory.tree import Trajectory, build
 from understudy.types import WORK_ROLES, AgentIdentity, Attempt, group_name, is_solved
+
+if TYPE_CHECKING:
+    from understudy.redact.redactor import Redactor
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -343,9 +345,7 @@ class Corpus:
         for origin, pairs in (("sessions", of_replays), ("rollouts", of_attempts)):
             for pair in pairs if origin in chosen.origins else ():
                 if self._benchmark is not None and (
-                    reason := self._benchmark.overlap(
-                        pair.group, (text for text, _ in json_strings(to_builtins(pair)))
-                    )
+                    reason := self._benchmark.overlap(pair.group, _texts(to_builtins(pair)))
                 ):
                     tally.left_out[reason] += 1
                     continue
@@ -465,7 +465,7 @@ class Corpus:
         duplicates = NearDuplicates()
         for path in self.selection.apart_from:
             for trace in trace_store.traces(path):
-                _, sketch = duplicates.find(text for text, _ in json_strings(list(trace_texts(trace))))
+                _, sketch = duplicates.find(_texts(list(trace_texts(trace))))
                 named = replace(trace, nodes=[], turns=[])
                 group = group_of(named if self.redactor is None else redact_trace(named, self.redactor))
                 duplicates.add(group, sketch)
@@ -489,7 +489,7 @@ class Corpus:
         selection, benchmark = self.selection, self._benchmark
         if benchmark is None and not selection.drop_near_duplicates and not selection.test_share:
             return None
-        texts = [text for text, _ in json_strings(list(trace_texts(trace)))]
+        texts = list(_texts(list(trace_texts(trace))))
         if benchmark is not None and (reason := benchmark.overlap(trace.project or group, texts)):
             return reason
         near, sketch = duplicates.find(texts)
@@ -552,3 +552,10 @@ class Corpus:
                 tally.left_out[reason] += 1
             else:
                 yield graded
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings in a JSON value; redaction, whose rules take long to load, is imported for this alone."""
+    from understudy.redact.redactor import json_strings
+
+    return (text for text, _ in json_strings(value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -30,9 +30,11 @@ from understudy.preference.equivalence import Difference, between, difference_js
 from understudy.preference.normalise import Place, unreadable
 from understudy.preference.proposals import judge_of, names_in, proposals
 from understudy.redact.heuristics import PSEUDONYM
-from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.store.asks import StoredReplay
+
+if TYPE_CHECKING:
+    from understudy.redact.redactor import Redactor
 
 NO_PROPOSALS = "no teacher gave an answer that can be used"
 UNKNOWN_FAMILY = "the model that wrote the turn is of no known family"

@@ -9,7 +9,7 @@ differ before any answer does, as when a tool gave another result, they cannot b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
@@ -30,11 +30,13 @@ from understudy.preference.equivalence import (
 )
 from understudy.preference.normalise import Place, doing
 from understudy.preference.proposals import action_in
-from understudy.redact.redactor import Redactor
 from understudy.store import Store
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.tree import Node, build
 from understudy.types import Task, is_solved
+
+if TYPE_CHECKING:
+    from understudy.redact.redactor import Redactor
 
 ENVIRONMENT = "another environment before another action"
 NOT_DIFFERENT = "no different action"

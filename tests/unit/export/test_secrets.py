@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +216,8 @@ def test_every_format_with_sessions_is_looked_into():
 def test_no_format_exports_sessions_without_a_word(planted: tuple[Path, list[str]]):
     with Store.open(planted[0], create=False) as store, pytest.raises(ConfigError, match="--unredacted"):
         Corpus(store, ExportSelection(origins=("sessions",)))
+
+
+def test_what_does_not_redact_does_not_load_the_rules() -> None:
+    code = "import sys, understudy.export.formats.hf; sys.exit('understudy.redact.rules' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
