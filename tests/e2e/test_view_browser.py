@@ -16,7 +16,7 @@ from understudy.store.copying import copy_store
 
 from support import calc_task, understudy, viewer
 from support.export import put_rollouts, wait
-from support.hostile import MARK, PAYLOADS, put_hostile_run, put_long_line
+from support.hostile import MARK, PAYLOADS, PLACED, put_hostile_places, put_hostile_run, put_long_line
 from support.postgresql import PASSWORD
 from support.report import put_loop, solved
 from support.viewer import TIMEOUT_MS, Watched, axe_source, read, serving, store_ids
@@ -36,6 +36,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
             archive.extractall(root, filter="data")
     put_rollouts(root / "graded", tasks=3, samples=3)
     put_hostile_run(root / "hostile")
+    put_hostile_places(root)
     put_long_line(root / "long")
     return root
 
@@ -265,6 +266,21 @@ def test_a_database_is_shown_as_it_grows(
             assert not seen.faults
 
 
+URL_STATE = (
+    "q",
+    "sort",
+    "kind",
+    "row",
+    "task",
+    "turn",
+    "call",
+    "token",
+    "from",
+    "without",
+    "fold",
+    "attempt",
+    "colour",
+)
 HOSTILE_VIEWS = ("transcript", "patch", "integrity", "calls", "timing", "tokens")
 
 
@@ -300,6 +316,43 @@ def test_hostile_text_is_text_in_every_view(watched: Watched, ids: dict[str, str
                 == 0
             )
             assert not watched.faults, (number, view)
+
+
+def test_hostile_text_is_text_in_names_labels_and_logs(watched: Watched, ids: dict[str, str]):
+    run = next(key for name, key in ids.items() if name.startswith("\u202e"))
+    sessions, gateway, loop = (ids[f"placed-{name}"] for name in ("sessions", "gateway", "loop"))
+    state = read(watched.url, f"/api/stores/{sessions}/states")["states"][0]["state_id"]
+    log, url_state = quote(PLACED, safe=""), "&".join(f"{name}={quote(PLACED, safe='')}" for name in URL_STATE)
+    paths = [
+        f"/?{url_state}",
+        *(
+            f"/s/{run}{view}"
+            for view in ("", "/health", "/grid", "/pairs", "/report", "/task/calc-0", "/redaction")
+        ),
+        *(f"/s/{run}/r/placed?view={view}" for view in HOSTILE_VIEWS),
+        f"/s/{run}/r/placed?view=patch&log={log}",
+        f"/s/{run}/r/{quote(PLACED, safe='')}?view=timing",
+        f"/s/{run}/r/placed?{url_state}",
+        f"/s/{run}/compare?with={ids['graded']}",
+        *(
+            f"/s/{sessions}{view}"
+            for view in ("", "/states", "/redaction", f"/states?row={quote(state, safe='')}")
+        ),
+        f"/s/{gateway}",
+        f"/s/{loop}",
+        f"/s/{loop}/report",
+    ]
+    for path in paths:
+        page = watched.open(path)
+        assert watched.overflow() <= 0, path
+        inserted = "main script, main iframe, main object, main style, main img, main form[action]"
+        assert page.locator(inserted).count() == 0, path
+        assert "\u202e" not in page.title() and not page.title().startswith(MARK), path
+        # A view whose answer is an error in words logs the status; nothing else may be logged, asked or opened.
+        watched.faults = [
+            fault for fault in watched.faults if "the server responded with a status of 4" not in fault
+        ]
+        assert not watched.faults, path
 
 
 def test_a_line_of_ten_megabytes_is_cut_on_the_screen_with_its_size(watched: Watched, ids: dict[str, str]):

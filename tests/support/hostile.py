@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
 
+from understudy.preference.rollouts import rollout_pairs
 from understudy.store import Store
 from understudy.types import ErrorInfo, Evidence, Finding, Integrity, Verdict
 
 from support import calc_task
-from support.export import wait
+from support.export import converse, put_sessions, session, wait
+from support.report import put_loop, solved
 from support.trajectory import Session, assistant, text, tool_result, tool_use, user
 
 MARK = "owned"
@@ -111,6 +114,53 @@ def put_hostile_run(directory: Path) -> Path:
             else:
                 wait(_graded(store, attempt.id, payload, solved=number % 2 == 0))
     return directory
+
+
+PLACED = f'\u202e"><img src=x onerror="{_RUNS}"><script>{_RUNS}</script>'
+"""A payload for places that a run's messages do not reach."""
+
+
+def put_hostile_places(root: Path) -> None:
+    """Stores with a payload where `put_hostile_run` has none.
+
+    In names of directories, files of a patch, logs, voters, labels and clients, in a model's version and settings,
+    in projects, agents and messages of logged conversations beside a secret, and in a loop's reasons.
+    """
+    run = root / PLACED.replace("/", "|")
+    with Store.open(run) as store:
+        wait(store.runs.create("run1", {"agent": PLACED, "weights": PLACED, "purpose": PLACED}))
+        wait(store.runs.add_tasks("run1", [calc_task()]))
+        wait(store.runs.create_rollouts("run1", [("placed", "calc-0", 0), (PLACED, "calc-0", 1)]))
+        for rollout, said in (("placed", PLACED), (PLACED, "I give up.")):
+            attempt = wait(store.runs.start_attempt(rollout))
+            wait(store.runs.mark_running(attempt.id))
+            for call in converse(attempt.id, PLACED, said=said).calls:
+                wait(store.calls.append(call))
+            patch = f"--- a/{PLACED}\n+++ b/{PLACED}\n@@ -1 +1 @@ {PLACED}\n-a\n+b\n".encode()
+            verdict = Verdict(reward=float(rollout == "placed"), reason=PLACED, reused_from=PLACED)
+            finished = store.runs.finish_attempt(
+                attempt.id,
+                "succeeded",
+                "succeeded",
+                patch=patch,
+                verdict=verdict,
+                logs={PLACED: PLACED.encode()},
+                timings={PLACED: 1.0},
+            )
+            wait(finished)
+            wait(store.votes.put("rollout", rollout, PLACED, PLACED, PLACED))
+        wait(store.votes.put("pair", next(rollout_pairs(store)).pair_id, PLACED, PLACED, PLACED))
+    secret = "ghp_" + "A1b2C3d4E5f6G7h8I9j0K1l2M3n4O5p6Q7r8"[:36]
+    trace = session(PLACED, project=PLACED, agent=PLACED, version=PLACED)
+    trace.nodes[0].body["content"] = f"{PLACED} {secret} {PLACED}"
+    put_sessions(root / "placed-sessions", [trace])
+    with Store.open(root / "placed-gateway") as store:
+        wait(store.keys.add_client(PAYLOADS[3]))  # a client's name must be printable
+    loop = put_loop(root / "placed-loop", [solved({"a": (1, 2)})], [solved({"a": (1, 2)})])
+    state = json.loads((loop / "state.json").read_bytes())
+    state["refused"] = {PLACED: PLACED}
+    state["steps"][0] |= {"skipped": {PLACED: 1}, "report": {PLACED: 1.0}, "sampled_by": PLACED, "version": PLACED}
+    (loop / "state.json").write_bytes(json.dumps(state).encode())
 
 
 def put_long_line(directory: Path) -> Path:

@@ -1,6 +1,7 @@
 import { useEffect, useRef } from "react";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
+import { Text } from "./Text";
 import { useTheme } from "./theme";
 import styles from "./Chart.module.css";
 
@@ -124,7 +125,9 @@ export function Chart(props: Props) {
   return (
     <figure className={styles.figure}>
       <figcaption>
-        <span className={styles.title}>{props.label}</span>
+        <span className={styles.title}>
+          <Text>{props.label}</Text>
+        </span>
         <p ref={hover} className={styles.hover} />
       </figcaption>
       <div ref={container} className={styles.plot} aria-hidden="true" data-clickable={onPoint !== undefined} />

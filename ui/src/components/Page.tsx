@@ -1,6 +1,7 @@
 import { Link } from "@tanstack/react-router";
 import type { ReactNode } from "react";
 import { useEffect } from "react";
+import { visible } from "../text/escapes";
 import styles from "./Page.module.css";
 
 /** A page: its title, where it is, and its content, which takes the height that is left. */
@@ -13,7 +14,7 @@ export function Page(props: {
   scrolls?: boolean;
 }) {
   useEffect(() => {
-    document.title = `${props.title} · Understudy`;
+    document.title = `${visible(props.title)} · Understudy`;
   }, [props.title]);
   return (
     <div className={props.scrolls ? styles.scrolling : styles.page}>

@@ -63,9 +63,11 @@ function StepDetails({ step }: { step: LoopStep }) {
       {Object.keys(step.skipped).length > 0 && (
         <p className={styles.note}>
           Skipped:{" "}
-          {Object.entries(step.skipped)
-            .map(([reason, amount]) => `${amount} ${reason}`)
-            .join(", ")}
+          <Text>
+            {Object.entries(step.skipped)
+              .map(([reason, amount]) => `${amount} ${reason}`)
+              .join(", ")}
+          </Text>
         </p>
       )}
     </Card>
@@ -247,7 +249,7 @@ export function LoopView() {
             </div>
             {Object.keys(data.refused).length > 0 && (
               <p className={styles.note}>
-                Updates that were refused: <Text>{Object.entries(data.refused).map(([step, why]) => `${step}: ${why}`).join("; ")}</Text>
+                Tasks that did not pass validation: <Text>{Object.entries(data.refused).map(([task, why]) => `${task}: ${why}`).join("; ")}</Text>
               </p>
             )}
           </div>

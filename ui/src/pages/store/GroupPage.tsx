@@ -11,6 +11,7 @@ import { Text } from "../../components/Text";
 import { useListKeys } from "../../components/useListKeys";
 import { useUpKey } from "../../components/useUpKey";
 import { useUrlState } from "../../components/useUrlState";
+import { visible } from "../../text/escapes";
 import { reward } from "../../text/format";
 import { StatusBadge } from "./badges";
 import styles from "./GroupPage.module.css";
@@ -111,7 +112,7 @@ export function GroupPage() {
                                 to="/s/$store/r/$rollout"
                                 params={{ store, rollout: row.id }}
                                 search={{ turn: String(own.index + 1) } as never}
-                                title={own.action}
+                                title={visible(own.action)}
                               >
                                 <Text>{own.action}</Text>
                               </Link>
