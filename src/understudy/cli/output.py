@@ -39,11 +39,12 @@ def print_json(value: Any) -> None:
 
 def console() -> Console:
     """A console on stdout that interprets nothing in what it prints, and wraps lines on a terminal only."""
-    from rich.console import Console
+    from rich.console import Console, ConsoleDimensions
 
     result = Console(markup=False, highlight=False, emoji=False)
-    if not result.is_terminal:
-        result.width = _UNWRAPPED
+    width, height = result.size
+    # Given once: else each line that is printed asks the system for it several times.
+    result.size = ConsoleDimensions(width if result.is_terminal else _UNWRAPPED, height)
     return result
 
 

@@ -21,6 +21,7 @@ class PagePrinter:
     def __init__(self, console: Console, *, full: bool) -> None:
         self.console = console
         self.full = full
+        self._is_plain = not console.is_terminal  # then nothing is styled or wrapped, and rich need not lay it out
 
     def fact(self, name: str, value: str | Text) -> None:
         """A name and its value in one line."""
@@ -35,14 +36,20 @@ class PagePrinter:
 
     def line(self, text: str, style: str = "", depth: int = 0) -> None:
         """A text that is never shortened."""
-        self.console.print(Padding(Text(visible(text), style=style), (0, 0, 0, 2 * depth), expand=False))
+        self._print(visible(text), depth, style)
 
     def text(self, text: str, depth: int = 0, style: str = "") -> None:
         """A text that is shortened unless all is shown in full."""
         for line in self._shortened(visible(text)).split("\n"):
             # A tab has no width to measure, and an empty text no line.
-            styled = Text(line.expandtabs() or " ", style=style)
-            self.console.print(Padding(styled, (0, 0, 0, 2 * depth), expand=False))
+            self._print(line.expandtabs() or " ", depth, style)
+
+    def _print(self, text: str, depth: int, style: str) -> None:
+        if self._is_plain:
+            indent = " " * (2 * depth)
+            self.console.file.writelines(f"{indent}{line}\n" for line in text.split("\n"))
+        else:
+            self.console.print(Padding(Text(text, style=style), (0, 0, 0, 2 * depth), expand=False))
 
     def _shortened(self, text: str) -> str:
         if self.full:
