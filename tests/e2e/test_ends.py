@@ -141,3 +141,26 @@ def test_the_same_task_from_two_places_is_refused(calc_tasks: Path, tmp_path: Pa
     assert done.returncode == 2
     assert "calc-0" in done.stderr
     assert "copy.jsonl" in done.stderr
+
+
+@pytest.mark.services
+async def test_agents_become_more_while_the_server_bears_them(tmp_path: Path, calc_tasks: Path) -> None:
+    # Each agent ends when another one works beside it: one at a time would wait until its timeout.
+    beside = tmp_path / "agents"
+    beside.mkdir()
+    command = f"touch {beside}/$$; until test $(ls {beside} | wc -l) -ge 2; do sleep 0.2; done"
+    agent = ("--agent", "shell", "--agent-command", command, "--sandbox", "unsafe-local", "--timeout", "60")
+    async with FakeVLLM() as server:
+        backend = ("vllm", "--base-url", server.url, "--backend-model-high", "fake")
+        arguments = ("run", *backend, "--tasks", calc_tasks, "-n", "2", "-j", "1", *agent, "--json")
+        bounded = await asyncio.to_thread(understudy, *arguments, "-o", tmp_path / "no", "--max-concurrency", "0")
+        done = await asyncio.to_thread(understudy, *arguments, "-o", tmp_path / "out", "--max-concurrency", "4")
+    assert bounded.returncode == 2
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["pending"], summary["infrastructure_failures"]) == (0, 0)
+    with Store.open(tmp_path / "out", create=False) as store:
+        statuses = {a.status for each in store.runs.rollouts() for a in store.runs.attempts(each.id)}
+    assert statuses == {"succeeded"}
+    refused = understudy("run", "embedded", "--tasks", calc_tasks, "-j", "1", "--max-concurrency", "4", *agent)
+    assert refused.returncode == 2 and "the embedded backend does not report its load" in refused.stderr

@@ -139,6 +139,7 @@ class FakeVLLM:
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
         self._runner, url = await listen(app, port, handler_cancellation=True)
         self.port = self._runner.addresses[0][1]
         self.url = f"{url}/v1"
@@ -146,6 +147,11 @@ class FakeVLLM:
     async def stop(self) -> None:
         """Listen no more; `start` may be called again."""
         await self._runner.cleanup()
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        load = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total")
+        lines = [f'vllm:{name}{{engine="0",model_name="fake"}} 0.0\n' for name in load]
+        return web.Response(text="".join(lines))
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

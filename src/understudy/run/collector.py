@@ -23,6 +23,7 @@ from understudy.gateway.config import (
 )
 from understudy.gateway.control import GenerationControl
 from understudy.run.config import Purpose, RunConfig, ServedPolicy, task_digests
+from understudy.run.engine_load import AgentSlots
 from understudy.run.executors import RunEngine, RunInProgress, RunMonitor
 from understudy.run.runner import RunSummary, SharedResources, execute_run
 from understudy.run.scheduler import RunProgress
@@ -108,9 +109,7 @@ class RolloutCollector:
         self._gateway = _gateway_config(msgspec.structs.replace(server, urls=()), settings)
         gateway = _gateway_config(server, settings)
         check_config(gateway)
-        self._shared = SharedResources(
-            gateway=gateway, control=self._control, agent_slots=asyncio.Semaphore(concurrency)
-        )
+        self._shared = SharedResources(gateway=gateway, control=self._control, agent_slots=AgentSlots(concurrency))
         self._waves: list[RolloutBatch] = []
         self._draining = False
 

@@ -31,6 +31,7 @@ from understudy.grade.verdict import validate
 from understudy.model.process import start_server
 from understudy.run.attempt import RunContext, execute_attempt, prepare_rollout
 from understudy.run.config import RunConfig
+from understudy.run.engine_load import AgentSlots, ConcurrencyController
 from understudy.run.executors import (
     LEASE_S,
     RunEngine,
@@ -98,7 +99,7 @@ class SharedResources:
 
     gateway: GatewayConfig
     control: GenerationControl
-    agent_slots: asyncio.Semaphore
+    agent_slots: AgentSlots
 
 
 class ValidatedTasks(Struct, frozen=True):
@@ -165,10 +166,14 @@ async def validate_tasks(
 
 
 class RunLimits(Struct, frozen=True, kw_only=True):
-    """What holds a run back: seconds that a slot stays empty after an agent, and what all calls may cost."""
+    """What holds a run back: seconds that a slot stays empty after an agent, and what all calls may cost.
+
+    With `max_concurrency` so many agents may work at a time as the model servers bear, up to that.
+    """
 
     cooldown_s: float = 0.0
     max_cost_usd: float | None = None
+    max_concurrency: int | None = None
 
 
 _NO_LIMITS = RunLimits()
@@ -215,6 +220,9 @@ async def execute_run(
                 "--max-cost: unsupported with workers, which do not share a cost limit; leave it out, or run "
                 "without workers"
             )
+    high = limits.max_concurrency
+    if high is not None:
+        check_max_concurrency(config, concurrency, high, engine)
     started = time.monotonic()
     cache = cache_dir()
     agent = make_agent(config.agent, {**config.agent_options, **agent_extras})
@@ -292,21 +300,29 @@ async def execute_run(
                 monitor.stage("writing the files of rollouts that ended before")
                 await outputs.catch_up()
             progress = run_progress(store, config.run_id)
+            slots = shared.agent_slots if shared else AgentSlots(concurrency)
+            controller = None
+            if high is not None:
+                controller = ConcurrencyController(slots, config.gateway.models.high.urls, high=high)
             scheduler = Scheduler(
                 store,
                 config.run_id,
                 partial(_execute_and_write, context, outputs),
-                concurrency,
+                high or concurrency,
                 progress,
                 cooldown_s=limits.cooldown_s,
                 prepare=partial(prepare_rollout, context),
-                shared_slots=shared.agent_slots if shared else None,
+                shared_slots=slots,
                 lease=lease if isinstance(location, StoreUrl) else None,
             )
             monitor.running(scheduler, store)
             try:
                 await _run_while_serving(
-                    scheduler.run(), watch, keeping, partial(_watch_ceiling, ceiling) if ceiling else None
+                    scheduler.run(),
+                    watch,
+                    keeping,
+                    partial(_watch_ceiling, ceiling) if ceiling else None,
+                    controller.watch if controller else None,
                 )
                 if outputs is not None:
                     await outputs.finish()
@@ -442,6 +458,19 @@ async def _watch_ceiling(ceiling: CostCeiling) -> None:
         "could exceed the limit; to continue, run the same command again with a higher --max-cost (finished "
         "rollouts are not repeated)"
     )
+
+
+def check_max_concurrency(config: RunConfig, concurrency: int, high: int, engine: RunEngine | WorkerFleet) -> None:
+    """Raise ConfigError where the number of agents cannot follow the load of model servers."""
+    if engine != "local":
+        raise ConfigError("--max-concurrency: unsupported with workers, each of which has its own --capacity")
+    if config.backend not in ("vllm", "sglang"):
+        raise ConfigError(
+            f"--max-concurrency: the {config.backend} backend does not report its load; use vllm or sglang, or a "
+            "fixed --concurrency"
+        )
+    if high < concurrency:
+        raise ConfigError(f"--max-concurrency {high}: must not be below --concurrency ({concurrency})")
 
 
 def check_prices(config: GatewayConfig) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from understudy.errors import AgentError, StoreError, UnderstudyError
+from understudy.run.engine_load import AgentSlots
 from understudy.store import Store
 from understudy.store.runs import Lease
 from understudy.types import Attempt, ErrorInfo, Rollout, Verdict, info_of, is_solved
@@ -48,8 +49,8 @@ class Scheduler:
 
     An agent that is done releases its slot to the next rollout while its patch is graded; as many rollouts as
     there are slots are graded, or prepared, beside them. A slot is free again `cooldown_s` seconds after its agent
-    is done. `shared_slots` are those that it shares with other schedulers. With a `lease` others see who
-    works on the run.
+    is done. `shared_slots` are those that it shares with other schedulers, or of which there may be fewer for a
+    while. With a `lease` others see who works on the run.
 
     An attempt that fails for reasons of infrastructure is tried again, at most `MAX_ATTEMPTS` times in all.
 
@@ -65,14 +66,14 @@ class Scheduler:
     retry_pause_s: float = 1.0
     cooldown_s: float = 0.0
     prepare: PrepareRollout = _no_preparation
-    shared_slots: asyncio.Semaphore | None = None
+    shared_slots: AgentSlots | None = None
     lease: Lease | None = None
     _queue: deque[str] = field(default_factory=deque[str])
     _active: set[str] = field(default_factory=set[str])
     _draining: bool = False
 
     def __post_init__(self) -> None:
-        self._slots = self.shared_slots or asyncio.Semaphore(self.concurrency)
+        self._slots = self.shared_slots or AgentSlots(self.concurrency)
         self._streak = FailureStreak(self.concurrency)
 
     def drain(self) -> None:
@@ -215,7 +216,7 @@ class FailureStreak:
 class AgentSlot:
     """One of the slots for agents, which a rollout holds while its agent works."""
 
-    def __init__(self, slots: asyncio.Semaphore, progress: RunProgress, cooldown_s: float) -> None:
+    def __init__(self, slots: AgentSlots, progress: RunProgress, cooldown_s: float) -> None:
         self._slots = slots
         self._progress = progress
         self._cooldown_s = cooldown_s

@@ -71,6 +71,17 @@ class RunSettings(Struct, frozen=True, kw_only=True):
     concurrency: Annotated[int, option("Agents at a time [default: CPUs + 1].", "--concurrency", "-j", ge=1)] = (
         field(default_factory=default_concurrency)
     )
+    max_concurrency: (
+        Annotated[
+            int,
+            option(
+                "Let agents at a time follow the load of vLLM or SGLang, between --concurrency and this "
+                "[default: a fixed number].",
+                ge=1,
+            ),
+        ]
+        | None
+    ) = None
     cooldown_seconds: Annotated[
         float, option("Seconds that an agent's place stays empty before the next one.", ge=0)
     ] = 0.0
@@ -297,7 +308,11 @@ async def _run_in(
             sandboxes=sandboxes,
             concurrency=settings.concurrency,
             monitor=display,
-            limits=RunLimits(cooldown_s=settings.cooldown_seconds, max_cost_usd=settings.max_cost_usd),
+            limits=RunLimits(
+                cooldown_s=settings.cooldown_seconds,
+                max_cost_usd=settings.max_cost_usd,
+                max_concurrency=settings.max_concurrency,
+            ),
             rewrite=settings.rewrite_reports,
             location=store,
             engine=engine,

@@ -1,0 +1,177 @@
+"""Agents at a time as the model server bears them: its Prometheus metrics are read, and a limit follows them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+import aiohttp
+from msgspec import Struct
+from prometheus_client.parser import text_string_to_metric_families
+
+from understudy.errors import ConfigError
+
+PERIOD_S = 5.0
+"""How often the metrics are read."""
+
+FULL, BUSY = 0.95, 0.85
+"""Shares of the KV cache: from `FULL` on fewer agents work, from `BUSY` on no more."""
+
+_TIMEOUT_S = 10.0
+_METRICS = {
+    "running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
+    "waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+    "cache_use": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
+    "preemptions": ("vllm:num_preemptions_total",),
+}
+"""By field of `EngineLoad`: what vLLM and SGLang call it. SGLang counts no preemptions that only rise."""
+
+_log = logging.getLogger(__name__)
+
+
+class EngineLoad(Struct, frozen=True):
+    """Requests that run and that wait, the share of the KV cache in use (0 to 1), and preemptions so far."""
+
+    running: float
+    waiting: float
+    cache_use: float
+    preemptions: float
+
+
+def parse_load(text: str) -> EngineLoad | None:
+    """The load in the metrics of a vLLM or SGLang server; None where they have no queue. Raises ValueError."""
+    values: dict[str, list[float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            values.setdefault(sample.name, []).append(sample.value)
+    fields = {
+        field: next((values[name] for name in names if name in values), None) for field, names in _METRICS.items()
+    }
+    if fields["running"] is None or fields["waiting"] is None:
+        return None
+    # One server may tell of several engines: of caches the fullest counts.
+    return EngineLoad(
+        sum(fields["running"]),
+        sum(fields["waiting"]),
+        max(fields["cache_use"] or [0.0]),
+        sum(fields["preemptions"] or [0.0]),
+    )
+
+
+def next_limit(limit: int, in_use: int, before: EngineLoad, now: EngineLoad, *, low: int, high: int) -> int:
+    """How many agents may work at a time after a period that had `limit` of them.
+
+    A quarter fewer after preemptions or with a full cache; as many while requests wait, the cache is busy, or not
+    all places are used; else an eighth more.
+    """
+    if now.preemptions > before.preemptions or now.cache_use >= FULL:
+        return max(low, limit * 3 // 4)
+    if now.waiting > 0 or now.cache_use >= BUSY or in_use < limit:
+        return limit
+    return min(high, limit + max(1, limit // 8))
+
+
+class AgentSlots:
+    """Places for agents, of which there may be more or fewer later. Belongs to one event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.in_use = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def locked(self) -> bool:
+        """Whether who asks now has to wait."""
+        return self.in_use >= self.limit or bool(self._waiting)
+
+    async def acquire(self) -> None:
+        """Wait for a place; who came first has the next one."""
+        if not self.locked():
+            self.in_use += 1
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.cancelled():
+                self._waiting.remove(place)
+            else:
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Give a place back."""
+        self.in_use -= 1
+        self._admit()
+
+    def resize(self, limit: int) -> None:
+        """Have so many places; with fewer than are in use none is given until enough are back."""
+        self.limit = limit
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self.in_use < self.limit:
+            place = self._waiting.popleft()
+            if not place.done():
+                self.in_use += 1
+                place.set_result(None)
+
+
+class ConcurrencyController:
+    """Has the number of agents follow the load of the model's servers, between two bounds."""
+
+    def __init__(self, slots: AgentSlots, urls: Sequence[str], *, high: int, period_s: float = PERIOD_S) -> None:
+        """The places that there are now are the lower bound. `urls` as gateways use them, which end in /v1."""
+        self._slots = slots
+        self._urls = [f"{url.rstrip('/').removesuffix('/v1')}/metrics" for url in urls]
+        self._low, self._high = slots.limit, high
+        self._period_s = period_s
+
+    async def watch(self) -> None:
+        """Follow the load for ever. While it cannot be read, the limit stays.
+
+        Raises ConfigError where it cannot be read at the beginning.
+        """
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as session:
+            before = await self._read(session)
+            silent = False
+            while True:
+                await asyncio.sleep(self._period_s)
+                try:
+                    now = await self._read(session)
+                except ConfigError as error:
+                    if not silent:
+                        _log.warning("the number of agents stays at %d: %s", self._slots.limit, error)
+                    silent = True
+                    continue
+                limit = next_limit(
+                    self._slots.limit, self._slots.in_use, before, now, low=self._low, high=self._high
+                )
+                if limit != self._slots.limit:
+                    _log.info("%d agents at a time, %d before: %s", limit, self._slots.limit, now)
+                    self._slots.resize(limit)
+                before, silent = now, False
+
+    async def _read(self, session: aiohttp.ClientSession) -> EngineLoad:
+        """The load of all servers together; of caches the fullest counts."""
+        loads = await asyncio.gather(*(_read_load(session, url) for url in self._urls))
+        return EngineLoad(
+            sum(load.running for load in loads),
+            sum(load.waiting for load in loads),
+            max(load.cache_use for load in loads),
+            sum(load.preemptions for load in loads),
+        )
+
+
+async def _read_load(session: aiohttp.ClientSession, url: str) -> EngineLoad:
+    try:
+        async with session.get(url) as response:
+            response.raise_for_status()
+            load = parse_load(await response.text())
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise ConfigError(f"{url}: the server's load cannot be read: {error or type(error).__name__}") from error
+    if load is None:
+        raise ConfigError(f"{url}: expected the metrics of vLLM, or of SGLang started with --enable-metrics")
+    return load
