@@ -262,6 +262,7 @@ def test_a_loop_is_reported_and_its_waves_are_shown(tmp_path: Path) -> None:
         check("show-loop", part, told(tmp_path, "show", "--dir", f"loop/{part}", "--json"))
 
 
+@pytest.mark.services  # two starts of a loop, with torch
 @pytest.mark.usefixtures("isolation")
 def test_a_loop_goes_on_where_it_ended_and_refuses_other_options(tmp_path: Path) -> None:
     """The path of the model that the loop began with is put right first: the archive lies somewhere else now."""

@@ -29,7 +29,8 @@ from support import optional, understudy
 from support.tiny import encode, make_model, make_tokenizer
 
 optional("torch")
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("claude_code", "isolation")]
+# Runs of the real CLI over many tasks, with torch: each test takes many seconds.
+pytestmark = [pytest.mark.e2e, pytest.mark.services, pytest.mark.usefixtures("claude_code", "isolation")]
 
 SEED = 5
 AGENT = ("--tools", corpus.TOOLS, "--system-prompt", corpus.SYSTEM_PROMPT, "--max-turns", "6")

@@ -34,6 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.services  # two trainings again
 def test_grpo_then_sft_from_what_it_made(place: Path, tmp_path: Path):
     common = ("--track", "none", "--learning-rate", "0.01")
     made = understudy(
