@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from understudy.store.address import StoreLocation, StoreUrl
 from understudy.tasks.records import dump
 
 from support import UNDERSTUDY, calc_task, understudy, wait_for
-from support.workers import check, enqueue, options, running, started, text_of, worker
+from support.postgresql import running_server
+from support.workers import LEASE_S, check, enqueue, options, running, started, text_of, worker
 
 pytestmark = [pytest.mark.services, pytest.mark.e2e]
 
@@ -150,3 +152,18 @@ def test_the_real_cli_is_run_by_workers(tmp_path: Path, postgresql_store: StoreU
     assert json.loads(done.stdout)["solved"] == 2
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or b"not-a-secret" not in path.read_bytes(), path
+
+
+def test_a_database_that_goes_away_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    with running_server() as server:
+        url = server.new_store()
+        assert enqueue(tmp_path, url, "--engine", "detached", samples=1).returncode == 0
+        with worker(url, "--stop-when-idle") as working:
+            wait_for(lambda: running(url) == 2, working)
+            server.stop()
+            time.sleep(LEASE_S + 1.0)
+            server.start()
+            _, said = working.communicate(timeout=120)
+        assert working.returncode == 0, said
+        ends = check(tmp_path, url, 4)
+        assert set(ends) <= {"succeeded", "unresponsive"} and ends["succeeded"] == 4
