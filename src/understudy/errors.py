@@ -22,9 +22,9 @@ from typing import ClassVar
 
 
 class UnderstudyError(Exception):
-    """Base of all deliberate errors.
+    """Base class of all errors that are raised on purpose.
 
-    `boundary` names the seam that was crossed; it is stored with a failed attempt. `retryable` says whether
+    `boundary` is the part of the system that failed; it is stored with a failed attempt. `retryable` says whether
     running the same thing again can help.
     """
 
@@ -48,14 +48,14 @@ class SandboxError(UnderstudyError):
 class SandboxLost(SandboxError):
     """A sandbox that was killed or removed from outside: by a person, the engine or the kernel.
 
-    What runs inside cannot cause it, so it says nothing about that.
+    Programs inside cannot cause this, so it says nothing about the agent or its patch.
     """
 
 
 class AgentError(UnderstudyError):
     """An agent that did not start, crashed, or ended without a result.
 
-    `had_answers` tells that the model had answered it before: then the end may be the model's own doing.
+    `had_answers` says that the model had responded before; then the model may have caused the end.
     """
 
     boundary: ClassVar[str] = "agent"
@@ -67,7 +67,7 @@ class AgentError(UnderstudyError):
 
 
 class GatewayError(UnderstudyError):
-    """A fault of the gateway itself."""
+    """An error in the gateway itself."""
 
     boundary: ClassVar[str] = "gateway"
     retryable: ClassVar[bool] = True
@@ -113,7 +113,7 @@ class StoreError(UnderstudyError):
 
 
 class NotInStore(StoreError):
-    """What was asked for by its id is not in the store."""
+    """The store has no entry with the requested id."""
 
 
 class LeaseLost(StoreError):
@@ -125,7 +125,7 @@ class LeaseLost(StoreError):
 
 
 class StoreInUse(StoreError):
-    """A store that was to be opened alone, and that other processes have open."""
+    """A store that needs exclusive access, while other processes have it open."""
 
 
 class ConfigError(UnderstudyError):

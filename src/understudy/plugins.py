@@ -1,4 +1,4 @@
-"""Adapters by name: agents, sandboxes and export formats are entry points, imported when they are used."""
+"""Loads adapters by name: agents, sandboxes and export formats are entry points, imported when they are used."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from understudy.errors import ConfigError
 
 @cache
 def _points(kind: str) -> EntryPoints:
-    """The adapters of a kind, looked for once: each look reads a file of every package that is installed."""
+    """Return the entry points of a kind, cached because each lookup reads a file of every installed package."""
     return entry_points(group=f"understudy.{kind}")
 
 
 def names(kind: str) -> list[str]:
-    """Sorted names of the adapters of a kind ("agents", "sandboxes", "exports"), without importing them."""
+    """Return the sorted names of a kind's adapters ("agents", "sandboxes", "exports"), without importing them."""
     return sorted({point.name for point in _points(kind)})
 
 

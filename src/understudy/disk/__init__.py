@@ -1,1 +1,3 @@
-"""What Understudy has on disk and in databases, and what of it can go: `understudy du` and `prune`."""
+"""Shows what Understudy stores on disk and in databases, and removes what is not needed: `understudy du` and
+`prune`.
+"""

@@ -1,4 +1,4 @@
-"""The cache: what can be made or fetched again, and since when nobody used it."""
+"""The cache: its entries, which can all be made or fetched again, and when they were used last."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OF_DATABASES = ("-wal", "-shm")
 
 
 class CacheEntry(Struct, frozen=True, kw_only=True):
-    """Something in the cache that goes as a whole, and when it was used last (Unix seconds, as far as known)."""
+    """An entry of the cache that is removed as a whole, and when it was last used (Unix seconds, if known)."""
 
     kind: str
     path: Path
@@ -42,7 +42,7 @@ class CacheEntry(Struct, frozen=True, kw_only=True):
 
 
 def cache_entries(cache: Path) -> Iterator[CacheEntry]:
-    """What is in the cache and can be made or fetched again."""
+    """Yield the entries of the cache that can be made or fetched again."""
     for pattern, kind in _KINDS.items():
         for path in sorted(each for directory in cache.glob(pattern) for each in _entries(directory)):
             if path.name.endswith((".lock", *_OF_DATABASES)) or path.name.startswith("."):
@@ -58,7 +58,7 @@ def _used_at(path: Path) -> float:
 
 
 def _files(path: Path) -> list[Path]:
-    """An entry, and beside it the log of a database, whose time is later than its own."""
+    """Return an entry's files: for a database also its log, which is modified later than the database itself."""
     return [path, *(each for end in _OF_DATABASES if (each := path.with_name(path.name + end)).exists())]
 
 
@@ -71,7 +71,7 @@ def _entries(directory: Path) -> Iterator[Path]:
 
 
 def tree_bytes(path: Path) -> int:
-    """The bytes on disk of a file, or of a directory with all below it; what has several names counts once."""
+    """Return the disk usage in bytes of a file or a directory tree; hard links count once."""
     seen: set[tuple[int, int]] = set()
     total, left = 0, [path]
     while left:
@@ -81,7 +81,7 @@ def tree_bytes(path: Path) -> int:
             if stat.S_ISDIR(status.st_mode):
                 left += _entries(each)
         except OSError:
-            continue  # gone meanwhile, or not ours to look at
+            continue  # deleted meanwhile, or not readable by us
         if (identity := (status.st_dev, status.st_ino)) not in seen:
             seen.add(identity)
             total += status.st_blocks * 512
@@ -89,10 +89,10 @@ def tree_bytes(path: Path) -> int:
 
 
 def remove_entries(cache: Path, entries: list[CacheEntry]) -> list[CacheEntry]:
-    """Remove entries, and what a removal that was killed has left; returns those that are gone.
+    """Remove entries, and leftovers of interrupted removals; return the removed ones.
 
-    One that was used or made anew since it was looked at stays. Raises ConfigError while sandboxes are open,
-    models of the cache are used, or something is being put into the cache.
+    An entry that was used or made again since it was listed is kept. Raises ConfigError while sandboxes are open,
+    models of the cache are in use, or something is being put into the cache.
     """
     busy = (
         f"the cache {cache} is in use: a run, a worker or another command has sandboxes open or uses a model; "
@@ -109,7 +109,7 @@ def remove_entries(cache: Path, entries: list[CacheEntry]) -> list[CacheEntry]:
                     continue
                 removed.append(entry)
                 for path in _files(entry.path):
-                    # Away at once: what is found there afterwards is whole.
+                    # Renamed first, in one step, so that whatever is found at the path later is complete.
                     aside = cache / f"{_REMOVING}{uuid.uuid4().hex[:12]}"
                     with suppress(FileNotFoundError):
                         path.rename(aside)
@@ -118,7 +118,9 @@ def remove_entries(cache: Path, entries: list[CacheEntry]) -> list[CacheEntry]:
 
 
 def _lock_of(entry: CacheEntry) -> Path:
-    """The lock of who puts it there (`agents/install.py`, `model/pretrained.py`, and who makes the others)."""
+    """Return the lock of the code that creates the entry (`agents/install.py`, `model/pretrained.py`, and
+    others).
+    """
     path = entry.path
     if path.parent.name in AGENT_PACKAGES:
         return path.parent / ".lock"
@@ -126,7 +128,7 @@ def _lock_of(entry: CacheEntry) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, or a directory in which there may be directories that cannot be written, as in task trees."""
+    """Remove a file or a directory, even if it contains read-only directories, as task trees do."""
     if not path.is_dir() or path.is_symlink():
         path.unlink()
         return

@@ -1,6 +1,6 @@
-"""What of stores and loops can go: by how old runs are, and how many are to stay.
+"""Decides which data of stores and loops can be removed, by the age of runs and the number to keep.
 
-Never what has not ended, what a loop goes on with, or a store that others have open.
+Never removed: unfinished runs, what a loop needs to continue, and data of stores that others have open.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class FoundStore(Struct, frozen=True):
 
 
 def stores_of(locations: Iterable[StoreLocation]) -> tuple[list[FoundStore], list[Path]]:
-    """The stores and the loops at some locations, each once. Raises ConfigError for a missing directory."""
+    """Return the stores and loops at these locations, each once. Raises ConfigError for a missing directory."""
     stores: dict[StoreLocation, FoundStore] = {}
     loops: dict[Path, Path] = {}
     for location in locations:
@@ -87,7 +87,7 @@ def stores_of(locations: Iterable[StoreLocation]) -> tuple[list[FoundStore], lis
 
 
 class Pruner:
-    """Decides what goes of some stores, and removes it."""
+    """Decides what is removed from some stores, and removes it."""
 
     def __init__(self, stores: Sequence[FoundStore], retention: Retention, report: Callable[[str], None]) -> None:
         self._stores = stores
@@ -116,11 +116,11 @@ class Pruner:
         return set(newest[self._retention.keep_runs :]) - unread
 
     def plan(self) -> Iterator[PrunedStore]:
-        """What would go of each store, with nothing removed."""
+        """Yield what would be removed from each store, without removing it."""
         return self._each("reading", self._plan)
 
     def remove(self) -> Iterator[PrunedStore]:
-        """Remove it, store after store. One that others have open is left alone, which is said."""
+        """Remove it, store by store. A store that others have open is left alone, with a note."""
         return self._each("pruning", self._remove)
 
     def _each(self, doing: str, prune: Callable[[FoundStore], PrunedStore]) -> Iterator[PrunedStore]:
@@ -150,7 +150,8 @@ class Pruner:
             before, _ = store.space.file_size()
             runs, stays = self._choose(target, store)
             if runs.get("runs") or runs.get("bodies"):
-                # The viewer's index has rollouts and texts that go now; first, so that no interruption leaves it.
+                # The viewer's index contains texts that are removed now. It goes first, so that no interruption
+                # leaves it behind.
                 for end in ("", "-wal", "-shm"):
                     file = index_file(store_id(target.location))
                     file.with_name(file.name + end).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What takes how much room, and what of it `understudy prune` can remove."""
+"""Disk usage by kind, and how much of it `understudy prune` can remove."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from understudy.store.sqlite import FILE
 
 
 class DiskUse(Struct, frozen=True, kw_only=True):
-    """Something that takes `bytes`; `unused` of them hold nothing, or nobody used them (None: not known)."""
+    """Something that takes `bytes`; of these, `unused` are empty or were not used recently (None: unknown)."""
 
     what: str
     where: str
@@ -28,7 +28,7 @@ class DiskUse(Struct, frozen=True, kw_only=True):
 
 
 def store_use(stores: Sequence[FoundStore]) -> Iterable[DiskUse]:
-    """Stores, and what their runs wrote beside them."""
+    """Yield stores, with the files that their runs wrote beside them."""
     for each in stores:
         where = str(each.location)
         try:
@@ -50,7 +50,7 @@ def store_use(stores: Sequence[FoundStore]) -> Iterable[DiskUse]:
 
 
 def loop_use(loops: Sequence[Path]) -> Iterable[DiskUse]:
-    """The weights of loops, and what their steps learned from; their waves are stores of their own."""
+    """Yield the weights of loops, and the training data of their steps; their waves are listed as stores."""
     for root in loops:
         weights = [each for each in root.glob("steps/*/weights") if each.is_dir()]
         note = f"of {len(weights)} steps"
@@ -60,7 +60,7 @@ def loop_use(loops: Sequence[Path]) -> Iterable[DiskUse]:
 
 
 def cache_use(cache: Path, older_than_s: float) -> Iterable[DiskUse]:
-    """What the cache holds, by kind; `unused` is what nobody used for so long."""
+    """Yield the content of the cache, by kind; `unused` was not used for `older_than_s` seconds."""
     before = time.time() - older_than_s
     entries = sorted(cache_entries(cache), key=lambda each: each.kind)
     for kind, same in groupby(entries, key=lambda each: each.kind):
@@ -73,7 +73,7 @@ def cache_use(cache: Path, older_than_s: float) -> Iterable[DiskUse]:
 
 
 def image_use(older_than_s: float) -> Iterable[DiskUse]:
-    """The prepared images of the container engine that answers; none where none does."""
+    """Yield the prepared images of the running container engine; nothing if there is none."""
     images = prepared_images()
     if images:
         before = time.time() - older_than_s
@@ -89,7 +89,7 @@ def image_use(older_than_s: float) -> Iterable[DiskUse]:
 
 
 def prepared_images() -> list[StoredImage]:
-    """The prepared images of the container engine that answers; none where none does."""
+    """Return the prepared images of the running container engine; an empty list if there is none."""
     from understudy.sandbox.docker.engine import find_engine
     from understudy.sandbox.docker.images import stored_images
 
@@ -106,5 +106,5 @@ def prepared_images() -> list[StoredImage]:
 
 
 def unused_entries(cache: Path, older_than_s: float) -> list[CacheEntry]:
-    """The entries of the cache that nobody used for so long."""
+    """Return the cache entries that were not used for `older_than_s` seconds."""
     return [each for each in cache_entries(cache) if each.used_at < time.time() - older_than_s]

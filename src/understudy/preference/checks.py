@@ -1,4 +1,6 @@
-"""A preference pair, and the checks that it must pass: lengths, the order of messages, and that it is new."""
+"""A preference pair, and the checks that it must pass: its lengths, the order of its messages, and that it is no
+duplicate.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +68,10 @@ _SUFFIX = 2
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How long a pair may be, in characters; in tokens where a tokenizer is given.
+    """The maximum lengths of a pair, in characters; in tokens if a tokenizer is given.
 
-    `prompt_chars` and `side_chars` are of the messages and of each answer, thinking and tool calls included;
-    `chars` and `tokens` of both together, with the longer answer. An answer of more than `even_chars` characters
+    `prompt_chars` and `side_chars` are for the messages and for each answer, including thinking and tool calls;
+    `chars` and `tokens` for the messages with the longer answer. An answer of more than `even_chars` characters
     may be at most `ratio` times as long as the other one.
     """
 
@@ -87,15 +89,15 @@ class Template(Protocol):
     def render(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation_prompt: bool
     ) -> Sequence[int] | None:
-        """The messages as tokens; None where the template refuses them."""
+        """Return the messages as tokens; None if the template rejects them."""
         ...
 
 
 class PairCounts(Struct, kw_only=True):
-    """What became of what was compared: states of replays, or pairs of a solved and an unsolved rollout.
+    """Counts of comparisons: of states of replays, or of solved with unsolved rollouts.
 
-    `compared` is the sum of `pairs` and of `left_out`, which counts by reason. `answers` are answers of teachers
-    that are no proposals, by why; `notes` counts rollouts and tasks that were not compared, by why.
+    `compared` is the sum of `pairs` and of `left_out`, which counts by reason. `answers` counts teachers' answers
+    that are not proposals, by reason; `notes` counts rollouts and tasks that were not compared, by reason.
     """
 
     compared: int = 0
@@ -106,7 +108,7 @@ class PairCounts(Struct, kw_only=True):
 
 
 class Checks:
-    """The checks of a pair. It remembers the pairs that passed, so that a duplicate of one fails.
+    """Checks pairs. It remembers the pairs that passed, so that a duplicate fails.
 
     `doubted` are the ids of pairs that people voted down, which fail unless `honours_votes` is false.
     """
@@ -127,7 +129,7 @@ class Checks:
         self._seen: set[bytes] = set()
 
     def passed(self, pair: Pair, location: Place = NOWHERE) -> Pair | str:
-        """The pair with the thinking that it is to have, or why it is left out: the same pair passes only once."""
+        """Return the pair, with or without thinking as configured, or the reason why it is left out."""
         keeps = keeps_thinking([bool(pair.chosen.thinking), bool(pair.rejected.thinking)], self.thinking)
         if keeps is None:
             return NO_THINKING
@@ -175,17 +177,19 @@ class Checks:
 
 
 def keeps_thinking(thoughts: Sequence[bool], choice: Thinking) -> bool | None:
-    """Whether answers keep their thinking, by which of them have some; None where they are to be left out."""
+    """Return whether the answers keep their thinking, depending on which of them have some; None if they must be
+    left out.
+    """
     if choice == "both":
         return True if all(thoughts) else None
     return choice == "as-logged" or (choice == "only-when-both" and all(thoughts))
 
 
 def in_turns(messages: Sequence[Message]) -> bool:
-    """Whether messages are such as a chat template takes, up to where the assistant is to answer.
+    """Return whether messages are in an order that chat templates accept, up to the assistant's next turn.
 
-    A system message may come first. Then the user begins, no two messages of the user or of the assistant come
-    together, and each tool call is followed by its one result. The last message is not the assistant's.
+    A system message may come first. Then the user begins, user and assistant alternate, and each tool call is
+    followed by its only result. The last message is not the assistant's.
     """
     rest = list(messages[1:] if messages and messages[0].get("role") == "system" else messages)
     last, waiting = "", list[str]()
@@ -206,7 +210,7 @@ def in_turns(messages: Sequence[Message]) -> bool:
 
 
 def message_of(action: TurnAction) -> Message:
-    """An action as the assistant's message, thinking in `reasoning_content`."""
+    """Return an action as an assistant message, with thinking in `reasoning_content`."""
     message: Message = {"role": "assistant", "content": action.content or ""}
     if action.thinking:
         message["reasoning_content"] = action.thinking
@@ -216,7 +220,7 @@ def message_of(action: TurnAction) -> Message:
 
 
 def length_of(messages: Sequence[Mapping[str, Any]]) -> int:
-    """The characters of messages: what is said and thought, names and arguments of tool calls."""
+    """Return the number of characters of messages: texts, thinking, names and arguments of tool calls."""
     total = 0
     for message in messages:
         total += len(text_of(message.get("content"))) + len(message.get("reasoning_content") or "")
@@ -246,7 +250,7 @@ def _length(pair: Pair, limits: Limits) -> str | None:
 
 
 def _plain(message: Message) -> str:
-    """A message as text, without the ids of its tool calls."""
+    """Return a message as text, without the ids of its tool calls."""
     fields = {key: value for key, value in message.items() if key not in ("tool_call_id", "tool_calls")}
     calls: list[Any] = [call.get("function") for call in message.get("tool_calls") or ()]
     try:

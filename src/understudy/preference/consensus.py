@@ -23,7 +23,7 @@ MINIMUM = 2
 
 
 class Proposal(Struct, frozen=True, kw_only=True):
-    """What a teacher would have done at a state. `cost_usd` is None where its price is not known."""
+    """What a teacher would do at a state. `cost_usd` is None if its price is not known."""
 
     ask_id: str
     replay_id: str
@@ -35,10 +35,10 @@ class Proposal(Struct, frozen=True, kw_only=True):
 
 
 class Consensus(Struct, frozen=True, kw_only=True):
-    """What teachers agree on: the action of one of them that stands for all in `supporters`, out of `asked`.
+    """The agreement of teachers: the action of one of them that represents all `supporters`, out of `asked`.
 
-    `by` tells what they agree in: the tools with their arguments, the text, or a judge's choice. `agreement` is
-    the share of those asked, in [0, 1].
+    `by` says what they agree in: the tools with their arguments, the text, or a judge's choice. `agreement` is the
+    share of the asked teachers, in [0, 1].
     """
 
     action: TurnAction
@@ -50,7 +50,7 @@ class Consensus(Struct, frozen=True, kw_only=True):
 
 
 class Group(Struct, frozen=True):
-    """Proposals that come to the same: which stands for them, all of them, and the teachers who voted so."""
+    """Equivalent proposals: the one that represents them, all of them, and the teachers who voted for them."""
 
     proposal: Proposal
     members: tuple[Proposal, ...]
@@ -72,10 +72,10 @@ class _Voice(Struct, frozen=True):
 def consensus(
     proposals: Sequence[Proposal], *, minimum: int = MINIMUM, judge: Judge | None = None, location: Place = NOWHERE
 ) -> Consensus | None:
-    """What at least `minimum` teachers would have done; None when they do not agree.
+    """Return what at least `minimum` teachers would do; None if they do not agree.
 
-    Proposals that do nothing and say nothing are votes for nothing. A teacher that answered several times votes
-    for the group that most of its answers are in, and for none when that is not one.
+    Proposals that neither do nor say anything vote for nothing. A teacher that answered several times votes for
+    the group with most of its answers, and for none if there is a tie.
     """
     teachers = tuple(sorted({each.teacher for each in proposals}))
     groups = grouped(proposals, location)
@@ -94,10 +94,9 @@ def consensus(
 
 
 def grouped(proposals: Sequence[Proposal], location: Place = NOWHERE) -> list[Group]:
-    """The proposals in groups, each in one: the largest first is taken out, then the largest of the rest.
+    """Return the proposals in groups. The largest group is formed first, then the largest of the rest.
 
-    Of groups of one size that comes first whose members are the most similar. They are given in the order of what
-    they come to.
+    Among groups of equal size, the one with the most similar members comes first.
     """
     voices = [_Voice(each, effect_of(each.action, location)) for each in proposals]
     voices = sorted((voice for voice in voices if not voice.effect.empty), key=_order)
@@ -108,7 +107,7 @@ def grouped(proposals: Sequence[Proposal], location: Place = NOWHERE) -> list[Gr
     left = set(range(len(voices)))
     clusters: list[tuple[int, list[int]]] = []
     while left:
-        # The one of the most teachers; then the closest; then the first.
+        # The group of the most teachers; then the most similar; then the first.
         centre = max(sorted(left), key=lambda i: _weight(voices, i, near[i] & left))
         members = sorted(near[centre] & left)
         clusters.append((centre, members))
@@ -133,7 +132,7 @@ def _weight(voices: Sequence[_Voice], centre: int, members: frozenset[int] | set
 
 
 def _votes(groups: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """The teachers who vote for each group, given those of the proposals in it."""
+    """Return the teachers who vote for each group, given the teachers of the proposals in it."""
     places: defaultdict[str, list[int]] = defaultdict(list)
     for number, teachers in enumerate(groups):
         for teacher in teachers:

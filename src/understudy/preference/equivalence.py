@@ -48,7 +48,7 @@ _LONGEST = 400_000
 
 
 def stable(text: str) -> str:
-    """The text without what changes from run to run."""
+    """Return the text without what changes from run to run."""
     if len(text) <= _LONGEST:
         for pattern, name in _VOLATILE:
             text = pattern.sub(name, text)
@@ -56,14 +56,14 @@ def stable(text: str) -> str:
 
 
 def beginning_digest(conversation: Conversation) -> bytes:
-    """A digest of a conversation's system prompt and all that it begins with."""
+    """Return a digest of a conversation's system prompt and its beginning."""
     return digest([stable(conversation.system), *_contents(conversation.blocks)])
 
 
 def continuation_digest(blocks: Sequence[Block], calls: Sequence[str]) -> bytes:
-    """A digest of what came after an answer: the results of its calls, and what the user said.
+    """Return a digest of what follows an answer: the results of its calls, and the user's texts.
 
-    `calls` are the ids of the answer's tool calls in an order that does not depend on the run.
+    `calls` are the ids of the answer's tool calls, in an order that does not depend on the run.
     """
     places = {id_: number for number, id_ in enumerate(calls)}
     results = sorted(
@@ -86,7 +86,7 @@ def _contents(blocks: Iterable[Block]) -> list[str]:
 
 
 def digest(parts: Iterable[str]) -> bytes:
-    """A digest of texts, 16 bytes."""
+    """Return a 16-byte digest of texts."""
     hasher = blake2b(digest_size=16)
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")
@@ -104,10 +104,10 @@ things."""
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """What differs between two actions: what only the first (`a`) and only the second (`b`) does, shortened.
+    """The difference of two actions: what only the first (`a`) and only the second (`b`) does, shortened.
 
-    `arguments` names those that differ, where each does one thing with the same tool. `similarity` is that of what
-    they say, where neither uses a tool.
+    `arguments` names the differing arguments if both make one call of the same tool. `similarity` is that of their
+    texts if neither uses a tool.
     """
 
     kind: Kind
@@ -118,20 +118,20 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 def difference_json(difference: Difference) -> dict[str, Any]:
-    """A difference as evidence, in the types that JSON has."""
+    """Return a difference as evidence, in JSON types."""
     return msgspec.json.decode(msgspec.json.encode(difference))
 
 
 def differ(a: TurnAction, b: TurnAction, location: Place = NOWHERE) -> Difference | None:
-    """What differs in the effects of two actions; None where they are the same.
+    """Return the difference between the effects of two actions; None if they are equal.
 
-    What is said before the same tool call, and what of its arguments does not count, is no difference.
+    Text before the same tool call, and arguments that do not matter, are no difference.
     """
     return between(effect_of(a, location), effect_of(b, location))
 
 
 def between(a: ActionEffect, b: ActionEffect) -> Difference | None:
-    """What differs between two effects; None where they are the same."""
+    """Return the difference between two effects; None if they are equal."""
     if same_effect(a, b):
         return None
     if not a.doings and not b.doings:
@@ -200,7 +200,7 @@ _EDITS: dict[str, tuple[str, str, str]] = {
 
 
 class ActionEffect(Struct, frozen=True):
-    """The effect of an action. `word_counts` are taken only where it uses no tool."""
+    """The effect of an action. `word_counts` are counted only if it uses no tool."""
 
     doings: tuple[Doing, ...]
     text: str
@@ -208,7 +208,7 @@ class ActionEffect(Struct, frozen=True):
 
     @property
     def empty(self) -> bool:
-        """Whether it does nothing and says nothing."""
+        """Whether it neither does nor says anything."""
         return not self.doings and not self.text
 
     @property
@@ -218,7 +218,7 @@ class ActionEffect(Struct, frozen=True):
 
 
 def effect_of(action: TurnAction, location: Place = NOWHERE) -> ActionEffect:
-    """The effect of an action."""
+    """Return the effect of an action."""
     effects = doings(action, location)
     if effects:
         return ActionEffect(effects, "", Counter())
@@ -227,7 +227,9 @@ def effect_of(action: TurnAction, location: Place = NOWHERE) -> ActionEffect:
 
 
 def same_effect(a: ActionEffect, b: ActionEffect) -> bool:
-    """Whether two actions have the same effect. Symmetric, but not transitive: texts are only similar."""
+    """Return whether two actions have the same effect. Symmetric, but not transitive, because texts need only be
+    similar.
+    """
     if a.key == b.key:
         return True
     if a.doings and b.doings:
@@ -236,7 +238,7 @@ def same_effect(a: ActionEffect, b: ActionEffect) -> bool:
 
 
 def similarity(a: ActionEffect, b: ActionEffect) -> float:
-    """How similar what two actions say is, in [0, 1]."""
+    """Return how similar the texts of two actions are, in [0, 1]."""
     if a.text == b.text:
         return 1.0
     total = a.word_counts.total() + b.word_counts.total()
@@ -252,7 +254,7 @@ def _counted(text: str) -> Counter[tuple[str, ...]]:
 
 
 def _same_doings(a: tuple[Doing, ...], b: tuple[Doing, ...]) -> bool:
-    """Whether two sets of calls are the same, edits compared by their effect."""
+    """Return whether two sets of calls are equal; edits are compared by their effect."""
     if len(a) != len(b) or len(a) > _MOST_CALLS:
         return False
     rest_a, rest_b = _without(a, b), _without(b, a)
@@ -260,7 +262,7 @@ def _same_doings(a: tuple[Doing, ...], b: tuple[Doing, ...]) -> bool:
 
 
 def _without(some: Sequence[Doing], others: Sequence[Doing]) -> list[Doing]:
-    """The calls that are not among the others; one that is made twice counts twice."""
+    """Return the calls that are not among the others; a call that is made twice counts twice."""
     left = Counter(each.key for each in others)
     rest: list[Doing] = []
     for each in some:
@@ -281,7 +283,7 @@ def _matched(some: list[Doing], others: list[Doing]) -> bool:
 
 
 def _same_effect(a: Doing, b: Doing) -> bool:
-    """Whether one edit is the other with more lines around it: then it changes the same in the same place."""
+    """Return whether one edit is the other with more context lines, so that both change the same place alike."""
     names = _EDITS.get(a.name)
     if names is None or a.name != b.name or not (a.readable and b.readable):
         return False

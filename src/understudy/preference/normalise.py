@@ -127,10 +127,10 @@ _SPACE = " \t\n"
 
 
 def canonical_command(command: str, cwd: str | None = None) -> str:
-    """The command in its one spelling.
+    """Return the command in a canonical spelling.
 
-    A `cd` to `cwd` before all else is dropped, and a word that is a path inside `cwd` becomes relative, where the
-    command does not go elsewhere. Comments, line breaks between commands and needless quotes do not count.
+    A leading `cd` to `cwd` is dropped, and words that are paths inside `cwd` become relative, unless the command
+    changes the directory. Comments, line breaks between commands and unnecessary quotes do not matter.
     """
     if len(command) > LONGEST_COMMAND:
         return command
@@ -154,7 +154,7 @@ def _plain_tokens(text: str) -> tuple[list[str], str]:
     announced = document = False
     for token in shell_tokens(text, strict=True):
         if token.kind == "word":
-            # The delimiter of a here-document means something else when it is quoted.
+            # Quoting the delimiter of a here-document changes its meaning, so quotes are kept.
             tokens.append(shlex.quote(token.value) if token.literal and not announced else token.raw)
             announced = False
             continue
@@ -205,7 +205,7 @@ def _path(word: str) -> str | None:
 LONGEST = 1_000_000
 """Characters of arguments that are read; longer ones are compared as they stand."""
 _DEEPEST = 40
-_EXACT = 1 << 53  # whole numbers up to here are exact as floats
+_EXACT = 1 << 53  # integers up to this one are exact as floats
 _HALF = re.compile("[\ud800-\udfff]")
 _WINDOWS = re.compile(r"[A-Za-z]:[\\/]")
 
@@ -213,7 +213,7 @@ _value = msgspec.json.Decoder().decode
 
 
 class Place(Struct, frozen=True):
-    """The directory in which an agent worked, and to which relative paths refer; None where it is unknown."""
+    """The directory in which an agent worked, to which relative paths refer; None if unknown."""
 
     cwd: str | None = None
 
@@ -236,7 +236,7 @@ _UNKNOWN = Known()
 
 
 def doing(call: Mapping[str, Any], location: Place = NOWHERE) -> Doing:
-    """The canonical form of a tool call, which is given in OpenAI's form."""
+    """Return the canonical form of a tool call, which is given in OpenAI's form."""
     function: Any = call.get("function")
     function_call: Mapping[str, Any] = cast(Mapping[str, Any], function) if isinstance(function, dict) else {}
     return of_name(function_call.get("name"), function_call.get("arguments"), location)
@@ -285,9 +285,9 @@ def unreadable(action: TurnAction) -> bool:
 
 
 def lines(text: str) -> str:
-    """The text without white space at the ends of its lines, and without line breaks at its end.
+    """Return the text without trailing white space of lines, and without line breaks at its end.
 
-    Halves of surrogate pairs, which nothing can write, are replaced.
+    Halves of surrogate pairs, which cannot be encoded, are replaced.
     """
     if not text.isascii():
         text = _HALF.sub("\ufffd", text)
@@ -298,7 +298,7 @@ def lines(text: str) -> str:
 
 
 class _TooDeepError(Exception):
-    """The value nests too deeply to be looked at; never leaves this module."""
+    """The value is nested too deeply to be examined; never leaves this module."""
 
 
 def _object(arguments: Any) -> dict[str, Any] | None:
@@ -386,7 +386,7 @@ def _single_edit(arguments: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def path(name: str, cwd: str | None) -> str:
-    """A path in one form: relative where it is inside `cwd`, without a slash at its end."""
+    """Return a path in canonical form: relative if it is inside `cwd`, without a slash at its end."""
     if _WINDOWS.match(name) or (cwd and _WINDOWS.match(cwd)):
         name = ntpath.normpath(name).replace("\\", "/")
         cwd = ntpath.normpath(cwd).replace("\\", "/") if cwd else None

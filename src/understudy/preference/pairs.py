@@ -74,12 +74,13 @@ def replay_pairs(
     Raises ConfigError where `where` is no expression, StoreError where something cannot be read.
     """
     if minimum < 1:
-        raise ConfigError(f"--minimum: {minimum} votes cannot be an agreement; give at least 1")
+        raise ConfigError(f"--minimum is {minimum}; expected at least 1 vote for an agreement")
     tally = tally if tally is not None else PairCounts()
     checked = checked or Checks()
     checked.doubted = store.votes.doubted_pairs()
     if where is not None:
-        store.sessions.select(where, limit=1)  # says what is wrong with it, before ours is added
+        # raises ConfigError for a mistake in `where` itself, before our conditions are added to it
+        store.sessions.select(where, limit=1)
     answered = store.asks.answered_states()
     allowed = {replay.id: _allowed(replay) for replay in store.asks.replays()}
     for start in range(0, len(answered), _AT_ONCE):
@@ -93,7 +94,7 @@ def replay_pairs(
             if redactor is not None:
                 exported = redact_trace(trace, redactor)
                 proposals_by_state = _redacted(trace, proposals_by_state, redactor)
-            # The ids are those of the trace as it is stored: asks are kept by them.
+            # Ids are those of the stored trace, because asks are stored with them.
             for own, state in zip(ids, expand(exported), strict=True):
                 state.state_id = own
                 tally.compared += 1
@@ -168,7 +169,8 @@ def _pair(
         return checks.SAME
     if not _offered(state, agreed.action):
         return checks.UNKNOWN_TOOL
-    # What is not in the log, a teacher may have been told more of, from turns that are not chosen here.
+    # A teacher may have been told tools that are not in the log, which were inferred from turns that are not
+    # chosen here.
     offered = completed(ToolList.of(state), [{"tool_calls": agreed.action.tool_calls}])
     pair = Pair(
         pair_id=digest(["replay", state.state_id, _text(agreed.action), _text(state.student_action)]).hex(),
@@ -238,12 +240,12 @@ def _chosen(state_ids: Sequence[str], where: str | None) -> str:
 
 
 def _offered(state: TraceState, action: TurnAction) -> bool:
-    """Whether the state offers what an action calls, as far as its log tells."""
+    """Return whether the state offers the tools that an action calls, as far as its log tells."""
     return state.tools_source != "logged" or names_of(action.tool_calls) <= names_of(state.tools or ())
 
 
 def _group(state: TraceState) -> str:
-    """The project, or the task; else the session, with its subagents."""
+    """Return the project, or the task; otherwise the session, with its subagents."""
     task = state.outcome.task if state.outcome else None
     return state.project or task or (state.parent.session_id if state.parent else state.session_id)
 

@@ -1,4 +1,4 @@
-"""What teachers proposed, read from the calls that they answered; and what a judge chose among proposals."""
+"""Reads what teachers proposed from the calls that they answered, and what a judge chose among proposals."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def sent_name(name: str) -> str:
 
 
 def names_in(messages: Iterable[Message], tools: Iterable[dict[str, Any]] | None) -> set[str]:
-    """The names of the tools that are offered, or called in messages."""
+    """Return the names of the tools that are offered, or called in messages."""
     calls = (call for message in messages for call in message.get("tool_calls") or ())
     return names_of((*calls, *(tools or ())))
 
@@ -128,7 +128,7 @@ def action_of(call: Call, sent: Mapping[str, str]) -> tuple[TurnAction | None, s
 
 
 def action_in(blocks: Sequence[Block], names: Mapping[str, str] = MappingProxyType({})) -> TurnAction:
-    """What an answer does. `names` gives tools other names."""
+    """Return the action of an answer. `names` maps names of tools to others."""
     texts = [block.text for block in blocks if block.kind == "text" and block.text]
     thought = [block.text for block in blocks if block.kind == "thinking" and block.text]
     hidden = any(block.kind == "thinking" or block.name == "redacted_thinking" for block in blocks)
@@ -163,7 +163,7 @@ def judge_ask_id(replay_id: str, state_id: str, judge: str, ask_ids: Sequence[st
 
 
 def judge_name(teacher: str, model: str) -> str:
-    """What a judge is called in the id of its asks."""
+    """Return the name of a judge in the ids of its asks."""
     return f"{teacher}/{model}"
 
 
@@ -190,12 +190,12 @@ def judged(store: Store, state_id: str, candidates: Sequence[Proposal]) -> int |
 
 
 def judge_of(store: Store, state_id: str) -> Judge:
-    """The judge as `consensus` takes one: it says what was chosen when the replay asked about the state."""
+    """Return a judge for `consensus`: it returns what was chosen when the replay asked about the state."""
     return lambda groups: judged(store, state_id, [group.proposal for group in groups])
 
 
 def choice(call: Call, count: int) -> int | None:
-    """The index of the proposal that a judge's answer names; None where it is anything but such a number."""
+    """Return the index of the proposal that a judge's answer names; None if it is anything but a valid number."""
     blocks = read_response(call) or ()
     answer_text = "".join(block.text for block in blocks if block.kind == "text")
     number = _NUMBER.fullmatch(answer_text)

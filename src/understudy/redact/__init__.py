@@ -1,1 +1,3 @@
-"""Secrets and what names a person, taken out of text: rules, stable pseudonyms, a report of what was where."""
+"""Removes secrets and personal names from text: rules, stable pseudonyms, and a report of what was
+replaced where.
+"""

@@ -1,7 +1,7 @@
-"""Values under a name that says they are secret: `password=…`, `"api_key": "…"`, `--token …`, `<secret>…`.
+"""Finds values assigned to a name for secrets: `password=…`, `"api_key": "…"`, `--token …`, `<secret>…`.
 
-The name alone is not enough. In code most of what is assigned to such a name is another name, a call or a type; so
-a value without quotes is taken only where it looks random, or stands alone in a line as configuration is written.
+The name alone is not enough: in code such a name is mostly assigned another name, a call or a type. So a value
+without quotes is taken only if it looks random, or is alone in a line as in configuration files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _AFTER = re.compile(
     (?: \\{0,7} (?P<quote> ["'`] ) )?
     """.replace("ANSI", ANSI)
 )
-# A word of a few letters that ends a line or a clause, or a list: no secret, whatever it is assigned to.
+# A word of a few letters that ends a line, clause or list is no secret, whatever it is assigned to.
 _DULL = r"(?:[A-Za-z]{0,11}(?:[,.;:)}!?*]*+[ \t]*+(?:[\r\n]|\Z)|[,;)}][\s,;)}])|[{(\[])"
 _SIGN = r"(?: :(?!:) | [=>] ) [=>]*+ [ \t]*+ (?!DULL)"
 MAY_BE_ASSIGNED = re.compile(
@@ -112,7 +112,7 @@ _NOT = re.compile(
 
 
 def find_assigned(text: str, position: int) -> tuple[int, int] | None:
-    """Where the secret lies that is assigned to a name in which a word for secrets stands at `position`."""
+    """Return the span of the secret that is assigned to a name containing a word for secrets at `position`."""
     word = _WORD.match(text, position)
     rest = _REST.match(text, position)
     if word is None or rest is None or _names_no_secret(rest.group()):
@@ -137,7 +137,7 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
         behind = text[start + len(secret) : start + len(secret) + 1]
         if not _spaced(word.group(), before, quote) and not _netrc(word.group(), before, secret, behind):
             return None
-    # What is tried first rejects most, and costs least.
+    # The cheapest check comes first, because it rejects most.
     name = word.group().lower()
     if len(secret) < 6 or not is_secret_value(name, secret, quoted=bool(quote)):
         return None
@@ -150,7 +150,7 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
     if name == "key" and (_KEY_OF_DATA.search(before) or (_is_bare(before, rest.group()) and _is_hash(secret))):
         return None
     if word.group() == "PASS" and not before.endswith("_"):
-        return None  # what tests print: `--- PASS: TestLogin_V2 (0.02s)`
+        return None  # the output of tests, such as `--- PASS: TestLogin_V2 (0.02s)`
     config = bool(quote) or _is_config_line(text, position - len(before), position, match, start + len(secret))
     if not config and not (
         looks_random(secret) and (_PLAIN if text[start - 1] != "=" else _TIGHT).fullmatch(secret)
@@ -170,17 +170,19 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=4096)
 def _names_no_secret(name: str) -> bool:
-    """Whether a name that holds a word for secrets says that its value is something else: `token_count`."""
+    """Return whether a name with a word for secrets says that its value is something else, as
+    `token_count` does.
+    """
     return _NOT.search(name) is not None
 
 
 def _is_bare(before: str, rest: str) -> bool:
-    """Whether a name is the word alone: `key`."""
+    """Return whether a name is the word alone: `key`."""
     return before[-1:] not in _NAMES and rest.lower() == "key"
 
 
 def _is_hash(value: str) -> bool:
-    """Whether a value has the form of a digest or an id."""
+    """Return whether a value has the form of a digest or an id."""
     return _DIGEST_OR_ID.fullmatch(value) is not None
 
 
@@ -202,7 +204,9 @@ def _is_config_line(text: str, left: int, position: int, match: re.Match[str], e
 
 
 def _spaced(word: str, before: str, quote: str) -> bool:
-    """Whether only a space parts a name from its value: an option, SQL, a line of .netrc, Docker's ENV."""
+    """Return whether only a space separates a name from its value: an option, SQL, a line of .netrc,
+    Docker's ENV.
+    """
     if word.lower().startswith("identified"):
         return True
     rest = before.rstrip(_NAMES)
@@ -214,7 +218,7 @@ def _spaced(word: str, before: str, quote: str) -> bool:
 
 
 def _netrc(word: str, before: str, value: str, behind: str) -> bool:
-    """Whether a line says nothing but `password` and a value, as those of .netrc may."""
+    """Return whether a line has only `password` and a value, as lines of .netrc may."""
     return (
         word == "password"
         and behind in ("", "\n", "\r", "\\")
@@ -224,7 +228,9 @@ def _netrc(word: str, before: str, value: str, behind: str) -> bool:
 
 
 def is_secret_value(name: str, value: str, *, quoted: bool) -> bool:
-    """Whether a value is a secret, under a name that says so: a password may be simple, a token looks random."""
+    """Return whether a value is a secret, given a name that says so: a password may be simple, a token must look
+    random.
+    """
     if (len(value) < 12 and value.isalpha()) or is_encoded_example(value):
         return False
     if name == "pass":
@@ -235,7 +241,7 @@ def is_secret_value(name: str, value: str, *, quoted: bool) -> bool:
 
 
 def is_token(value: str) -> bool:
-    """Whether a value that is named a token or a key was generated: half of it is random, and it has digits."""
+    """Return whether a value named as a token or key was generated: half of it is random, and it has digits."""
     if len(value) < 16 or not _DIGIT.search(value):
         return len(value) >= 20 and looks_random(value)
     if _HEX.fullmatch(value):
@@ -245,7 +251,7 @@ def is_token(value: str) -> bool:
 
 
 def is_secret_field(name: str, value: str) -> bool:
-    """Whether a value is a secret that stands in a field of this name."""
+    """Return whether a value in a field of this name is a secret."""
     if len(value) < 6 or len(value) > 4096 or len(name) > 100:
         return False
     cookie, secret = _field_names(name)
@@ -258,7 +264,7 @@ def is_secret_field(name: str, value: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _field_names(name: str) -> tuple[bool, bool]:
-    """Whether a field of this name holds a cookie, and whether it holds a secret."""
+    """Return whether a field of this name holds a cookie, and whether it holds a secret."""
     secret = _NAME.search(name) is not None and not _names_no_secret(name) and "public" not in name.lower()
     return _COOKIE.search(name) is not None, secret
 
@@ -272,7 +278,7 @@ _DEFINED = (
 
 
 def defined_identifiers(names: Sequence[str], texts: Iterable[str]) -> frozenset[str]:
-    """Those of the names that code in the texts defines, calls, or assigns to."""
+    """Return those of the names that code in the texts defines, calls, or assigns to."""
     identifiers: set[str] = set()
     patterns = {name: re.compile(_DEFINED.replace("NAME", re.escape(name))) for name in names}
     for text in texts:

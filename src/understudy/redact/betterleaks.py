@@ -1,6 +1,7 @@
-"""The rules of Betterleaks, some hundreds more than ours, where `pybetterleaks` is installed (the extra `redact`).
+"""Uses the rules of Betterleaks, some hundreds more than ours, if `pybetterleaks` is installed (the extra
+`redact`).
 
-Nothing is sent over the network: validation, which would, is off.
+Its validation, which would send secrets over the network, is off.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from importlib.util import find_spec
 
 from understudy.errors import ConfigError
 
-_BATCH = 48_000  # its time grows faster than the text, and each call costs 10 ms
+_BATCH = 48_000  # its time grows faster than linearly with the text, and each call costs 10 ms
 _OVERLAP = 4_000
 _GAP = "\n\n\n"
 _GUESS = "generic-api-key"
@@ -29,15 +30,15 @@ _PUBLIC = re.compile(
 
 @cache
 def is_installed() -> bool:
-    """Whether `pybetterleaks` is installed."""
+    """Return whether `pybetterleaks` is installed."""
     return find_spec("pybetterleaks") is not None
 
 
 def find_leaks(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The rule and the secret of each finding in the texts. Raises ConfigError when the library fails.
+    """Yield the rule and the secret of each finding in the texts. Raises ConfigError when the library fails.
 
-    The library is slow, so it gets only lines that could hold a token: sixteen characters with a digit among them,
-    or thirty characters. Secrets of several lines, as private keys, are left to our own rules.
+    The library is slow, so it gets only lines that could hold a token: a run of sixteen characters with a digit,
+    or of thirty characters. Secrets of several lines, such as private keys, are left to our own rules.
     """
     for batch in _batches(filter(None, map(token_lines, texts))):
         yield from _scanned(batch)
@@ -86,7 +87,7 @@ def _scanned(text: str) -> Iterator[tuple[str, str]]:
             f"cannot import pybetterleaks: {error}; install it: pip install 'understudy[redact]'"
         ) from error
     try:
-        # The library takes neither half surrogate pairs nor NUL.
+        # The library accepts neither halves of surrogate pairs nor NUL.
         result = scan_text(
             text.encode(errors="replace").decode().replace("\0", "\n"), validation=False, redact=False
         )
@@ -115,6 +116,6 @@ def _scanned(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _before(text: str, match: str) -> str:
-    """The match with the 24 characters before it."""
+    """Return the match with the 24 characters before it."""
     position = text.find(match)
     return text[max(position - 24, 0) : max(position, 0)] + match

@@ -1,4 +1,4 @@
-"""What a value looks like: random, a password that somebody chose, a placeholder, code."""
+"""Judges what a value looks like: random, a password that somebody chose, a placeholder, code."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ GENERIC_PASSWORDS = frozenset(_GENERIC_PASSWORDS_TEXT.split())
 
 
 def entropy(value: str) -> float:
-    """Bits a character, by how often each occurs in the value."""
+    """Return the entropy in bits per character, by how often each character occurs in the value."""
     size = len(value)
     return -sum((count := value.count(one)) / size * log2(count / size) for one in set(value)) if size else 0.0
 
 
 def is_placeholder(value: str) -> bool:
-    """Whether a value with the form of a secret is one of the documentation's, or a row of a few letters."""
+    """Return whether a value in the form of a secret is a documentation example, or a row of a few letters."""
     return _DUMMY.search(value) is not None or len(set(value[-16:])) < 5
 
 
@@ -109,7 +109,9 @@ def is_reference(value: str) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def is_wordlike(letters: str) -> bool:
-    """Whether a run of letters reads like a word or a part of one: most pairs in it are frequent ones."""
+    """Return whether a run of letters reads like a word or a part of one: most of its letter pairs are frequent
+    ones.
+    """
     letters = letters.lower()
     pairs = len(letters) - 1
     if pairs < 2:
@@ -119,7 +121,9 @@ def is_wordlike(letters: str) -> bool:
 
 
 def count_random_characters(value: str) -> int:
-    """How many letters and digits of a value belong neither to a word nor to a number of seven digits or more."""
+    """Return how many letters and digits of a value belong neither to a word nor to a number of seven digits or
+    more.
+    """
     count = 0
     for piece in _PIECES.findall(value):
         if len(piece) < 7 if piece.isdigit() else not is_wordlike(piece):

@@ -1,6 +1,7 @@
-"""Private keys in PEM, which are recognised by their form alone.
+"""Finds private keys in PEM, by their form alone.
 
-A key may be whole or cut off, with line breaks escaped, lines numbered, or led by the signs of a diff.
+A key may be complete or cut off, with escaped line breaks, numbered lines, or the signs of a diff before its
+lines.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def key_from(text: str, start: int) -> int | None:
     end = _END.search(text, begin.end(), begin.end() + _LONGEST)
     if end is not None and _BEGIN.search(text, begin.end(), end.start()) is None:
         return end.end() if _PIECE.search(text, begin.end(), end.start()) else None
-    # Cut off: as far as lines of it follow each other.
+    # The key is cut off: it extends as far as its lines follow each other.
     at = begin.end()
     while True:
         gap = _GAP.match(text, at)
@@ -41,7 +42,7 @@ def key_from(text: str, start: int) -> int | None:
         if line is None or line.end() - begin.end() > _LONGEST:
             break
         if len(line.group()) < 16:
-            # The last line may be short, but a word is no line.
+            # The last line may be short, but a plain word is not a line of a key.
             if at > begin.end() and not line.group().isalpha() and (gap is None or gap.end() > at):
                 at = line.end()
             break

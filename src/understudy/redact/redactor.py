@@ -1,4 +1,4 @@
-"""Takes secrets, e-mail addresses and home directories out of texts and JSON values."""
+"""Removes secrets, e-mail addresses and home directories from texts and JSON values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class KnownSecrets:
         return len(self._values)
 
     def items(self) -> Iterable[tuple[str, str]]:
-        """The values, each with what it stands for."""
+        """Yield the values, each with the secret that it is a part of."""
         return self._values.items()
 
     def add(self, value: str, secret: str | None = None) -> None:
@@ -57,11 +57,13 @@ class KnownSecrets:
                 self._automaton = None
 
     def find(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """Where known values stand in the text, also over each other, and what they stand for."""
+        """Yield the spans of known values in the text, which may overlap, with the secrets that they are
+        parts of.
+        """
         if not self._values or len(text) < _SHORTEST:
             return
         if self._automaton is None:
-            # One pass for all of them: the time must not grow with their number.
+            # One pass for all of them, so that the time does not grow with their number.
             self._listed = list(self._values.items())
             self._automaton = BytesAhoCorasick([_bytes(value) for value, _ in self._listed])
         for number, start, end in self._automaton.find_matches_as_indexes(_bytes(text), overlapping=True):
@@ -111,7 +113,7 @@ class Redactor:
         self._secrets: KnownSecrets | None = None
         self._sources: dict[str, str] = {}
         self._identifiers: frozenset[str] = frozenset()
-        # What was seen before is not looked at again, as what one conversation has of another.
+        # Texts that were searched before are not searched again, because conversations share texts.
         self._clean: set[int] = set()
         self._leaked: dict[int, tuple[tuple[str, str], ...]] = {}
         self._looked: dict[int, list[SecretMatch]] = {}
@@ -120,7 +122,7 @@ class Redactor:
 
     @classmethod
     def from_user_key(cls) -> Self:
-        """One under the user's own key, which is made where there is none yet. Raises ConfigError."""
+        """Return a redactor under the user's own key, which is created if there is none. Raises ConfigError."""
         return cls(load_key())
 
     def scoped_to(self, values: Iterable[Any]) -> Redactor:
@@ -132,19 +134,19 @@ class Redactor:
         """
         if len(self._clean) + len(self._leaked) > _SEEN:
             self._clean, self._leaked = set(), {}
-        scoped = copy(self)  # shares the report and what was looked at before
+        scoped = copy(self)  # shares the report and the texts that were searched before
         scoped._secrets, scoped._sources, scoped._identifiers = KnownSecrets(), {}, frozenset()
         scoped._looked, scoped._replaced = {}, {}
         values = values if isinstance(values, Sequence) else list(values)
         scoped._learn(values)
-        # A name of the code is no secret, although it is assigned: `password = V2_login` before `def V2_login(`.
+        # A name in code is no secret although it is assigned: `password = V2_login` before `def V2_login(`.
         names = [value for value, rule in scoped._sources.items() if rule in _ASSIGNED and is_identifier(value)]
         if names:
             scoped._forget(defined_identifiers(names, (text for text, _ in json_strings(values))))
         return scoped
 
     def text(self, text: str, where: str = "") -> str:
-        """The text without secrets. `where` names it in the report."""
+        """Return the text without secrets. `where` names it in the report."""
         scope = self if self._secrets is not None else self.scoped_to([text])
         return scope._text(text, where)
 
@@ -172,7 +174,7 @@ class Redactor:
         return sorted(spans)
 
     def name(self, value: str, where: str = "") -> str:
-        """An id or a name, which stays as it is unless a secret hides in it."""
+        """Return an id or a name, unchanged unless it contains a secret."""
         scope = self if self._secrets is not None else self.scoped_to([])
         return scope._text(value, where)
 
@@ -198,7 +200,7 @@ class Redactor:
         self._look(new)
 
     def _look(self, texts: list[str]) -> None:
-        """Look for secrets in texts, and note those that hold none."""
+        """Search texts for secrets, and remember those without any."""
         for plain in (True, False):
             some = [text for text in texts if text.isascii() is plain and hash(text) not in self._clean]
             # One long text is searched quicker than many short ones; nothing is found across a NUL.
@@ -290,7 +292,7 @@ class Redactor:
 
     def _value(self, value: Any, where: str, nested: int = 0) -> Any:
         holder: list[Any] = [None]
-        # Not by recursion: a hostile value may be deeper than the stack.
+        # Without recursion, because a hostile value may be nested deeper than the stack.
         waiting: list[tuple[Any, Any, Any, str | None]] = [(holder, 0, value, None)]
         while waiting:
             into, at, item, name = waiting.pop()
@@ -340,7 +342,7 @@ class Redactor:
 
 
 def _texts_with_hits(texts: list[str], hits: list[SecretMatch]) -> set[int]:
-    """The numbers of the texts that hits in them, joined by a character, reach into."""
+    """Return the indices of the texts that are touched by hits in the joined text."""
     if not hits:
         return set()
     starts = [0, *accumulate(len(text) + 1 for text in texts)]

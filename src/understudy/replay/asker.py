@@ -1,6 +1,7 @@
-"""Asks a teacher: reserves the cost, stores the ask, sends it, settles the cost, and retries where that may help.
+"""Asks a teacher: reserves the cost, stores the ask, sends it, settles the cost, and retries if that may help.
 
-Beside `Asker`: the cost budget of a replay, what a reply of the gateway means, and the state of a teacher.
+Besides `Asker` this has the cost budget of a replay, the interpretation of the gateway's replies, and the state of
+a teacher.
 """
 
 from __future__ import annotations
@@ -32,43 +33,46 @@ UNITS = 1_000_000_000
 
 
 def to_units(usd: float) -> int:
-    """Dollars as units, rounded up but for what a float cannot hold."""
+    """Return dollars as units, rounded up (except for errors of the float)."""
     return math.ceil(round(usd * UNITS, 3))
 
 
 def to_dollars(amount: int) -> float:
-    """Units as dollars."""
+    """Return units as dollars."""
     return amount / UNITS
 
 
 class CostBudget:
-    """What may be spent (`limit_usd`, None: any sum), what was (`spent`) and what is held for requests under way.
+    """The budget of a replay (`limit_usd`, None: unlimited), the amount `spent`, and the amount `held` for running
+    requests.
 
-    `spent` begins with `before`, what earlier invocations spent or may have spent. It holds what was settled, at
-    its real cost where that is known, else at the most it can be. The sum of `spent` and `held` is never above the
-    limit, but for what a teacher bills beyond what it was asked for.
+    `spent` starts with `before`, which earlier invocations spent or may have spent. It counts real costs where
+    they are known, otherwise the highest possible cost. `spent` + `held` never exceeds the limit, unless a teacher
+    bills for more than was requested.
     """
 
     def __init__(self, limit_usd: float | None, before: float = 0.0) -> None:
         if limit_usd is not None and not 0 < limit_usd < 1e9:
-            raise ConfigError(f"--max-cost: expected a positive number of US dollars, got {limit_usd}")
+            raise ConfigError(f"--max-cost is {limit_usd}; expected a positive number of US dollars")
         self.limit = None if limit_usd is None else math.floor(round(limit_usd * UNITS, 3))
         self.spent = to_units(before)
         self.held = 0
         self._changed = asyncio.Event()
 
     def fits(self, amount: int) -> bool:
-        """Whether so much can be reserved now."""
+        """Return whether this amount can be reserved now."""
         return self.limit is None or self.spent + self.held + amount <= self.limit
 
     def can_never_fit(self, amount: int) -> bool:
-        """Whether so much could not be reserved, even if all that is under way should cost nothing."""
+        """Return whether this amount can never be reserved, even if all running requests turn out to cost
+        nothing.
+        """
         return self.limit is not None and self.spent + amount > self.limit
 
     async def reserve(self, amount: int, stopped: asyncio.Event) -> bool:
-        """Reserve an amount. Waits while it does not fit only because of requests under way.
+        """Reserve an amount; waits while it does not fit only because of running requests.
 
-        False when it does not fit, or `stopped` is set meanwhile (see `wake`).
+        Returns False if it does not fit, or `stopped` is set meanwhile (see `wake`).
         """
         while not stopped.is_set() and not self.can_never_fit(amount):
             if self.fits(amount):
@@ -84,7 +88,7 @@ class CostBudget:
         self.wake()
 
     def wake(self) -> None:
-        """Let all that wait in `reserve` check again."""
+        """Make all that wait in `reserve` check again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -108,7 +112,9 @@ _UNSENT = frozenset({_UNREACHED, InvalidRequest.__name__, ContextOverflow.__name
 
 
 class AskOutcome(Struct, frozen=True):
-    """What came of one try. `billed`: False where certainly nothing was; `call` where it was answered."""
+    """The result of one try. `billed` is False if certainly nothing was billed; `call` is set if it was
+    answered.
+    """
 
     then: Next
     billed: bool
@@ -118,10 +124,10 @@ class AskOutcome(Struct, frozen=True):
 
 
 def outcome_of(reply: AskReply) -> AskOutcome:
-    """What a reply of the gateway means."""
+    """Return what a reply of the gateway means."""
     call = reply.call
     if call is None:
-        # The gateway refused the request before there was a call: nothing was sent to the teacher.
+        # The gateway refused the request before making a call, so nothing was sent to the teacher.
         error = ErrorInfo("gateway", "GatewayError", f"status {reply.status}: {reply.text}")
         again = reply.status in (408, 429) or reply.status >= 500
         return AskOutcome("again" if again else "never", False, error, retry_after_s=reply.retry_after_s)
@@ -133,13 +139,13 @@ def outcome_of(reply: AskReply) -> AskOutcome:
 
 def _failed(call: Call, error: ErrorInfo) -> tuple[Next, bool]:
     if call.usage.prompt_tokens or call.usage.completion_tokens:
-        return "never", True  # there was an answer, of which nothing could be made
+        return "never", True  # there was a response, but it could not be read
     if error.type in _UNSENT:
         return ("again" if error.type == _UNREACHED else "never"), False
     match = _STATUS.match(error.message)
     status = int(match[1]) if match else None
     if status is None:
-        # Lost on its way: the teacher may have made an answer, or be making one.
+        # The connection broke: the teacher may have generated an answer, or still be generating one.
         again = error.type == Abandoned.__name__ or _BROKE_OFF.match(error.message) is not None
         return ("again" if again else "never"), True
     if status in _DISMISSES:
@@ -164,12 +170,12 @@ MOST_PATIENCE_S = 600.0
 
 
 class AskCounts(Struct):
-    """How the asks of one teacher ended, in this invocation. `tokens` are those that the answers were billed for.
+    """How the asks of one teacher ended in this invocation. `tokens` are those billed for answers.
 
-    `lost` were under way when a process died: they count at the most they can have cost, and are not sent again.
-    `recovered` of the answered were answered before, and only noted now. `unaffordable` did not fit below the
-    budget. `overruns` are answers that were billed for more tokens than they were asked for.
-    `dismissed`: why it is asked no more.
+    `lost` asks were running when a process died: they count with their highest possible cost, and are not sent
+    again. `recovered` ones had been answered before, and are only recorded now. `unaffordable` ones did not fit in
+    the budget. `overruns` are answers billed for more tokens than requested. `dismissed` is why the teacher is no
+    longer asked.
     """
 
     answered: int = 0
@@ -200,20 +206,20 @@ class TeacherState:
 
     @property
     def dismissed(self) -> str | None:
-        """Why it is asked no more."""
+        """Why the teacher is no longer asked; None while it is."""
         return self.tally.dismissed
 
     @property
     def resting(self) -> bool:
-        """Whether the teacher asked for a pause that has not passed yet."""
+        """Whether the teacher asked for a pause that is not over yet."""
         return time.monotonic() < self._not_before
 
     def dismiss(self, why: str) -> None:
-        """Ask it no more; the first reason stays."""
+        """Stop asking the teacher; the first reason is kept."""
         self.tally.dismissed = self.tally.dismissed or why
 
     def pause(self, tried: int, retry_after_s: float | None) -> None:
-        """Leave it alone for a while, after so many tries of an ask."""
+        """Pause requests to the teacher for a while; `tried` is the number of tries of the ask."""
         wait = min(FIRST_PAUSE_S * 2 ** (tried - 1), LONGEST_PAUSE_S) if retry_after_s is None else retry_after_s
         if wait > MOST_PATIENCE_S:
             self.dismiss(
@@ -222,7 +228,7 @@ class TeacherState:
         self._not_before = max(self._not_before, time.monotonic() + wait)
 
     async def rested(self, stopped: asyncio.Event) -> None:
-        """Wait until it may be asked again, or until `stopped` is set."""
+        """Wait until the teacher may be asked again, or until `stopped` is set."""
         while not stopped.is_set() and (left := self._not_before - time.monotonic()) > 0:
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), left)
@@ -247,7 +253,7 @@ _STATUS_NAMES = {"never": REFUSED, "again": "Unavailable", "dismiss": "Dismissed
 
 
 class AskProgress(Struct):
-    """Where a replay stands. `total` asks are to be sent, as it was estimated; the judge's are not in it."""
+    """The progress of a replay. `total` is the estimated number of asks to send, without the judge's."""
 
     total: int = 0
     ended: int = 0
@@ -277,7 +283,7 @@ class Asker:
     async def ask(
         self, ask: StoredAsk, make: Callable[[], TeacherRequest], teacher_state: TeacherState
     ) -> Call | None:
-        """Send an ask, several times where that helps. Returns the call that answered it; None where none did."""
+        """Send an ask, with retries where these may help. Returns the call that answered it, or None."""
         tries = teacher_state.teacher.config.tries
         result: AskOutcome | None = None
         async with teacher_state.slots:
@@ -289,7 +295,8 @@ class Asker:
                     request = make()
                     amount = self._worst(teacher_state.teacher, request)
                     if not await self.budget.reserve(amount, self._stopped):
-                        # One that was tried before has failed, and is counted as that.
+                        # An ask that was tried before has failed then, and was counted as failed; it is counted
+                        # anew now.
                         teacher_state.tally.unaffordable += result is None and not self._stopped.is_set()
                         break
                     ask, result = await self._try(ask, request, amount, teacher_state)
@@ -323,9 +330,9 @@ class Asker:
     async def _try(
         self, ask: StoredAsk, request: TeacherRequest, amount: int, teacher_state: TeacherState
     ) -> tuple[StoredAsk, AskOutcome]:
-        """Send an ask once, within what was reserved for it."""
+        """Send an ask once, at a cost within the reserved amount."""
         assert teacher_state.line is not None
-        # What an earlier process held for a try whose end it did not see counts as spent.
+        # If an earlier process died during a try, the amount that it held counts as spent.
         before = (ask.cost_usd or 0.0) + (ask.reserved_usd or 0.0)
         priced = teacher_state.teacher.price is not None
         ask = msgspec.structs.replace(
@@ -363,7 +370,7 @@ class Asker:
         call: Call | None = None,
         error: AskOutcome | None = None,
     ) -> StoredAsk:
-        """Write down how a try of an ask ended, and what it cost."""
+        """Store how a try of an ask ended, and what it cost."""
         priced = ask.reserved_usd is not None
         info = None
         if error is not None and error.error is not None:
@@ -381,7 +388,9 @@ class Asker:
         return ask
 
     def _check(self, call: Call | None, request: TeacherRequest, teacher_state: TeacherState) -> None:
-        """Count what a teacher bills beyond what it was asked for: its worst cost is unknown from then on."""
+        """Count an overrun if a teacher billed for more than was requested: its highest possible cost is unknown
+        then.
+        """
         if call is None:
             return
         usage, limit = call.usage, teacher_state.teacher.config.max_tokens
@@ -415,7 +424,7 @@ class Asker:
 
 
 def billed_cost(call: Call | None, amount: int) -> int:
-    """What a try cost: as its usage tells, else the most that it can have been."""
+    """Return the cost of a try: by its usage if known, otherwise the highest possible cost."""
     has_usage = call is not None and (call.usage.prompt_tokens > 0 and call.usage.completion_tokens > 0)
     if call is None or call.cost_usd is None or not has_usage:
         return amount

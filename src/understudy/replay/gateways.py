@@ -1,4 +1,4 @@
-"""A gateway of our own for each teacher, on loopback: a key an ask, and every call kept before it is read."""
+"""Runs a gateway for each teacher, on loopback: one key per ask, and every call is stored before it is read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _CHAT_BRANCH = "x-session-id"
 
 
 class _AskSession(GatewaySession):
-    """The session of one ask. All asks of a replay are one attempt, whose calls are counted together."""
+    """The session of one ask. All asks of a replay belong to one attempt, so that their calls are counted
+    together.
+    """
 
     def __init__(self, attempt_id: str, numbers: itertools.count[int]) -> None:
         super().__init__(attempt_id, {})
@@ -37,9 +39,10 @@ class _AskSession(GatewaySession):
 
 
 class AskKeys:
-    """The keys of the asks under way (see KeyRing): each opens a session of its own, and goes with its ask.
+    """The keys of the running asks (see KeyRing): each key opens a session of its own, and is removed with its
+    ask.
 
-    What one teacher answered is not remembered for the next: tool ids of different answers may be the same.
+    Answers of one teacher are not remembered for the next, because tool ids of different answers may be equal.
     """
 
     def __init__(self, attempt_id: str, sequence: int) -> None:
@@ -48,12 +51,12 @@ class AskKeys:
         self._sessions: dict[bytes, GatewaySession] = {}
 
     async def find_session(self, key: str) -> GatewaySession | None:
-        """The session that a key opens, or None."""
+        """Return the session that a key opens, or None."""
         return self._sessions.get(digest_of(key))
 
     @contextmanager
     def issued(self) -> Generator[str]:
-        """A key that works inside of the context."""
+        """Yield a key that is valid inside the block."""
         key = new_key()
         digest = digest_of(key)
         self._sessions[digest] = _AskSession(self._attempt_id, self._numbers)
@@ -64,7 +67,7 @@ class AskKeys:
 
 
 class AskCalls:
-    """The store as the gateways see it. What was said of an ask last is kept until it is taken."""
+    """The store as the gateways see it. The last call of an ask is kept until `take` returns it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -86,12 +89,12 @@ class AskCalls:
         return future
 
     def take(self, ask_id: str) -> Call | None:
-        """The last call of an ask; None when it made none."""
+        """Return and forget the last call of an ask; None if there is none."""
         return self._last.pop(ask_id, None)
 
 
 class AskReply(Struct, frozen=True):
-    """What came of one request: the call that the gateway made of it, if it made one, and what it answered."""
+    """The result of one request: the gateway's call, if it made one, and its response."""
 
     call: Call | None
     status: int
@@ -100,7 +103,7 @@ class AskReply(Struct, frozen=True):
 
 
 class TeacherConnection:
-    """The way to one teacher."""
+    """The connection to one teacher, through a gateway."""
 
     def __init__(
         self, teacher: Teacher, url: str, keys: AskKeys, calls: AskCalls, client: aiohttp.ClientSession
@@ -113,7 +116,7 @@ class TeacherConnection:
         self._branch = _BRANCH.get(teacher.config.backend, _CHAT_BRANCH)
 
     async def send(self, ask_id: str, path: str, body: bytes) -> AskReply:
-        """Send a request on the branch of its ask, once. Raises StoreError when its call could not be kept."""
+        """Send a request once, on the branch of its ask. Raises StoreError when its call could not be stored."""
         with self._keys.issued() as key:
             headers = {"authorization": f"Bearer {key}", "content-type": "application/json", self._branch: ask_id}
             try:
@@ -133,10 +136,10 @@ class TeacherConnection:
 
 @asynccontextmanager
 async def connect(teacher: Teacher, keys: AskKeys, calls: AskCalls) -> AsyncGenerator[TeacherConnection]:
-    """The way to a teacher, through a gateway that ends with the context.
+    """Connect to a teacher, through a gateway that ends with the context.
 
-    Raises ConfigError for a key that is missing and a model that the server does not have, BackendError when one's
-    own server does not answer.
+    Raises ConfigError for a missing key or a model that the server does not have, BackendError when the server
+    does not respond.
     """
     config = GatewayConfig(models=ModelsConfig(high=teacher.model))
     async with AsyncExitStack() as stack:
@@ -155,6 +158,6 @@ async def connect(teacher: Teacher, keys: AskKeys, calls: AskCalls) -> AsyncGene
 
 
 async def client_attempt(store: Store, replay_id: str) -> tuple[str, int]:
-    """The attempt that the calls of a replay belong to, and the place of its next call."""
+    """Return the attempt that the calls of a replay belong to, and the sequence number of its next call."""
     attempt = await asyncio.wrap_future(store.keys.add_client(f"replay-{replay_id}"))
     return attempt.id, await asyncio.to_thread(store.calls.next_sequence, attempt.id)

@@ -34,9 +34,9 @@ _TOKEN_CHARS = 3.5
 
 
 class ReplaySettings(Struct, frozen=True, kw_only=True):
-    """What a replay asks. `again` asks once more what was refused, and what was under way when a process died.
+    """The settings of a replay. `again` repeats asks that were refused, or were running when a process died.
 
-    `name` is that of the replay: earlier invocations under it are counted, their cost too.
+    `name` identifies the replay: earlier invocations with this name are counted, and so is their cost.
     """
 
     table: ClassVar[str] = "replay"
@@ -79,7 +79,9 @@ class ReplaySettings(Struct, frozen=True, kw_only=True):
 
 
 class TeachableState(Struct, frozen=True):
-    """A state that is asked about, and its tools, which come of the whole session where its log lacks them."""
+    """A state to ask about, and its tools, which are inferred from the whole session if the log does not have
+    them.
+    """
 
     state: TraceState
     tools: list[dict[str, Any]] | None
@@ -87,11 +89,10 @@ class TeachableState(Struct, frozen=True):
 
 
 class SelectionCounts(Struct):
-    """What a selection came to. `left_out` counts states by why no teacher may be asked about them.
+    """The counts of a selection. `left_out` counts states that no teacher may be asked about, by reason.
 
-    `not_asked` counts by teacher the states that it is not asked about though others are, or would be; `tools`
-    the states by where their tools are from: own (the log), version, inferred (see `tool_lists.ToolsSource`),
-    none.
+    `not_asked` counts, by teacher, states that it may not be asked about although others may; `tools` counts
+    states by the origin of their tools: own (the log), version, inferred (see `tool_lists.ToolsSource`), none.
     """
 
     states: int = 0
@@ -102,9 +103,10 @@ class SelectionCounts(Struct):
 
 
 class TeacherShare(Struct):
-    """What one teacher would be asked. Sums of dollars are None where its price is not known.
+    """What one teacher would be asked. Amounts in dollars are None if its price is not known.
 
-    `done` asks have their answer, or are not asked again. `worst_usd` is what is reserved for the rest.
+    `done` asks are answered, or are not repeated. `worst_usd` is the highest possible cost of the rest, which is
+    reserved.
     """
 
     asks: int = 0
@@ -116,9 +118,9 @@ class TeacherShare(Struct):
 
 
 class SessionSource:
-    """The traces of a store with the turns that `where` is true of, redacted where there is a redactor.
+    """The traces of a store with the turns that match `where`, redacted if there is a redactor.
 
-    Raises ConfigError, when it is read, for an expression that is none.
+    Raises ConfigError on reading for an invalid expression.
     """
 
     def __init__(self, store: Store, where: str | None = None, redactor: Redactor | None = None) -> None:
@@ -127,15 +129,15 @@ class SessionSource:
         self._redactor = redactor
 
     def chosen(self, turns: TurnSelection | None = None) -> Iterator[Trace]:
-        """The traces with the chosen turns, or with some of them."""
+        """Yield the traces that contain the chosen turns, or some of them."""
         return map(self._sendable, traces(self._store, self._where if turns is None else turns))
 
     def sample(
         self, accept: Callable[[str, str | None], bool], limit: int, seed: int, replay: str
     ) -> TurnSelection:
-        """A random sample of the chosen turns of which `accept` is true; it gets the turn's role and model.
+        """Return a random sample of the chosen turns for which `accept(role, model)` is true.
 
-        States that the replay has asked about come first, so that it continues with the same ones.
+        States that this replay has asked about come first, so that a replay continues with the same states.
         """
 
         def accepted(row: Mapping[str, Any]) -> bool:
@@ -145,19 +147,21 @@ class SessionSource:
         return self._store.sessions.sample(accepted, ("role", "model"), self._where, limit, seed, asked_states)
 
     def whole(self, trace: Trace) -> Trace:
-        """One of them with all its turns."""
+        """Return one of the traces with all its turns."""
         if self._where is None:
             return trace
         try:
             trace.trace_id.encode()
         except UnicodeEncodeError:
-            return trace  # SQL has no word for it
+            return trace  # done here, because SQL cannot do it
         name = trace.trace_id.replace("'", "''")
         stored = next(traces(self._store, f"trace_id = '{name}'"), None)
         return trace if stored is None else self._sendable(stored)
 
     def _sendable(self, trace: Trace) -> Trace:
-        """The trace as it may be sent. Its ids, and who wrote its turns, are only for us, and stay as they are."""
+        """Return the trace with redacted texts. Its ids and the authors of its turns are never sent, and stay as
+        they are.
+        """
         if self._redactor is None:
             return trace
         sent = redact_trace(trace, self._redactor)
@@ -171,22 +175,24 @@ class SessionSource:
 def select(
     sessions: SessionSource, teachers: Teachers, options: ReplaySettings, counts: SelectionCounts
 ) -> Generator[TeachableState]:
-    """The states to ask about, counted in `counts`.
+    """Yield the states to ask about, and count them in `counts`.
 
-    A teacher is not asked about a turn that a model of its family wrote, nor where either family is not known,
-    unless the options allow it.
+    A teacher is not asked about a turn by a model of its own family, nor if either family is unknown, unless the
+    options allow it.
     """
     sample: TurnSelection | None = None
     if options.limit is not None:
 
         def askable(role: str, model: str | None) -> bool:
-            """Whether a teacher may be asked; what may not is counted now, for it is never read."""
+            """Return whether a teacher may be asked. Refusals are counted here, because refused turns are never
+            read.
+            """
             return _role_is_asked(role, options, counts) and bool(
                 _chosen(model_family(model), teachers, options, counts)
             )
 
         sample = sessions.sample(askable, options.limit, options.seed, options.name)
-        counts.not_asked.clear()  # counted again, of the sample alone
+        counts.not_asked.clear()  # counted again, for the sample only
     for trace in sessions.chosen(sample):
         if not _role_is_asked(trace.role, options, counts, len(trace.turns)):
             continue
@@ -236,22 +242,24 @@ def _chosen(
 
 
 def ask_id(options: ReplaySettings, state_id: str, teacher: Teacher, number: int) -> str:
-    """The id of an ask: the same for the same question to the same teacher with the same settings."""
+    """Return the id of an ask, which is the same for the same question to the same teacher with the same
+    settings.
+    """
     encoded = msgspec.json.encode([options.name, options.redacted, state_id, teacher.identity, number])
     return hashlib.blake2b(encoded, digest_size=16, person=b"ask").hexdigest()
 
 
 def request_for(stated: TeachableState, teacher: Teacher) -> TeacherRequest:
-    """The request that puts a state to a teacher."""
+    """Return the request that asks a teacher about a state."""
     return build_request(teacher.config, stated.state.messages, stated.tools)
 
 
 def estimate(
     chosen: Iterable[TeachableState], options: ReplaySettings, existing_asks: Callable[[Iterable[str]], set[str]]
 ) -> dict[str, TeacherShare]:
-    """What each teacher would be asked about these states, and what it would cost. Nothing is sent.
+    """Return what each teacher would be asked about these states, and the cost. Nothing is sent.
 
-    `existing_asks` returns those of some ids whose asks are done.
+    `existing_asks` returns those of the given ask ids that are done.
     """
     shares: dict[str, TeacherShare] = {}
     sizer = RequestSizer()

@@ -77,7 +77,7 @@ Which proposal is the best? Answer with its number and nothing else."""
 
 
 def undecided(proposals: Sequence[Proposal], project: str | None) -> list[Proposal]:
-    """What is put to a judge: the proposal that stands for each group, where no group has won; else nothing."""
+    """Return the proposals to show to a judge: one for each group if no group has won; otherwise none."""
     groups: list[Proposal] = []
 
     def asked(candidates: Sequence[Group]) -> None:
@@ -88,7 +88,7 @@ def undecided(proposals: Sequence[Proposal], project: str | None) -> list[Propos
 
 
 def question(messages: Sequence[Message], shown: Sequence[Proposal]) -> list[Message]:
-    """The messages that put proposals to a judge, in this order, numbered from 1."""
+    """Return the messages that show proposals to a judge, in this order, numbered from 1."""
     proposals = "\n\n".join(
         f'<proposal number="{number}">\n{_cut(_action_text(proposal.action))}\n</proposal>'
         for number, proposal in enumerate(shown, 1)
@@ -120,7 +120,7 @@ def _call(call: dict[str, Any]) -> str:
 
 
 def _cut(text: str) -> str:
-    """A text as a part of the question, which it cannot end: not all of it where it is long."""
+    """Return a text as a part of the question, shortened if it is long; it cannot imitate the question's end."""
     text = _MARKS.sub("‹", text)
     if len(text) <= LONGEST_PART:
         return text
@@ -132,7 +132,9 @@ _INVOCATIONS = 100
 
 
 class ReplaySummary(Struct, kw_only=True):
-    """What an invocation came to. `cost_usd` is what the replay has cost at the most, `left` asks not sent."""
+    """The result of an invocation. `cost_usd` is the highest possible cost of the whole replay, `left` the asks
+    not sent.
+    """
 
     replay: str
     selected: SelectionCounts
@@ -154,13 +156,15 @@ _AHEAD = 4
 class Replay:
     """Asks teachers about the states of a store.
 
-    Every ask is in the store before it is sent, with what it can cost at the most; its answer is there, as a call
-    of the gateway, before it is read. Killed at any moment, nothing answered is asked again, and what it may have
-    cost is counted.
+    Each ask is stored with its highest possible cost before it is sent, and its answer is stored as a call of the
+    gateway before it is read. So after a kill at any moment nothing that was answered is asked again, and all
+    possible costs are counted.
     """
 
     def __init__(self, store: Store, teachers: Teachers, options: ReplaySettings) -> None:
-        """Raises ConfigError where a budget needs a price, or an earlier invocation differs in redaction."""
+        """Raises ConfigError if a budget needs a price that is missing, or an earlier invocation had another
+        redaction.
+        """
         everyone = (*teachers.teachers, *((teachers.judge,) if teachers.judge else ()))
         for teacher in everyone if options.max_cost_usd is not None else ():
             if teacher.price is None:
@@ -170,8 +174,9 @@ class Replay:
                 )
         if (before := _last_options(store, options.name).get("redacted", options.redacted)) != options.redacted:
             raise ConfigError(
-                f"the replay {options.name!r} was {'redacted' if before else '--unredacted'} before; its judge "
-                f"sees the answers from then; continue it the same way, or start another replay with --name"
+                f"the replay {options.name!r} was {('redacted' if before else '--unredacted')} before, "
+                "and its judge sees the earlier answers; continue it the same way, or start another "
+                "replay with --name"
             )
         self.progress = AskProgress()
         self._store = store
@@ -194,22 +199,22 @@ class Replay:
         return Asker(self._asks, budget, options.concurrency, self._stopped, self.progress)
 
     def estimate(self) -> tuple[SelectionCounts, dict[str, TeacherShare]]:
-        """What is to be asked, and what it would cost. Nothing is sent, and nothing written.
+        """Return what will be asked, and the estimated cost. Nothing is sent or written.
 
-        Sizes are those of the sessions as they are stored: to redact all of them would take many times as long,
-        and changes few of their bytes.
+        Sizes are those of the stored, unredacted sessions: redacting all of them would take many times as long,
+        and changes few bytes.
         """
         counts = SelectionCounts()
         chosen = takewhile(lambda _: not self._stopped.is_set(), self._select(self._stored, counts))
         return counts, estimate(chosen, self._options, self._done)
 
     def check_keys(self, selected: SelectionCounts, shares: dict[str, TeacherShare]) -> None:
-        """Raise ConfigError where an estimate has asks for a teacher whose key is not in the environment."""
+        """Raise ConfigError if a teacher with asks in the estimate has no key in the environment."""
         for teacher_state in self._wanted(selected, shares):
             secret_of(teacher_state.teacher.name, teacher_state.teacher.model)
 
     def _wanted(self, selected: SelectionCounts, shares: dict[str, TeacherShare]) -> list[TeacherState]:
-        """The teachers that something is left to ask, and the judge, which may be asked about any state."""
+        """Return the teachers that have asks left, and the judge, which may be asked about any state."""
         wanted = [self._teacher_states[name] for name, share in shares.items() if share.asks > share.done]
         if self._judge is not None and selected.states:
             wanted.append(self._judge)
@@ -222,14 +227,14 @@ class Replay:
         return {id_ for id_, ask in self._asks.find(ids).items() if self._settled(ask)}
 
     def _settled(self, ask: StoredAsk) -> bool:
-        """Whether an ask is not to be sent again."""
+        """Return whether an ask must not be sent again."""
         if ask.status == "answered":
             return True
         final = ask.status == "asked" or (ask.error is not None and ask.error.type == REFUSED)
         return final and not self._options.again
 
     def stop(self) -> bool:
-        """Send nothing more, and let requests under way finish. Returns False when it was stopped before."""
+        """Send nothing more, and let running requests finish. Returns False if it was stopped before."""
         if self.progress.stopping:
             return False
         self.progress.stopping = True
@@ -237,13 +242,13 @@ class Replay:
         self._asker.budget.wake()
         return True
 
-    # --- the whole --------------------------------------------------------------------------------------
+    # --- running a replay -------------------------------------------------------------------------------
 
     async def run(self, on_estimate: OnEstimate | None = None) -> ReplaySummary:
-        """Ask what is left to ask. `on_estimate` gets the estimate before anything is sent.
+        """Send the remaining asks. `on_estimate` is called with the estimate before anything is sent.
 
-        Raises ConfigError for a key that is missing or a server without the model, StoreError when something could
-        not be kept.
+        Raises ConfigError for a missing key or a server without the model, StoreError when something could not be
+        stored.
         """
         options = self._options
         attempt_id, sequence = await client_attempt(self._store, options.name)
@@ -295,7 +300,7 @@ class Replay:
         )
 
     async def _record(self, selected: SelectionCounts, summary: ReplaySummary | None) -> None:
-        """Record what was chosen, and what came of it."""
+        """Store what was selected, and the summary."""
         stored = self._asks.replay(self._options.name)
         former: list[Any] = stored.config.get("invocations", []) if stored else []
         if summary is not None:
@@ -315,7 +320,7 @@ class Replay:
         await asyncio.wrap_future(self._asks.put_replay(self._options.name, config))
 
     async def _recover(self, attempt_id: str) -> None:
-        """Complete the asks whose answer was kept when a process died, though that was not noted any more."""
+        """Complete asks whose answer was stored when a process died before it recorded that."""
         open_ = self._asks.of_replay(self._options.name, "asked")
         answers = self._asks.answered_calls(attempt_id) if open_ else {}
         for ask in open_:
@@ -334,9 +339,9 @@ class Replay:
     # --- the states -------------------------------------------------------------------------------------
 
     async def _all(self, reader: ThreadPoolExecutor) -> None:
-        """Ask about all states, several at a time. Raises what any of it raised.
+        """Ask about all states, several at a time. Raises the first error of any of them.
 
-        They are read in a thread of their own: to redact a long session takes its time.
+        States are read in a thread, because redacting a long session takes time.
         """
         loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = set()
@@ -412,7 +417,7 @@ class Replay:
         )
 
     async def _put_to_judge(self, stated: TeachableState, teacher_state: TeacherState) -> None:
-        """Put the proposals at a state to the judge, where teachers do not agree."""
+        """Show the proposals at a state to the judge, if the teachers do not agree."""
         judge = teacher_state.teacher
         state_id, name = stated.state.state_id, self._options.name
         names = names_in(stated.state.messages, stated.tools)
@@ -439,7 +444,7 @@ def _last_options(store: Store, name: str) -> dict[str, Any]:
 
 
 async def _run_all(work: Iterable[Any]) -> None:
-    """Await all; when one fails, the others are called off first."""
+    """Await all; if one fails, cancel the others and wait for them before raising."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         await asyncio.gather(*tasks)

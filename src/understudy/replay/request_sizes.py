@@ -1,7 +1,8 @@
-"""How large the requests to teachers would be, without building each: conversations mostly go on from one another.
+"""Computes how large the requests to teachers would be, without building each one.
 
-What comes before an answer is laid out once, and a request's size is the sum of its parts' sizes. So an estimate
-over a conversation of n turns costs O(n), where its requests together are O(n²) bytes.
+Consecutive requests of a conversation mostly share their beginning. What comes before an answer is laid out once,
+and a request's size is the sum of its parts' sizes. So the estimate for a conversation of n turns takes O(n),
+while its requests together have O(n²) bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from understudy.replay.teachers import Teacher
 
 
 class _SizedPart(Struct, frozen=True):
-    """The first `number` messages of a conversation: the size of all of them, and ids that are new in its end."""
+    """The first `number` messages of a conversation: their total size, and the ids that are new at their end."""
 
     number: int
     size: RequestSize
@@ -25,14 +26,16 @@ class _SizedPart(Struct, frozen=True):
 
 
 class RequestSizer:
-    """The sizes of the requests that `build_request` would build. It remembers the last conversation."""
+    """Computes the sizes of the requests that `build_request` would build. It caches the last conversation."""
 
     def __init__(self) -> None:
         self._conversations: dict[bool, _ConversationSizer] = {}
         self._empty: dict[str, tuple[list[dict[str, Any]] | None, RequestSize]] = {}
 
     def size(self, teacher: Teacher, messages: list[Message], tools: list[dict[str, Any]] | None) -> RequestSize:
-        """The size of the request that asks a teacher what comes next in a conversation, with these tools."""
+        """Return the size of the request that asks a teacher for the next turn of a conversation with
+        these tools.
+        """
         anthropic = teacher.config.backend == "anthropic"
         conversation = self._conversations.get(anthropic)
         if conversation is None:
@@ -48,7 +51,7 @@ class RequestSizer:
 
 
 class _ConversationSizer:
-    """The sizes of the messages of conversations, as the API of a teacher takes them."""
+    """Computes the sizes of conversations' messages, in the format of a teacher's API."""
 
     def __init__(self, teacher: Teacher) -> None:
         self._config = teacher.config
@@ -57,9 +60,9 @@ class _ConversationSizer:
         self._ids: set[str] = set()
 
     def size(self, messages: list[Message]) -> RequestSize | None:
-        """The size of the messages; None where they cannot be laid out in parts.
+        """Return the size of the messages; None if they cannot be laid out in parts.
 
-        Raises UnicodeEncodeError and msgspec.ValidationError where `build_request` would change them all.
+        Raises UnicodeEncodeError or msgspec.ValidationError if `build_request` would have to repair the messages.
         """
         self._forget(messages)
         self._messages = messages
@@ -78,7 +81,9 @@ class _ConversationSizer:
         return total
 
     def _forget(self, messages: list[Message]) -> None:
-        """Forget the parts that are not the beginning of these messages, or that no answer follows here."""
+        """Drop cached parts that are not a prefix of these messages, or that are not followed by an
+        answer here.
+        """
         last_number = self._parts[-1].number if self._parts else 0
         if messages[:last_number] != self._messages[:last_number]:
             pairs = enumerate(zip(messages, self._messages[:last_number], strict=False))
@@ -91,7 +96,7 @@ class _ConversationSizer:
 
 
 def _is_spoken(message: Message) -> bool:
-    """Whether a message is an answer that every API is shown."""
+    """Return whether a message is an answer with content that every API shows to its model."""
     content = message.get("content")
     return message["role"] == "assistant" and (
         any(call.get("type") == "function" for call in message.get("tool_calls") or ())

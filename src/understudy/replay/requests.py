@@ -1,7 +1,7 @@
-"""A state as a request to a teacher, in the dialect that its backend takes, and the most that it can cost.
+"""Turns a state into a request to a teacher, in its backend's dialect, and bounds its cost.
 
-The messages of a state are read into the conversation model and laid out as the gateway lays out a request
-(`wire.layout`), so that a teacher is shown what a model behind the gateway would be shown.
+The messages of a state are read into the conversation model and laid out as the gateway does it (`wire.layout`),
+so that a teacher is shown what a model behind the gateway would be shown.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ _DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)
 
 
 class RequestSize(Struct, frozen=True):
-    """What the bounds of a prompt's tokens are made of: the bytes of a request, and the same in ASCII.
+    """The size of a request, from which bounds of its prompt's tokens are computed: its bytes, and its bytes in
+    ASCII.
 
-    Addresses of images count in neither: no tokenizer sees them. `messages` and `images` are numbers of them.
+    URLs of images count in neither, because no tokenizer sees them. `messages` and `images` are their numbers.
     """
 
     plain: int = 0
@@ -58,7 +59,7 @@ class RequestSize(Struct, frozen=True):
     images: int = 0
 
     def plus(self, other: RequestSize, *, comma: bool = False) -> RequestSize:
-        """The size of both together, with a `comma` between them."""
+        """Return the sum of both sizes, with a `comma` between them if given."""
         return RequestSize(
             self.plain + other.plain + comma,
             self.escaped + other.escaped + comma,
@@ -68,18 +69,18 @@ class RequestSize(Struct, frozen=True):
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens that the prompt can have."""
+        """The maximum number of tokens in the prompt."""
         more = MESSAGE_TOKENS * self.messages + REQUEST_TOKENS + IMAGE_TOKENS * self.images
         return max(self.escaped, 0) + more
 
     @property
     def likely_tokens(self) -> int:
-        """How many tokens the prompt is estimated to have."""
+        """The estimated number of tokens in the prompt."""
         return math.ceil(self.plain / TOKEN_BYTES) + 1500 * self.images
 
 
 class TeacherRequest(Struct, frozen=True):
-    """What is sent: the path and body, and its size."""
+    """A request to send: its path, body and size."""
 
     path: str
     body: bytes
@@ -89,11 +90,11 @@ class TeacherRequest(Struct, frozen=True):
 def build_request(
     config: TeacherConfig, messages: list[Message], tools: list[dict[str, Any]] | None
 ) -> TeacherRequest:
-    """The request that asks a teacher what comes next in a conversation, with these tools."""
+    """Return the request that asks a teacher for the next turn of a conversation with these tools."""
     try:
         return _request(config, messages, tools)
     except UnicodeEncodeError:
-        # A log may hold half of a letter.
+        # A log may contain half of a surrogate pair, which UTF-8 cannot encode.
         whole = json.dumps([messages, tools], ensure_ascii=False).encode(errors="replace")
         return _request(config, *json.loads(whole))
 
@@ -119,7 +120,7 @@ def _body(
     *,
     begins: bool = True,
 ) -> dict[str, Any]:
-    """The fields of the request; `ids` and `begins` are those of `as_anthropic`."""
+    """Return the fields of the request; `ids` and `begins` are those of `as_anthropic`."""
     fields: dict[str, Any] = {"model": config.model, "max_tokens": config.max_tokens}
     if config.temperature is not None:
         fields["temperature"] = config.temperature
@@ -129,14 +130,14 @@ def _body(
 
 
 def _size(data: bytes, messages: Sequence[Message]) -> RequestSize:
-    """The size of a request, of which `data` is the JSON."""
+    """Return the size of a request whose JSON is `data`."""
     images = [len(str(part["image_url"].get("url"))) for part in _parts(messages) if part["type"] == "image_url"]
     hidden = sum(images)
     return RequestSize(len(data) - hidden, _escaped(data) - hidden, len(messages), len(images))
 
 
 def empty_size(config: TeacherConfig, tools: list[dict[str, Any]] | None) -> RequestSize:
-    """The size of a request without messages. Raises UnicodeEncodeError where a text holds half of a letter."""
+    """Return the size of a request without messages. Raises UnicodeEncodeError for half of a surrogate pair."""
     return _size(msgspec.json.encode(_body(config, [], sendable(tools or ()), begins=False)), ())
 
 
@@ -158,14 +159,15 @@ def rest_size(
 
 
 def shown_messages(messages: list[Message]) -> list[Message]:
-    """The chat messages that a teacher is shown, with names of tools and ids of calls that every API takes.
+    """Return the chat messages that a teacher is shown, with tool names and call ids that every API accepts.
 
-    Thinking is left out: it is the student's own. What a chat model cannot be shown is its type in brackets.
+    Thinking is left out, because it is the student's own. A part that a chat model cannot be shown is replaced by
+    its type in brackets.
     """
     try:
         body = msgspec.convert({"messages": messages}, ChatBody)
     except msgspec.ValidationError:
-        # A log may hold parts that are not as the API has them: their texts are what can be shown.
+        # A log may contain parts in an invalid form, of which only the texts can be shown.
         texts = [message | {"content": text_of(message.get("content"))} for message in messages]
         body = msgspec.convert({"messages": texts}, ChatBody)
     return _laid_out(body)
@@ -213,7 +215,7 @@ def as_anthropic(
 
 
 class _AnthropicTurns:
-    """Makes the turns of Anthropic's API of chat messages, one after the other."""
+    """Converts chat messages into turns of Anthropic's API."""
 
     def __init__(self, ids: set[str], begins: bool) -> None:
         self._begins = begins
@@ -225,7 +227,7 @@ class _AnthropicTurns:
         self._content: list[dict[str, Any]] = []
 
     def add(self, message: Message) -> None:
-        """Add a chat message. A result without its call becomes text of the user's."""
+        """Add a chat message. A result without its call becomes text of the user."""
         if message["role"] == "assistant":
             self._assistant(message)
         elif message["role"] == "tool" and message["tool_call_id"] in self._open:
@@ -234,7 +236,7 @@ class _AnthropicTurns:
             self._content += _blocks(message)
 
     def end(self) -> list[dict[str, Any]]:
-        """The turns, once all messages were added."""
+        """Return the turns, after all messages were added."""
         self._user()
         return self._turns
 
@@ -245,7 +247,8 @@ class _AnthropicTurns:
             return
         self._user()
         for call in calls:
-            # A second call of the same id gets its result by its own: the first, which has none, is closed below.
+            # If two calls have the same id, the result belongs to the second; the first has none, and is closed
+            # below.
             self._open[call["id"]] = own_id = self._new_id(call["id"])
             function = call["function"]
             arguments = tool_input(function["arguments"])
@@ -281,7 +284,7 @@ class _AnthropicTurns:
 
 
 def _parts(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """The parts of the content of laid out messages, a text being one."""
+    """Return the content parts of laid out messages; a text counts as one part."""
     parts: list[dict[str, Any]] = []
     for message in messages:
         content: str | list[dict[str, Any]] = message["content"]
@@ -290,7 +293,7 @@ def _parts(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 
 def _blocks(message: Message) -> list[dict[str, Any]]:
-    """A content as Anthropic's blocks. The API refuses text that is nothing but space."""
+    """Return a content as Anthropic's blocks, without blank texts, which the API refuses."""
     blocks = [_image(part) if part["type"] == "image_url" else part for part in _parts([message])]
     return [block for block in blocks if block["type"] != "text" or block["text"].strip()]
 
@@ -305,18 +308,20 @@ def _image(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def worst_cost(price: Price, prompt_tokens: int, max_tokens: int) -> float:
-    """The most that a request can cost in US dollars."""
+    """Return the highest possible cost of a request in US dollars."""
     dearest = max(price.input, price.cached or 0.0, price.cache_write or 0.0)
     return (prompt_tokens * dearest + max_tokens * price.output) / MILLIONTH
 
 
 def likely_cost(price: Price, prompt_tokens: int, completion_tokens: int) -> float:
-    """What a request is estimated to cost in US dollars, nothing of it cached."""
+    """Return the estimated cost of a request in US dollars, without cached tokens."""
     return (prompt_tokens * price.input + completion_tokens * price.output) / MILLIONTH
 
 
 def _escaped(data: bytes) -> int:
-    """The size of JSON with every letter beyond ASCII as \\uXXXX: some chat templates write it so."""
+    """Return the size of JSON with all non-ASCII characters as \\uXXXX, because some chat templates write it like
+    that.
+    """
     if data.isascii():
         return len(data)
     plain = len(data.translate(None, delete=_BEYOND_ASCII))
@@ -324,7 +329,7 @@ def _escaped(data: bytes) -> int:
 
 
 def _id(id_: str) -> str:
-    """The id of a tool call as it is sent: OpenAI refuses long ones."""
+    """Return the id to send for a tool call, shortened because OpenAI refuses long ones."""
     if len(id_) <= LONGEST_ID:
         return id_
     return "call_" + hashlib.blake2b(id_.encode(errors="surrogatepass"), digest_size=16).hexdigest()
@@ -334,9 +339,9 @@ def _id(id_: str) -> str:
 
 
 def sendable(tools: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools as every API takes them: functions, each name once, with a schema that is an object's.
+    """Return the tools in a form that every API accepts: functions with unique names and schemas of objects.
 
-    Those of other kinds are a provider's own, and are left out. Names are those of `sent_name`.
+    Other kinds are provider-specific, and are left out. Names are those of `sent_name`.
     """
     tools_by_name: dict[str, dict[str, Any]] = {}
     for tool in tools:

@@ -1,4 +1,4 @@
-"""The teachers and the judge of a replay, from a TOML file, which never holds a key."""
+"""Reads the teachers and the judge of a replay from a TOML file, which never contains a key."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _OF_MODEL = ("backend", "model", "base_url", "api_key_env", "template_args", "pr
 
 
 class TeacherConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A teacher as the file says it. `price` is in US dollars per million tokens, `timeout_s` in seconds.
+    """A teacher's table in the file. `price` is in US dollars per million tokens, `timeout_s` in seconds.
 
-    `concurrency` is how many requests it gets at once, `tries` how often one is sent at most. `family` is what its
-    name does not tell. `max_tokens` bounds an answer, thinking and all.
+    `concurrency` is the maximum number of parallel requests, `tries` how often one is sent at most. `family` is
+    the model family, if the model's name does not tell it. `max_tokens` limits an answer with its thinking.
     """
 
     backend: Kind
@@ -52,7 +52,7 @@ class TeacherConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Teacher(Struct, frozen=True, kw_only=True, dict=True):
-    """A teacher under its name, ready to be asked. `family` is None where nobody knows it."""
+    """A teacher with its name, ready to be asked. `family` is None if unknown."""
 
     name: str
     config: TeacherConfig
@@ -60,25 +60,29 @@ class Teacher(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def model(self) -> ModelConfig:
-        """What the gateway is told: it sends a request once, for each time may be billed."""
+        """The configuration for the gateway, which sends each request only once, because every try may be
+        billed.
+        """
         fields = structs.asdict(self.config)
         return ModelConfig(**{name: fields[name] for name in _OF_MODEL}, resend=False)
 
     @cached_property
     def price(self) -> Price | None:
-        """What its tokens cost: as it was given, else the list price of a provider's model."""
+        """The price of its tokens: the configured one, otherwise the list price of a provider's model; None if
+        unknown.
+        """
         return self.model.effective_price
 
     @cached_property
     def identity(self) -> str:
-        """What decides its answers: another identity is asked anew."""
+        """What decides its answers: if this changes, it is asked anew."""
         config = self.config
         parts = (self.name, config.backend, config.model, config.max_tokens, config.temperature)
         args = msgspec.json.encode([*parts, config.template_args], order="sorted")
         return hashlib.blake2b(args, digest_size=16).hexdigest()
 
     def described(self) -> dict[str, Any]:
-        """What is recorded of it."""
+        """Return what is stored about it."""
         price = self.price
         description: dict[str, Any] = msgspec.to_builtins(self.config)
         return description | {
@@ -94,19 +98,21 @@ class Teachers(Struct, frozen=True):
     judge: Teacher | None = None
 
     def named(self, name: str) -> Teacher | None:
-        """The teacher, or the judge, of that name."""
+        """Return the teacher or judge with that name."""
         everyone = (*self.teachers, *(() if self.judge is None else (self.judge,)))
         return next((teacher for teacher in everyone if teacher.name == name), None)
 
 
 def read_teachers(path: Path) -> Teachers:
-    """The teachers in a TOML file. Raises ConfigError naming the file, the key and what was expected."""
+    """Read the teachers from a TOML file. Raises ConfigError with file, key and what was expected."""
     try:
         data = tomllib.loads(path.read_text())
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror or error}; expected a TOML file of teachers"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}; correct it") from error
     if unknown := sorted(data.keys() - {"teachers", JUDGE}):
         raise ConfigError(f"{path}: {unknown[0]}: unknown key; expected [teachers.NAME] and [{JUDGE}]")
     tables = data.get("teachers")
@@ -117,7 +123,10 @@ def read_teachers(path: Path) -> Teachers:
     ]
     judge = _teacher(path, JUDGE, JUDGE, data[JUDGE]) if JUDGE in data else None
     if judge is not None and any(teacher.name == JUDGE for teacher in teachers):
-        raise ConfigError(f"{path}: teachers.{JUDGE}: there is a [{JUDGE}] too; give the teacher another name")
+        raise ConfigError(
+            f"{path}: teachers.{JUDGE}: this name is reserved for the table [{JUDGE}]; give the "
+            "teacher another name"
+        )
     return Teachers(tuple(teachers), judge)
 
 
@@ -145,7 +154,7 @@ def _teacher(path: Path, key: str, name: str, table: Any) -> Teacher:
 
 
 def _located(key: str, message: str) -> str:
-    """A validation error as "key: what was expected"."""
+    """Return a validation error as "key: what was expected"."""
     text, _, key_path = message.partition(" - at `$")
     key_path = key + key_path.rstrip("`")
     if unknown := _NO_MEMBER.fullmatch(text):

@@ -1,4 +1,4 @@
-"""Which charts a report has, as plain data: the viewer's page draws them, and `picture` a PNG."""
+"""Selects the charts of a report, as plain data: the viewer's page draws them, and `picture` makes a PNG."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_OTHERS = 24
 
 
 class Dot(Struct, frozen=True, kw_only=True):
-    """A value, the bounds of its interval where it has one, and a sentence about it."""
+    """A value, the bounds of its interval if it has one, and a sentence about it."""
 
     x: float
     y: float
@@ -77,7 +77,7 @@ class ForestChart(Struct, frozen=True, kw_only=True):
 
 
 def loop_charts(figures: ReportFigures) -> list[LineChart]:
-    """Solve rate, reward, tokens and turns over the steps of a loop; none of anything else."""
+    """Return charts of solve rate, reward, tokens and turns over the steps of a loop; empty for anything else."""
     if figures.kind != "loop":
         return []
     binary = all(
@@ -101,7 +101,7 @@ def loop_charts(figures: ReportFigures) -> list[LineChart]:
 
 
 def training_charts(figures: ReportFigures) -> list[LineChart]:
-    """A chart for each number that the trainer reported: well-known ones first, others where they change."""
+    """Return a chart for each metric that the trainer reported: well-known ones first, others if they change."""
     values: dict[str, set[float]] = {}
     for step in figures.training:
         for name, value in step.values.items():
@@ -126,7 +126,7 @@ def training_charts(figures: ReportFigures) -> list[LineChart]:
 
 
 def runs_chart(figures: ReportFigures) -> ForestChart:
-    """The solve rates of all points, the last of them as the main one."""
+    """Return a chart of the solve rates of all points, with the last one as the main one."""
     rated = [(point.label, point.solve_rate) for point in figures.points if point.solve_rate is not None]
     bars = [
         Bar(name=label, rate=rate, style="main" if index == len(rated) - 1 else "side")
@@ -174,6 +174,6 @@ def _dots(points: Sequence[Point], name: str) -> list[Dot]:
 
 
 def _updates(point: Point) -> float:
-    """How many updates the policy of a point of a loop had: by its version's number, else by the step."""
+    """Return how many updates the policy of a loop's point had: by its version's number, otherwise by the step."""
     number = step_number(point.version)
     return float(point.step or 0) if number is None else float(number)

@@ -30,23 +30,23 @@ class StoreDirectory(Struct, frozen=True):
 
 
 def store_id(location: StoreLocation) -> str:
-    """Ten hex digits that follow from a directory's real path, or from a database's URL without its password."""
+    """Return ten hex digits that identify a directory's real path, or a database's URL without its password."""
     path = location.resolve() if isinstance(location, Path) else location
     return hashlib.sha256(os.fsencode(str(path))).hexdigest()[:10]
 
 
 def index_file(identity: str) -> Path:
-    """Where the viewer's index of a store lies, by the store's id."""
+    """Return the path of the viewer's index of a store, by the store's id."""
     return cache_dir() / VIEW_INDEXES / f"{identity}.db"
 
 
 def find_stores(root: Path) -> Iterator[StoreDirectory]:
-    """The stores and loops in a directory and below it. Links are not followed."""
+    """Yield the stores and loops in a directory and below it. Links are not followed."""
     yield from _walk(root, 0, None)
 
 
 def loop_around(directory: Path) -> Path | None:
-    """The real path of the loop whose steps or evaluations a directory is among; links are followed."""
+    """Return the real path of the loop that a directory's step or evaluation belongs to; links are followed."""
     for path in (directory.absolute(), directory.resolve()):
         for inner in (path, *path.parents):
             if inner.name in _OF_A_LOOP and is_loop(inner.parent):
@@ -73,7 +73,7 @@ def _walk(directory: Path, depth: int, loop: Path | None) -> Iterator[StoreDirec
             and entry.name not in _SKIPPED
         )
     except OSError:
-        return  # one that this user may not read has nothing to show
+        return  # a directory that this user may not read is skipped
     for path in inner:
         if not has_loop or path.name in _OF_A_LOOP:
             yield from _walk(path, depth + 1, loop)

@@ -1,4 +1,4 @@
-"""What a report tells, as plain numbers: every page, picture and plot is made of one `ReportFigures`."""
+"""The numbers of a report: every page, picture and plot is made from one `ReportFigures`."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ Judgement = Literal["better", "worse", "open"]
 
 
 class SolveCounts(Struct, frozen=True):
-    """How often a task was solved, of the rollouts of it that were graded."""
+    """How many of a task's graded rollouts were solved."""
 
     solved: int
     graded: int
 
 
 class RateDifference(Struct, frozen=True, kw_only=True):
-    """The later of two solve rates less the earlier.
+    """The later of two solve rates minus the earlier one.
 
-    `apart`: the two rates' own intervals do not touch. `p_by_task` is None where the two have no task in common.
-    `judgement` is "open" unless zero is outside the interval and, where there is one, `p_by_task` is below 0.05.
+    `apart`: the intervals of the two rates do not overlap. `p_by_task` is None if there is no common task.
+    `judgement` is "open" unless zero is outside the interval and `p_by_task`, if there is one, is below 0.05.
     """
 
     value: float
@@ -53,7 +53,7 @@ class RateDifference(Struct, frozen=True, kw_only=True):
 
 
 def rate(tasks: Sequence[SolveCounts]) -> ConfidenceInterval | None:
-    """The solve rate over all rollouts with Wilson's interval; None where none was graded."""
+    """Return the solve rate over all rollouts with Wilson's interval; None if none was graded."""
     graded = sum(task.graded for task in tasks)
     return wilson(sum(task.solved for task in tasks), graded) if graded else None
 
@@ -123,9 +123,9 @@ def permutation_p_value(pairs: Sequence[tuple[SolveCounts, SolveCounts]]) -> flo
 def compare_by_task(
     before: dict[str, SolveCounts], after: dict[str, SolveCounts]
 ) -> tuple[int, ConfidenceInterval | None, float | None]:
-    """How many tasks two runs have in common, how much greater the later solve rate is over these, and p by task.
+    """Return the number of tasks that two runs have in common, the gain in solve rate on them, and p by task.
 
-    The interval takes tasks for what is independent, not rollouts. None without a task in common.
+    The interval treats tasks, not rollouts, as independent. None without a common task.
     """
     pairs = [(before[task], after[task]) for task in before if task in after]
     if not pairs:
@@ -189,7 +189,9 @@ class TaskRow(Struct, frozen=True, kw_only=True):
 
 
 class BoundaryRow(Struct, frozen=True, kw_only=True):
-    """Faults that crossed one boundary: attempts that met one, rollouts given up for it, what most of them say."""
+    """Errors of one boundary: attempts that had one, rollouts that were given up for it, and the most frequent
+    message.
+    """
 
     boundary: str
     attempts: int
@@ -198,7 +200,7 @@ class BoundaryRow(Struct, frozen=True, kw_only=True):
 
 
 class TrainingStep(Struct, frozen=True, kw_only=True):
-    """What the trainer told of one step: numbers by name, and how many of what were skipped, by why."""
+    """The trainer's report of one step: metrics by name, and the number of skipped items by reason."""
 
     step: int
     version: str | None
@@ -207,7 +209,7 @@ class TrainingStep(Struct, frozen=True, kw_only=True):
 
 
 class Headline(Struct, frozen=True, kw_only=True):
-    """The first of the points beside the last. `strict` is the same where no suspicious patch counts as solved."""
+    """The first of the points compared with the last. In `strict`, suspicious patches do not count as solved."""
 
     before: Point
     after: Point

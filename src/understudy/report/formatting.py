@@ -1,4 +1,4 @@
-"""Numbers and verdicts in words, the same on a page, in a picture and in a terminal."""
+"""Formats numbers and judgements as text, in the same way for a page, a picture and a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def percent(share: float) -> str:
-    """A share as a percentage, with a decimal but for none and all."""
+    """Return a share as a percentage, with one decimal unless it is 0 or 100 %."""
     return f"{_hundredth(share)}\u00a0%"
 
 
@@ -23,7 +23,7 @@ def tick(share: float) -> str:
 
 
 def points(share: float) -> str:
-    """A difference of shares in percentage points, signed."""
+    """Return a difference of shares in percentage points, with its sign."""
     text = f"{100 * share:+.1f}".removesuffix(".0")
     return "±0" if text in ("+0", "-0") else text.replace("-", "−")
 
@@ -45,7 +45,7 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in a unit that fits."""
+    """Return seconds in a suitable unit."""
     if seconds is None:
         return NOTHING
     for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
@@ -72,7 +72,7 @@ def interval_bounds(interval: ConfidenceInterval) -> str:
 
 
 def describe_judgement(figures: ReportFigures) -> tuple[str, Judgement]:
-    """How it went in a few words, and a class for colours: better, worse or open."""
+    """Return the judgement in a few words, and its class for colours: better, worse or open."""
     headline = figures.headline
     if headline is None:
         last = next((point for point in reversed(figures.points) if point.solve_rate), None)
@@ -93,7 +93,7 @@ def describe_judgement(figures: ReportFigures) -> tuple[str, Judgement]:
 
 
 def sentence(figures: ReportFigures) -> str:
-    """What the judgement rests on."""
+    """Return a sentence that says what the judgement is based on."""
     headline = figures.headline
     if headline is None:
         return _alone(figures)
@@ -108,7 +108,7 @@ def sentence(figures: ReportFigures) -> str:
 
 
 def reasons(headline: Headline) -> list[tuple[bool, str]]:
-    """What speaks for a difference beyond chance, or does not: (it does, in words)."""
+    """Return reasons for and against a difference beyond chance: (is it for a difference, text)."""
     difference = headline.difference
     excluded = difference.low > 0 or difference.high < 0
     lines = [
@@ -130,7 +130,7 @@ def reasons(headline: Headline) -> list[tuple[bool, str]]:
 
 
 def point_problems(point: Point) -> str:
-    """What is not as it should be of a point, in words; empty where all is."""
+    """Return the problems of a point in words; empty if there are none."""
     counts = [
         (point.pending, "pending"),
         (point.failed, "infrastructure failure" + "s" * (point.failed != 1)),

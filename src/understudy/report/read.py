@@ -46,16 +46,16 @@ class _MetricsLine(Struct):
 
 
 def metrics_file(directory: Path) -> Path | None:
-    """The metrics in a directory that a trainer wrote; None where there are none."""
+    """Return the metrics file in a directory that a trainer wrote; None if there is none."""
     return next((file for file in (directory / FILE, directory / TRAINING / FILE) if file.is_file()), None)
 
 
 def read_steps(file: Path) -> tuple[tuple[TrainingStep, ...], tuple[str, ...]]:
-    """The steps in order, and what there is to know of them.
+    """Return the steps in order, and notes about them.
 
-    Where a step is told twice, as after a crash, the later line counts. A last line that is not ended is still
-    being written and counts for nothing. Numbers that are not finite, or could not be drawn, are left out.
-    Raises ConfigError when the file cannot be read.
+    If a step occurs twice, as after a crash, the later line counts. A last line without its end is still being
+    written and is ignored. Numbers that are not finite, or could not be drawn, are left out. Raises ConfigError
+    when the file cannot be read.
     """
     try:
         lines = file.read_bytes().split(b"\n")
@@ -70,7 +70,7 @@ def read_steps(file: Path) -> tuple[tuple[TrainingStep, ...], tuple[str, ...]]:
     lost = 0
     for line in filter(None, lines[:-1]):
         try:
-            row: Any = json.loads(line)  # which takes NaN, unlike msgspec
+            row: Any = json.loads(line)  # json accepts NaN, unlike msgspec
             metrics = msgspec.convert(row, _MetricsLine)
         except (ValueError, RecursionError):
             lost += 1
@@ -109,7 +109,7 @@ _CURVES = (
 
 
 def is_loop(directory: StoreLocation) -> bool:
-    """Whether a directory is that of a loop, which may not have begun; a database never is."""
+    """Return whether a directory is that of a loop, which may not have begun; a database never is."""
     return isinstance(directory, Path) and any((directory / name).exists() for name in ("loop.json", "state.json"))
 
 
@@ -158,7 +158,7 @@ def _of_loop(root: Path) -> ReportFigures:
 def _evaluation(
     directory: LoopDirectory, state: LoopState, evaluation: Evaluation, notes: list[str]
 ) -> RunFigures:
-    """What the store of an evaluation says, or where that is gone the state; notes tell where they differ."""
+    """Return the figures of an evaluation's store, or if that is gone of the state; differences are noted."""
     label, name = f"step {evaluation.step}", f"the evaluation of step {evaluation.step}"
     path = directory.wave(state, evaluation.run)
     figures = _read(path, label, evaluation.step, evaluation.version, name, notes)
@@ -189,7 +189,7 @@ def _evaluation(
 def _step(
     directory: LoopDirectory, loop: LoopState, state: StepState, notes: list[str]
 ) -> RunFigures | Point | None:
-    """What the store of a step's wave says, or where that is gone the state; None while it is collected."""
+    """Return the figures of a step's wave, or if its store is gone of the state; None while it is collected."""
     label, name = f"step {state.step}", f"step {state.step}"
     path = directory.wave(loop, state.run)
     if state.phase == "collecting":
@@ -245,7 +245,7 @@ def _about(config: LoopConfig) -> dict[str, str]:
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """The plain values of an object, and those of the objects in it, by their last name."""
+    """Return the plain values of an object and of the objects in it, by their last key."""
     result: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A run's store in figures."""
+"""Reads the figures of a run from its store."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def read_run_figures(
 
 
 def headline(first: RunFigures, last: RunFigures) -> Headline | None:
-    """The first beside the last; None while one of them has nothing graded."""
+    """Return the comparison of the first run with the last; None while one of them has nothing graded."""
     difference, strict = compare(first.tasks, last.tasks), compare(first.strict, last.strict)
     if difference is None or strict is None:
         return None
@@ -166,7 +166,7 @@ def agent_rows(gathered: Sequence[RunFigures]) -> tuple[AgentRow, ...]:
 
 
 def gain(row: TaskRow) -> float:
-    """How much more of a task was solved in the last point than in the first; 0.0 where one did not grade it."""
+    """Return the gain in a task's solve rate from the first point to the last; 0.0 if one did not grade it."""
     first, last = row.tried[0], row.tried[-1]
     return _share(last) - _share(first) if first[1] and last[1] else 0.0
 

@@ -13,7 +13,7 @@ from understudy.util.statistics import percentile
 
 
 class PhaseSeconds(Struct, frozen=True):
-    """How long a phase of ended attempts took, in seconds: half of them no longer than `p50_s`."""
+    """How long a phase of ended attempts took, in seconds: half of them at most `p50_s`."""
 
     attempts: int
     p50_s: float
@@ -21,9 +21,9 @@ class PhaseSeconds(Struct, frozen=True):
 
 
 class RunStatus(Struct, frozen=True, kw_only=True):
-    """How a run stands. `faults` counts the errors that ended attempts by the boundary that they crossed.
+    """The state of a run. `faults` counts the errors that ended attempts, by boundary.
 
-    Of those, `given_up` counts the rollouts that failed for good.
+    `given_up` counts the rollouts among these that failed for good.
     """
 
     queue: RunQueue
@@ -41,7 +41,7 @@ class StoreStatus(Struct, frozen=True):
 
 
 def store_status(store: Store, run_id: str | None = None) -> StoreStatus:
-    """The status of one run; else of those that are not done, or if all are, of the newest.
+    """Return the status of one run; by default of the unfinished ones, or if there are none, of the newest.
 
     Raises ConfigError when the store has no such run.
     """

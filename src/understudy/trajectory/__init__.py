@@ -1,1 +1,1 @@
-"""What an attempt's calls were: one tree, its branches, and the token sequences to learn from."""
+"""An attempt's calls as one tree with branches, and the token sequences to train on."""

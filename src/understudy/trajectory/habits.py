@@ -1,7 +1,7 @@
-"""How agents word the requests that are not the work itself, by agent and version: one table.
+"""The wording of agents' requests that are not the work itself, by agent and version, in one table.
 
-An agent that sends no ids of its sessions is known by such words alone, and so is what it does beside its work.
-Each was read in the agent's own program.
+For an agent that sends no session ids, only this wording tells its sessions apart, and its side requests from its
+work. Each entry was taken from the agent's own program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Purpose = Literal["compaction", "auxiliary", "continued"]
 
 
 class Habit(Struct, frozen=True):
-    """Words with which a text begins, as a regular expression."""
+    """The beginning of a text, as a regular expression."""
 
     agent: str
     version: str
@@ -96,6 +96,6 @@ HABITS = (
 
 
 def pattern(purpose: Purpose, position: Position) -> re.Pattern[str]:
-    """What matches the beginning of a text with the words of any agent for a purpose."""
+    """Return a pattern that matches the beginning of a text in the wording of any agent for a purpose."""
     wordings = [habit.wording for habit in HABITS if (habit.purpose, habit.position) == (purpose, position)]
     return re.compile(rf"\s*(?:{'|'.join(wordings)})", re.DOTALL) if wordings else re.compile(r"(?!)")

@@ -41,7 +41,7 @@ _BEGINNING = 1000
 
 
 def assign(nodes: Sequence[Node]) -> None:
-    """Give every node its role. `nodes` are in the order of their calls, with their parents set."""
+    """Set the role of every node. `nodes` are in the order of their calls, with their parents set."""
     with_tools = {node.call.session_id for node in nodes if node.conversation.has_tools}
     questions = _questions(nodes)
     inputs: deque[str] = deque(maxlen=_REMEMBERED)
@@ -61,7 +61,9 @@ def assign(nodes: Sequence[Node]) -> None:
 
 
 def goes_on(node: Node) -> bool:
-    """Whether a node belongs to the line of its parent: what is forked off for a role of its own does not."""
+    """Return whether a node continues its parent's line; one that was forked off for a role of its own
+    does not.
+    """
     return node.parent is None or node.role == node.parent.role
 
 
@@ -76,7 +78,7 @@ def _sums_up(node: Node) -> bool:
 
 
 def _questions(nodes: Sequence[Node]) -> tuple[str, ...]:
-    """What the conversations that have tools and no session begin with."""
+    """Return the first user texts of the conversations that have tools and no session."""
     texts = (
         block.text
         for node in nodes
@@ -115,7 +117,7 @@ def _is_beside(node: Node, with_tools: Collection[str | None], quotable: Collect
 
 
 def _is_worded(node: Node, habits: Mapping[Position, re.Pattern[str]]) -> bool:
-    """Whether a request is worded as agents word those of a kind."""
+    """Return whether a request has the wording that agents use for a kind of request."""
     if habits["instructions"].match(node.conversation.system[:_BEGINNING]):
         return True
     texts = _last_user_text(node)
@@ -125,7 +127,9 @@ def _is_worded(node: Node, habits: Mapping[Position, re.Pattern[str]]) -> bool:
 
 
 def _asks_for_a_form(node: Node) -> bool:
-    """Whether a conversation with tools is asked, without them, for a response of a form: then it is a check."""
+    """Return whether a conversation with tools gets a request without them for a response in a given format: a
+    check.
+    """
     parent = node.parent
     return (
         parent is not None
@@ -140,7 +144,7 @@ def _has_history(node: Node) -> bool:
 
 
 def _last_user_text(node: Node) -> list[str]:
-    """The user's texts behind the last turn of the assistant; not what is in tool results."""
+    """Return the user's texts after the assistant's last turn, without tool results."""
     texts: list[str] = []
     for block in reversed(node.conversation.blocks):
         if block.role == "assistant":

@@ -70,9 +70,9 @@ class Segment(Struct, frozen=True, kw_only=True):
     def target_mask(self) -> tuple[int, ...]:
         """`loss_mask` without the completions that have a malformed tool call.
 
-        A malformed call is not a good action: it is never a target of imitation (nor the chosen answer of a pair,
-        see `preference.normalise`). What learns from rewards uses `loss_mask`, so that such a call has its part
-        in the reward that it led to.
+        A malformed call is not a good action, so it is never a target of imitation (nor the chosen answer of a
+        pair, see `preference.normalise`). Learning from rewards uses `loss_mask`, so that such a call gets its
+        part of the reward that it led to.
         """
         mask = list(self.loss_mask)
         for start, end in self.malformed:
@@ -81,7 +81,7 @@ class Segment(Struct, frozen=True, kw_only=True):
 
 
 class SegmentOutline(Struct, frozen=True, kw_only=True):
-    """A segment without its tokens: `tokens` is how many there are, the other fields are those of `Segment`."""
+    """A segment without its tokens: `tokens` is their number, the other fields are those of `Segment`."""
 
     tokens: int
     call_ids: tuple[str, ...]
@@ -95,11 +95,11 @@ class SegmentOutline(Struct, frozen=True, kw_only=True):
 
     @property
     def sampled(self) -> int:
-        """How many of the tokens were sampled."""
+        """The number of sampled tokens."""
         return sum(end - start for start, end in self.completions)
 
     def whole(self, calls: Sequence[Call]) -> Segment:
-        """The segment with its tokens, which are those of its calls, given in their order."""
+        """Return the segment with its tokens, which are read from its calls, given in their order."""
         last = calls[-1]
         token_ids = (*(last.prompt_token_ids or ()), *(last.completion_token_ids or ()))
         mask = [0] * len(token_ids)
@@ -139,7 +139,7 @@ class Outlined(Struct, frozen=True):
 
 
 class Sample(Struct, frozen=True, kw_only=True):
-    """A segment with what it earned. `policy_version` is the one that all its calls share, else None."""
+    """A segment with its reward. `policy_version` is the one that all its calls share, otherwise None."""
 
     segment: Segment
     reward: float | None
@@ -163,7 +163,7 @@ def merge(trajectory: Trajectory, roles: Collection[Role] = ROLES) -> Merged:
 
 
 def outline(trajectory: Trajectory, roles: Collection[Role] = ROLES) -> Outlined:
-    """The segments that `merge` makes of `trajectory`, without their tokens."""
+    """Return the segments that `merge` makes of `trajectory`, without their tokens."""
     chains: dict[str, list[Node]] = {}
     reasons: dict[str, Reason] = {}
     left_out = 0
@@ -212,13 +212,13 @@ def samples(
 
 
 def usable(node: Node) -> bool:
-    """Whether the call was answered and both its prompt and its completion are known as tokens."""
+    """Return whether the call was answered and the tokens of its prompt and completion are known."""
     call = node.call
     return call.status == "ok" and call.prompt_token_ids is not None and call.completion_token_ids is not None
 
 
 def _break(node: Node) -> Reason | None:
-    """Why `node` cannot be merged into its parent; None when it can."""
+    """Return why `node` cannot be merged into its parent; None if it can."""
     parent = node.parent
     if parent is None:
         return node.origin

@@ -105,7 +105,7 @@ class Trajectory:
 
 
 def build(calls: Iterable[Call]) -> Trajectory:
-    """The tree of the calls of one attempt, given in any order; a call given twice counts once."""
+    """Return the tree of the calls of one attempt, given in any order; a call given twice counts once."""
     builder = TreeBuilder()
     for call in sorted({call.id: call for call in calls}.values(), key=_order):
         builder.add(call, read_request(call))
@@ -145,7 +145,9 @@ class TreeBuilder:
         return entry.node
 
     def trajectory(self) -> Trajectory:
-        """The tree of the calls so far. Its nodes are those of earlier trees of this builder, changed."""
+        """Return the tree of the calls so far. It shares its nodes with earlier trees of this builder, which
+        change too.
+        """
         for entry in self._entries:
             node = entry.node
             node.origin, node.spawned_by, node.continues, node.branch = entry.origin, entry.spawned_by, None, ""
@@ -167,7 +169,7 @@ def _order(call: Call) -> tuple[int, float, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """Digests of a conversation up to a point: `loose` forgives what the CLI rewrites, `strict` nothing."""
+    """Digests of a conversation up to a point: `loose` ignores what the CLI rewrites, `strict` ignores nothing."""
 
     loose: bytes = b""
     strict: bytes = b""
@@ -180,7 +182,7 @@ class _Mark:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A node with its fingerprints: `marks[i]` after the i-th of its `blocks`, `end` after its answer too."""
+    """A node with its fingerprints: `marks[i]` after the i-th of its `blocks`, `end` also after its answer."""
 
     node: Node
     blocks: tuple[Block, ...]
@@ -214,7 +216,7 @@ class _Entry:
 
     @property
     def request_key(self) -> tuple[object, ...]:
-        """Equal for two calls that ask the same."""
+        """Return a key that is equal for two calls with the same request."""
         call = self.node.call
         request_mark = self.marks[-1].strict if self.marks else b""
         return (call.session_id, call.agent_id, self.node.conversation.setting, request_mark)
@@ -228,7 +230,7 @@ _BEGIN = _Mark()
 
 
 def _walk(mark: _Mark, blocks: Sequence[Block]) -> list[_Mark]:
-    """The marks after each of the blocks."""
+    """Return the marks after each of the blocks."""
     marks: list[_Mark] = []
     for block in blocks:
         mark = mark.then(block)
@@ -252,7 +254,7 @@ def _strict(block: Block) -> bytes:
 
 
 def _loose(block: Block) -> bytes | None:
-    """What of a block must come back; None when nothing of it needs to."""
+    """Return the part of a block that must come back unchanged; None if nothing of it must."""
     if block.role != "assistant":
         return _strict(block)
     if block.kind == "tool_use":
@@ -265,7 +267,7 @@ def _loose(block: Block) -> bytes | None:
 
 
 def _attach(entry: _Entry, answered: _Answered) -> bool:
-    """Hang `entry` under its parent, if it has one: the longest match, then the same session, then the latest."""
+    """Attach `entry` to its parent, if it has one: the longest match, then the same session, then the latest."""
     call, blocks = entry.node.call, entry.node.conversation.blocks
     for position in range(len(blocks) - 2, -1, -1):
         mark = entry.marks[position]
@@ -298,7 +300,7 @@ class _Line:
         self._settings.add(entry.node.conversation.setting)
 
     def origin_of(self, entry: _Entry) -> Origin:
-        """Why a call follows none of those before it."""
+        """Return why a call follows none of those before it."""
         if self.last is None:
             return "first call"
         if entry.request_key in self._requests:
@@ -329,13 +331,13 @@ def _spawner(node: Node, earlier: list[_Entry]) -> Node | None:
 
 
 def _prompts(inputs: dict[str, Any]) -> list[str]:
-    """What a tool call's arguments would tell a subagent to do."""
+    """Return what a tool call's arguments would tell a subagent to do."""
     texts = (inputs.get(name) for name in ("prompt", "message"))
     return [text for text in texts if isinstance(text, str) and text]
 
 
 def _link_roots(nodes: Sequence[Node]) -> None:
-    """Tie to what came before: what goes on after a compaction, and what helps with a tool call."""
+    """Link roots to earlier calls: continuations after a compaction, and helpers of a tool call."""
     summaries: dict[tuple[str | None, str | None], Node] = {}
     before: list[Node] = []
     for node in nodes:
@@ -359,7 +361,7 @@ def _may_continue(node: Node, summary: Node) -> bool:
 
 
 def _quotes(node: Node, summary: Node) -> bool:
-    """Whether a conversation begins with what was summed up."""
+    """Return whether a conversation begins with the text of a summary."""
     text = "".join(block.text for block in summary.answer or () if block.kind == "text").strip()
     beginning = node.conversation.blocks[:_SUMMARY_WITHIN]
     return len(text) >= QUOTED and any(block.kind == "text" and text in block.text for block in beginning)
@@ -409,7 +411,9 @@ def _mark_repeated(entries: list[_Entry]) -> None:
 
 
 def _concurrent(nodes: Iterable[Node]) -> list[list[Node]]:
-    """The nodes grouped so that calls which overlap in time are together, each group in the order of its calls."""
+    """Return the nodes grouped so that calls which overlap in time are together, each group in the order of its
+    calls.
+    """
     groups: list[list[Node]] = []
     end = -math.inf
     for node in sorted(nodes, key=lambda node: node.call.started_at):

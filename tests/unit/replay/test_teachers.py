@@ -75,7 +75,7 @@ def test_the_file_in_the_docs(tmp_path: Path):
         ("[teachers.'a b']\nbackend = 'openai'\nmodel = 'm'\n", "teachers.a b: expected a name"),
         (
             "[teachers.judge]\nbackend = 'openai'\nmodel = 'm'\n[judge]\nbackend = 'openai'\nmodel = 'm'\n",
-            "teachers.judge: there is a [judge] too",
+            "teachers.judge: this name is reserved for the table [judge]",
         ),
         ("teachers = 3\n", "teachers: expected"),
         ("[teachers]\nx = 3\n", "teachers.x: Expected `object`"),
