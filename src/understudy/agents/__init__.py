@@ -1,1 +1,1 @@
-"""The programs that work on a task, each behind one protocol."""
+"""Agents: the programs that work on a task, all behind one protocol."""

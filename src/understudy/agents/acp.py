@@ -1,4 +1,4 @@
-"""Any agent that speaks the Agent Client Protocol: `--agent "acp:COMMAND"`."""
+"""Runs any agent that speaks the Agent Client Protocol: `--agent "acp:COMMAND"`."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ _OUTCOMES: dict[str, AgentOutcome] = {
 class AcpAgent:
     """Runs a command in the sandbox and speaks the Agent Client Protocol, version 1, to it.
 
-    The command's first word is the name of an agent of `AGENT_PACKAGES`, which is then mounted and set up as
-    usual, or a program that the sandbox has: this finds the gateway under the names that providers' clients read.
-    Raises ConfigError for no command, and for tools or a system prompt, which the protocol has no word for.
+    The command's first word is an agent of `AGENT_PACKAGES`, which is then mounted and set up as usual, or a
+    program in the sandbox, which finds the gateway by the environment variables that providers' clients read.
+    Raises ConfigError if there is no command, or for tools or a system prompt, for which the protocol has no
+    setting.
     """
 
     name: ClassVar[str] = "acp"
@@ -55,18 +56,21 @@ class AcpAgent:
     def __init__(self, command: str = "", tools: str = "", system_prompt: str = "") -> None:
         for flag, value in (("--tools", tools), ("--system-prompt", system_prompt)):
             if value:
-                raise ConfigError(f"{flag}: unsupported by --agent acp:COMMAND: the protocol has no such setting")
+                raise ConfigError(
+                    f"{flag}: unsupported by --agent acp:COMMAND, because the protocol has no such setting; "
+                    "leave it out"
+                )
         try:
             self._argv = shlex.split(command)
         except ValueError as error:
-            raise ConfigError(f"--agent acp:{command}: {error}") from error
+            raise ConfigError(f"--agent acp:{command}: invalid command: {error}; correct its quotes") from error
         if not self._argv:
             raise ConfigError('--agent acp: a command is missing, as in --agent "acp:gemini --acp"')
         agent = plugins.load("agents", self._argv[0])() if self._argv[0] in AGENT_PACKAGES else None
         self._packaged: PackagedAgent | None = agent if isinstance(agent, PackagedAgent) else None
 
     def problems(self) -> list[str]:
-        """Why it cannot run here, each with what to do about it; empty when it can."""
+        """Return why it cannot run here, each reason with a remedy; empty if it can."""
         if self._packaged is not None:
             return self._packaged.problems()
         if problems := runtime_problems():
@@ -76,7 +80,7 @@ class AcpAgent:
         return ["the Python that drives agents in sandboxes is missing; run: understudy setup --agent gemini"]
 
     def mounts(self) -> tuple[Mount, ...]:
-        """What drives the agent, and the agent where it was fetched. Raises ConfigError."""
+        """Return mounts of the driver, and of the agent if it was fetched. Raises ConfigError."""
         if problems := self.problems():
             raise ConfigError(problems[0])
         return self._packaged.mounts() if self._packaged else (runtime_mount(),)
@@ -117,12 +121,12 @@ class AcpAgent:
         )
 
     def check(self, result: AgentResult, calls: Iterable[Call]) -> list[Finding]:
-        """Nothing: the protocol has no log."""
+        """See Agent. Returns no findings, because the protocol has no log."""
         return []
 
 
 def _launch(job: AgentJob) -> Launch:
-    """How a command of unknown make finds the gateway: by the variables of every provider's clients."""
+    """Return how to start an unknown command: the gateway is in the variables of every provider's clients."""
     env = {
         "ANTHROPIC_API_KEY": job.key,
         "ANTHROPIC_BASE_URL": GATEWAY,
@@ -140,7 +144,7 @@ def _launch(job: AgentJob) -> Launch:
 
 
 def make_agent(name: str, options: Mapping[str, str]) -> Agent:
-    """The agent that `--agent` names, with its options. Raises ConfigError."""
+    """Return the agent that `--agent` names, with its options. Raises ConfigError."""
     kind, separator, command = name.partition(":")
     if separator and kind != AcpAgent.name:
         raise ConfigError(f"--agent {name}: only acp takes a command, as in --agent {AcpAgent.name}:COMMAND")

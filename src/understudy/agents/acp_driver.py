@@ -23,7 +23,7 @@ ALLOWING = ("allow_always", "allow_once")
 
 
 class AcpError(Exception):
-    """An error that the agent answered with, or its end."""
+    """An error response of the agent, or its end."""
 
     def __init__(self, message: str, code: int = 0) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class AcpError(Exception):
 
 
 class AcpConnection:
-    """JSON-RPC with an agent, an object a line."""
+    """A JSON-RPC connection with an agent, one object per line."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None and process.stdout is not None
@@ -40,19 +40,19 @@ class AcpConnection:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
 
     async def request(self, method: str, params: dict[str, Any]) -> Any:
-        """The result of a request. Raises AcpError."""
+        """Send a request and return its result. Raises AcpError."""
         number = next(self._numbers)
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         await self._send({"id": number, "method": method, "params": params})
         return await future
 
     async def read(self) -> None:
-        """Take what the agent sends until it closes its output; then every open request fails."""
+        """Process the agent's messages until it closes its output; then all open requests fail."""
         while line := await self._reader.readline():
             try:
                 message: Any = json.loads(line)
             except ValueError:
-                continue  # what else it prints is no message
+                continue  # other output is not a message
             if isinstance(message, dict):
                 received = cast("dict[str, Any]", message)
                 write_line({"type": "message", "message": received})
@@ -84,14 +84,14 @@ class AcpConnection:
 
 
 def allowed(params: dict[str, Any]) -> dict[str, Any]:
-    """The outcome of a request for a permission: allowed for good where that is offered, else once."""
+    """Return the response to a permission request: allowed permanently if that is offered, otherwise once."""
     options = {option.get("kind"): option["optionId"] for option in params.get("options", ())}
     chosen = next((options[kind] for kind in ALLOWING if kind in options), None)
     return {"outcome": "cancelled"} if chosen is None else {"outcome": "selected", "optionId": chosen}
 
 
 async def converse(connection: AcpConnection, job: dict[str, Any]) -> str:
-    """Begin a session and give it the prompt; returns why it stopped. Raises AcpError."""
+    """Open a session and send the prompt; return why the session stopped. Raises AcpError."""
     capabilities = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
     client = {"name": "understudy", "version": "1"}
     opening = {"protocolVersion": VERSION, "clientCapabilities": capabilities, "clientInfo": client}
@@ -118,7 +118,7 @@ async def converse(connection: AcpConnection, job: dict[str, Any]) -> str:
 
 
 async def drive(job: dict[str, Any]) -> dict[str, Any]:
-    """Run the agent; returns the last line of the output."""
+    """Run the agent; return the last line of the output."""
     try:
         process = await asyncio.create_subprocess_exec(
             *job["argv"], stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=LINE_LIMIT
@@ -150,7 +150,7 @@ def write_line(value: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     end = asyncio.run(drive(json.load(sys.stdin)))
     write_line(end)
     return 0 if end["type"] == "result" else 1

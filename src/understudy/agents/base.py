@@ -1,4 +1,4 @@
-"""The agent protocol, what to mount, how to run, what to collect; and any command as an agent."""
+"""The agent protocol: what to mount, how to run, what to collect; and any shell command as an agent."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ AgentOutcome = Literal["completed", "max_turns", "timeout", "crashed"]
 
 
 class AgentJob(Struct, frozen=True, kw_only=True):
-    """What one attempt asks of an agent. `key` names the attempt to the gateway and is worth nothing elsewhere.
+    """The input of an agent for one attempt. `key` identifies the attempt at the gateway and has no use elsewhere.
 
-    `model` and `small_model` are the names to ask for, the second for what needs no great model.
-
-    `instruction` is the task's text as it stands; `timeout_s` bounds the wall clock of the whole run. `env` are
-    the variables of the task's own environment, as those of an activated conda environment; the agent passes
-    them on.
+    `model` and `small_model` are model names to request, the second for minor work. `instruction` is the task's
+    text; `timeout_s` is the wall-clock limit of the whole run. `env` are the variables of the task's environment,
+    such as those of an activated conda environment, which the agent passes on.
     """
 
     instruction: str
@@ -37,7 +35,7 @@ class AgentJob(Struct, frozen=True, kw_only=True):
 
 
 class AgentResult(Struct, frozen=True, kw_only=True):
-    """How an agent ended. `logs` are the files it left, by name; `message` says why when it crashed."""
+    """How an agent ended. `logs` are the files it left, by name; `message` is the reason of a crash."""
 
     outcome: AgentOutcome
     exit_code: int | None
@@ -46,7 +44,7 @@ class AgentResult(Struct, frozen=True, kw_only=True):
 
 
 class Agent(Protocol):
-    """A program that works on a task inside a sandbox and reaches its model through `GATEWAY_SOCKET`."""
+    """A program that works on a task in a sandbox and reaches its model through `GATEWAY_SOCKET`."""
 
     name: ClassVar[str]
     version: ClassVar[str | None]
@@ -57,19 +55,23 @@ class Agent(Protocol):
     """Whether it cannot have worked when it never asked the model: then that is a fault, and nothing is graded."""
 
     def problems(self) -> list[str]:
-        """Why this agent cannot run here, each with what to do about it; empty when it can."""
+        """Return why this agent cannot run here, each reason with a remedy; empty if it can."""
         ...
 
     def mounts(self) -> tuple[Mount, ...]:
-        """What of the host it needs to see, read-only. Raises ConfigError when it is not installed."""
+        """Return the host's files that it needs, mounted read-only. Raises ConfigError when it is not
+        installed.
+        """
         ...
 
     async def run(self, sandbox: Sandbox, job: AgentJob) -> AgentResult:
-        """Work on the job to its end. Raises SandboxError; a crash of the agent is an outcome."""
+        """Work on the job to its end. Raises SandboxError; a crash of the agent is an outcome, not an
+        exception.
+        """
         ...
 
     def check(self, result: AgentResult, calls: Iterable[Call]) -> list[Finding]:
-        """How what the agent logged itself differs from the calls it made; nothing when it keeps no such log."""
+        """Return the differences between the agent's own log and its calls; empty if it keeps no such log."""
         ...
 
 
@@ -89,11 +91,11 @@ class ShellAgent:
         self._command = command
 
     def problems(self) -> list[str]:
-        """Says so when no command was given."""
+        """Return a problem if no command was given."""
         return [] if self._command else ["the shell agent needs a command: --agent-command 'COMMAND'"]
 
     def mounts(self) -> tuple[Mount, ...]:
-        """Nothing. Raises ConfigError when no command was given."""
+        """Return no mounts. Raises ConfigError when no command was given."""
         if problems := self.problems():
             raise ConfigError(problems[0])
         return ()
@@ -122,5 +124,5 @@ class ShellAgent:
         return AgentResult(outcome="completed", exit_code=0, logs=logs)
 
     def check(self, result: AgentResult, calls: Iterable[Call]) -> list[Finding]:
-        """Nothing: a command keeps no log that is known here."""
+        """See Agent. Returns no findings, because a command keeps no log that is known here."""
         return []

@@ -30,7 +30,7 @@ RUN_METHODS = ("cli", "python")
 
 _ENVIRONMENT = {
     "ANTHROPIC_BASE_URL": "http://localhost",
-    # Its runtime collects garbage beside the program otherwise, which costs a sixth of the CPU time of a start.
+    # Without this its runtime collects garbage concurrently, which takes a sixth of the CPU time of a start.
     "BUN_JSC_useConcurrentGC": "0",
     # It optimises code later than by itself, and collects garbage from 256 MiB on in place of 32: sessions mostly
     # end before that pays. It saves 12 to 22 % of three calls; peak memory and long sessions cost what they did.
@@ -38,10 +38,10 @@ _ENVIRONMENT = {
     "BUN_JSC_thresholdForOptimizeAfterWarmUp": "20000",
     "BUN_JSC_thresholdForOptimizeAfterLongWarmUp": "20000",
     "BUN_JSC_thresholdForOptimizeSoon": "20000",
-    # A changing billing block at the head of the system prompt would break every prefix cache.
+    # A changing billing block at the beginning of the system prompt would invalidate every prefix cache.
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    # Waits of 0.5, 1, 2, 4 and 8 s; what lasts longer is a matter for another attempt.
+    # The CLI then waits 0.5, 1, 2, 4 and 8 s between its retries; a longer outage is retried by another attempt.
     "CLAUDE_CODE_MAX_RETRIES": "5",
     "DISABLE_AUTOUPDATER": "1",
     "DISABLE_ERROR_REPORTING": "1",
@@ -54,7 +54,7 @@ _OUTCOMES: dict[str, AgentOutcome] = {"success": "completed", "error_max_turns":
 
 
 class _SessionNote(msgspec.Struct):
-    """What the CLI tells its hooks, as far as it matters here."""
+    """The fields of a hook's input that are used here."""
 
     transcript_path: str
 
@@ -70,7 +70,7 @@ class _StreamEvent(msgspec.Struct):
 
 
 class ToolRestriction(msgspec.Struct, frozen=True):
-    """What is left of Claude Code: only these tools, where any are named, and another system prompt.
+    """Restricts Claude Code to these tools, if any are named, and replaces its system prompt, if one is given.
 
     `mcp_config` and `settings` are JSON that it is started with; "" for none.
     """
@@ -109,7 +109,7 @@ class ClaudeCode:
         if run_method not in RUN_METHODS:
             raise ConfigError(f"unknown run method {run_method!r}; expected one of: {', '.join(RUN_METHODS)}")
         if open_file_limit and not (open_file_limit.isascii() and open_file_limit.isdigit()):
-            raise ConfigError(f"open file limit: expected a number of files, got {open_file_limit!r}")
+            raise ConfigError(f"open file limit: expected a number of files, at least 1, got {open_file_limit!r}")
         self._by_sdk = run_method == "python"
         names = tuple(name.strip() for name in tools.split(",")) if tools else ()
         if any(re.fullmatch(r"\w+", name) is None for name in names):
@@ -124,16 +124,16 @@ class ClaudeCode:
         self.package: AgentPackage = AGENT_PACKAGES[self.name]
 
     def problems(self) -> list[str]:
-        """Why Claude Code cannot run here; empty when it can."""
+        """Return why Claude Code cannot run here; empty if it can."""
         problems = self.package.problems()
         if self._by_sdk:
             problems += [f"--run-method python: {problem}; use --run-method cli" for problem in runtime_problems()]
         return problems
 
     def mounts(self) -> tuple[Mount, ...]:
-        """The CLI's binary, and what drives it. Raises ConfigError when it has not been fetched.
+        """Return mounts of the CLI's binary and its driver. Raises ConfigError when it has not been fetched.
 
-        What drives it is made at the first call, which takes its time.
+        The driver is created by the first call, which takes some time.
         """
         if problems := self.problems():
             raise ConfigError(problems[0])
@@ -174,14 +174,14 @@ class ClaudeCode:
         return AgentResult(outcome=outcome, exit_code=completed.exit_code, message=message, logs=logs)
 
     def check(self, result: AgentResult, calls: Iterable[Call]) -> list[Finding]:
-        """How the session's log differs from the calls."""
+        """Return the differences between the session's log and the calls."""
         return compare_session_log(result.logs, build(calls), cut_off=result.outcome in ("timeout", "crashed"))
 
 
 def _cli_command(
     sandbox: Sandbox, job: AgentJob, restriction: ToolRestriction, debug_file: str
 ) -> tuple[list[str], bytes]:
-    """The command and its stdin."""
+    """Return the command and its stdin."""
     argv = [sandbox.locate(_BINARY), "-p", "--model", job.model, "--max-turns", str(job.max_turns)]
     argv += ["--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"]
     argv += ["--tools", ",".join(restriction.tools)] if restriction.tools else []
@@ -189,14 +189,14 @@ def _cli_command(
     argv += ["--mcp-config", restriction.mcp_config, "--strict-mcp-config"] if restriction.mcp_config else []
     argv += ["--settings", restriction.settings] if restriction.settings else []
     argv += ["--debug-file", debug_file] if debug_file else []
-    # The instruction goes in by stdin: it may begin with a dash, or be longer than an argument may be.
+    # The instruction is passed by stdin, because it may begin with a dash or exceed the size limit of arguments.
     return argv, job.instruction.encode()
 
 
 def _sdk_command(
     sandbox: Sandbox, job: AgentJob, restriction: ToolRestriction, debug_file: str
 ) -> tuple[list[str], bytes]:
-    """The command and its stdin. The options make of the SDK's bare agent what the command line runs."""
+    """Return the command and its stdin. The options give the SDK's agent the same setup as the command line."""
     options = {
         "model": job.model,
         "max_turns": job.max_turns,
@@ -214,19 +214,22 @@ _MODEL_VARIABLES = ("ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MO
 
 
 def _settings(session_note: str) -> dict[str, Any]:
-    """Settings of the CLI. The hook notes where this session's log is written, for collecting it afterwards."""
+    """Return the CLI's settings. A hook records where this session's log is written, so that it can be
+    collected.
+    """
     hook = {"type": "command", "command": f"cat > '{session_note}'"}
     return {
         "includeCoAuthoredBy": False,
         "cleanupPeriodDays": 3650,
-        # There is no network in a sandbox, and WebSearch would ask the model's provider for it.
+        # Denied, because there is no network in a sandbox, and WebSearch would send a request to the model's
+        # provider.
         "permissions": {"deny": ["WebFetch", "WebSearch"]},
         "hooks": {"SessionStart": [{"hooks": [hook]}]},
     }
 
 
 def _outcome_of(completed: Completed) -> tuple[AgentOutcome, str]:
-    """How the run ended, from the last `result` line of its stream, with a reason when it is a crash."""
+    """Return how the run ended, by the last `result` line of its stream, with a reason if it is a crash."""
     if completed.timed_out:
         return "timeout", f"stopped after {completed.duration_s:.0f} s"
     result: _StreamEvent | None = None
@@ -234,7 +237,7 @@ def _outcome_of(completed: Completed) -> tuple[AgentOutcome, str]:
         try:
             event = msgspec.json.decode(line, type=_StreamEvent)
         except (ValueError, RecursionError):
-            continue  # what the agent's programs or a killed CLI left on stdout is not part of the stream
+            continue  # not part of the stream: output of other programs, or a line that was cut off
         if event.type == "result":
             result = event
             break
@@ -250,10 +253,10 @@ def _outcome_of(completed: Completed) -> tuple[AgentOutcome, str]:
 
 
 async def _session_logs(sandbox: Sandbox, session_note: str) -> dict[str, bytes]:
-    """The session's JSONL and those of its subagents, by their names below the CLI's project directory.
+    """Return the session's JSONL and those of its subagents, by their paths below the CLI's project directory.
 
-    An agent that ruins its own log directory loses its log, not its attempt: else it could choose to have failed
-    for reasons of infrastructure. A sandbox that is truly broken fails again when the patch is taken.
+    If an agent destroys its log directory, only the log is lost: otherwise agents could turn a failure into an
+    infrastructure error. A broken sandbox fails again when the patch is extracted.
     """
     try:
         note = msgspec.json.decode(await sandbox.read(session_note, limit=1 << 20), type=_SessionNote)
@@ -263,12 +266,12 @@ async def _session_logs(sandbox: Sandbox, session_note: str) -> dict[str, bytes]
             timeout_s=30,
         )
     except (FileNotFoundError, SandboxError, ValueError, RecursionError):
-        return {}  # also when the CLI ended before its session began; its exit state tells why
+        return {}  # also when the CLI ended before its session began, which its exit state explains
     return {f"session/{name}": content for name, content in tar_members(archive.stdout)}
 
 
 async def _debug_log(sandbox: Sandbox, path: str, key: str) -> dict[str, bytes]:
-    """The CLI's debug log, without the attempt's key; none when the agent removed it."""
+    """Return the CLI's debug log, without the attempt's key; empty if the agent removed it."""
     try:
         content = await sandbox.read(path)
     except (FileNotFoundError, SandboxError):

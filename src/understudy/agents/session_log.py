@@ -1,6 +1,7 @@
-"""Compares Claude Code's own session log with the stored calls: both must have the same responses.
+"""Compares Claude Code's session log with the stored calls: both must have the same responses.
 
-The log was written in a sandbox that a model ruled: whatever it holds, the outcome is findings, never a failure.
+The log was written in a sandbox under the model's control, so it is hostile input: whatever it contains leads to
+findings, never to an error.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def _response_blocks(node: Node) -> tuple[Block, ...]:
 
 
 def _may_be_missing(node: Node, cut_off: bool) -> bool:
-    """Whether the CLI has a reason not to log an answer."""
+    """Return whether the CLI has a reason not to log an answer."""
     return (
         node.superseded
         or node.alternative
@@ -165,7 +166,7 @@ def _may_be_missing(node: Node, cut_off: bool) -> bool:
 
 
 def _difference(response: tuple[Block, ...], logged: list[Block]) -> str | None:
-    """How a logged response differs from the stored one; None when it is the same."""
+    """Return how a logged response differs from the stored one; None if they are equal."""
     if (one := _text(response)) != (other := _text(logged)):
         return f"the log has the answer's text otherwise: {_first_difference(one, other)}"
     calls, logged_calls = _tool_calls(response), _tool_calls(logged)
@@ -190,7 +191,9 @@ def _tool_calls(blocks: list[Block] | tuple[Block, ...]) -> list[Block]:
 
 
 def _same_inputs(response: str, logged: str) -> bool:
-    """Whether inputs are the same but for defaults that the CLI fills in, and what `_levelled` levels."""
+    """Return whether inputs are equal, except for defaults that the CLI adds and differences that `_levelled`
+    removes.
+    """
     try:
         one, other = _levelled(msgspec.json.decode(response)), _levelled(msgspec.json.decode(logged))
     except msgspec.DecodeError:

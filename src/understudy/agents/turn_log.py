@@ -1,6 +1,7 @@
-"""Compares the responses that an agent logged itself with the stored calls: both must be the same, in one order.
+"""Compares the responses in an agent's own log with the stored calls: they must be equal and in the same order.
 
-The log was written in a sandbox that a model ruled: whatever it holds, the outcome is findings, never a failure.
+The log was written in a sandbox under the model's control, so it is hostile input: whatever it contains leads to
+findings, never to an error.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class LoggedTurn(Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """What must be equal: the text without outer white space, and the values of the arguments."""
+        """The values that must be equal: the text without outer white space, and the values of the arguments."""
         return self.text.strip(), tuple((name, _sorted_arguments(arguments)) for name, arguments in self.calls)
 
 

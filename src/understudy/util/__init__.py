@@ -1,1 +1,3 @@
-"""Small helpers that know nothing of Understudy: files, locks, text, statistics, HTTP."""
+"""Small general helpers: files, locks, text, statistics, HTTP. They depend on nothing else in Understudy but
+errors.
+"""

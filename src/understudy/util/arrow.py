@@ -19,7 +19,7 @@ _TYPE_CODES = {"int8": "b", "int32": "i", "int64": "q", "float64": "d"}
 
 
 def column_table(arrow: Any, rows: Sequence[Mapping[str, Any]], columns: Columns, schema: Any) -> Any:
-    """A table of rows, which have all columns. Raises UnicodeEncodeError as `_array` does."""
+    """Return a table of rows, which must have all columns. Raises UnicodeEncodeError as `_array` does."""
     arrays = [_array(arrow, [row[name] for row in rows], kind) for name, kind in columns.items()]
     return arrow.Table.from_arrays(arrays, schema=schema)
 
@@ -58,18 +58,18 @@ def _array(arrow: Any, values: list[Any], kind: Any) -> Any:
 
 
 def _bits(arrow: Any, flags: list[bool]) -> Any:
-    """A bit for each flag, the first in the lowest bit of the first byte."""
+    """Return a bitmap with one bit for each flag, the first one in the lowest bit of the first byte."""
     bits = "".join("01"[flag] for flag in reversed(flags))
     return arrow.py_buffer(int(bits or "0", 2).to_bytes(len(flags) // 8 + 1, "little"))
 
 
 def _offsets(arrow: Any, lengths: list[int]) -> Any:
-    """Where each of several consecutive items begins, and where the last one ends."""
+    """Return where each of several consecutive items begins, and where the last one ends."""
     return arrow.py_buffer(array("i", accumulate(lengths, initial=0)))
 
 
 def column_type(arrow: Any, kind: Any) -> Any:
-    """The Arrow type of a column of type `kind`; `arrow` is the package pyarrow."""
+    """Return the Arrow type of a column of type `kind`; `arrow` is the package pyarrow."""
     if isinstance(kind, list):
         return arrow.list_(column_type(arrow, cast(list[Any], kind)[0]))
     if isinstance(kind, dict):

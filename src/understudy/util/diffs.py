@@ -1,8 +1,8 @@
-"""Unified diffs: the one reader of them in this code base, and diffs that are made or reversed.
+"""Unified diffs: the only parser of them in this code base, and functions that make or reverse diffs.
 
-The reader is strict, because the gate lets a patch through by what it read in it: whatever it cannot account for
-is an error and never skipped. Only text before the first file and the signature of a mail are ignored. It works
-on bytes, since paths and contents in a patch need not be UTF-8.
+The parser is strict, because the gate accepts a patch by what was parsed: a line that does not fit is an error,
+and never skipped. Only text before the first file and a mail's signature are ignored. It works on bytes, because
+paths and contents in a patch need not be UTF-8.
 """
 
 from __future__ import annotations
@@ -63,12 +63,14 @@ class FileDiff(Struct, frozen=True):
 
     @property
     def is_new(self) -> bool:
-        """Whether the change adds a file that was not there."""
+        """Whether the change adds a new file."""
         return any(line.startswith((b"new file mode ", b"--- /dev/null")) for line in self.header)
 
 
 def parse_diff(patch: bytes) -> list[FileDiff]:
-    """The files that a patch changes, in its order; text before the first one is ignored. Raises DiffError."""
+    """Return the files that a patch changes, in its order; text before the first one is ignored. Raises
+    DiffError.
+    """
     return _DiffReader(patch).files()
 
 
@@ -181,7 +183,7 @@ class _DiffReader:
                 self._position += 1
 
     def _is_signature(self) -> bool:
-        """Whether this is the version of git below a patch that git formatted as a mail."""
+        """Return whether the lines are the git version below a patch that git formatted as a mail."""
         return (
             self._lines[self._position - 1] == b"-- "
             and _GIT_VERSION.match(self._lines[self._position]) is not None
@@ -204,7 +206,9 @@ class _DiffReader:
 
 
 def _sides_of_header(header: tuple[bytes, ...], same: bytes | None) -> tuple[bytes | None, bytes | None]:
-    """The old and the new path of a file without `---` and `+++` lines, as one that is only renamed."""
+    """Return the old and the new path of a file without `---` and `+++` lines, such as one that is only
+    renamed.
+    """
     old = new = same
     for line in header:
         if line.startswith((b"rename from ", b"copy from ")):
@@ -277,7 +281,7 @@ def _unified_file(path: str, old: str | None, new: str | None) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    # git knows one line end only; str.splitlines knows ten.
+    # git splits lines at \n only; str.splitlines splits at ten kinds of characters.
     lines = [line + "\n" for line in text.split("\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines

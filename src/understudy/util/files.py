@@ -96,7 +96,7 @@ def locked(path: Path, *, busy: str = "", remedy: str = _CACHE_REMEDY) -> Genera
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be made: {error.strerror}; {remedy}") from error
+        raise ConfigError(f"{path}: cannot be created: {error.strerror}; {remedy}") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
@@ -111,10 +111,9 @@ _shared: dict[Path, int] = {}
 
 
 def share_lock(path: Path) -> None:
-    """Share the lock on a file with others that do until this process ends; who locks it alone waits that long.
+    """Hold a shared lock on a file until this process ends; an exclusive lock waits for that.
 
-    That of another user, who can remove what is beside it, needs only be read. Where there is none and none can be
-    made nothing is locked.
+    For a file of another user, reading permission is enough. If the file cannot be created, nothing is locked.
     """
     if path in _shared:
         return
@@ -128,17 +127,17 @@ def share_lock(path: Path) -> None:
 
 
 def mark_used(cache: Path, paths: Iterable[Path]) -> None:
-    """Note in the time of change of entries of a cache (`KIND/NAME`) that something in them is used now."""
+    """Update the modification time of cache entries (`KIND/NAME`), which records that they are in use now."""
     for path in paths:
         if path.is_relative_to(cache):
-            with suppress(OSError):  # that of another user
+            with suppress(OSError):  # the entry of another user
                 os.utime(cache.joinpath(*path.relative_to(cache).parts[:2]))
 
 
 def make_readable(root: Path) -> None:
-    """Let every user read `root` and all below it; links are left alone.
+    """Make `root` and everything below it readable for all users; links are left alone.
 
-    A sandbox's user is another one than ours, and a strict umask would shut it out.
+    Sandboxes run as another user than we do, whom a strict umask would shut out.
     """
     for directory, names, files in os.walk(root):
         for name in (".", *names, *files):
@@ -152,7 +151,7 @@ def make_readable(root: Path) -> None:
 
 
 def tar_of(members: Mapping[str, bytes]) -> bytes:
-    """A tar archive of regular files by their path."""
+    """Return a tar archive of regular files, given by path."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, data in members.items():

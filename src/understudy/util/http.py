@@ -1,6 +1,6 @@
-"""HTTP requests to model servers: bounded responses, no redirects, credentials kept out of every message.
+"""HTTP requests to model servers: limited response sizes, no redirects, and no credentials in any message.
 
-Callers translate what goes wrong into their own errors: `open` raises what aiohttp raises.
+Callers translate errors into their own: `open` raises what aiohttp raises.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _LEAST_IN_ANSWERS = 16
 
 
 def _any_form(secrets: Sequence[str]) -> re.Pattern[bytes]:
-    """What finds secrets as they are, and as a server may send them back in an error.
+    """Return a pattern that finds secrets, also in the forms in which a server may echo them in an error.
 
-    That is any mix of URL, JSON and HTML escapes, hex, and base64 of a text that they are a part of.
+    That is any mix of URL, JSON and HTML escapes, hex, and base64 of a text that contains them.
     """
     forms: list[str] = []
     for secret in secrets:
@@ -44,7 +44,7 @@ def _any_form(secrets: Sequence[str]) -> re.Pattern[bytes]:
 
 
 def _any_escape(byte: int) -> str:
-    """What matches a byte however it is escaped."""
+    """Return a pattern that matches a byte in all its escaped forms."""
     code = f"(?i:{byte:02x})"
     return rf"(?:\\?{re.escape(chr(byte))}|%(?:25)*{code}|\\+u00{code}|\\+x{code}|&#0*{byte};|&#x0*{code};)"
 
@@ -80,7 +80,9 @@ class ResponseTooLarge(Exception):
 
 
 def was_not_sent(error: BaseException) -> bool:
-    """Whether a request failed before the server can have seen any of it: there was no connection."""
+    """Return whether a request certainly failed before the server saw any of it, because there was no
+    connection.
+    """
     return isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
 
 
@@ -117,7 +119,9 @@ class ServerAddress:
         """Whether there is a secret that `redact_answer` looks for."""
 
     def redact(self, text: str) -> str:
-        """A text of the server's without our credentials: it may end in a log, the store or a sandbox."""
+        """Return a text of the server without our credentials, because it may be written to a log, the store or a
+        sandbox.
+        """
         return self.redact_bytes(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
 
     def redact_bytes(self, data: bytes) -> bytes:
@@ -188,7 +192,7 @@ class HttpConnection(ServerAddress):
         raise AssertionError("the last pause is None")
 
     async def close(self) -> None:
-        """Drop the connections. May be called twice."""
+        """Close the connections. May be called twice."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -198,7 +202,7 @@ class HttpConnection(ServerAddress):
             self._session = aiohttp.ClientSession(
                 headers=self.headers,
                 connector=aiohttp.TCPConnector(limit=0, force_close=not self._keep_alive),
-                # A cookie that came with one attempt's response must not go out with another's request.
+                # A cookie from the response to one attempt must not be sent with another attempt's request.
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
@@ -218,7 +222,7 @@ async def read_pieces(response: aiohttp.ClientResponse, limit: int) -> AsyncGene
 
 
 async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The whole body. Raises as `read_pieces` does."""
+    """Return the whole body. Raises as `read_pieces` does."""
     return b"".join([piece async for piece in read_pieces(response, limit)])
 
 

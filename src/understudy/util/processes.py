@@ -24,7 +24,9 @@ def available_cpus(*, cgroups: Path = Path("/sys/fs/cgroup"), membership: Path =
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files as it may: every rollout holds some, and agents hold the gateway's."""
+    """Raise this process's soft limit of open files to the hard limit, because rollouts and gateway connections
+    need many.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -36,7 +38,7 @@ def _affinity() -> int:
 
 
 def _quotas(cgroups: Path, membership: Path) -> Iterator[float]:
-    """The quotas, in CPUs, that are in force for the process."""
+    """Yield the quotas, in CPUs, that apply to the process."""
     for line in _read(membership).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -45,21 +47,23 @@ def _quotas(cgroups: Path, membership: Path) -> Iterator[float]:
                 quota, _, period = _read(group / "cpu.max").partition(" ")
                 yield from _ratio(quota, period)
         elif "cpu" in controllers.split(","):
-            # Where it is mounted depends on the distribution: by all its controllers, or by the one.
+            # The mount's name depends on the distribution: all its controllers, or only this one.
             for mount in (cgroups / controllers, cgroups / "cpu"):
                 for group in _with_parents(mount, path):
                     yield from _ratio(_read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us"))
 
 
 def _with_parents(mount: Path, path: str) -> Iterator[Path]:
-    """A group's directory and those above it; the mount itself too, which is the process's own in a container."""
+    """Yield a group's directory and its ancestors, including the mount itself, which is the process's own in a
+    container.
+    """
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for length in range(len(parts), -1, -1):
         yield mount.joinpath(*parts[:length])
 
 
 def _ratio(quota: str, period: str) -> Iterator[float]:
-    """The CPUs that a quota of a period allows; nothing where there is none ("max", -1, or no file)."""
+    """Yield the CPUs that a quota allows; nothing if there is none ("max", -1, or no file)."""
     try:
         if int(quota) > 0 and int(period) > 0:
             yield int(quota) / int(period)
@@ -81,7 +85,9 @@ _LINE_BYTES = 1 << 24
 
 
 class ChildProcess:
-    """A module of ours that runs: it speaks in lines on stdout, logs to stderr, and ends when its stdin does."""
+    """A child process that runs a module of ours: it writes lines to stdout and logs to stderr, and ends when its
+    stdin ends.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -113,41 +119,41 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     async def stop(self) -> None:
-        """End it: its stdin ends, and if that does not help it is killed."""
+        """End it by closing its stdin; if it does not end, kill it."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
             await asyncio.wait_for(self._process.wait(), _STOP_TIMEOUT_S)
         except TimeoutError:
             pass
-        finally:  # who has no time to wait leaves none behind either
+        finally:  # also on cancellation, so that no process is left behind
             if self._process.returncode is None:
                 with suppress(ProcessLookupError):
                     self._process.kill()
         await self._wait()
 
     async def _line(self) -> bytes:
-        """What it says next; nothing when it says no more."""
+        """Return the next line of its stdout; b"" at the end."""
         assert self._process.stdout is not None
         return await self._process.stdout.readline()
 
     async def _wait(self) -> int:
-        """Wait until it has ended, and all that it logged is read; its exit code, below 0 for a signal."""
+        """Wait until it has ended and its log is read; return its exit code, negative for a signal."""
         code = await self._process.wait()
         await self._reader
         return code
 
     def _exit_description(self) -> str:
-        """How it ended, in words."""
+        """Return how it ended, in words."""
         code = self._process.returncode
         return f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
 
     def _log_tail(self) -> str:
-        """The last lines that it logged."""
+        """Return the last lines of its log."""
         lines = self._log.decode(errors="replace").strip().split("\n")
         return "\n".join(lines[-_TAIL_LINES:])[-_TAIL_CHARACTERS:] or "none"
 

@@ -74,17 +74,17 @@ class Option(NamedTuple):
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What `option` was given beside the help and the bounds."""
+        """The arguments of `option` other than the help and the bounds."""
         return self.meta.extra or {}
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that the value may be; none where it may be any."""
+        """The allowed values; empty if any value is allowed."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
 
 def options_of(kind: type[Struct], table: str = "") -> Iterator[Option]:
-    """The options of a settings struct, in the order of its fields, those of its groups included."""
+    """Yield the options of a settings struct, in the order of its fields, including those of nested groups."""
     yield from _options(kind, getattr(kind, "table", table), (), "")
 
 
@@ -113,7 +113,7 @@ def _default_of(factory: Any) -> Any:
 
 
 def _unwrap(kind: Any) -> tuple[Any, Meta | None]:
-    """A field's type without None and annotations, and its `option`, wherever in the type that stands."""
+    """Return a field's type without None and annotations, and its `option`, wherever in the type it is."""
     meta = None
     while True:
         if get_origin(kind) is Annotated:
@@ -158,7 +158,7 @@ def build(kind: type[T], arguments: Mapping[str, Any], file: Mapping[str, Any], 
         given_value = arguments.get(group.name)
         present = isinstance(tables.get(group.table, {}).get(group.key), dict)
         if given_value is not False and (given_value or present):
-            _put(values, (*path, ""), None)  # the group itself, with its defaults
+            _put(values, (*path, ""), None)  # creates the group itself, with its defaults
     return _converted(kind, values, options, tables, source)
 
 
@@ -202,7 +202,7 @@ def _tables(options: list[Option], file: Mapping[str, Any], source: str) -> dict
 
 
 def _table(value: Any) -> dict[str, Any]:
-    """A value as a table; an empty one where it is none."""
+    """Return a value as a table; an empty one if it is not a table."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
@@ -241,9 +241,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; expected a readable TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: invalid TOML: {error}") from error
+        raise ConfigError(f"{path}: invalid TOML: {error}; correct it") from error
 
 
 def require_table(file: Mapping[str, Any], kind: type[Struct], source: str) -> None:

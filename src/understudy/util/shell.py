@@ -1,9 +1,8 @@
-"""Cuts the text of a shell command into words, operators, redirections and here-documents.
+"""Splits a shell command into words, operators, redirections and here-documents.
 
-It follows POSIX shells and bash as far as can be done without evaluating anything: quotes and escapes are
-resolved, expansions and substitutions stay as they are written. What a command means is left to the caller.
-
-The time is linear in the text, whatever it holds.
+It follows POSIX shells and bash as far as possible without evaluating anything: quotes and escapes are resolved,
+expansions and substitutions are kept as written. What a command does is left to the caller. The time is linear in
+the length of the text.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _COMMAND_FLAGS = frozenset(("-c", "-lc", "-cl", "-ic", "-ilc"))
 
 
 class ShellSyntaxError(ValueError):
-    """A quote or a substitution that is never closed, or too many of them inside each other."""
+    """A quote or substitution that is never closed, or too deep nesting."""
 
 
 class ShellToken(NamedTuple):
@@ -94,14 +93,14 @@ def shell_tokens(text: str, *, strict: bool = False) -> Iterator[ShellToken]:
 
 
 def command_text(arguments: Sequence[str]) -> str:
-    """A command given as a list of words, as one text; of `["bash", "-c", TEXT]` and its like it is TEXT."""
+    """Return a command given as a list of words as one text; for `["bash", "-c", TEXT]` and similar, TEXT."""
     if len(arguments) == 3 and arguments[0].rpartition("/")[2] in _SHELLS and arguments[1] in _COMMAND_FLAGS:
         return arguments[2]
     return shlex.join(arguments)
 
 
 def _document(text: str, at: int, delimiter: str) -> tuple[str, int]:
-    """The lines of a here-document that begins at `at`, and where the text goes on behind its delimiter."""
+    """Return the lines of a here-document that begins at `at`, and the position after its delimiter."""
     begin = at
     while at < len(text):
         line_end = text.find("\n", at)
@@ -162,7 +161,9 @@ def _word(text: str, begin: int, strict: bool) -> ShellToken:
 
 
 def _quote_end(text: str, at: int, strict: bool) -> int:
-    """The position behind what the double quote at `at` opens, or behind the quote where it is never closed."""
+    """Return the position after the text in the double quotes at `at`, or after the quote if it is never
+    closed.
+    """
     try:
         return _closing_quote(text, at, 0)
     except ShellSyntaxError:
@@ -173,7 +174,7 @@ def _quote_end(text: str, at: int, strict: bool) -> int:
 
 
 def _closing_quote(text: str, at: int, depth: int) -> int:
-    """The position behind the double quote that closes the one at `at`."""
+    """Return the position after the double quote that closes the one at `at`."""
     at += 1
     while at < len(text):
         here = text[at]
@@ -189,7 +190,7 @@ def _closing_quote(text: str, at: int, depth: int) -> int:
 
 
 def _substitution_end(text: str, at: int, depth: int) -> int:
-    """The position behind the substitution that begins at `at`; a lone dollar is one character."""
+    """Return the position after the substitution that begins at `at`; a lone dollar is one character."""
     if depth > _MAX_NESTING:
         raise ShellSyntaxError(f"more than {_MAX_NESTING} quotes and substitutions are nested")
     if text[at] == "`":
@@ -224,7 +225,7 @@ def _substitution_end(text: str, at: int, depth: int) -> int:
 
 
 def _escaped_end(text: str, at: int, closing: str) -> int:
-    """The position behind the next `closing` that no backslash stands before."""
+    """Return the position after the next `closing` that is not preceded by a backslash."""
     while at < len(text) and text[at] != closing:
         at += 2 if text[at] == "\\" else 1
     if at >= len(text):

@@ -21,7 +21,9 @@ class ConfidenceInterval(Struct, frozen=True):
 
 
 class MeanEstimate(Struct, frozen=True):
-    """A mean with the bounds of its 95 % interval; None where it is of one value, whose spread nobody knows."""
+    """A mean with the bounds of its 95 % interval; the bounds are None for a single value, whose spread is
+    unknown.
+    """
 
     estimate: float
     low: float | None
@@ -29,7 +31,7 @@ class MeanEstimate(Struct, frozen=True):
 
 
 def wilson(successes: int, trials: int, z: float = Z_95) -> ConfidenceInterval:
-    """The share of successes with Wilson's score interval; 0 to 1 without trials.
+    """Return the share of successes with Wilson's score interval; 0 to 1 without trials.
 
     Raises ValueError unless 0 <= successes <= trials.
     """
@@ -50,7 +52,7 @@ def _score(share: float, trials: int, z: float) -> ConfidenceInterval:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The least of some values that at least this share of them does not exceed."""
+    """Return the smallest of the values that is not exceeded by at least this share of them."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 

@@ -1,4 +1,4 @@
-"""Text that others wrote, made harmless to show: nothing in it steers what shows it, and nothing hides."""
+"""Makes hostile text safe to show: control characters cannot affect the terminal, and invisible ones are shown."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _UNSAFE = re.compile(
 
 
 def visible(text: str) -> str:
-    """`text` with every character that steers a terminal, or hides, replaced by one that shows it.
+    """Return `text` with each character that controls a terminal or is invisible replaced by a visible one.
 
-    Line ends and tabs stay. CRLF becomes a plain line end.
+    Line breaks and tabs stay. CRLF becomes a plain line break.
     """
     return _UNSAFE.sub(lambda match: _picture(ord(match[0])), text.replace("\r\n", "\n"))
 
 
 def visible_line(text: str) -> str:
-    """The first line of `text`, made visible."""
+    """Return the first line of `text`, made visible."""
     return visible(text.strip()).partition("\n")[0]
 
 
