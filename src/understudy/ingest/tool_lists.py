@@ -85,11 +85,11 @@ def tool_list(
     `messages` are all of its messages; `version` is that of Claude Code, None for another program or an unknown
     version; `date` is the session's, an ISO date or time.
     """
-    seen = _called(messages)
-    recorded = claude_tools(version, seen, subagent=subagent, date=date) if version else None
+    called = _called(messages)
+    recorded = claude_tools(version, called, subagent=subagent, date=date) if version else None
     tools = [] if recorded is None else recorded.tools
-    missing = sorted(seen.keys() - names_of(tools))
-    tools = [*tools, *(_inferred_tool(name, seen[name]) for name in missing)]
+    missing = sorted(called.keys() - names_of(tools))
+    tools = [*tools, *(_inferred_tool(name, _seen(called[name])) for name in missing)]
     if not tools:
         return ToolList()
     return ToolList(
@@ -104,12 +104,12 @@ def completed(offered: ToolList, messages: Iterable[Mapping[str, Any]]) -> ToolL
     """The list with the tools that are called in more messages; as it is where it is from the log."""
     if offered.source == "logged":
         return offered
-    seen = _called(messages)
-    missing = sorted(seen.keys() - names_of(offered.tools or ()))
+    called = _called(messages)
+    missing = sorted(called.keys() - names_of(offered.tools or ()))
     if not missing:
         return offered
     return ToolList(
-        tools=[*(offered.tools or ()), *(_inferred_tool(name, seen[name]) for name in missing)],
+        tools=[*(offered.tools or ()), *(_inferred_tool(name, _seen(called[name])) for name in missing)],
         source="inferred",
         version=offered.version,
         inferred=(*offered.inferred, *missing),
@@ -122,12 +122,13 @@ def names_of(functions: Iterable[Mapping[str, Any]]) -> set[str]:
     return {name for name in names if isinstance(name, str)}
 
 
-def _called(messages: Iterable[Mapping[str, Any]]) -> dict[str, _Seen]:
-    """The tools that were called, by name, in whatever order the messages come.
+def _called(messages: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The arguments, as JSON, of the calls of each tool, by its name, in whatever order the messages come.
 
-    A call that was told that there is no such tool does not count, and one that comes twice counts once.
+    A call that was told that there is no such tool does not count, and one that comes twice counts once. Each tool
+    has a call whose arguments can be read.
     """
-    calls: dict[tuple[str, str, str], dict[str, Any]] = {}
+    calls: dict[tuple[str, str, str], None] = {}
     unknown: set[str] = set()
     for message in messages:
         content = message.get("content")
@@ -135,24 +136,33 @@ def _called(messages: Iterable[Mapping[str, Any]]) -> dict[str, _Seen]:
             unknown.add(str(message.get("tool_call_id")))
         for call in message.get("tool_calls") or ():
             function = mapping(call.get("function"))
-            text = str(function.get("arguments") or "")
-            name = string(function.get("name"))
-            key = (str(call.get("id")), name or "", text)
-            if not name or key in calls:
-                continue
-            arguments = parse_object(text)
-            if arguments is not None and UNPARSED_INPUT not in arguments:
-                calls[key] = arguments
-    tools: dict[str, _Seen] = {}
-    for (call_id, name, _), arguments in calls.items():
-        if call_id in unknown:
+            if name := string(function.get("name")):
+                calls[str(call.get("id")), name, str(function.get("arguments") or "")] = None
+    tools: dict[str, list[str]] = {}
+    for call_id, name, text in calls:
+        if call_id not in unknown and (name in tools or _arguments(text) is not None):
+            tools.setdefault(name, []).append(text)
+    return tools
+
+
+def _arguments(text: str) -> dict[str, Any] | None:
+    """The arguments of a call; None where they cannot be read."""
+    arguments = parse_object(text)
+    return None if arguments is None or UNPARSED_INPUT in arguments else arguments
+
+
+def _seen(texts: Iterable[str]) -> _Seen:
+    """A tool as these calls of it were made."""
+    seen = _Seen()
+    for text in texts:
+        arguments = _arguments(text)
+        if arguments is None:
             continue
-        seen = tools.setdefault(name, _Seen())
         seen.calls += 1
         for argument, value in arguments.items():
             seen.arguments[argument] = seen.arguments.get(argument, 0) + 1
             seen.types.setdefault(argument, set()).add(_type(value))
-    return tools
+    return seen
 
 
 def _inferred_tool(name: str, seen: _Seen) -> dict[str, Any]:

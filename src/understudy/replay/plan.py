@@ -274,6 +274,7 @@ def estimate(
         }
         done = existing_asks([id_ for some in ids.values() for id_ in some])
         for stated in batch:
+            answer_tokens = int(length_of([message_of(stated.state.student_action)]) / _TOKEN_CHARS)
             for teacher in stated.teachers:
                 share = shares.setdefault(teacher.name, TeacherShare())
                 of_teacher = ids[stated.state.state_id, teacher.name]
@@ -282,13 +283,12 @@ def estimate(
                 share.done += finished
                 if finished < len(of_teacher):
                     size = sizer.size(teacher, stated.state.messages, stated.tools)
-                    _add(share, stated, teacher, size, len(of_teacher) - finished)
+                    _add(share, answer_tokens, teacher, size, len(of_teacher) - finished)
     return shares
 
 
-def _add(share: TeacherShare, stated: TeachableState, teacher: Teacher, size: RequestSize, asks: int) -> None:
-    answer_tokens = length_of([message_of(stated.state.student_action)]) / _TOKEN_CHARS
-    completion = min(max(int(answer_tokens), _LIKELY_LEAST), teacher.config.max_tokens)
+def _add(share: TeacherShare, answer_tokens: int, teacher: Teacher, size: RequestSize, asks: int) -> None:
+    completion = min(max(answer_tokens, _LIKELY_LEAST), teacher.config.max_tokens)
     likely = size.likely_tokens
     share.prompt_tokens += likely * asks
     share.completion_tokens += completion * asks
