@@ -58,6 +58,38 @@ SESSION = {
 }
 
 
+def store(root: Path, session: dict[str, Any]) -> None:
+    """Write a session as OpenCode stores it: a file for each session, message and part."""
+
+    def put(place: str, value: dict[str, Any]) -> None:
+        path = root / "storage" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value, indent=2))
+
+    info = session["info"]
+    put(f"session/{info['projectID']}/{info['id']}.json", info)
+    for at, message in enumerate(session["messages"]):
+        own = f"msg_{at:04d}"
+        put(f"message/{info['id']}/{own}.json", message["info"] | {"id": own, "sessionID": info["id"]})
+        for number, part in enumerate(message["parts"]):
+            ids = {"id": f"prt_{number:04d}", "messageID": own, "sessionID": info["id"]}
+            put(f"part/{own}/prt_{number:04d}.json", part | ids)
+
+
+def test_sessions_in_opencodes_storage_are_read_as_their_exports_are(tmp_path: Path) -> None:
+    (tmp_path / "session.json").write_text(json.dumps(SESSION))
+    _, exported = only(tmp_path / "session.json")
+    other = SESSION | {"info": SESSION["info"] | {"id": "ses_2"}}
+    store(tmp_path / "data/opencode", SESSION)
+    trace, states = only(tmp_path / "data/opencode")
+    assert (trace.session_id, trace.project, trace.version) == ("ses_1", "/home/dev/app", "1.1.34")
+    assert [(state.messages, state.student_action) for state in states] == [
+        (state.messages, state.student_action) for state in exported
+    ]
+    store(tmp_path / "two/opencode", other)
+    assert only(tmp_path / "two/opencode")[0].session_id == "ses_2"
+
+
 @pytest.mark.parametrize("as_list", [False, True])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_each_step_of_an_opencode_message_is_a_response(tmp_path: Path, as_list: bool, indent: int | None) -> None:

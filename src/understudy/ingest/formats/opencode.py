@@ -1,4 +1,8 @@
-"""OpenCode: what `opencode export` writes, or a session's list of messages as its server answers it.
+"""OpenCode: what `opencode export` writes, a session's list of messages as its server answers it, or its storage.
+
+The storage (of earlier versions; later ones have a database) is a directory with a file for each session, message
+and part: `storage/session/PROJECT/SESSION.json`, `storage/message/SESSION/MESSAGE.json`,
+`storage/part/MESSAGE/PART.json`. Ids of messages and parts ascend in time.
 
 A message has an `info` and `parts`. A response of the model is what stands between two `step-start` parts, or in
 messages without them the whole message. The parts of tool calls hold their results as well. A compaction is a
@@ -9,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from understudy.ingest.chat import content, response_message, result_message
@@ -19,6 +23,11 @@ from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import outline, read_document
 from understudy.ingest.trace import Message, Trace, TraceParent, tool_call
 
+_STORED = re.compile(
+    r"(.*/|)storage/(?:session/[^/]+/(?P<own>ses_[^/]+)|message/(?P<session>ses_[^/]+)/msg_[^/]+"
+    r"|part/(?P<message>msg_[^/]+)/prt_[^/]+)\.json"
+)
+_SESSION_ID = re.compile(rb'"sessionID"\s*:\s*"(ses_[^"\\]+)"')
 _OF_SESSION = re.compile(rb'"(?:sessionID|projectID)"\s*:')
 _COMPACTED = "What did we do so far?"
 _CLEARED = "[Old tool result content cleared]"
@@ -28,32 +37,82 @@ _SILENT = frozenset(("step-finish", "snapshot", "patch", "agent", "retry"))
 
 
 class OpenCodeFormat(LogFormat):
-    """Reads exported sessions of OpenCode."""
+    """Reads sessions of OpenCode, exported or in its storage."""
 
     name = "opencode"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether it has a session's info before its messages, or is a list of messages with parts."""
+        """Whether it has a session's info before its messages, is a list of messages with parts, or is stored."""
+        if _STORED.fullmatch(path.replace("\\", "/")):
+            return head.lstrip().startswith(b"{")
         seen = outline(head)
         inside = "parts" if seen.kind == "[" else "messages"
         return seen.keys.get("info") == "{" and seen.keys.get(inside) == "[" and bool(_OF_SESSION.search(head))
 
+    def group(self, path: str) -> str:
+        """The session of a stored file, or for a part its message."""
+        stored = _STORED.fullmatch(path.replace("\\", "/"))
+        if stored is None:
+            return path
+        return f"{stored[1]}{stored['own'] or stored['session'] or stored['message']}"
+
+    def links(self, path: str, head: bytes) -> Iterable[str]:
+        """The session that a stored part belongs to."""
+        stored = _STORED.fullmatch(path.replace("\\", "/"))
+        session = _SESSION_ID.search(head) if stored is not None and stored["own"] is None else None
+        if stored is None or (session is None and stored["own"] is None):
+            return ()
+        return (f"{stored[1]}{session[1].decode(errors='replace') if session is not None else stored['own']}",)
+
+    def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
+        """The traces of exports, each by itself, and the one of a stored session's files. Raises OSError."""
+        stored: list[tuple[re.Match[str], LogFile]] = []
+        for file in files:
+            place = _STORED.fullmatch(file.path.replace("\\", "/"))
+            if place is None:
+                yield from self.read_file(file)
+            else:
+                stored.append((place, file))
+        if stored:
+            losses: Counter[str] = Counter()
+            yield _trace(*_stored_session(stored, losses), stored[0][1].path, losses)
+
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
-        """The trace of a file."""
+        """The trace of an export."""
         value = read_document(file, losses)
-        session = mapping(mapping(value).get("info"))
         messages = [mapping(raw) for raw in items(value) or items(mapping(value).get("messages"))]
-        own = (string(value_at(raw, "info", "sessionID")) for raw in messages)
-        session_id = string(session.get("id")) or next((id_ for id_ in own if id_), None)
-        builder = TraceBuilder(
-            "opencode", file.path, session_id or fingerprint(file.path, messages[:2]), losses=losses
-        )
-        builder.trace.project = string(session.get("directory"))
-        builder.trace.version = string(session.get("version"))
-        if above := string(session.get("parentID")):
-            builder.trace.parent = TraceParent(above)
-        _add_messages(builder, messages)
-        return builder.finish()
+        return _trace(mapping(mapping(value).get("info")), messages, file.path, losses)
+
+
+def _trace(session: dict[str, Any], messages: list[dict[str, Any]], source: str, losses: Counter[str]) -> Trace:
+    own = (string(value_at(raw, "info", "sessionID")) for raw in messages)
+    session_id = string(session.get("id")) or next((id_ for id_ in own if id_), None)
+    builder = TraceBuilder("opencode", source, session_id or fingerprint(source, messages[:2]), losses=losses)
+    builder.trace.project = string(session.get("directory"))
+    builder.trace.version = string(session.get("version"))
+    if above := string(session.get("parentID")):
+        builder.trace.parent = TraceParent(above)
+    _add_messages(builder, messages)
+    return builder.finish()
+
+
+def _stored_session(
+    files: Iterable[tuple[re.Match[str], LogFile]], losses: Counter[str]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The info of a stored session, and its messages with their parts, as an export has them."""
+    session: dict[str, Any] = {}
+    infos: dict[str, dict[str, Any]] = {}
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for place, file in sorted(files, key=lambda each: each[1].path.rpartition("/")[2]):
+        value = mapping(read_document(file, losses))
+        if place["own"]:
+            session = value
+        elif place["session"]:
+            infos[string(value.get("id")) or file.path] = value
+        else:
+            parts.setdefault(place["message"], []).append(value)
+    losses["part_without_message"] += sum(len(some) for id_, some in parts.items() if id_ not in infos)
+    return session, [{"info": info, "parts": parts.get(id_, [])} for id_, info in infos.items()]
 
 
 def _add_messages(builder: TraceBuilder, messages: list[dict[str, Any]]) -> None:
