@@ -1,1 +1,1 @@
-"""Grading: the patch an agent leaves behind, and what the hidden checks say of it."""
+"""Grading: applies an agent's patch and judges it by the task's hidden checks."""

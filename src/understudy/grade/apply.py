@@ -75,11 +75,11 @@ fi
 
 
 async def apply_patch(sandbox: Sandbox, task: Task, patch: bytes, *, host_programs: bool) -> str:
-    """Lay a gated patch, and what of the hidden checks belongs in the tree, upon the sandbox's tree.
+    """Apply a gated patch, and the hidden checks' files that belong in the tree, to the sandbox's tree.
 
-    Returns why the patch cannot be applied, or nothing. `host_programs` is that of the sandbox's kind. Raises
-    TaskError when the task's own test patch does not apply, GraderError when there is no git or something else
-    went wrong, SandboxError when the sandbox broke.
+    Returns why the patch cannot be applied, or "". `host_programs` is that of the sandbox's kind. Raises TaskError
+    when the task's own test patch does not apply, GraderError when there is no git or something else failed,
+    SandboxError when the sandbox broke.
     """
     scratch = scratch_name()
     changed = parse_diff(patch)
@@ -99,11 +99,16 @@ async def apply_patch(sandbox: Sandbox, task: Task, patch: bytes, *, host_progra
     if done.exit_code == _DOES_NOT_APPLY:
         return f"the patch does not apply: {message}"
     if done.exit_code == _TEST_PATCH:
-        raise TaskError(f"task {task.instance_id}: checks.test_patch does not apply to the task's tree: {message}")
+        raise TaskError(
+            f"task {task.instance_id}: checks.test_patch does not apply to the task's tree: "
+            f"{message}; correct the task"
+        )
     if done.exit_code == _NO_GIT:
         raise GraderError(f"the image {task.image} has no git, which applies patches; install git in the image")
     if done.exit_code != 0:
-        raise GraderError(f"the patch could not be applied (exit code {done.exit_code}): {message}")
+        raise GraderError(
+            f"the patch could not be applied (exit code {done.exit_code}): {message}; see `understudy doctor`"
+        )
     expected = {path for file in changed for path in file.paths}
     beside = {path + suffix for path in expected for suffix in (b".orig", b".rej")}  # which `patch` leaves
     # `git apply --numstat -z` prints records `added TAB deleted TAB path`; a rename has two paths more.

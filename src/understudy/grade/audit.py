@@ -63,10 +63,11 @@ class _Located(Struct, frozen=True):
 
 
 def audit(patch: bytes, task: Task, gated: GatedPatch, verdict: Verdict, tree: Path | None = None) -> Integrity:
-    """The integrity of a patch: the verdict's own evidence, and that found in what the gate let through of it.
+    """Return the integrity of a patch: the verdict's own evidence, and that found in the part that the gate
+    accepted.
 
-    `tree` is the task's tree without the patch; without it, only what the patch itself shows is read. A patch that
-    cannot be read was refused, and is not looked at.
+    `tree` is the task's tree without the patch; without it, only the text of the patch is read. A patch that
+    cannot be parsed was refused by the gate, and is not audited.
     """
     try:
         places = _suspicions(gated.patch, task, tree)
@@ -96,7 +97,7 @@ def _gold_suspicions(task: Task, tree: Path | None) -> list[_Located]:
 
 
 def _suspicions(patch: bytes, task: Task, tree: Path | None) -> list[_Located]:
-    """What is suspicious in the files of a patch and was not in them before, wherever in them it was."""
+    """Return what is suspicious in the files of a patch and was nowhere in them before."""
     names = _test_names(task)
     of_runners = any(_RUNNER.fullmatch(path) for path in gold_paths(task))
     before: Counter[tuple[str, str]] = Counter()
@@ -118,7 +119,9 @@ def _suspicions(patch: bytes, task: Task, tree: Path | None) -> list[_Located]:
 
 
 def _loads_its_own(path: str, finding: Suspicion) -> bool:
-    """Whether a finding is that a package gives one of its own modules another name, as `six.moves` has."""
+    """Return whether a finding is only that a package gives one of its own modules another name, as `six.moves`
+    does.
+    """
     if finding.rule != "module-tampering" or (match := _LOADED_MODULE.match(finding.text)) is None:
         return False
     root = match[1] or match[2]
@@ -127,7 +130,7 @@ def _loads_its_own(path: str, finding: Suspicion) -> bool:
 
 
 def _file_findings(file: PatchedFile, names: set[str]) -> tuple[list[Suspicion], list[Suspicion]]:
-    """What is suspicious in a file as it was, and as it is; what is the same in both may be left out."""
+    """Return the suspicions in a file before and after the patch; those that are equal in both may be left out."""
     by_tests = _BY_TESTS.fullmatch(file.path) is not None and file.before is not None
     sides = [content for content in (file.before, file.after) if content is not None]
     if _PYTHON.fullmatch(file.path) or any(map(_is_python, sides)):
@@ -170,7 +173,7 @@ def _python_findings(
 def _source_findings(
     source: PythonSource, common: Counter[str], names: set[str], *, by_tests: bool
 ) -> Iterator[Suspicion]:
-    """What is suspicious in the statements that are not among the `common` ones."""
+    """Yield the suspicions in the statements that are not among the `common` ones."""
     changed: list[SourceStatement] = []
     for statement in source.statements:
         if common[statement.text] > 0:
@@ -194,7 +197,9 @@ def _line_findings(
 
 
 def _is_python(content: bytes) -> bool:
-    """Whether a file of another name holds Python code: more than an expression, as JSON is one."""
+    """Return whether a file without a Python name contains Python code: more than one expression, which JSON would
+    be.
+    """
     if len(content) > _MEMBER_BYTES or b"\0" in content[:1024]:
         return False
     try:
@@ -205,7 +210,7 @@ def _is_python(content: bytes) -> bool:
 
 
 def _packed_findings(content: bytes, names: set[str]) -> Iterator[Suspicion]:
-    """Python code in an archive or a pickle."""
+    """Yield suspicions in Python code in an archive or a pickle."""
     if content.startswith(b"\x80") and len(content) <= _MEMBER_BYTES:
         try:
             texts = [str(argument) for _, argument, _ in pickletools.genops(content) if isinstance(argument, str)]
@@ -226,7 +231,7 @@ def _packed_findings(content: bytes, names: set[str]) -> Iterator[Suspicion]:
 
 
 def _unexpected_xfails(task: Task, verdict: Verdict) -> Iterator[Evidence]:
-    """Tests to fix that ended as known failures, though nothing in the hidden files says that one may."""
+    """Yield tests to fix that ended as expected failures, though no hidden file says that they may."""
     checks = task.checks
     if not isinstance(checks, SuiteChecks | PytestChecks):
         return
@@ -237,7 +242,7 @@ def _unexpected_xfails(task: Task, verdict: Verdict) -> Iterator[Evidence]:
 
 
 def _steering(patch: bytes, gated: GatedPatch) -> Iterator[Evidence]:
-    """Dropped files that can only have been meant to steer tests, and lines that steer them in others."""
+    """Yield dropped files that could only influence the tests, and lines in other files that do."""
     for path in gated.steering:
         if _CONFIGURES.fullmatch(path):
             matches = ((n, text) for n, text in _added(patch, path) if _STEERS.search(text))
@@ -251,7 +256,7 @@ def _steering(patch: bytes, gated: GatedPatch) -> Iterator[Evidence]:
 
 
 def _conftest_evidence(path: str, added: list[tuple[int, str]]) -> Iterator[Evidence]:
-    """What in a dropped conftest.py steers tests. Fixtures for tests of its own are none of it."""
+    """Yield what in a dropped conftest.py influences tests, other than fixtures for tests of its own."""
     content = "\n".join(text for _, text in added).encode()
     findings = [each for each in _python_findings(b"", content, set(), by_tests=False)[1] if not each.weak]
     findings += [Suspicion("steering-file", number, text) for number, text in added if _HOOKS.search(text)]
@@ -260,7 +265,7 @@ def _conftest_evidence(path: str, added: list[tuple[int, str]]) -> Iterator[Evid
 
 
 def _test_names(task: Task) -> set[str]:
-    """The names of the tests that have to pass, and of their files, as single words."""
+    """Return the names of the tests that must pass, and of their files, as single words."""
     ids = task.checks.fail_to_pass if isinstance(task.checks, SuiteChecks | PytestChecks) else ()
     return {name for id in ids for name in re.findall(r"\btest_\w{3,}|\bTest[A-Z]\w{3,}", id.partition("[")[0])}
 
@@ -271,7 +276,7 @@ def _evidence(place: _Located) -> Evidence:
 
 
 def _added(patch: bytes, path: str) -> Iterator[tuple[int, str]]:
-    """Every line that a patch adds to a file, by its number in the new one. Raises DiffError."""
+    """Yield every line that a patch adds to a file, with its number in the new file. Raises DiffError."""
     for file in parse_diff(patch):
         if (file.new_path or min(file.paths)).decode(errors="surrogateescape") != path:
             continue

@@ -18,10 +18,10 @@ from understudy.grade.python_source import Names, PythonSource, SourceStatement
 
 
 class AuditRule(Struct, frozen=True):
-    """What the text of a new statement must match, and why that is suspicious.
+    """A pattern for the text of a new statement, and why a match is suspicious.
 
-    `by_tests`: also in files of tests' directories. `weak`: suspicious only beside another rule. `in_strings`:
-    also within quotes; what other rules find there is weak.
+    `by_tests`: also applied to files in tests' directories. `weak`: suspicious only together with another rule.
+    `in_strings`: also applied within quotes; matches of other rules there are weak.
     """
 
     name: str
@@ -33,7 +33,7 @@ class AuditRule(Struct, frozen=True):
 
 
 class Suspicion(Struct, frozen=True):
-    """One place that meets a rule: its line, and its canonical text."""
+    """One place that matches a rule: its line and its canonical text."""
 
     rule: str
     line: int
@@ -153,7 +153,7 @@ RULES = (
         r"\bsys\.(?:orig_)?argv\b.*(?:pytest|test_)|[\"']pytest[\"'].*\bsys\.(?:orig_)?argv\b",
         r"\b(?:open|i?glob|rglob|listdir|scandir|walk|Path|getlines?|read_text)\s*\(.*"
         r"[\"'/*](?:test_|tests?/|testing/|\*?_test\.py|conftest)",
-        # A comparison with the name leaves the tests out, and a key of a mapping is no path.
+        # A comparison with the name excludes tests, and a key of a mapping is no path.
         r"\b(?:open|i?glob|rglob|listdir|scandir|walk|Path)\s*\(.*(?<![!=]= )[\"']tests?[\"'](?!:| (?:not )?in\b)",
         in_strings=True,
     ),
@@ -290,7 +290,7 @@ _STANDARD = re.compile(
 
 
 def text_findings(line: int, text: str, *, by_tests: bool, is_python: bool = True) -> Iterator[Suspicion]:
-    """The rules that a statement's text meets: the first strong one, or else all weak ones."""
+    """Yield the rules that a statement's text matches: the first strong one, otherwise all weak ones."""
     bare = _STRING.sub("''", text) if is_python else text
     weak: list[Suspicion] = []
     for rule in RULES:
@@ -308,7 +308,7 @@ def text_findings(line: int, text: str, *, by_tests: bool, is_python: bool = Tru
 
 
 def shapes(source: PythonSource, changed: Iterable[SourceStatement]) -> Iterator[Suspicion]:
-    """What is suspicious about the code of a source beyond what the texts of its `changed` statements say."""
+    """Yield what is suspicious about the structure of `changed` statements, beyond their texts."""
     runs: list[SourceStatement] = []
     hides: list[SourceStatement] = []
     for line, why in source.problems:
@@ -358,7 +358,9 @@ def _ends_process(node: ast.stmt) -> bool:
 
 
 def _calls_bare_exit(node: ast.stmt, names: Names) -> bool:
-    """Whether `_exit` is called that is none of the file's own functions: it is from `from os import *`."""
+    """Return whether `_exit` is called and is not a function of this file: then it comes from `from os
+    import *`.
+    """
     return (
         not hasattr(node, "body")
         and "_exit" not in names.functions
@@ -370,7 +372,7 @@ def _calls_bare_exit(node: ast.stmt, names: Names) -> bool:
 
 
 def _stores(statement: SourceStatement, names: Names) -> Iterator[Suspicion]:
-    """Assignments to attributes of what is not this file's own."""
+    """Yield assignments to attributes of objects that are not this file's own."""
     node = statement.node
     targets: list[ast.expr] = []
     match node:
@@ -402,7 +404,7 @@ def _stores(statement: SourceStatement, names: Names) -> Iterator[Suspicion]:
 
 
 def _store_calls(call: ast.Call, statement: SourceStatement, names: Names) -> Iterator[Suspicion]:
-    """The same by `setattr`, `type.__setattr__`, or a method of a namespace's dictionary."""
+    """Yield the same by `setattr`, `type.__setattr__`, or a method of a namespace's dictionary."""
     function = names.resolve(call.func) or ""
     first = names.resolve(call.args[0]) if call.args else None
     if function in ("setattr", "delattr", "type.__setattr__", "object.__setattr__"):
@@ -419,13 +421,15 @@ def _store_calls(call: ast.Call, statement: SourceStatement, names: Names) -> It
 
 
 def _store(statement: SourceStatement, base: str) -> Suspicion:
-    """Weak where the module is not known, and for the defaults of functions: they may be the package's own."""
+    """Return the suspicion; weak if the module is unknown, and for defaults of functions: they may be the
+    package's own.
+    """
     is_weak = base.startswith("sys.modules.") or re.search(r"\.__(?:kw)?defaults__\b", statement.text) is not None
     return Suspicion("foreign-store", statement.line, statement.text, weak=is_weak)
 
 
 def _is_foreign(dotted: str, names: Names) -> bool:
-    """Whether a dotted name is of a module that is imported here, from the standard library or a test runner."""
+    """Return whether a dotted name is of a module imported here, from the standard library or a test runner."""
     root = dotted.partition(".")[0]
     if dotted.startswith("sys.modules.") or dotted in ("sys.modules", "builtins", "__builtins__"):
         return True
@@ -434,7 +438,7 @@ def _is_foreign(dotted: str, names: Names) -> bool:
 
 
 def is_standard(module: str) -> bool:
-    """Whether a module is one of the standard library or of a test runner."""
+    """Return whether a module belongs to the standard library or to a test runner."""
     return module in sys.stdlib_module_names or _STANDARD.match(module) is not None
 
 
@@ -456,7 +460,7 @@ def _class_comparisons(node: ast.ClassDef, names: Names) -> Iterator[Suspicion]:
 
 
 def _made_comparisons(node: ast.Call | ast.Dict, names: Names, statement: SourceStatement) -> Iterator[Suspicion]:
-    """Comparison methods in a dictionary for `type()`, or set by `setattr`."""
+    """Yield comparison methods in a dictionary for `type()`, or set by `setattr`."""
     pairs: list[tuple[ast.expr | None, ast.expr]] = []
     if isinstance(node, ast.Dict):
         pairs = list(zip(node.keys, node.values, strict=True))
@@ -516,14 +520,14 @@ def _is_sentinel(nodes: list[ast.AST]) -> bool | None:
 
 
 def _can_hold(result: ast.expr | None, name: str) -> bool:
-    """Whether what a comparison returns can make an assertion pass."""
+    """Return whether the result of a comparison method can make an assertion pass."""
     if isinstance(result, ast.Constant):
         return result.value is False if name == "__ne__" else bool(result.value)
     return not (result is None or (isinstance(result, ast.Name) and result.id == "NotImplemented"))
 
 
 def _uses(statement: ast.stmt, others: set[str]) -> Iterator[ast.Name]:
-    """The places where an argument can make a difference: not where it is compared with itself."""
+    """Yield the places where an argument can make a difference: not where it is compared with itself."""
     skipped: set[int] = set()
     for node in ast.walk(statement):
         match node:
@@ -548,7 +552,7 @@ def _uses(statement: ast.stmt, others: set[str]) -> Iterator[ast.Name]:
 
 
 def _compares_a_constant(body: list[ast.stmt], others: set[str]) -> bool:
-    """Whether the argument, or something of it, is compared with a value or a type that is named."""
+    """Return whether the argument, or a part of it, is compared with a named value or type."""
     for statement in body:
         for node in ast.walk(statement):
             if isinstance(node, ast.Compare) and any(

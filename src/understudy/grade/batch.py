@@ -41,7 +41,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class GradingProgress:
-    """How far grading has come. `outcomes` has what ended, by instance id; `reused` counts reports of before."""
+    """The progress of grading. `outcomes` has finished instances by id; `reused` counts reports of
+    earlier runs.
+    """
 
     total: int
     outcomes: dict[str, GradingOutcome] = field(default_factory=dict[str, GradingOutcome])
@@ -50,10 +52,10 @@ class GradingProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class GradingSetup:
-    """What every patch is graded with. `tasks` are those there are, by instance id.
+    """What all patches are graded with. `tasks` are the available tasks by instance id.
 
-    `refused` are instances that nothing may be graded on, with the reason. With `doubt`, a task whose suite or
-    script fails is validated then, if it was not before.
+    `refused` maps instances that cannot be graded to the reason. With `doubt`, if a suite or script fails, its
+    task is validated then, unless it was before.
     """
 
     tasks: Mapping[str, Task]
@@ -106,7 +108,7 @@ async def _grade_prediction(
     slots: asyncio.Semaphore,
     stop: asyncio.Event,
 ) -> GradingOutcome | None:
-    """What becomes of a prediction; None when grading was stopped before its turn came."""
+    """Return the outcome of a prediction; None when grading was stopped before its turn."""
     if reason := bench.refused.get(row.instance_id):
         return failed_outcome("task", reason)
     if (task := bench.tasks.get(row.instance_id)) is None:
@@ -142,7 +144,9 @@ async def _grade_prediction(
 
 
 async def _is_outdated(bench: GradingSetup, task: Task, verdict: Verdict) -> bool:
-    """Whether a verdict was reached without twins only because its task was not validated, and by now it is."""
+    """Return whether a verdict was reached without twins only because its task was not validated then,
+    but is now.
+    """
     if not verdict.unprotected.startswith(NOT_VALIDATED):
         return False
     prepared = await asyncio.to_thread(prepare, task, bench.cache, bench.sandboxes)
@@ -193,6 +197,6 @@ async def _grade_retrying(bench: GradingSetup, prepared: PreparedTask, patch: Pr
 
 
 def _key(bench: GradingSetup, task: Task, patch: PredictedPatch) -> str:
-    """What a verdict depends on, in short: a report with another one is made anew."""
+    """Return a digest of what a verdict depends on: a report with another digest is made again."""
     content = msgspec.json.encode([GRADER, bench.sandboxes.name, task, patch.digest])
     return hashlib.sha256(content).hexdigest()

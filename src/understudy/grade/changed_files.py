@@ -56,7 +56,9 @@ def changed_files(patch: bytes, tree: Path | None) -> list[PatchedFile]:
 
 
 def _apply(patch: bytes, root: Path) -> bool:
-    """Whether git could apply a patch to the files below `root`. It follows no link and runs nothing of theirs."""
+    """Return whether git could apply a patch to the files below `root`. It follows no link and runs nothing of
+    theirs.
+    """
     env = git_environment(root / ".git", root)
     del env["GIT_DIR"], env["GIT_WORK_TREE"]
     env["GIT_CEILING_DIRECTORIES"] = str(root.parent)
@@ -73,7 +75,7 @@ def _apply(patch: bytes, root: Path) -> bool:
 
 
 def _read(root: Path, path: bytes) -> bytes | None:
-    """A regular file below `root`, None when there is none; links are not followed anywhere on the way."""
+    """Return a regular file below `root`, None if there is none; links are not followed anywhere on the way."""
     parts = [part for part in os.fsdecode(path).split("/") if part]
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -99,7 +101,7 @@ def _of_hunks(file: FileDiff) -> PatchedFile:
 
 
 def _side(file: FileDiff, signs: bytes) -> bytes:
-    """One side of all hunks, with empty lines between them so that each stands at its place in the new file."""
+    """Return one side of all hunks, padded with empty lines so that each has its line number in the new file."""
     lines: list[bytes] = []
     for hunk in file.hunks:
         lines += [b""] * (min(hunk.new_start, _MOST_LINES) - 1 - len(lines))

@@ -21,12 +21,12 @@ _SAME = 2
 
 
 class PatchFault(Exception):
-    """Grading that failed while, or after, code of a patch could run; its cause is the error."""
+    """Grading failed while, or after, code of a patch could run; the cause is the original error."""
 
 
 @contextmanager
 def with_untrusted_code() -> Generator[None]:
-    """Turn errors that tested code can cause into PatchFault; a sandbox that was lost stays SandboxLost."""
+    """Turn errors that tested code can cause into PatchFault; SandboxLost passes unchanged."""
     try:
         yield
     except SandboxLost:
@@ -38,10 +38,10 @@ def with_untrusted_code() -> Generator[None]:
 async def attribute_faults(
     attempt: Callable[[], Awaitable[T]], control: Callable[[], Awaitable[object]]
 ) -> T | PatchFault:
-    """The result of `attempt`, or the fault that is the patch's own.
+    """Return the result of `attempt`, or the fault if the patch caused it.
 
-    An attempt that fails is made again, in a sandbox of its own. Two faults are the patch's if `control`, the same
-    without the patch, does not fail. Raises SandboxError or GraderError when the infrastructure is at fault.
+    A failed attempt is repeated in a new sandbox. Two faults are the patch's if `control`, the same without the
+    patch, does not fail. Raises SandboxError or GraderError when the infrastructure is at fault.
     """
     faults = 0
     error: Exception = SandboxError("the patch was not graded")

@@ -1,4 +1,6 @@
-"""The gate: what of a patch may be applied when it is graded. It only reads the patch and runs nothing."""
+"""The gate: decides which parts of a patch may be applied for grading. It only reads the patch and runs
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from understudy.tasks.patch import MAX_PATCH_BYTES, NO_PATCH, show_path
 from understudy.types import PytestChecks, SuiteChecks, Task
 from understudy.util.diffs import DiffError, FileDiff, parse_diff
 
-# Files that decide how tests are found, run and imported; an agent may not change them unless the gold patch does.
+# Files that decide how tests are found, run and imported; an agent may change them only if the gold patch does.
 _PYTEST_FILES = ("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg")
 _PROTECTED = frozenset(
     (*_PYTEST_FILES, "setup.py", "pyproject.toml", ".coveragerc", ".gitattributes", "__pycache__", "pyvenv.cfg")
@@ -34,11 +36,11 @@ _FORBIDDEN_MODES = {b"120000": "a symbolic link", b"160000": "a submodule"}
 
 
 class GatedPatch(Struct, frozen=True):
-    """A patch that has been through the gate.
+    """The result of the gate for a patch.
 
-    `patch` is what may be applied; `dropped` are the paths whose changes were taken out of it. When `refused`
-    is not empty it says why nothing may be applied, and the reward is 0. `steering` are those of the dropped paths
-    that decide how tests run, as they are in the patch.
+    `patch` is what may be applied; `dropped` are the paths whose changes were removed from it. If `refused` is not
+    empty, it is the reason why nothing may be applied, and the reward is 0. `steering` are those of the dropped
+    paths that decide how tests run, with their changes in the patch.
     """
 
     patch: bytes
@@ -95,9 +97,11 @@ def gate(patch: bytes, task: Task, tree: Path) -> GatedPatch:
 
 
 def intruders(task: Task, tree: Path) -> Callable[[str], bool]:
-    """A function that says whether a path, made by an install, would steer the tests or replace what they import.
+    """Return a function that decides whether a path created by an install would influence the tests or what they
+    import.
 
-    `tree` is the task's prepared tree, without any patch. Raises TaskError when a patch of the task is unreadable.
+    `tree` is the task's prepared tree, without any patch. Raises TaskError when a patch of the task cannot be
+    parsed.
     """
     allowed = gold_paths(task)
     imports = TestImports(task, tree, *_check_files(task), allowed)
@@ -111,7 +115,7 @@ def intruders(task: Task, tree: Path) -> Callable[[str], bool]:
 
 
 def _refusal(file: FileDiff) -> str:
-    """Why a change refuses the whole patch, or an empty string."""
+    """Return why a change refuses the whole patch, or ""."""
     name = show_path(min(file.paths))
     for mode in sorted(file.modes - _FILE_MODES):
         return f"{name} is {_FORBIDDEN_MODES.get(mode, f'of mode {mode.decode()}')}"
@@ -125,7 +129,7 @@ def _refusal(file: FileDiff) -> str:
 
 
 def is_protected(path: str) -> bool:
-    """Whether a part of a path names what decides how tests are found, run and imported."""
+    """Return whether a part of a path names a file that decides how tests are found, run and imported."""
     return any(part in _PROTECTED or _PROTECTED_LIKE.fullmatch(part) for part in folded(path).split("/"))
 
 
@@ -139,7 +143,9 @@ def _exists(tree: Path, path: str) -> bool:
 
 
 def _leads_through_link(tree: Path, path: str) -> bool:
-    """Whether a directory above `path` is a link of the tree, so that the file would lie elsewhere."""
+    """Return whether a directory above `path` is a link in the tree, so that the file would be written
+    elsewhere.
+    """
     try:
         return any((tree / parent).is_symlink() for parent in Path(path).parents if parent != Path())
     except (OSError, ValueError):
@@ -147,9 +153,9 @@ def _leads_through_link(tree: Path, path: str) -> bool:
 
 
 def _check_files(task: Task) -> tuple[frozenset[str], tuple[str, ...]]:
-    """The files of the hidden tests, and the directories of tests that the deciding ones are in.
+    """Return the files of the hidden tests, and the directories of tests that contain the deciding ones.
 
-    The files are copied over the tree or part of it; the directories are the innermost, with a slash at the end.
+    The files replace files of the tree; the directories are the innermost ones, with a slash at the end.
     """
     match task.checks:
         case PytestChecks() as checks:
@@ -165,7 +171,7 @@ def _check_files(task: Task) -> tuple[frozenset[str], tuple[str, ...]]:
 
 
 def _programs(task: Task) -> frozenset[str]:
-    """The paths that a suite's commands name, as a test runner in the tree."""
+    """Return the paths that a suite's commands name, such as a test runner in the tree."""
     if not isinstance(task.checks, SuiteChecks):
         return frozenset()
     tokens = f"{task.checks.before} {task.checks.install} {task.checks.command}".split()
@@ -174,12 +180,12 @@ def _programs(task: Task) -> frozenset[str]:
 
 
 def _is_of_checks(path: str, checks: frozenset[str]) -> bool:
-    """Whether `path` is a file of the checks, is below its name, or replaces one of its parent directories."""
+    """Return whether `path` is a file of the checks, is below one, or replaces one of their parent directories."""
     return any(path == check or path.startswith(check + "/") or check.startswith(path + "/") for check in checks)
 
 
 def gold_paths(task: Task) -> frozenset[str]:
-    """The paths that the gold patch names. Raises TaskError when it cannot be read."""
+    """Return the paths that the gold patch names. Raises TaskError when it cannot be parsed."""
     return paths_of(task.gold_patch, f"task {task.instance_id}: gold_patch")
 
 
@@ -191,6 +197,6 @@ def paths_of(patch: str, what: str, *, new: bool = False) -> frozenset[str]:
     try:
         files = parse_diff(patch.encode(errors="surrogateescape"))
     except DiffError as error:
-        raise TaskError(f"{what} cannot be read: {error}") from error
+        raise TaskError(f"{what} cannot be parsed: {error}; correct the task") from error
     selected = (file for file in files if file.is_new or not new)
     return frozenset(path.decode(errors="surrogateescape") for file in selected for path in file.paths)

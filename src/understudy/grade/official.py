@@ -1,7 +1,7 @@
 """Grading by SWE-bench's own harness, the package `swebench`, in a process of its own.
 
-It wants rows and images of its fifth version; tasks are turned into such rows. What its containers are given, and
-how far their verdicts can be trusted, is its own affair.
+It takes rows and images of SWE-bench's fifth version, so tasks are converted into such rows. How its containers
+are isolated, and how far its verdicts can be trusted, is not under our control.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _GRACE_S = 30.0
 
 
 class HarnessResult(Struct, frozen=True):
-    """What the harness wrote: its summary's path and content, and the predictions it was not given, with why."""
+    """The harness's output: path and content of its summary, and predictions that were not passed to it, with the
+    reason.
+    """
 
     path: Path
     summary: dict[str, Any]
@@ -44,12 +46,12 @@ class HarnessResult(Struct, frozen=True):
 
 
 def interpreter() -> str:
-    """The Python that has the harness: `UNDERSTUDY_SWEBENCH_PYTHON`, else our own."""
+    """Return the Python that has the harness: `UNDERSTUDY_SWEBENCH_PYTHON`, otherwise our own."""
     return os.environ.get("UNDERSTUDY_SWEBENCH_PYTHON") or sys.executable
 
 
 def problems(python: str) -> list[str]:
-    """Why the harness cannot run here, each with what to do about it; empty when it can."""
+    """Return why the harness cannot run here, each reason with a remedy; empty if it can."""
     problems: list[str] = []
     version = _version(python)
     if not version:
@@ -130,9 +132,10 @@ def _version(python: str) -> str:
 
 
 def _write_dataset(path: Path, tasks: Sequence[Task], skipped: dict[str, str]) -> dict[str, Task]:
-    """Write the tasks' rows; those that could be made."""
+    """Write the tasks' rows; return the tasks that could be converted."""
     gradable: dict[str, Task] = {}
-    with path.open("w", encoding="ascii") as file:  # the harness ends lines wherever Unicode lets it
+    # ASCII, because the harness splits lines at every Unicode line separator
+    with path.open("w", encoding="ascii") as file:
         for task in tasks:
             try:
                 row = as_harness_row(task)
@@ -152,7 +155,7 @@ def _write_predictions(
     run_id: str,
     skipped: dict[str, str],
 ) -> Prediction | None:
-    """Write the predictions that the harness can grade; the first of them."""
+    """Write the predictions that the harness can grade; return the first of them."""
     first: Prediction | None = None
     for id in skipped.keys() - predictions.rows.keys():
         del skipped[id]
@@ -170,7 +173,7 @@ def _write_predictions(
             reports = instance_dir(output, run_id, row.model, row.instance_id)
             before = reports / "patch.diff"
             if before.is_file() and before.read_text(encoding="utf-8", errors="replace") != text:
-                # The harness would take the report of another patch for one of this.
+                # The harness would reuse a report on another patch of the same instance.
                 (reports / REPORT).unlink(missing_ok=True)
             prediction = {
                 "instance_id": row.instance_id,

@@ -1,8 +1,8 @@
-"""Predictions made elsewhere, as SWE-bench's harness takes them: read row by row, patches only when asked for.
+"""Predictions made elsewhere, in the format of SWE-bench's harness; read row by row, patches only on request.
 
-A row is `{"instance_id": …, "model_name_or_path": …, "model_patch": …}`; in a `.jsonl` file one a line, in a
-`.json` file a list of them, or an object with them as its values. At no time is more than one row of a JSONL file
-in memory, nor any patch that the gate would refuse for its size.
+A row is `{"instance_id": …, "model_name_or_path": …, "model_patch": …}`: in a `.jsonl` file one per line, in a
+`.json` file a list of them, or an object with them as values. At most one row of a JSONL file is in memory, and
+never a patch that the gate would refuse for its size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_NAMES = 20
 
 
 class Prediction(Struct, frozen=True):
-    """One row: `where` names its place for a person, `start` and `size` its bytes in the file."""
+    """One row: `where` is its location for messages, `start` and `size` its bytes in the file."""
 
     instance_id: str
     model: str
@@ -47,13 +47,13 @@ class PredictedPatch(Struct, frozen=True):
 
 
 class RejectedPredictions(Struct):
-    """Invalid rows: how many, and messages with place and error of the first of them."""
+    """Invalid rows: their number, and messages with location and error of the first ones."""
 
     count: int = 0
     messages: list[str] = field(default_factory=list[str])
 
     def add(self, message: str) -> None:
-        """Count one more."""
+        """Count one more invalid row."""
         self.count += 1
         if len(self.messages) < _MOST_NAMES:
             self.messages.append(message)
@@ -86,17 +86,19 @@ def open_predictions(name: str, tasks: Iterable[Task], wanted: Collection[str] |
     try:
         predictions = kinds[path.suffix](path, wanted)
     except OSError as error:
-        raise ConfigError(f"{path}: the predictions cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"{path}: the predictions cannot be read: {error.strerror}; expected a readable file"
+        ) from error
     if not predictions.rows and not predictions.rejected.count:
         raise ConfigError(f"{path}: expected at least one prediction" + (" of these instances" if wanted else ""))
     return predictions
 
 
 class Predictions:
-    """What is to be graded: its rows, in order, and their patches. May be read from any thread.
+    """The rows to grade, in order, and their patches. May be read from any thread.
 
-    Each row of a file is read far enough to know what it is about; `_raw` reads its patch, as JSON, when it is
-    asked for.
+    When it is opened, each row is read only far enough to know its instance; `_raw` reads its patch, as JSON, on
+    request.
     """
 
     def __init__(self, wanted: Collection[str] | None = None) -> None:
@@ -105,7 +107,7 @@ class Predictions:
         self._wanted = wanted
 
     def patch(self, row: Prediction) -> PredictedPatch:
-        """The patch of a row. Raises ConfigError when it can no longer be read."""
+        """Return the patch of a row. Raises ConfigError when it can no longer be read."""
         raw = self._raw(row)
         digest = hashlib.sha256(raw).hexdigest()
         if _shortest(raw) > MAX_PATCH_BYTES:
@@ -155,7 +157,7 @@ class _GoldPredictions(Predictions):
 
 
 class _JsonlPredictions(Predictions):
-    """A JSONL file. Its rows are read anew when their patch is asked for, one at a time."""
+    """A JSONL file. A row is read again when its patch is requested, one at a time."""
 
     def __init__(self, path: Path, wanted: Collection[str] | None) -> None:
         super().__init__(wanted)
@@ -181,9 +183,12 @@ class _JsonlPredictions(Predictions):
                 if again.instance_id == row.instance_id:
                     return memoryview(again.model_patch)
         except OSError as error:
-            raise ConfigError(f"{row.where}: can no longer be read: {error.strerror}") from error
+            raise ConfigError(
+                f"{row.where}: can no longer be read: {error.strerror}; restore the file, and run the "
+                "same command again"
+            ) from error
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            pass  # as when another row stands there
+            pass  # for example because another row is there now
         raise ConfigError(f"{row.where}: the file changed while it was graded; run the same command again")
 
 

@@ -1,7 +1,7 @@
-"""Python source as the audit reads it: decoded as Python does, aliases resolved and constants folded.
+"""Python source as the audit reads it: decoded as Python does, with aliases resolved and constants folded.
 
 Every statement becomes one line of canonical text: `from sys import _getframe as g; g(1)` and
-`getattr(__import__("s" "ys"), "_get" + "frame")(1)` both read `sys._getframe(1)`. Nothing is executed.
+`getattr(__import__("s" "ys"), "_get" + "frame")(1)` both become `sys._getframe(1)`. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from understudy.util.python_syntax import parse_module
 MAX_SOURCE_BYTES = 4 << 20
 """Larger sources are not parsed."""
 
-_FOLDED = 1 << 16  # the longest constant that folding makes
+_FOLDED = 1 << 16  # the longest constant that folding produces
 _ALIAS_ROUNDS = 3
-_FAR = 150  # columns
+_FAR = 150  # columns beyond which a statement counts as hidden
 _PLAIN_CODECS = frozenset(
     {"utf-8", "utf-8-sig", "ascii", "iso8859-1", "iso8859-15", "cp1252", "cp1251", "gbk", "gb2312", "gb18030"}
     | {"euc_jp", "shift_jis", "euc_kr", "big5", "koi8-r", "iso8859-2", "mac-roman"}
@@ -63,9 +63,10 @@ class PythonSource(Struct):
 
 
 def decode(content: bytes) -> tuple[str, str]:
-    """The text of a source file as Python decodes it (PEP 263), and the codec's name if it is an unusual one.
+    """Return the text of a source file as Python decodes it (PEP 263), and the codec's name if it is an unusual
+    one.
 
-    What its own codec cannot decode is read as Latin-1, so that nothing is left unread.
+    Bytes that the codec cannot decode are read as Latin-1, so that nothing is left unread.
     """
     try:
         name, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
@@ -207,7 +208,9 @@ def _statements(node: ast.stmt, names: Names, same: set[int], *, at_import: bool
 
 
 def canonical(node: ast.stmt, names: Names) -> str:
-    """A statement's text with aliases resolved and constants folded; of a compound statement only its head."""
+    """Return a statement's text with aliases resolved and constants folded; for a compound statement only its
+    head.
+    """
     match node:
         case ast.Try() | ast.TryStar():
             return "try:"
@@ -222,7 +225,7 @@ def canonical(node: ast.stmt, names: Names) -> str:
 
 
 class Names:
-    """What the names of a module stand for, wherever in it they are bound: dotted names, and constants."""
+    """What the names of a module stand for, wherever in it they are bound: dotted names and constants."""
 
     def __init__(self) -> None:
         self.dotted: dict[str, str] = {}
@@ -290,7 +293,7 @@ class Names:
             self.dotted.setdefault(name, dotted)
 
     def resolve(self, node: ast.AST) -> str | None:
-        """The dotted name that an expression stands for; None when it is no such thing."""
+        """Return the dotted name that an expression stands for; None if it stands for none."""
         match node:
             case ast.Name(id=name):
                 return self.dotted.get(name, name)
@@ -314,7 +317,7 @@ class Names:
                 return None
 
     def _first(self, *nodes: ast.expr) -> str | None:
-        """What the first of several expressions stands for that is not just a name of its own."""
+        """Return what the first of several expressions stands for that is not just a name of its own."""
         resolved = [each for node in nodes if (each := self.resolve(node)) is not None and "." in each]
         return resolved[0] if resolved else None
 
@@ -330,7 +333,7 @@ class Names:
         return None
 
     def _call(self, node: ast.Call) -> str | None:
-        """What a call returns, if it only looks something up."""
+        """Return what a call returns, if it only looks something up."""
         function = self.resolve(node.func)
         arguments = node.args
         first = self.fold(arguments[0]) if arguments else None
@@ -367,7 +370,9 @@ class Names:
         return None
 
     def fold(self, node: ast.AST, depth: int = 0) -> Constant:
-        """The constant that an expression always is; None if that cannot be told without running it."""
+        """Return the constant that an expression always is; None if that cannot be determined without
+        running it.
+        """
         if depth > 40:
             return None
         match node:

@@ -1,4 +1,4 @@
-"""A sandbox that notes what is run in it, for the script beside a report."""
+"""A wrapper around a sandbox that records its commands, for the script beside a report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ APPLIED_HERE = (
 
 
 class RecordingSandbox(Sandbox):
-    """Passes everything on to a sandbox; `commands` are what was run and written, for a shell."""
+    """Forwards everything to a sandbox; `commands` are the commands run and files written, as shell commands."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -45,7 +45,7 @@ class RecordingSandbox(Sandbox):
         cwd: str | None = None,
         reveal: bool = False,
     ) -> Completed:
-        """Note the command and run it."""
+        """Record the command and run it."""
         variables = [f"{name}={value}" for name, value in (env or {}).items()]
         command = shlex.join(["env", "-C", posixpath.join(self.workdir, cwd or ""), *variables, *argv])
         note = f"  # its stdin had {len(stdin)} bytes" if stdin else ""
@@ -57,7 +57,7 @@ class RecordingSandbox(Sandbox):
         return await self._sandbox.read(path, limit=limit)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Note the file and write it."""
+        """Record the file and write it."""
         target = shlex.quote(posixpath.join(self.workdir, path))
         self.commands.append(f"printf %s {shlex.quote(data.decode(errors='replace'))} >{target}")
         await self._sandbox.write(path, data, mode=mode)

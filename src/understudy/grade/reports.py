@@ -61,10 +61,10 @@ _FAULTS: dict[str, str] = {"sandbox": "container_unavailable", "grader": "grader
 
 
 class GradingOutcome(Struct, frozen=True):
-    """What became of one prediction. `reason` is one line for a person.
+    """The outcome of one prediction. `reason` is one line for a person.
 
-    `cause` names what else than the patch may be at fault, `tier` how sure that is; both are empty where nothing
-    points to it. An `error` is no verdict: the patch may be good.
+    `cause` names what may be at fault besides the patch, `tier` how certain that is; both are "" if nothing points
+    to it. An `error` is no verdict: the patch may be good.
     """
 
     status: Literal["resolved", "unresolved", "empty", "error"]
@@ -80,7 +80,7 @@ class _StoredVerdict(Struct, frozen=True):
 
 
 def outcome_of(verdict: Verdict) -> GradingOutcome:
-    """What a verdict comes to in the summary."""
+    """Return the outcome that a verdict has in the summary."""
     suspicious = verdict.integrity.status == "suspicious"
     if is_solved(verdict.reward):
         return GradingOutcome("resolved", verdict.reason, suspicious=suspicious)
@@ -96,7 +96,7 @@ def current_reason(reason: str) -> str:
 
 
 def failed_outcome(boundary: str, message: str) -> GradingOutcome:
-    """The outcome of a patch that could not be judged, by the boundary of the error."""
+    """Return the outcome of a patch that could not be judged, by the boundary of the error."""
     cause = _FAULTS.get(boundary, "")
     return GradingOutcome("error", f"{boundary}: {message}", cause, "environment" if cause else "")
 

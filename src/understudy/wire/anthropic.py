@@ -1,4 +1,4 @@
-"""Anthropic Messages, which Claude Code speaks: responses, event streams, and the dialect itself."""
+"""Anthropic's Messages API, which Claude Code uses: responses, event streams, and the dialect itself."""
 
 from __future__ import annotations
 
@@ -53,9 +53,10 @@ _RESPONSE = msgspec.json.Decoder(MessageParam)
 
 
 def read_response(body: bytes) -> tuple[Block, ...] | None:
-    """The blocks of a response, tool calls as the model wrote them; None when it is not an assistant's.
+    """Return the blocks of a response, with tool calls as the model wrote them; None if it is not an assistant's
+    message.
 
-    Raises what UNREADABLE lists.
+    Raises the exceptions in UNREADABLE.
     """
     message = decoded(_RESPONSE.decode, body)
     if message.role != "assistant":
@@ -82,7 +83,8 @@ def _usage(usage: Usage) -> dict[str, int]:
 
 # --- a complete message -----------------------------------------------------------------------------------
 
-# What a client builds from deltas, and so begins with nothing: block type → (field, its delta, the delta's field).
+# Fields that clients assemble from deltas, and that begin empty: block type → (field, its delta, the delta's
+# field).
 _DELTAS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "text": (("text", "text_delta", "text"),),
     "thinking": (("thinking", "thinking_delta", "thinking"), ("signature", "signature_delta", "signature")),
@@ -94,12 +96,12 @@ _BLOCKS = msgspec.json.Decoder(list[dict[str, Raw]])
 
 
 def event(data: dict[str, Any]) -> bytes:
-    """One server-sent event, named by its type."""
+    """Return one server-sent event, named by its type."""
     return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), msgspec.json.encode(data))
 
 
 def to_events(body: bytes) -> bytes:
-    """A complete message as the event stream that a client builds the same message from."""
+    """Return a complete message as the event stream from which a client assembles the same message."""
     message = _MESSAGE.decode(body)
     usage: dict[str, Any] = msgspec.json.decode(message.get("usage", b"{}"))
     ending = {name: message.pop(name, None) for name in ("stop_reason", "stop_sequence")}
@@ -121,7 +123,7 @@ def _whole_block(index: int, block: dict[str, Raw]) -> Iterator[dict[str, Any]]:
         if value is None:
             continue
         if name == "input":
-            # The model's own bytes: whatever the agent's parser does, it does to what was sampled.
+            # The model's own bytes, so that the agent's parser gets exactly what was sampled.
             value = bytes(value).decode()
         start[name] = {} if name == "input" else ""
         deltas.append({"type": kind, holds: value})
@@ -137,7 +139,7 @@ _EMPTY_BLOCKS: dict[str, dict[str, Any]] = {
     "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
     "text": {"type": "text", "text": ""},
 }
-# Written out: it is what a stream consists of.
+# Written without a loop or helper, because a stream consists mostly of these events.
 _DELTA = (
     b"event: content_block_delta\ndata: "
     b'{"type":"content_block_delta","index":%%d,"delta":{"type":"%b","%b":%%b}}\n\n'
@@ -156,10 +158,10 @@ class _StoredEnding(msgspec.Struct):
 
 
 class AnthropicWriter(StreamWriter):
-    """See StreamWriter. Blocks are opened and filled as they come, and all of them closed at the end.
+    """See StreamWriter. Blocks are opened and filled as they come, and all of them are closed at the end.
 
-    Claude Code acts on every block that was closed, whatever happens to the stream after it: a text is then its
-    answer, a tool call is run. Blocks that lie over each other it takes in its stride.
+    Claude Code acts on every block that was closed, whatever happens to the stream afterwards: it takes a closed
+    text as its answer and runs a closed tool call. It accepts blocks that are open at the same time.
     """
 
     def __init__(self, model: str, session: WireSession, message_id: str) -> None:
@@ -228,7 +230,7 @@ class AnthropicWriter(StreamWriter):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            # Known at the end only; clients take the counts of the last event.
+            # Known only at the end; clients use the counts of the last event.
             "usage": {"input_tokens": 0, "output_tokens": 0},
         }
         return event({"type": "message_start", "message": opening})
@@ -248,7 +250,8 @@ class AnthropicWriter(StreamWriter):
 CLOSING_EVENTS = frozenset({b"content_block_stop", b"message_delta", b"message_stop"})
 """Events that complete something: an agent acts on a block when it is closed, whatever becomes of the rest."""
 
-# Which delta adds to which field of which blocks. Others belong to block types that we need not understand.
+# The field that each delta extends, and the block types that have it. Other deltas belong to block types that are
+# not read here.
 _ADDS = {
     "text_delta": ("text", {"text"}),
     "thinking_delta": ("thinking", {"thinking"}),
@@ -281,7 +284,7 @@ class _BlockDelta(Struct):
 
 
 class _PlainDelta(Struct, gc=False, forbid_unknown_fields=True):
-    """What nearly all deltas add; one of another type, or with other fields, is read as a _BlockDelta."""
+    """The content of nearly all deltas; one of another type, or with other fields, is read as a _BlockDelta."""
 
     type: str
     text: str | None = None
@@ -313,7 +316,7 @@ class _MessageStop(Struct):
 
 
 class _StreamBlock:
-    """A block while it is filled: what it began with, and the pieces of each field that deltas add to."""
+    """A block while it is filled: its initial content, and the pieces that deltas add to each field."""
 
     def __init__(self, start: dict[str, Any]) -> None:
         self.type = str(start.get("type"))
@@ -353,7 +356,7 @@ class _StreamBlock:
 
 
 class MessageAssembly:
-    """Puts a message together from its events. `started` after the first one, `complete` after the last."""
+    """Assembles a message from its events. `started` is set after the first one, `complete` after the last."""
 
     def __init__(self) -> None:
         self.complete = False
@@ -367,9 +370,9 @@ class MessageAssembly:
         return self._message is not None
 
     def add(self, name: bytes, data: bytes) -> None:
-        """Add an event; what is not part of the message, or comes after its end, is ignored.
+        """Add an event; one that is not part of the message, or comes after its end, is ignored.
 
-        Raises BackendError for an event that no client could make a message of.
+        Raises BackendError for an event that does not fit into a message.
         """
         handler = self._EVENTS.get(name)
         if handler is None or self.complete:
@@ -382,7 +385,7 @@ class MessageAssembly:
         take(self, event)
 
     def add_delta(self, data: bytes) -> None:
-        """Add a content_block_delta event to a message that is `streaming`; see `add`, which is slower."""
+        """Add a content_block_delta event to a message that is `streaming`; a faster way than `add`."""
         try:
             event = _PLAIN_DELTA.decode(data)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -397,7 +400,7 @@ class MessageAssembly:
         return None
 
     def message(self) -> bytes:
-        """The message as JSON. Raises BackendError while it is incomplete."""
+        """Return the message as JSON. Raises BackendError while it is incomplete."""
         if self._message is None or not self.complete:
             raise BackendError("incomplete response: the provider's stream ended before its message_stop event")
         if not all(block.closed for block in self._blocks.values()):
@@ -462,8 +465,8 @@ class MessageAssembly:
     }
 
 
-# A bad key is 403, not 401: Claude Code tries ten times after a 401, and gives up at once after a 403. 529 is what
-# it waits out, longer each time.
+# An invalid key is reported as 403, not 401: Claude Code tries ten times after a 401, and stops at once after a
+# 403. After a 529 it waits, longer each time.
 _STATUS: dict[FaultKind, tuple[int, str]] = {
     "invalid_request": (400, "invalid_request_error"),
     "too_long": (400, "invalid_request_error"),
@@ -533,7 +536,9 @@ class Anthropic(Dialect):
 
 
 def _to_chat(request: MessagesRequest, session: WireSession, branch: Branch) -> ChatRequest:
-    """A request made on a branch, for a chat backend. Raises InvalidRequest for what no such backend can do."""
+    """Return a request made on a branch as a request for a chat backend. Raises InvalidRequest for unsupported
+    parts.
+    """
     conversation = read_conversation(request)
     choice = request.tool_choice if conversation.tools else None
     format_ = request.output_config.format if request.output_config else None
@@ -574,7 +579,7 @@ def _response_format(format_: AnthropicOutputFormat) -> dict[str, Any]:
 def _error(fault: Fault) -> dict[str, Any]:
     message = fault.message
     if fault.overflow:
-        # These words, and no others, make Claude Code compact the conversation.
+        # Only this exact wording makes Claude Code compact the conversation.
         message = "prompt is too long: {} tokens > {} maximum".format(*fault.overflow)
     kind = fault.provider_error.type if fault.provider_error else _STATUS[fault.kind][1]
     return {"type": "error", "error": {"type": kind, "message": message}}

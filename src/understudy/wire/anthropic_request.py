@@ -19,7 +19,7 @@ EXPECTED = "an Anthropic Messages request"
 
 
 class ContentSource(Struct, gc=False):
-    """Where an image or a document is: in place, or somewhere else."""
+    """The source of an image or document: inline, or a reference."""
 
     type: str = ""
     media_type: str = ""
@@ -29,7 +29,7 @@ class ContentSource(Struct, gc=False):
 
 
 class ContentBlock(Struct, gc=False):
-    """A content block of any type; a field that its type does not have keeps the default."""
+    """A content block of any type; fields that its type does not have keep their defaults."""
 
     type: str
     text: str = ""
@@ -52,7 +52,7 @@ class ContentBlock(Struct, gc=False):
 
 
 class MessageParam(Struct, gc=False):
-    """A message of a request; a response has the same content."""
+    """A message of a request; the message of a response has the same content."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[ContentBlock]
@@ -68,7 +68,7 @@ class ToolParam(Struct, gc=False):
 
 
 class ToolChange(Struct):
-    """A tool that comes into a conversation, or leaves it: its definition, or its name alone."""
+    """A tool that is added to a conversation or removed from it: its definition, or only its name."""
 
     name: str = ""
     definition: ToolParam | None = None
@@ -94,7 +94,7 @@ class OutputConfig(Struct):
 
 
 class MessagesBody(Struct):
-    """The fields of a request that make up the conversation."""
+    """The fields of a request that contain the conversation."""
 
     messages: list[MessageParam]
     system: str | list[ContentBlock] | None = None
@@ -104,7 +104,7 @@ class MessagesBody(Struct):
 
 
 class MessagesRequest(MessagesBody, kw_only=True):
-    """The fields that change what is asked of a model; all others are ignored, whatever they hold."""
+    """The fields that influence the request to a model; all others are ignored, whatever they contain."""
 
     model: str
     thinking: Thinking | None = None
@@ -123,17 +123,17 @@ _MESSAGE = msgspec.json.Decoder(MessageParam)
 
 # --- conversations --------------------------------------------------------------------------------------
 
-# A line at the beginning of the system prompt that changes from call to call; no model sees it.
+# A line at the beginning of the system prompt that changes from call to call; it is removed for models.
 _BILLING = "x-anthropic-billing-header"
 
 
 def decode_request(body: bytes) -> MessagesRequest:
-    """A request from its bytes. Raises InvalidRequest naming what is wrong, and where."""
+    """Decode a request. Raises InvalidRequest, which says what is wrong and where."""
     return decode(body, _REQUEST, EXPECTED)
 
 
 def read_request(body: bytes) -> Conversation:
-    """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
+    """Return the conversation of a stored request. Raises the exceptions in UNREADABLE."""
     return _read_stored(decoded(_BODY.decode, body))
 
 
@@ -179,7 +179,7 @@ def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingSta
 
 
 def read_conversation(request: MessagesBody) -> Conversation:
-    """What a request asks, and what of it no chat model can do."""
+    """Return a request's conversation, with a list of what no chat model can do."""
     tools = _tools.read(bytes(request.tools))
     added = _read_tools(list(_added_tools(request.messages)))
     instructions: list[str] = []
@@ -206,7 +206,9 @@ def read_conversation(request: MessagesBody) -> Conversation:
 
 
 def _is_aside(messages: Sequence[MessageParam]) -> bool:
-    """Whether the last mark for the cache is on an assistant's turn; where the CLI goes on, it is on a user's."""
+    """Return whether the last cache mark is on an assistant's turn; in requests that continue the session it is on
+    a user's.
+    """
     for message in reversed(messages):
         if any(block.cache_control is not UNSET for block in _contents(message.content)):
             return message.role == "assistant"
@@ -220,7 +222,7 @@ _SERVED_TOOLS = ("web_search_", "web_fetch_", "code_execution_")
 
 
 class _AnthropicTools(RequestTools, frozen=True):
-    """The tools of a request. `served`: there are some, and the provider runs all of them."""
+    """The tools of a request. `served` says that there are some, and that the provider runs all of them."""
 
     served: bool = False
 
@@ -237,7 +239,7 @@ def _read_tools(tools: Sequence[ToolParam]) -> _AnthropicTools:
                 f"(type {tool.type!r}) are unsupported"
             )
             if tool.type not in (None, "custom"):
-                continue  # The provider's own; one without a type can only be the agent's.
+                continue  # A tool of the provider; one without a type must be the agent's.
         functions.append(function_tool(tool.name, tool.description, tool.input_schema))
     served = bool(tools) and all((tool.type or "").startswith(_SERVED_TOOLS) for tool in tools)
     return _AnthropicTools(functions, Raw(msgspec.json.encode(functions)), tuple(unsupported), served)
@@ -247,7 +249,7 @@ _tools = ToolCache(ToolParam, EXPECTED, _read_tools)
 
 
 def _added_tools(messages: Sequence[MessageParam]) -> Iterator[ToolParam]:
-    """Tools that came into the conversation on the way; templates know of tools at its beginning only."""
+    """Yield tools that were added during the conversation; chat templates support tools only at its beginning."""
     for message in messages:
         if message.role == "assistant" or isinstance(message.content, str):
             continue
@@ -260,7 +262,7 @@ def _added_tools(messages: Sequence[MessageParam]) -> Iterator[ToolParam]:
 
 
 def read_message(turn: int, message: MessageParam) -> list[Block]:
-    """The blocks of a user's or an assistant's message, which is number `turn` of its conversation."""
+    """Return the blocks of a user's or an assistant's message, which is number `turn` of its conversation."""
     content = _contents(message.content)
     return _assistant_blocks(turn, content) if message.role == "assistant" else _user_blocks(turn, content)
 
@@ -319,7 +321,7 @@ def _assistant_blocks(turn: int, content: Sequence[ContentBlock]) -> list[Block]
             continue
         has_rendered = True
     if not has_rendered:
-        # A model is shown that there was a turn, though nothing of it can be read.
+        # The model is shown that there was a turn, even if nothing in it can be read.
         blocks.append(Block(turn, "assistant", "text"))
     return blocks
 
@@ -336,7 +338,7 @@ def _contents(content: str | list[ContentBlock] | ContentBlock | None) -> list[C
 
 
 def _render_block(block: ContentBlock) -> tuple[str, Part | None]:
-    """What a model is shown of a block that is not an assistant's: a text, and the image that it stands for."""
+    """Return what a model is shown for a block that is not an assistant's: a text, and the image in it."""
     if block.type == "image" and (url := _image_url(block)):
         return IMAGE, {"type": "image_url", "image_url": {"url": url}}
     return _DESCRIBED.get(block.type, _left_out)(block), None
@@ -358,7 +360,7 @@ def _left_out(block: ContentBlock) -> str:
 
 
 def _readable(block: ContentBlock) -> str:
-    """What there is to read in a search result, or in the result of a tool of Anthropic's."""
+    """Return the readable text of a search result, or of the result of a tool that Anthropic runs."""
     source = block.source if isinstance(block.source, str) else block.source.data if block.source else ""
     own = [block.title, source, block.url, block.text, block.stdout, block.stderr, block.error_code]
     return TEXT_SEPARATOR.join(filter(None, [*own, *map(_readable, _contents(block.content))]))

@@ -27,7 +27,7 @@ _UNPARSED = msgspec.json.Decoder(dict[str, _Unparsed])
 
 
 def parse_object(raw: str) -> dict[str, Any] | None:
-    """The JSON object that a raw argument string is, `{}` for an empty one; None when it is anything else."""
+    """Return the JSON object in a raw argument string, `{}` for an empty one; None for anything else."""
     if not raw.strip():
         return {}
     try:
@@ -50,17 +50,17 @@ def wrapped(raw: str) -> str:
 
 
 def unwrapped(arguments: str) -> str:
-    """What the model wrote, of arguments that may be `wrapped`."""
+    """Return the text that the model wrote, from arguments that may be `wrapped`."""
     if UNPARSED_INPUT in arguments:
         try:
             return _UNPARSED.decode(arguments)[UNPARSED_INPUT].raw
         except (msgspec.MsgspecError, KeyError, UnicodeError):
-            pass  # The model wrote the word itself.
+            pass  # The model itself wrote this key.
     return arguments
 
 
 def comparable_arguments(arguments: str) -> str:
-    """What two argument strings have in common that are the same but for white space and for being `wrapped`."""
+    """Return a form that is equal for argument strings that differ only in white space and in being `wrapped`."""
     raw = unwrapped(arguments)
     try:
         return msgspec.json.encode(msgspec.json.decode(raw)).decode()
@@ -69,12 +69,14 @@ def comparable_arguments(arguments: str) -> str:
 
 
 def tool_input(raw: str) -> msgspec.Raw:
-    """The `input` of a tool use block: the arguments that a model wrote, `wrapped`."""
+    """Return the `input` of a tool use block: the model's arguments, `wrapped`."""
     return msgspec.Raw(wrapped(raw).encode())
 
 
 def upstream_arguments(sampled: str | None, echoed: str) -> str:
-    """The argument string to send to the model: as it was sampled when the echo means the same, else the echo."""
+    """Return the arguments to send to the model: those it sampled if the agent's echo means the same, otherwise
+    the echo.
+    """
     if sampled is not None and sampled != echoed:
         ours, theirs = parse_object(sampled), parse_object(echoed)
         try:
@@ -86,7 +88,9 @@ def upstream_arguments(sampled: str | None, echoed: str) -> str:
 
 
 def same_input(sampled: object, echoed: object) -> bool:
-    """Whether an echo means what was sampled: keys may have been added and reordered, numbers respelled."""
+    """Return whether an echo means the same as the sampled arguments: keys may be added or reordered, numbers
+    reformatted.
+    """
     same_type = type(sampled) is type(echoed)
     number = _double(sampled)
     if number is not None:
@@ -101,7 +105,7 @@ def same_input(sampled: object, echoed: object) -> bool:
 
 
 def _double(value: object) -> float | None:
-    """A number as JavaScript has it, where a long integer is rounded; None for anything else."""
+    """Return a number as JavaScript represents it, which rounds long integers; None for anything else."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
@@ -122,7 +126,7 @@ FREEFORM_SCHEMA: dict[str, Any] = {
 
 
 def freeform_input(arguments: str) -> str:
-    """The plain text that a model passed to such a tool: in the one parameter, or as it wrote it."""
+    """Return the plain text that a model passed to such a tool: its only parameter, or the whole text."""
     text = (parse_object(arguments) or {}).get(_FREEFORM)
     return text if isinstance(text, str) else arguments
 
@@ -133,7 +137,7 @@ def freeform_arguments(text: str) -> str:
 
 
 def upstream_freeform(sampled: str | None, echoed: str) -> str:
-    """As `upstream_arguments`, for the call of such a tool: as it was sampled when both pass the same text."""
+    """As `upstream_arguments`, for a call of such a tool: the sampled arguments if both contain the same text."""
     if sampled is None or parse_object(sampled) is None:
         return echoed
     return sampled if freeform_input(sampled) == freeform_input(echoed) else echoed

@@ -70,9 +70,10 @@ _READ = msgspec.json.Decoder(_ReadCompletion)
 
 
 def read_response(body: bytes) -> tuple[Block, ...] | None:
-    """The blocks of the first choice of a response, tool calls as the model wrote them; None when it has none.
+    """Return the blocks of a response's first choice, with tool calls as the model wrote them; None if there is no
+    choice.
 
-    Raises what UNREADABLE lists.
+    Raises the exceptions in UNREADABLE.
     """
     choices = decoded(_READ.decode, body).choices
     if not choices or choices[0].message.role != "assistant":
@@ -81,14 +82,14 @@ def read_response(body: bytes) -> tuple[Block, ...] | None:
 
 
 def completion_id(message_id: str) -> str:
-    """The id of the completion that the call's message is."""
+    """Return the id of the completion for a call's message id."""
     return f"chatcmpl-{message_id.removeprefix('msg_')}"
 
 
 def _logprobs(generation: Generation) -> dict[str, Any] | None:
-    """The logprobs of all sampled tokens, thinking and tool calls among them, as the backend gave them.
+    """Return the logprobs of all sampled tokens, including thinking and tool calls, as the backend gave them.
 
-    A token is named by its id, as vLLM can do: its text is known to the tokenizer only.
+    A token is named by its id, as in vLLM, because only the tokenizer knows its text.
     """
     ids, logprobs = generation.completion_token_ids, generation.logprobs
     if ids is None or logprobs is None:
@@ -115,12 +116,12 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def event(data: object) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: %b\n\n" % msgspec.json.encode(data)
 
 
 def to_events(body: bytes) -> bytes:
-    """A completion of ours as the event stream that a client builds the same one from."""
+    """Return one of our completions as the event stream from which a client assembles the same one."""
     completion = _COMPLETION.decode(body)
     chunks = _Chunks(completion.id, completion.model, completion.created, completion.usage is not UNSET)
     message = completion.choices[0].message
@@ -143,7 +144,7 @@ class _Chunks:
             "created": created,
             "model": model,
         }
-        # Where usage was requested, it stands in every chunk, and is null in all but the last.
+        # If usage was requested, every chunk has the field, which is null in all but the last.
         self._usage: dict[str, Any] = {"usage": None} if usage else {}
 
     def begin(self) -> bytes:
@@ -165,7 +166,7 @@ class _Chunks:
 
 
 class ChatWriter(StreamWriter):
-    """See StreamWriter. No client takes a chat completion for complete before it has a finish reason."""
+    """See StreamWriter. Clients treat a chat completion as complete only when it has a finish reason."""
 
     def __init__(self, incoming: ChatDialectRequest, session: WireSession, message_id: str) -> None:
         super().__init__(session, message_id)

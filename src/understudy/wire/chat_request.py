@@ -95,7 +95,7 @@ class ChatResponseFormat(Struct, omit_defaults=True):
 
 
 class ChatBody(Struct):
-    """The fields of a request that make up the conversation."""
+    """The fields of a request that contain the conversation."""
 
     messages: list[ChatMessage]
     tools: Raw = Raw()
@@ -131,7 +131,7 @@ class CompletionRequest(ChatBody, kw_only=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
-    # Refused, but for values that change nothing.
+    # Refused, except for values without an effect.
     n: Any = None
     best_of: Any = None
     top_logprobs: Any = None
@@ -151,12 +151,12 @@ _MESSAGE = msgspec.json.Decoder(ChatMessage)
 
 
 def decode_request(body: bytes) -> CompletionRequest:
-    """A request from its bytes. Raises InvalidRequest naming what is wrong, and where."""
+    """Decode a request. Raises InvalidRequest, which says what is wrong and where."""
     return decode(body, _REQUEST, EXPECTED)
 
 
 def read_request(body: bytes) -> Conversation:
-    """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
+    """Return the conversation of a stored request. Raises the exceptions in UNREADABLE."""
     return _read_stored(decoded(_BODY.decode, body))
 
 
@@ -181,7 +181,7 @@ def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingSta
 
 
 def read_conversation(request: ChatBody) -> tuple[Conversation, str | dict[str, Any] | None]:
-    """What a request asks, what of it no chat model can do, and the choice between its tools."""
+    """Return a request's conversation, what in it no chat model can do, and the tool choice."""
     tools = _tools.read(bytes(request.tools))
     functions, choice, unsupported = _choose(tools, request.tool_choice)
     reader = _ChatReader(tools.unsupported + unsupported)
@@ -213,7 +213,7 @@ _tools = ToolCache(ChatTool, EXPECTED, _read_tools)
 def _choose(
     tools: RequestTools, choice: str | ChatToolChoice | None
 ) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None, tuple[str, ...]]:
-    """The functions to offer, the choice between them, and what of it is not supported."""
+    """Return the functions to offer, the choice between them, and what in them is unsupported."""
     if choice is None or isinstance(choice, str):
         return tools.functions, choice, ()
     if choice.type == "allowed_tools" and choice.allowed_tools:
@@ -230,7 +230,9 @@ def _choose(
 
 
 class _ChatReader(OpenAIReader):
-    """Reads messages into blocks. A turn is a message, counted from the first that is no instruction."""
+    """Reads messages into blocks. A turn is a message; turns are counted from the first message that is not an
+    instruction.
+    """
 
     field = "messages"
     text_parts = frozenset({"text", "refusal"})
@@ -283,7 +285,7 @@ class _ChatReader(OpenAIReader):
 
 
 def read_message(message: ChatMessage) -> list[Block]:
-    """The blocks of a response's message, tool calls as the model wrote them."""
+    """Return the blocks of a response's message, with tool calls as the model wrote them."""
     reader = _ChatReader(response=True)
     reader.read(0, message)
     return reader.blocks

@@ -31,15 +31,15 @@ _HEAD = msgspec.json.Decoder(_Head)
 
 
 def peek(body: bytes, expected: str) -> tuple[str, bool]:
-    """The model that a request asks for, and whether it wants a stream. Raises as `decode` does."""
+    """Return the requested model, and whether a stream is requested. Raises as `decode` does."""
     head = decode(body, _HEAD, expected)
     return head.model, bool(head.stream)
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[_T], expected: str) -> _T:
-    """A request from its bytes; `expected` names the format. Raises InvalidRequest: what is wrong, and where.
+    """Decode a request; `expected` names the format. Raises InvalidRequest, which says what is wrong and where.
 
-    Halves of surrogate pairs, which no UTF-8 can carry on to a model, are replaced.
+    Halves of surrogate pairs, which cannot be encoded in UTF-8 for a model, are replaced.
     """
     try:
         return decoded(decoder.decode, body)
@@ -50,9 +50,10 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[_T], expected: str) -> _T:
 
 
 def decoded(decode: Callable[[bytes], _T], body: bytes) -> _T:
-    """A JSON body, with halves of surrogate pairs replaced: JavaScript writes such, and no decoder takes them.
+    """Decode a JSON body, with halves of surrogate pairs replaced: JavaScript writes them, and decoders refuse
+    them.
 
-    Raises what UNREADABLE lists.
+    Raises the exceptions in UNREADABLE.
     """
     try:
         return decode(body)
@@ -67,7 +68,7 @@ def _is_half(escape: bytes) -> bool:
 
 
 def canonical(value: Any) -> bytes:
-    """JSON with sorted keys: equal values give equal bytes."""
+    """Return JSON with sorted keys, so that equal values give equal bytes."""
     return _encoder.encode(value)
 
 
@@ -86,7 +87,7 @@ class RequestTools(Struct, frozen=True):
 
 
 class _ToolsBody(Struct, Generic[_T]):
-    """The field alone, so that an error names its place in the request."""
+    """Only this field, so that an error message has the right path in the request."""
 
     tools: list[_T] | None = None
 
@@ -105,7 +106,7 @@ class ToolCache(Generic[_T, _Tools]):
         self._lists: dict[int, tuple[bytes, _Tools]] = {}
 
     def read(self, sent: bytes) -> _Tools:
-        """The tools of a request; none in place of what cannot be read, with an error in `unsupported`."""
+        """Return the tools of a request; if they cannot be read, none, with an error in `unsupported`."""
         cached = self._lists.get(len(sent))
         if cached is not None and cached[0] == sent:
             return cached[1]

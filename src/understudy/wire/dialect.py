@@ -1,4 +1,6 @@
-"""What the gateway needs of a wire format: the base class `Dialect`, and the types that go in and out of it."""
+"""The gateway's interface to a wire format: the base class `Dialect`, and the types of its arguments and
+results.
+"""
 
 from __future__ import annotations
 
@@ -28,35 +30,35 @@ ID_LIMIT = 200
 
 
 class Branch(Struct, frozen=True):
-    """What tells a main conversation from its subagents: the agent's session id and subagent id."""
+    """Identifies a main conversation or one of its subagents: the agent's session id and subagent id."""
 
     session_id: str | None
     agent_id: str | None
 
 
 def header_id(value: bytes | None) -> str | None:
-    """The id of a session or of a subagent from its header."""
+    """Return the id of a session or subagent from its header."""
     return value[:ID_LIMIT].decode("latin-1") if value else None
 
 
 class WireSession(Protocol):
-    """What a dialect needs to know of the attempt that a request belongs to."""
+    """What a dialect needs to know about the attempt that a request belongs to."""
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Sampling parameters that are laid over those of each request."""
+        """Sampling parameters that override those of each request."""
         ...
 
     def conversation(self, branch: Branch) -> ConversationHandle:
-        """The branch as backends know it: the same object for all calls of a branch."""
+        """Return the handle by which backends know a branch: the same object for all calls of the branch."""
         ...
 
     def tool_id(self, offered: str) -> str:
-        """A tool call id that no earlier response of the attempt used: the offered one if it will do."""
+        """Return a tool call id that no earlier response of the attempt used; `offered` if it is unused."""
         ...
 
     def sampled(self, tool_id: str) -> ToolCall | None:
-        """The tool call as the model wrote it, by the id that the agent has; None for an unknown id."""
+        """Return the tool call as the model wrote it, by the id that the agent has; None for an unknown id."""
         ...
 
 
@@ -68,9 +70,10 @@ def chat_request(
     sampling: dict[str, Any],
     **fields: Any,
 ) -> ChatRequest:
-    """A conversation as a request for a chat backend; `sampling` is what the agent asked, None where it did not.
+    """Return a conversation as a request for a chat backend; `sampling` has the agent's parameters, None where
+    unset.
 
-    `fields` are others of ChatRequest. Raises InvalidRequest for what no chat model can do.
+    `fields` are further fields of ChatRequest. Raises InvalidRequest for what no chat model can do.
     """
     if conversation.unsupported:
         raise InvalidRequest(conversation.unsupported[0])
@@ -101,7 +104,7 @@ class DialectResponse(Struct, frozen=True):
 
 
 class ErrorResponse(Struct, frozen=True):
-    """A fault as an error response: an HTTP status, extra headers and the JSON body."""
+    """An error response: HTTP status, extra headers and JSON body."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -119,7 +122,7 @@ class StreamWriter(ABC):
         self._session = session
         self._message_id = message_id
         self._started = False
-        self._ids: list[str] = []  # of the tool calls, as the agent sees them
+        self._ids: list[str] = []  # ids of the tool calls, as the agent sees them
 
     def _complete_ids(self, generation: Generation) -> None:
         """Choose ids for the tool calls that have none yet."""
@@ -127,10 +130,10 @@ class StreamWriter(ABC):
 
     @abstractmethod
     def whole(self, generation: Generation) -> DialectResponse:
-        """The response as one JSON message, under the requested model name.
+        """Return the response as one JSON message, under the requested model name.
 
-        Raises BackendError when the generation did not end in a way that a response can end: an aborted one must
-        not pass for a short one.
+        Raises BackendError when the generation did not end normally: an aborted one must not look like a short
+        one.
         """
 
     @abstractmethod
@@ -139,7 +142,7 @@ class StreamWriter(ABC):
 
     @abstractmethod
     def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
-        """The response, and the events that are still to be sent, the opening ones too if nothing was fed.
+        """Return the response, and the remaining events, including the opening ones if nothing was fed.
 
         All events together are exactly the response. Raises BackendError for an invalid generation.
         """
@@ -162,14 +165,16 @@ class Dialect(ABC):
     expected: ClassVar[str]
 
     def peek(self, body: bytes, target: str = "") -> tuple[str, bool]:
-        """The model that a request asks for, and whether it wants a stream. Raises InvalidRequest.
+        """Return the requested model, and whether a stream is requested. Raises InvalidRequest.
 
-        `target` is the path with its query, where some dialects have both.
+        `target` is the path with its query, in which some dialects have both.
         """
         return peek(body, self.expected)
 
     def target(self, model: str) -> str:
-        """The `target` of a request for a model, for a dialect that has the model there; else nothing."""
+        """Return the `target` of a request for a model, for dialects that have the model in the path; otherwise
+        "".
+        """
         return ""
 
     def asked_tokens(self, body: bytes) -> int | None:
@@ -181,7 +186,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def branch(self, headers: Mapping[bytes, bytes]) -> Branch:
-        """The branch that a request belongs to, by its headers (names in lower case)."""
+        """Return the branch that a request belongs to, by its headers (names in lower case)."""
 
     @abstractmethod
     def parse(self, body: bytes, session: WireSession, branch: Branch, target: str = "") -> DialectRequest:
@@ -190,7 +195,7 @@ class Dialect(ABC):
     @staticmethod
     @abstractmethod
     def read_request(body: bytes) -> Conversation:
-        """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
+        """Return the conversation of a stored request. Raises the exceptions in UNREADABLE."""
 
     @staticmethod
     @abstractmethod
