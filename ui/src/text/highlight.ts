@@ -39,6 +39,7 @@ const lowlight = createLowlight({
 /** Longer texts and lines are shown without colours: highlighting would hold the page up. */
 const LONGEST_TEXT = 60_000;
 const LONGEST_LINE = 1_000;
+const DEEPEST = 200;
 
 const LANGUAGES: Record<string, string> = {
   bash: "bash",
@@ -81,26 +82,43 @@ export function languageOf(path: string): string | null {
   return extension === undefined ? null : (LANGUAGES[extension] ?? null);
 }
 
-function flatten(nodes: RootContent[], kind: string | null, into: Span[]): void {
-  for (const node of nodes) {
-    if (node.type === "text") into.push({ text: node.value, kind });
+/** Returns the texts of a tree in order. The tree may be as deep as a text is long, so no function calls itself. */
+function flatten(root: Root): Span[] {
+  const spans: Span[] = [];
+  const waiting: { node: RootContent; kind: string | null }[] = [];
+  const visit = (nodes: RootContent[], kind: string | null) => {
+    for (const node of nodes.toReversed()) waiting.push({ node, kind });
+  };
+  visit(root.children, null);
+  for (let next = waiting.pop(); next !== undefined; next = waiting.pop()) {
+    const { node, kind } = next;
+    if (node.type === "text") spans.push({ text: node.value, kind });
     else if (node.type === "element") {
       const names = node.properties["className"];
       const name = Array.isArray(names) ? String(names[0] ?? "").replace(/^hljs-/, "") : null;
-      flatten(node.children as RootContent[], name || kind, into);
+      visit(node.children as RootContent[], name || kind);
     }
   }
+  return spans;
+}
+
+/** Whether more brackets are open somewhere than in any program: highlighting takes their number squared. */
+function isNestedDeeply(text: string): boolean {
+  let depth = 0;
+  for (const sign of text) {
+    if ("([{".includes(sign)) depth += 1;
+    else if (")]}".includes(sign)) depth = Math.max(0, depth - 1);
+    if (depth > DEEPEST) return true;
+  }
+  return false;
 }
 
 /** Returns `text` in coloured pieces whose texts joined are `text`; one plain piece if it is not highlighted. */
 export function highlight(text: string, language: string | null): Span[] {
   const plain: Span[] = [{ text, kind: null }];
-  if (language === null || text.length > LONGEST_TEXT) return plain;
+  if (language === null || text.length > LONGEST_TEXT || isNestedDeeply(text)) return plain;
   if (text.split("\n").some((line) => line.length > LONGEST_LINE)) return plain;
-  const root: Root = lowlight.highlight(language, text);
-  const spans: Span[] = [];
-  flatten(root.children, null, spans);
-  return spans;
+  return flatten(lowlight.highlight(language, text));
 }
 
 /** Returns the pieces of `highlight` line by line, without the newlines. */
