@@ -1285,7 +1285,8 @@ export interface components {
         };
         /**
          * MeanEstimate
-         * @description A mean with the bounds of its 95 % interval; None where it is of one value, whose spread nobody knows.
+         * @description A mean with the bounds of its 95 % interval; the bounds are None for a single value, whose spread is
+         *         unknown.
          */
         MeanEstimate: {
             estimate: number;
@@ -1294,7 +1295,7 @@ export interface components {
         };
         /**
          * Headline
-         * @description The first of the points beside the last. `strict` is the same where no suspicious patch counts as solved.
+         * @description The first of the points compared with the last. In `strict`, suspicious patches do not count as solved.
          */
         Headline: {
             before: components["schemas"]["Point"];
@@ -1304,10 +1305,10 @@ export interface components {
         };
         /**
          * RateDifference
-         * @description The later of two solve rates less the earlier.
+         * @description The later of two solve rates minus the earlier one.
          *
-         *         `apart`: the two rates' own intervals do not touch. `p_by_task` is None where the two have no task in common.
-         *         `judgement` is "open" unless zero is outside the interval and, where there is one, `p_by_task` is below 0.05.
+         *         `apart`: the intervals of the two rates do not overlap. `p_by_task` is None if there is no common task.
+         *         `judgement` is "open" unless zero is outside the interval and `p_by_task`, if there is one, is below 0.05.
          */
         RateDifference: {
             value: number;
@@ -1321,7 +1322,7 @@ export interface components {
         };
         /**
          * TrainingStep
-         * @description What the trainer told of one step: numbers by name, and how many of what were skipped, by why.
+         * @description The trainer's report of one step: metrics by name, and the number of skipped items by reason.
          */
         TrainingStep: {
             step: number;
@@ -1348,7 +1349,8 @@ export interface components {
         };
         /**
          * BoundaryRow
-         * @description Faults that crossed one boundary: attempts that met one, rollouts given up for it, what most of them say.
+         * @description Errors of one boundary: attempts that had one, rollouts that were given up for it, and the most frequent
+         *         message.
          */
         BoundaryRow: {
             boundary: string;
