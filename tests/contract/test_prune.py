@@ -147,7 +147,7 @@ def test_a_store_that_is_named_twice_counts_once(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("--drop", "runs"), "--drop needs --older-than or --keep-runs"),
-        (("--keep-runs", "1"), "--keep-runs says nothing without --drop"),
+        (("--keep-runs", "1"), "--keep-runs only applies with --drop"),
         (("--drop", "runs", "--older-than", "soon"), "--older-than: invalid duration 'soon'"),
         (("--drop", "tokens"), "--drop: invalid value 'tokens'; expected runs, bodies, token-values"),
         (("nowhere",), "nowhere is not a directory"),

@@ -167,7 +167,7 @@ def test_an_earlier_release_that_takes_no_lock_is_seen(postgresql_store: StoreUr
     with Store.open(postgresql_store, exclusive=True) as store:
         with (
             psycopg.connect(postgresql_store.secret_url, **earlier),
-            pytest.raises(StoreInUse, match="of an earlier release"),
+            pytest.raises(StoreInUse, match="belong to an earlier release"),
         ):
             store.space.remove(["old"])
         assert [each.run_id for each in store.space.runs()] == ["old"]
@@ -177,7 +177,7 @@ def test_an_earlier_release_that_takes_no_lock_is_seen(postgresql_store: StoreUr
 def test_who_holds_a_lease_keeps_the_store_without_a_connection(postgresql_store: StoreUrl) -> None:
     with Store.open(postgresql_store) as opened:
         opened.leases.serve_alone(Lease("gateway-1", 60.0), "0.1.0").result()
-    with pytest.raises(StoreInUse, match="the leases of gateway-1 have not ended"):
+    with pytest.raises(StoreInUse, match="the leases of gateway-1 have not expired"):
         Store.open(postgresql_store, exclusive=True)
     with Store.open(postgresql_store) as opened:
         opened.leases.give_back(Lease("gateway-1", 60.0)).result()
@@ -193,7 +193,9 @@ def test_a_removal_ends_with_its_connection(
     with LosingProxy(postgresql_server) as proxy, Store.open(proxy.url(postgresql_store), exclusive=True) as store:
         proxy.cut()
         proxy.mend()
-        with pytest.raises(StoreError, match="the connection was lost, and others may have used the store since"):
+        with pytest.raises(
+            StoreError, match="the connection was lost, so other processes may have used the store since"
+        ):
             store.space.remove(["old"])
         with pytest.raises(StoreError, match="the connection was lost"):
             store.space.runs()

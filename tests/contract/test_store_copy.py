@@ -64,7 +64,7 @@ def test_a_target_with_other_things_is_refused(tmp_path: Path, target: StoreLoca
     with Store.open(tmp_path / "a") as store, Store.open(target) as other:
         fill(store)
         prepare(other, 1, run="other")
-        with pytest.raises(StoreError, match="has other content than"):
+        with pytest.raises(StoreError, match="holds other data than"):
             copy_store(store, other)
         assert [run.id for run in other.runs.all()] == ["other"]
 
@@ -81,6 +81,6 @@ def test_commands_read_a_database_as_they_read_a_directory(tmp_path: Path, postg
     listed = [json.loads(understudy("show", "--dir", at, "--json").stdout) for at in (url, tmp_path / "a")]
     assert listed[0]["rollouts"] == listed[1]["rollouts"]
     refused = understudy("export", "hf", url)
-    assert refused.returncode == 2 and "name the directory to write to with --output" in refused.stderr
+    assert refused.returncode == 2 and "name a directory to write to with --output" in refused.stderr
     for done in (refused, understudy("show", url.replace("not-a-secret", "wrong-secret"))):
         assert done.returncode == 2 and "not-a-secret" not in done.stderr and "wrong-secret" not in done.stderr

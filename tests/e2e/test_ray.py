@@ -127,9 +127,7 @@ def test_what_cannot_be_is_refused_before_anything_is_validated(
 def test_a_store_in_a_directory_is_refused(tmp_path: Path) -> None:
     done = understudy(*options(tmp_path, tmp_path / "store", samples=1), "--engine", "ray")
     assert done.returncode == 2
-    assert (
-        "the run's store is a directory; give a database with --store postgresql://USER@HOST/NAME" in done.stderr
-    )
+    assert "machines cannot reach; name a database with --store postgresql://USER@HOST/NAME" in done.stderr
 
 
 def test_who_has_no_ray_is_told_how_to_get_it(tmp_path: Path, postgresql_store: StoreUrl) -> None:

@@ -1,8 +1,11 @@
-"""The command line: one file a command group. Heavy modules are imported when a command runs."""
+"""The command line, with one module for each group of commands.
+
+Heavy modules are imported only when a command runs.
+"""
 
 from __future__ import annotations
 
 EXIT_ERROR = 2
-"""A named error: an option, a file or the machine is not as needed."""
+"""Exit code for a named error: an option, a file or the machine is not as required."""
 EXIT_INTERRUPTED = 130
-"""Stopped by Ctrl-C or SIGTERM before the end; the same command continues where it can."""
+"""Exit code after Ctrl-C or SIGTERM before the end. The same command continues where possible."""

@@ -1,7 +1,7 @@
 """The commands of `understudy`, in the order in which help lists them.
 
-A command's module is imported when the command is called, so that `understudy --help` is quick and the modules
-themselves may import what they need at their top.
+A command's module is imported when the command is called. So `understudy --help` is quick, and the modules may
+import what they need at their top.
 """
 
 from __future__ import annotations
@@ -45,13 +45,15 @@ _COMMANDS = {
     "doctor": ("doctor", "Show all that a run needs, with its state."),
     "setup": ("doctor", "Fetch what a run needs and is not here yet."),
 }
-"""Name → the module in `commands/` that has it, as a function of its name or as `app`, and its line of help."""
+"""Command name → its module in `commands/`, which defines it as a function of that name or as `app`, and its
+line of help.
+"""
 
 
 class _Commands(TyperGroup):
-    """The commands by name; listing them imports none.
+    """The commands by name. Listing them imports none of them.
 
-    Typer has click inside it in newer releases and beside it in older ones, so its types are not named here.
+    Newer releases of Typer contain click and older ones depend on it, so click's types are not named here.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -79,7 +81,7 @@ app = typer.Typer(
     help="Teach any language model to do Claude Code's job.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # which would take [default: …] in a help text for markup, and drop it
+    rich_markup_mode=None,  # Rich's markup would treat "[default: …]" in a help text as a style, and drop it.
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -96,4 +98,4 @@ def _root(  # pyright: ignore[reportUnusedFunction]
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options of the command itself."""
+    """The options of `understudy` itself."""

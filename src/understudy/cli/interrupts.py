@@ -1,8 +1,8 @@
-"""Work that a person can stop: the first Ctrl-C or SIGTERM lets what runs finish, the second stops at once.
+"""Interruptible work: the first Ctrl-C or SIGTERM lets running work finish, the second stops it at once.
 
-A signal that was ignored when the command started stays ignored, as POSIX has it: a shell starts a job in the
-background (`nohup understudy run … &`) with SIGINT ignored, so that Ctrl-C in the foreground does not reach it.
-SIGTERM still stops such a command.
+A signal that was ignored when the command started stays ignored, as POSIX requires: a shell starts background jobs
+(`nohup understudy run … &`) with SIGINT ignored, so that Ctrl-C in the foreground does not reach them. SIGTERM
+still stops such a command.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ T = TypeVar("T")
 def run_stoppable(
     work: Coroutine[Any, Any, T], drain: Callable[[], bool], *, drain_timeout_s: float = math.inf
 ) -> T:
-    """Run `work` in an event loop of its own; what it returns.
+    """Run `work` in an event loop of its own, and return its result.
 
-    `drain` is called at each signal: it has `work` start nothing more, or returns False where there is nothing to
-    wait for, as when it was called before. Then `work` is cancelled, and so it is `drain_timeout_s` seconds after
-    it began to drain. Raises typer.Exit when it was cancelled.
+    At each signal, `drain` is called: it makes `work` start nothing new, or returns False if there is nothing to
+    wait for, for example when it was called before. Then `work` is cancelled. It is also cancelled
+    `drain_timeout_s` seconds after draining began. Raises typer.Exit if `work` was cancelled.
     """
 
     async def main() -> T:
@@ -57,17 +57,17 @@ def run_stoppable(
 
 
 def heeded(*numbers: signal.Signals) -> list[signal.Signals]:
-    """Those of the signals that were not ignored when this process started."""
+    """Return those of the signals that were not ignored when this process started."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def interrupt_on_termination() -> None:
-    """Have SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, like Ctrl-C."""
     for number in heeded(signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
 
 
 def interrupted() -> typer.Exit:
-    """The end of a command that was stopped before its own; says how to continue."""
+    """Return the exit of an interrupted command, and print how to continue it."""
     typer.echo("understudy: interrupted; run the same command again to continue", err=True)
     return typer.Exit(EXIT_INTERRUPTED)

@@ -1,6 +1,6 @@
-"""Where the `understudy` command begins: how errors and interrupts reach a person.
+"""The entry point of `understudy`: how errors and interrupts are reported.
 
-The commands are imported in `main`, so that Ctrl-C meanwhile is an interrupt like any other.
+The commands are imported inside `main`, so that Ctrl-C during the import is handled like any other.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _READ_DATABASES = (
     "view", "replay",
 )  # fmt: skip
 _DATABASE_OPTIONS = {"ingest": ("--dir", "-d"), "grade": ("--regrade",)}
-"""Options of a command that take a database, beside `--store`, which does wherever a command has it."""
+"""Options, besides `--store`, of commands that accept a database there."""
 _DATABASE = re.compile(r"(?:--?[\w-]+=)?(postgres(?:ql)?://.*)", re.DOTALL)
 
 
 def refuse_databases(arguments: Sequence[str]) -> None:
-    """Raise ConfigError where a command that needs a store's directory is given the URL of a database."""
+    """Raise ConfigError if a command that needs a store's directory is given a database's URL."""
     if not arguments or arguments[0] in _READ_DATABASES:
         return
     options = ("--store", *_DATABASE_OPTIONS.get(arguments[0], ()))
@@ -45,7 +45,7 @@ def refuse_databases(arguments: Sequence[str]) -> None:
         if match := _DATABASE.fullmatch(argument):
             from understudy.store.address import StoreUrl
 
-            url = StoreUrl(match[1])  # which is shown without its password
+            url = StoreUrl(match[1])  # this hides its password
             raise ConfigError(
                 f"understudy {arguments[0]} needs a directory, and {url} is a database; copy the store into a "
                 f"directory with: understudy store copy '{url}' DIRECTORY"
@@ -53,17 +53,19 @@ def refuse_databases(arguments: Sequence[str]) -> None:
 
 
 def refuse_old_spelling(arguments: Sequence[str]) -> None:
-    """Raise ConfigError with the command line to use when these arguments are in the old spelling."""
+    """Raise ConfigError with the current command line if these arguments use the old syntax."""
     if not arguments:
         return
     backend_first = arguments[0] in _BACKENDS
     starts_run = backend_first or arguments[0] == "run" or arguments[0].startswith("--")
     if backend_first or (starts_run and any(_OLD_OPTION.fullmatch(argument) for argument in arguments)):
-        raise ConfigError(f"this command has a new form:\n  {current_spelling(arguments)}")
+        raise ConfigError(
+            f"this command line uses an old syntax that was removed; use:\n  {current_spelling(arguments)}"
+        )
 
 
 def current_spelling(arguments: Sequence[str]) -> str:
-    """The command line that does now what these arguments did, ready for a shell."""
+    """Return the current command line for arguments in the old syntax, quoted for a shell."""
     rest = list(arguments[1:] if arguments[:1] == ["run"] else arguments)
     backend = rest.pop(0) if rest and rest[0] in _BACKENDS else "vllm"
     official = "--official" in rest
@@ -81,7 +83,7 @@ def current_spelling(arguments: Sequence[str]) -> str:
         name = _RENAMED.get(name, name)
         if name == "base-url" and "://" not in value:
             value = f"http://{value}"
-        # --official asked Anthropic itself, so it needs no address.
+        # --official meant Anthropic's own API, which needs no address.
         if name != "official" and not (official and name == "base-url"):
             options += [f"--{name}", value]
     backend = "anthropic" if official else backend
@@ -108,7 +110,7 @@ def main() -> None:
             try:
                 app()
             finally:
-                sys.stdout.flush()  # here, so that its errors are reported below
+                sys.stdout.flush()  # imported here, so that errors of the import are reported below
         except UnderstudyError as error:
             from understudy.util.text import visible
 
@@ -116,18 +118,18 @@ def main() -> None:
         except OSError as error:
             if error.errno not in (*_NO_ROOM, errno.EPIPE):
                 raise
-            # Python would try to flush the rest at exit, and fail again: let it go nowhere.
+            # Python would flush the rest at exit and fail again, so redirect it to nowhere.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             if error.errno == errno.EPIPE:
-                sys.exit(1)  # the reader has closed the pipe (`| head`): not an error
+                sys.exit(1)  # not an error: the reader has closed the pipe (`| head`)
             _end(f"cannot write to stdout or to a file: {error.strerror}; free some disk space", EXIT_ERROR)
     except KeyboardInterrupt:
         _end("interrupted", EXIT_INTERRUPTED)
 
 
 def _replace_what_cannot_be_printed() -> None:
-    """Have signs that the terminal's encoding lacks, and bytes of names that are no Unicode, printed as `?`."""
-    # What a test or a notebook has in its place may be another kind of file.
+    """Print characters that the terminal's encoding lacks, and invalid Unicode in file names, as `?`."""
+    # Tests and notebooks may have replaced the streams by other kinds of files.
     reconfigure: Callable[..., None] | None = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""Commands whose options are the fields of a settings struct (see `understudy.util.settings`)."""
+"""Makes commands whose options are the fields of a settings struct (see `understudy.util.settings`)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from understudy.util.settings import Option, build, options_of, read_toml, requi
 
 
 def command_group(help_text: str, **more: Any) -> typer.Typer:
-    """A command that has commands of its own."""
-    # Rich's markup would take [default: …] in a help text for a style, and drop it.
+    """Return a command that contains other commands."""
+    # Rich's markup would treat "[default: …]" in a help text as a style, and drop it.
     return typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None, add_completion=False, **more)
 
 
@@ -28,7 +28,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def duration_s(option: str, text: str) -> float:
-    """The seconds that an option says with a unit. Raises ConfigError."""
+    """Parse a duration with a unit into seconds. Raises ConfigError."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ConfigError(
@@ -38,11 +38,11 @@ def duration_s(option: str, text: str) -> float:
 
 
 def command(body: Callable[..., None]) -> Callable[..., None]:
-    """A command with the parameters of `body`, of which the one that is a settings struct becomes its options.
+    """Return a command with the parameters of `body`. A parameter that is a settings struct becomes options.
 
-    The struct's field `config`, where it has one, names the TOML file that its tables are read from. It is given
-    to `body` with what the command line, the file and the defaults say, in this order. With the class attribute
-    `needs_table` false, the file may have other tables alone.
+    The struct's field `config`, if it has one, names a TOML file with its tables. `body` gets the struct with
+    values from the command line, then from the file, then defaults. If the class attribute `needs_table` is false,
+    the file may have only other tables.
     """
     hints = inspect.get_annotations(body, eval_str=True)
     parameters: list[inspect.Parameter] = []
@@ -70,7 +70,7 @@ def command(body: Callable[..., None]) -> Callable[..., None]:
 
 
 def from_options(kind: type[Any], options: dict[str, Any]) -> Any:
-    """The settings of what a command line gave, and of the file that it names. Raises ConfigError."""
+    """Return the settings from the command line's options and the file that they name. Raises ConfigError."""
     config = options.get("config")
     if config is None:
         return build(kind, options, {})
@@ -81,14 +81,14 @@ def from_options(kind: type[Any], options: dict[str, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value of the command line as the settings take it; an empty list is an option that was not given."""
+    """Convert a value of the command line for the settings. An empty list means that the option was not given."""
     if isinstance(value, Enum):
         return value.value
     return None if value == [] else value
 
 
 def _parameter(each: Option) -> inspect.Parameter:
-    """The parameter of a command for an option. Its default is None, so that what was given can be told."""
+    """Return the command parameter for an option. Its default is None, which tells options that were not given."""
     extra = each.extra
     more: dict[str, Any] = {}
     kind = _type(each)
@@ -114,7 +114,7 @@ def _parameter(each: Option) -> inspect.Parameter:
 
 
 def _type(each: Option) -> Any:
-    """The type of an option for typer."""
+    """Return the type of an option for Typer."""
     if each.choices:
         return StrEnum(each.name, [(choice, choice) for choice in each.choices])
     if get_origin(each.type) is tuple:
@@ -123,11 +123,11 @@ def _type(each: Option) -> Any:
 
 
 def _help(each: Option) -> str:
-    """An option's help, with its default, unless that is said in its own words."""
+    """Return an option's help, with its default appended unless the text already has one."""
     text, default = each.meta.description or "", each.default
     if "[default:" in text or each.switch or default in (None, msgspec.NODEFAULT, "", ()):
         return text
     if isinstance(default, bool):
-        # An option that only turns something on, or off, needs no default.
+        # A switch that only turns something on or off needs no default.
         return text if each.extra.get("flags") else f"{text} [default: {'yes' if default else 'no'}]"
     return f"{text} [default: {default}]"

@@ -1,4 +1,4 @@
-"""What commands print: JSON for `--json`, tables, and counts in words."""
+"""Output of commands: JSON for `--json`, tables, and counts as text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-"""The option of most commands."""
+"""The `--json` option of most commands."""
 
 _UNWRAPPED = 1 << 16
 
 
 def print_json(value: Any) -> None:
-    """Print a value as one line of JSON; what is no Unicode in it, as a name of a file may be, is replaced.
+    """Print a value as one line of JSON. Invalid Unicode in it, as in a file name, is replaced.
 
-    An object gets the key `schema`, the version of what its keys promise.
+    An object gets the key `schema`, the version of the output format.
     """
     import msgspec
 
@@ -38,7 +38,7 @@ def print_json(value: Any) -> None:
 
 
 def console() -> Console:
-    """A console on stdout that interprets nothing in what it prints, and wraps lines on a terminal only."""
+    """Return a console on stdout that interprets no markup, and wraps lines only on a terminal."""
     from rich.console import Console, ConsoleDimensions
 
     result = Console(markup=False, highlight=False, emoji=False)
@@ -49,7 +49,7 @@ def console() -> Console:
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows below their heads."""
+    """Print rows below their headings."""
     from rich.table import Table
     from rich.text import Text
 
@@ -62,7 +62,7 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, object]]) -> None:
-    """Print a summary: a name and a value in each row."""
+    """Print a summary, with a name and a value in each row."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -76,7 +76,10 @@ def print_facts(title: str, facts: Iterable[tuple[str, object]]) -> None:
 
 
 def counted(counts: Mapping[Any, float]) -> str:
-    """Counts as words, the names of which may stand in a log: `3 read, 1 lost`."""
+    """Return counts as text: `3 read, 1 lost`.
+
+    Control characters in names, which may come from logs, are made visible.
+    """
     from understudy.util.text import visible
 
     return ", ".join(f"{count} {visible(name)}" for name, count in counts.items())

@@ -1,7 +1,7 @@
-"""Prints facts, headings and texts below one another, as transcripts and sessions are shown.
+"""Prints facts, headings and texts below one another, for transcripts and sessions.
 
-What is printed was written by a model or a program that the model ran. Nothing of that may reach the terminal as a
-control sequence, nor rich as markup.
+What is printed was written by a model, or by a program that the model ran. None of it may reach the terminal as a
+control sequence, or rich as markup.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LINES, _CHARACTERS = 12, 2000
 
 
 class PagePrinter:
-    """Prints to a console; `full` shortens nothing."""
+    """Prints to a console. With `full`, nothing is shortened."""
 
     def __init__(self, console: Console, *, full: bool) -> None:
         self.console = console
@@ -24,24 +24,24 @@ class PagePrinter:
         self._is_plain = not console.is_terminal  # then nothing is styled or wrapped, and rich need not lay it out
 
     def fact(self, name: str, value: str | Text) -> None:
-        """A name and its value in one line."""
+        """Print a name and its value on one line."""
         line = Text(f"{name:9}", style="bold")
         line.append_text(value if isinstance(value, Text) else Text(visible(value)))
         self.console.print(line, soft_wrap=True)
 
     def section(self, title: str, depth: int = 0) -> None:
-        """A heading."""
+        """Print a heading."""
         self.console.print()
         self.line(f"\u2014\u2014 {title} \u2014\u2014", "bold", depth)
 
     def line(self, text: str, style: str = "", depth: int = 0) -> None:
-        """A text that is never shortened."""
+        """Print a text that is never shortened."""
         self._print(visible(text), depth, style)
 
     def text(self, text: str, depth: int = 0, style: str = "") -> None:
-        """A text that is shortened unless all is shown in full."""
+        """Print a text, shortened unless `full` is set."""
         for line in self._shortened(visible(text)).split("\n"):
-            # A tab has no width to measure, and an empty text no line.
+            # Expand tabs, whose width cannot be measured, and give an empty text one line.
             self._print(line.expandtabs() or " ", depth, style)
 
     def _print(self, text: str, depth: int, style: str) -> None:

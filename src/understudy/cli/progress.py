@@ -1,6 +1,6 @@
-"""Progress on stderr: a line that is redrawn on a terminal, plain lines now and then elsewhere.
+"""Progress on stderr: a line that is redrawn on a terminal; otherwise plain lines from time to time.
 
-`live` draws a status from a thread, for work that does not report; a `ProgressLine` is for work that does.
+`live` polls a status from a thread, for work that does not report progress. `ProgressLine` is for work that does.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _TERMINAL_S = 0.25
 
 
 class LiveStatus:
-    """What is drawn. It is read by another thread; `changed` is set where there is news that shall not wait."""
+    """The status that `live` draws, which another thread reads. Setting `changed` shows news at once."""
 
     plain_s = 10.0
-    """Elsewhere than on a terminal, news that can wait is told after so many seconds."""
+    """Off a terminal, news that is not urgent is printed after this many seconds."""
 
     def __init__(self) -> None:
         self.changed = threading.Event()
 
     def line(self) -> str:
-        """Where it stands; while that is empty, nothing is written elsewhere than on a terminal."""
+        """Return the current status. While it is "", nothing is printed off a terminal."""
         raise NotImplementedError
 
     def new_lines(self) -> list[str]:
-        """Lines that are to stay, since the last time."""
+        """Return lines to print permanently, since the last call."""
         return []
 
 
@@ -44,7 +44,7 @@ D = TypeVar("D", bound=LiveStatus)
 
 @contextmanager
 def live(status: D, stream: TextIO) -> Generator[D]:
-    """Draw `status` on `stream` while the context is open."""
+    """Show `status` on `stream` while the context is open."""
     stop = threading.Event()
     draw = _draw_live if stream.isatty() else _draw_plain
     thread = threading.Thread(target=draw, args=(status, stream, stop), name="progress", daemon=True)
@@ -74,7 +74,7 @@ def _draw_live(status: LiveStatus, stream: TextIO, stop: threading.Event) -> Non
 def _draw_plain(status: LiveStatus, stream: TextIO, stop: threading.Event) -> None:
     last = ""
     while True:
-        # Before anything is read: what changes from here on, the end too, is not waited for.
+        # Clear the event before reading, so that a change from here on, even the end, is shown without delay.
         status.changed.clear()
         ending = stop.is_set()
         lines = status.new_lines()
@@ -89,7 +89,7 @@ def _draw_plain(status: LiveStatus, stream: TextIO, stop: threading.Event) -> No
 
 
 class ProgressLine:
-    """A line that the work itself changes: redrawn on a terminal, elsewhere written every `plain_s` seconds."""
+    """A line that the work itself updates: redrawn on a terminal, otherwise printed every `plain_s` seconds."""
 
     def __init__(self, plain_s: float = LiveStatus.plain_s) -> None:
         self._terminal = sys.stderr.isatty()
@@ -98,7 +98,7 @@ class ProgressLine:
         self._drawn = False
 
     def show(self, text: str, *, at_once: bool = False) -> None:
-        """Show where the work stands, unless it was shown a moment before and this need not be shown `at_once`."""
+        """Show a status, unless one was shown a moment ago and `at_once` is false."""
         now = time.monotonic()
         if now >= self._next or at_once:
             self._next = now + self._pause_s
@@ -106,14 +106,14 @@ class ProgressLine:
             typer.echo(f"\r{text}\x1b[K" if self._terminal else text, err=True, nl=not self._terminal)
 
     def end(self, *, keep: bool = True) -> None:
-        """Leave the last line standing on the terminal, or take it away."""
+        """End the line: leave the last status on the terminal, or erase it."""
         if self._drawn:
             typer.echo("" if keep else "\r\x1b[K", err=True, nl=keep)
             self._drawn = False
 
 
 def short(count: int) -> str:
-    """A count in a few characters: 12.3k, 4.5M."""
+    """Format a count in a few characters: 12.3k, 4.5M."""
     for size, letter in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
         if count >= size:
             return f"{count / size:.1f}{letter}"
@@ -121,5 +121,5 @@ def short(count: int) -> str:
 
 
 def time_left(seconds: float) -> str:
-    """How long it will still take, in words."""
+    """Return the estimated remaining time as text."""
     return f"{seconds:.0f} s left" if seconds < 120 else f"{seconds / 60:.0f} min left"

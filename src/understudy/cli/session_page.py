@@ -1,4 +1,4 @@
-"""A session and a state as pages for a terminal, and as JSON."""
+"""Shows a session or a state as a page in the terminal, or as JSON."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from understudy.ingest.trace import Message, Trace, TraceState, TraceTurn, expan
 from understudy.wire.arguments import parse_object
 
 ID_LENGTH = 12
-"""Characters of a state's id in lists: as `understudy show` takes them."""
+"""Number of characters of a state's id in lists, which `understudy show` accepts."""
 
 _ROLE_STYLES = {"system": "dim", "user": "yellow", "tool": "dim"}
 _TEXT_LENGTH = 80
 
 
 class ShownState(Struct, frozen=True, kw_only=True):
-    """A state with its trace, and the number of its turn in it, from 1."""
+    """A state with its trace and the number of its turn, counted from 1."""
 
     state: TraceState
     trace: Trace
@@ -31,15 +31,15 @@ class ShownState(Struct, frozen=True, kw_only=True):
 
 
 def chosen_state(trace: Trace, position: int) -> ShownState:
-    """The state of the turn at an index of a trace. Its tools are those of the whole trace."""
+    """Return the state of the turn at an index of a trace. Its tools are inferred from the whole trace."""
     for number, state in enumerate(expand(trace)):
         if number == position:
             return ShownState(state=state, trace=trace, number=number + 1)
-    raise IndexError(f"the trace has {len(trace.turns)} turns, but no turn with the index {position}")
+    raise IndexError(f"the trace has {len(trace.turns)} turns, but there is no turn with index {position}")
 
 
 def signal_text(signals: Mapping[str, Any]) -> str:
-    """What became of a turn, by the columns of its signals and of the outcome, in few words."""
+    """Return what became of a turn in a few words, from its signals and the outcome."""
     parts: list[str] = []
     if signals["tests"]:
         parts.append(f"tests {signals['tests']}")
@@ -61,7 +61,10 @@ def signal_text(signals: Mapping[str, Any]) -> str:
 
 
 def session_record(session_id: str, traces: Sequence[Trace], states: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """A session as JSON types: its conversations, each with its turns. `states` are the ids of their turns."""
+    """Return a session as JSON types: its conversations with their turns.
+
+    `states` holds the ids of the turns' states.
+    """
     return {
         "session_id": session_id,
         "conversations": [
@@ -97,15 +100,15 @@ def _turn_record(trace: Trace, turn: TraceTurn, state: str) -> dict[str, Any]:
 
 
 def state_ids(trace: Trace) -> list[str]:
-    """The ids of the states of a trace's turns."""
+    """Return the ids of the states of a trace's turns."""
     return [state_id(trace.trace_id, turn.message_id) for turn in trace.turns]
 
 
 class SessionPrinter(PagePrinter):
-    """Prints sessions and states to a console; `full` shortens nothing."""
+    """Prints sessions and states to a console. With `full`, nothing is shortened."""
 
     def show_session(self, record: Mapping[str, Any]) -> None:
-        """Print a session as `session_record` makes it: of each conversation where it is from, and its turns."""
+        """Print a session made by `session_record`: for each conversation its origin and its turns."""
         conversations: list[dict[str, Any]] = record["conversations"]
         states = sum(len(one["turns"]) for one in conversations)
         self.fact("session", f"{record['session_id']}   {len(conversations)} conversations, {states} states")
@@ -126,7 +129,7 @@ class SessionPrinter(PagePrinter):
                 self._turn(turn)
 
     def show_state(self, view: ShownState) -> None:
-        """Print a state: where it is from, its tools, the messages that the model saw, then what it did."""
+        """Print a state: its origin, its tools, the messages that the model saw, and what it did next."""
         state, trace = view.state, view.trace
         self.fact("state", f"{state.state_id}   turn {view.number} of {len(trace.turns)}")
         self.fact("session", f"{state.session_id}   {state.role}   {trace.trace_id}")
@@ -198,7 +201,7 @@ class SessionPrinter(PagePrinter):
 
 
 def _arguments(text: str) -> Iterator[tuple[str, str]]:
-    """The arguments of a call, one by one; its text as it is where that is no JSON object."""
+    """Yield the arguments of a call one by one, or the raw text if it is not a JSON object."""
     for key, value in (parse_object(text) or {"input": text}).items():
         value_text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         yield key, f"\n{value_text}" if "\n" in value_text else value_text

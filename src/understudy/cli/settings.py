@@ -1,4 +1,4 @@
-"""What several commands can be told: models, tasks, agents, sandboxes. The fields are options and keys of TOML."""
+"""Settings that several commands share: models, tasks, agents, sandboxes. The fields are options and TOML keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BACKENDS = ("embedded", "vllm", "sglang", "openai", "anthropic")
 FRONTEND_HIGH, FRONTEND_LOW = "claude-sonnet-4-5-20250929", "claude-haiku-4-5-20251001"
-"""The names by which Claude Code asks for its models, unless it is told others."""
+"""The model names that Claude Code requests unless it is told others."""
 VLLM_URL = "http://localhost:8000/v1"
 
 _NEEDS_MODEL = ("vllm", "sglang", "openai")
@@ -32,9 +32,10 @@ _NEEDS_URL = ("sglang",)
 
 
 def gateway_config(settings: BackendSettings, *, backend: str | None) -> GatewayConfig:
-    """The gateway's configuration: of the file, where that names models, else of the `backend` and its options.
+    """Return the gateway's configuration: from the file if it defines models, else from the `backend` and its
+    options.
 
-    Raises ConfigError when the options contradict each other.
+    Raises ConfigError if the options contradict each other.
     """
     from understudy.gateway.config import config_from_flags, parse_config
 
@@ -45,19 +46,17 @@ def gateway_config(settings: BackendSettings, *, backend: str | None) -> Gateway
         if own or not file:
             if settings.backend or urls or high or low:
                 raise ConfigError(
-                    f"{settings.config} already configures the "
-                    f"models; give either --config, or a backend with its options"
+                    f"{settings.config} already configures the models; give either --config, or a backend with "
+                    "its options"
                 )
             return parse_config(own, settings.config)
     if backend is None:
-        raise ConfigError(f"missing backend; expected one of {', '.join(BACKENDS)}, or --config FILE")
+        raise ConfigError(f"missing backend; give one of {', '.join(BACKENDS)}, or --config FILE")
     if backend not in BACKENDS:
         raise ConfigError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
     if backend == "embedded" and not urls:
         if high or low:
-            raise ConfigError(
-                "the embedded backend takes no model names, since it has only one model; leave them out"
-            )
+            raise ConfigError("the embedded backend has only one model and takes no model names; leave them out")
         return config_from_flags(backend, [], None, None)
     if backend == "vllm" and not urls:
         urls = (VLLM_URL,)
@@ -67,17 +66,17 @@ def gateway_config(settings: BackendSettings, *, backend: str | None) -> Gateway
     }
     if any(missing.values()):
         flags = "; ".join(flag for flag, absent in missing.items() if absent)
-        raise ConfigError(f"the {backend} backend needs {flags}")
+        raise ConfigError(f"the {backend} backend needs {flags}; add what is missing")
     return config_from_flags(backend, urls, high, low)
 
 
 def run_gateway_config(settings: ModelSettings) -> tuple[GatewayConfig, str, str]:
-    """The gateway's configuration of a run, and the names by which its agent asks for the models; "": their own.
+    """Return the gateway's configuration for a run, and the model names that its agent requests ("": the model's
+    own).
 
-    Weights that the run serves itself are asked in tokens, unless a configuration file says how.
-
-    The names of Claude's models are the default where the models are another's, or have no names of their own:
-    Anthropic is asked for what the agent asks. Raises ConfigError.
+    Weights that the run serves itself use exact tokens, unless a configuration file says otherwise. Names of
+    Claude's models are the default if another model answers; Anthropic is asked for the model that the agent
+    requests. Raises ConfigError.
     """
     from understudy.gateway.config import config_for_weights
 
@@ -100,14 +99,15 @@ def run_gateway_config(settings: ModelSettings) -> tuple[GatewayConfig, str, str
 
 
 def _names_models(config: Path | None) -> bool:
-    """Whether a configuration file says which models answer, and not only what a command is told."""
+    """Whether a configuration file defines models, rather than only tables for commands."""
     return config is not None and not set(read_toml(config) or ("",)).issubset(COMMAND_TABLES)
 
 
 def embedded_server(config: GatewayConfig, settings: ModelSettings) -> tuple[str | None, str | None, str | None]:
-    """The policy, or the directory and the version of the weights, of the server that a run starts; None: none.
+    """Return the policy, or the directory and version of the weights, for the server that a run starts; None for
+    none.
 
-    Raises ConfigError where it starts none, or for a directory without weights.
+    Raises ConfigError for options that need such a server if there is none, or for a directory without weights.
     """
     from understudy.model.directory import fingerprint
 
@@ -116,19 +116,22 @@ def embedded_server(config: GatewayConfig, settings: ModelSettings) -> tuple[str
     starts = high.backend == "embedded" and not high.urls
     if weights is None:
         if version is not None:
-            raise ConfigError("--weights-version needs --weights")
+            raise ConfigError("--weights-version needs --weights; add it, or leave --weights-version out")
         return (policy or "oracle" if starts else None), None, None
     if not starts:
         raise ConfigError(
-            "--weights only applies to the embedded backend without --base-url, which the run starts itself"
+            "--weights only applies to the embedded backend without --base-url, because the run starts that "
+            "server itself; leave it out"
         )
     if policy is not None:
-        raise ConfigError("--policy and --weights exclude each other; give one of them")
+        raise ConfigError("--policy and --weights exclude each other; give only one of them")
     return None, str(weights.absolute()), version or fingerprint(weights)
 
 
 def _sampled(config: GatewayConfig, settings: ModelSettings) -> GatewayConfig:
-    """The configuration with the sampling of the settings laid over what agents ask, where they have any."""
+    """Return the configuration with the settings' sampling parameters overriding those of agents, if any are
+    given.
+    """
     parameters = {"temperature": settings.temperature, "max_tokens": settings.answer_tokens}
     overrides = {name: value for name, value in parameters.items() if value is not None}
     sampling = config.sampling
@@ -143,7 +146,7 @@ def _sampled(config: GatewayConfig, settings: ModelSettings) -> GatewayConfig:
 
 
 def _routed(config: GatewayConfig, high: str, low: str) -> GatewayConfig:
-    """The configuration with these names standing for the high and the low model."""
+    """Return the configuration with these names for the high and the low model."""
     names: dict[str, ModelRole] = {}
     routes: tuple[tuple[str, ModelRole], ...] = ((high, "high"), (low, "low"))
     for name, role in routes:
@@ -159,13 +162,13 @@ def _routed(config: GatewayConfig, high: str, low: str) -> GatewayConfig:
 
 
 COMMAND_TABLES = ("run", "serve", "grade", "replay", "pairs", "loop", "sft", "dpo", "grpo", "distill")
-"""The tables of a TOML file that belong to commands; those that are left are the gateway's."""
+"""The tables of a TOML file that belong to commands. All other tables belong to the gateway."""
 
 DOCKER, LOCAL = "docker", "local"
 """Kinds of sandboxes."""
 
 DrainTimeout = Annotated[
-    float, option("Seconds that the first Ctrl-C or SIGTERM gives the running rollouts to finish.", ge=0)
+    float, option("Seconds that running rollouts may take to finish after the first Ctrl-C or SIGTERM.", ge=0)
 ]
 DRAIN_TIMEOUT_S = 300.0
 
@@ -176,58 +179,59 @@ class BackendSettings(Struct, frozen=True, kw_only=True):
     backend: Annotated[
         str | None,
         option(
-            "The model server: embedded (scripted, or --weights), vllm, sglang, openai or anthropic; "
-            "`gateway serve` needs one, or --config [default: embedded].",
+            "The model server: embedded (scripted, or --weights), vllm, sglang, openai or anthropic; `gateway "
+            "serve` needs one, or --config [default: embedded].",
             argument=True,
         ),
     ] = None
     config: Annotated[
-        Path | None, option("A TOML file with models, sampling, budget; see docs/gateway.md.", "--config", "-c")
+        Path | None, option("A TOML file with models, sampling and budget; see docs/gateway.md.", "--config", "-c")
     ] = None
     base_url: Annotated[
         tuple[str, ...],
         option(
-            "The server's address; repeat it for several of one model "
-            "[default for vllm: http://localhost:8000/v1]."
+            "The server's address; repeatable, for several servers of one model [default for vllm: "
+            "http://localhost:8000/v1]."
         ),
     ] = ()
     backend_model_high: Annotated[str | None, option("The model's name at the server.")] = None
-    backend_model_low: Annotated[str | None, option("The model for small tasks, where it is another one.")] = None
+    backend_model_low: Annotated[str | None, option("The model for small tasks, if it is a different one.")] = None
 
 
 class ModelSettings(BackendSettings, frozen=True, kw_only=True):
-    """Which models answer in a run, by which names, and how they are sampled."""
+    """Which models answer in a run, under which names, and how they are sampled."""
 
     policy: Annotated[
         str | None,
         option(
-            "What the embedded model does: oracle, terse (the same in few words), wrong, idle or flaky "
-            "[default: oracle; none with --weights]."
+            "The scripted behaviour of the embedded model: oracle, terse (the same in few words), wrong, idle or "
+            "flaky [default: oracle; none with --weights]."
         ),
     ] = None
     policy_arg: Annotated[
-        tuple[str, ...], option("KEY=VALUE for the policy, as p=0.5 for flaky; repeatable.")
+        tuple[str, ...], option("An argument of the policy as KEY=VALUE, such as p=0.5 for flaky; repeatable.")
     ] = ()
     weights: Annotated[
         Path | None,
         option(
-            "The embedded model is the one in this directory, as HuggingFace lays it out, of this GGUF file, or "
-            "fetched by this name; tiny: the one that comes with us."
+            "The embedded model's weights: a directory in Hugging Face's layout, a GGUF file, the name of a "
+            "fetched model, or tiny for the model shipped with Understudy."
         ),
     ] = None
     weights_version: Annotated[
-        str | None, option("What these weights are called in the store [default: a hash of their content].")
+        str | None, option("The version name of these weights in the store [default: a hash of their content].")
     ] = None
     temperature: (
-        Annotated[float, option("The temperature of every call [default: what the agent asks].", ge=0)] | None
+        Annotated[float, option("The temperature of every call [default: what the agent requests].", ge=0)] | None
     ) = None
     answer_tokens: (
-        Annotated[int, option("The most tokens of an answer [default: what the agent asks].", ge=1)] | None
+        Annotated[int, option("Maximum number of tokens in an answer [default: what the agent requests].", ge=1)]
+        | None
     ) = None
     frontend_model_high: Annotated[
         str | None,
         option(
-            "The name by which Claude Code asks for the model [default: claude-sonnet-4-5-20250929; for "
+            "The name under which Claude Code requests the model [default: claude-sonnet-4-5-20250929; for "
             "embedded and --config the model's own]."
         ),
     ] = None
@@ -236,29 +240,29 @@ class ModelSettings(BackendSettings, frozen=True, kw_only=True):
         option("The same for the model for small tasks [default: claude-haiku-4-5-20251001; or as above]."),
     ] = None
     evaluation: Annotated[
-        bool, option("Sample as [sampling.evaluation] of the configuration says.", "--evaluation")
+        bool, option("Sample with the parameters in [sampling.evaluation] of the configuration.", "--evaluation")
     ] = False
 
     @property
     def policy_args(self) -> dict[str, str]:
-        """The arguments of the policy by name. Raises ConfigError for one that is not KEY=VALUE."""
+        """Return the arguments of the policy by name. Raises ConfigError if one is not KEY=VALUE."""
         arguments: dict[str, str] = {}
         for text in self.policy_arg:
             key, equals, value = text.partition("=")
             if not equals or not key:
-                raise ConfigError(f"--policy-arg: expected KEY=VALUE, got {text!r}")
+                raise ConfigError(f"--policy-arg: invalid value {text!r}; expected KEY=VALUE, such as p=0.5")
             arguments[key] = value
         return arguments
 
 
 class TaskSettings(Struct, frozen=True, kw_only=True):
-    """Which tasks a command works on, and which container images they run in."""
+    """The tasks of a command, and the container images that they run in."""
 
     tasks: Annotated[
         tuple[str, ...],
         option(
-            "A file of task records or dataset rows, a dataset's name, a task folder, a directory of them, "
-            "or smoke; repeatable.",
+            "A file of task records or dataset rows, a dataset's name, a task folder, a directory of task "
+            "folders, or smoke; repeatable.",
             "--tasks",
             "-t",
             "--dataset-path",
@@ -266,7 +270,8 @@ class TaskSettings(Struct, frozen=True, kw_only=True):
     ] = ()
     instance_ids: Annotated[tuple[str, ...], option("Only these instances, separated by commas; repeatable.")] = ()
     namespace: Annotated[
-        str | None, option("Docker: where instance images are from, as swebench or starryzhang; or none.")
+        str | None,
+        option("Docker: the registry namespace of instance images, such as swebench or starryzhang; or none."),
     ] = None
     instance_image_tag: Annotated[str | None, option("Docker: the tag of instance images [default: latest].")] = (
         None
@@ -274,18 +279,20 @@ class TaskSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def ids(self) -> tuple[str, ...] | None:
-        """The ids of `instance_ids`, each once; None for all. Raises ConfigError when it is given without any."""
+        """Return the distinct ids in `instance_ids`; None for all. Raises ConfigError if it contains no id."""
         if not self.instance_ids:
             return None
         ids = (id.strip() for text in self.instance_ids for id in text.split(","))
         unique = tuple(dict.fromkeys(id for id in ids if id))
         if not unique:
-            raise ConfigError("--instance-ids: expected ids separated by commas, got none")
+            raise ConfigError(
+                "--instance-ids: expected ids separated by commas, got none; give ids, or leave the option out"
+            )
         return unique
 
     @property
     def images(self) -> ImageChoice:
-        """Where instance images are taken from. Raises ConfigError for a name that no image can have."""
+        """Return where instance images come from. Raises ConfigError for an invalid image name."""
         return ImageChoice(self.namespace, self.instance_image_tag)
 
 
@@ -295,53 +302,65 @@ class AgentRunSettings(Struct, frozen=True, kw_only=True):
     agents: Annotated[
         tuple[str, ...],
         option(
-            "claude-code, codex, gemini, mini-swe-agent, opencode, pi, qwen-code, shell, or acp:COMMAND for any "
-            "that speaks the Agent Client Protocol; repeatable: each gets every task.",
+            "The agent: claude-code, codex, gemini, mini-swe-agent, opencode, pi, qwen-code, shell, or "
+            "acp:COMMAND for any that speaks the Agent Client Protocol; repeatable: each agent gets every task.",
             "--agent",
         ),
     ] = ("claude-code",)
     agent_command: Annotated[
-        str | None, option("The shell agent's command; it reads the instruction from stdin.")
+        str | None, option("The shell agent's command, which reads the instruction from stdin.")
     ] = None
     run_method: Annotated[
         Literal["cli", "python"] | None,
         option(
-            "How Claude Code is driven: its command line, or the package claude-agent-sdk, both inside the "
-            "sandbox [default: cli]."
+            "How Claude Code is started: by its command line, or by the package claude-agent-sdk, both inside "
+            "the sandbox [default: cli]."
         ),
     ] = None
     open_file_limit: (
-        Annotated[int, option("Files that Claude Code may have open [default: the sandbox's].", ge=64)] | None
+        Annotated[
+            int, option("Maximum number of files that Claude Code may have open [default: the sandbox's].", ge=64)
+        ]
+        | None
     ) = None
     tools: Annotated[
-        str | None, option("The only built-in tools that the agent has, as Read,Edit [default: its own choice].")
+        str | None,
+        option(
+            "The only built-in tools that the agent gets, such as Read,Edit [default: the agent's own choice]."
+        ),
     ] = None
     system_prompt: Annotated[
-        str | None, option("A system prompt in the place of the agent's own, for models that read little.")
+        str | None, option("A system prompt that replaces the agent's own, for small models.")
     ] = None
     mcp_config: Annotated[
         Path | None,
         option(
-            "A JSON file with the MCP servers that Claude Code starts in the sandbox; stored with the run, so it "
-            "may hold no keys."
+            "A JSON file with MCP servers for Claude Code to start in the sandbox; it is stored with the run, so "
+            "it must not contain keys."
         ),
     ] = None
     settings: Annotated[
         Path | None,
-        option("A JSON file of settings that are laid over Claude Code's; stored with the run, as above."),
+        option(
+            "A JSON file with settings that override Claude Code's; it is stored with the run, so it must not "
+            "contain keys."
+        ),
     ] = None
-    max_turns: Annotated[int, option("Turns an agent may take.", ge=1)] = 30
-    timeout: Annotated[float, option("Seconds an agent may take.", ge=1)] = 1800.0
+    max_turns: Annotated[int, option("Maximum number of turns of an agent.", ge=1)] = 30
+    timeout: Annotated[float, option("Time limit of an agent in seconds.", ge=1)] = 1800.0
 
     @property
     def only_agent(self) -> str:
-        """The agent, of commands that work with one. Raises ConfigError where there are several, or none."""
+        """Return the agent of a command that works with one agent.
+
+        Raises ConfigError if there are several, or none.
+        """
         if len(self.agents) != 1:
             raise ConfigError(f"--agent: expected one agent, got {', '.join(self.agents) or 'none'}")
         return self.agents[0]
 
     def options_of(self, agent: str) -> dict[str, str]:
-        """The options of an agent that were given. Raises ConfigError for those that are other agents'."""
+        """Return the given options of an agent. Raises ConfigError for options of other agents."""
         options: dict[str, str] = {}
         for name, owners in _AGENT_OPTIONS.items():
             value = getattr(self, name)
@@ -352,7 +371,8 @@ class AgentRunSettings(Struct, frozen=True, kw_only=True):
                 raise ConfigError(
                     f"{flag}: unsupported by --agent {agent}; it is for --agent {' or '.join(owners)}"
                 )
-            if name != "run_method" or value != "cli":  # given or not, "cli" is the same run
+            # "cli" is the default, so that giving it makes no other run
+            if name != "run_method" or value != "cli":
                 options[name.removeprefix("agent_")] = (
                     _json_of(name, value) if isinstance(value, Path) else str(value)
                 )
@@ -368,55 +388,62 @@ _AGENT_OPTIONS = {
     "tools": ("claude-code", "gemini", "opencode", "pi", "qwen-code"),
     "system_prompt": ("claude-code", "codex", "gemini", "mini-swe-agent", "opencode", "pi", "qwen-code"),
 }
-"""The fields of `AgentRunSettings` that are passed to the constructors of agents, with the agents that have them.
+"""The fields of `AgentRunSettings` that are passed to the constructors of agents, with the agents that take them.
 
-A field that is not here is shown in `--help` and reaches no agent.
+A field that is missing here is shown in `--help` but reaches no agent.
 """
 
 _OWN_AGENTS = frozenset(agent for owners in _AGENT_OPTIONS.values() for agent in owners)
-"""The agents whose options are known; what others take, their constructors tell."""
+"""The agents whose options are listed above. The constructors of all others declare their own options."""
 
 
 def _json_of(name: str, path: Path) -> str:
-    """The JSON object in a file that an option names. Raises ConfigError."""
+    """Return the JSON object in a file that an option names. Raises ConfigError."""
     flag = f"--{name.replace('_', '-')}"
     try:
         value = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError, UnicodeError) as error:
-        raise ConfigError(f"{flag} {path}: expected a file with a JSON object: {error}") from error
+        raise ConfigError(
+            f"{flag} {path}: cannot read a JSON object from this file: {error}; check the path and the syntax"
+        ) from error
     return msgspec.json.encode(value).decode()
 
 
 class SandboxSettings(Struct, frozen=True, kw_only=True):
-    """In which sandboxes agents work."""
+    """The sandboxes that agents work in."""
 
     sandbox: Annotated[
         str | None,
         option(
-            "docker; local; ssh:MACHINE, local ones of another machine; or unsafe-local: no isolation at all, "
-            "for tasks and models you trust "
-            "[default: docker where a task needs its container image, else local]."
+            "The kind of sandbox: docker; local; ssh:MACHINE, local ones on another machine; or unsafe-local: no "
+            "isolation at all, for tasks and models you trust [default: docker if a task needs its container "
+            "image, else local]."
         ),
     ] = None
     image: Annotated[str | None, option("Docker: the image for tasks that name none.")] = None
     cache_level: Annotated[
         Literal["none", "base", "env", "instance"] | None,
-        option("Docker: which images stay when the run ends [default: instance]."),
+        option("Docker: which images to keep when the run ends [default: instance]."),
     ] = None
     clean: Annotated[
-        bool, option("Docker: also remove images above the cache level that were there before.", "--clean")
+        bool, option("Docker: also remove images above the cache level that existed before the run.", "--clean")
     ] = False
-    force_rebuild: Annotated[bool, option("Docker: fetch and prepare images anew.", "--force-rebuild")] = False
+    force_rebuild: Annotated[bool, option("Docker: fetch and prepare all images again.", "--force-rebuild")] = (
+        False
+    )
 
     @property
     def image_options(self) -> dict[str, Any]:
-        """The options of sandboxes that run container images, as far as they were given."""
+        """Return the given options of sandboxes that run container images."""
         options = {name: getattr(self, name) for name in ("image", "cache_level", "clean", "force_rebuild")}
         return {name: value for name, value in options.items() if value}
 
 
 def roles_of(names: str | None, usual: tuple[Role, ...]) -> tuple[Role, ...]:
-    """The roles of calls that an option names, in their own order. Raises ConfigError for an unknown one."""
+    """Return the roles of calls that an option names, in canonical order.
+
+    Raises ConfigError for an unknown one.
+    """
     from understudy.trajectory.roles import ROLES
 
     if names is None:
@@ -428,7 +455,7 @@ def roles_of(names: str | None, usual: tuple[Role, ...]) -> tuple[Role, ...]:
 
 
 def thinking_of(word: str | None) -> Thinking | None:
-    """What --thinking says, None where it is not given. Raises ConfigError for an unknown word."""
+    """Return the value of --thinking, or None if it is not given. Raises ConfigError for an unknown value."""
     from understudy.preference.checks import Thinking
 
     for choice in get_args(Thinking):
@@ -440,10 +467,10 @@ def thinking_of(word: str | None) -> Thinking | None:
 
 
 def default_concurrency() -> int:
-    """How many agents work at a time: one a CPU, and one that waits for its model."""
+    """Return how many agents run at a time by default: one per CPU, plus one that waits for its model."""
     return available_cpus() + 1
 
 
 def sandbox_for(tasks: Iterable[Task]) -> str:
-    """The kind of sandbox where nobody names one: containers where one of the tasks needs its image."""
+    """Return the default kind of sandbox: containers if one of the tasks needs its image."""
     return DOCKER if any(isinstance(task.source, ImageTree) for task in tasks) else LOCAL

@@ -1,4 +1,4 @@
-"""The chat template of `--tokenizer`: what counts the tokens of conversations."""
+"""The chat template of `--tokenizer`, which counts the tokens of conversations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def chat_template(directory: Path | None) -> Generator[RenderingTemplate | None]:
-    """The chat template of a tokenizer's directory, None for None. Raises ConfigError where there is none."""
+    """Return the chat template in a tokenizer's directory; None for None. Raises ConfigError if there is none."""
     if directory is None:
         yield None
         return
@@ -31,7 +31,7 @@ def chat_template(directory: Path | None) -> Generator[RenderingTemplate | None]
 
 
 class RenderingTemplate:
-    """A tokenizer with its chat template, as `preference.checks.Template` has it."""
+    """A tokenizer with its chat template, which implements `preference.checks.Template`."""
 
     def __init__(self, codec: LocalCodec, runner: asyncio.Runner) -> None:
         self._codec = codec

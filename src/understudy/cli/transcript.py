@@ -1,7 +1,7 @@
-"""A rollout as a transcript: its figures, a line for each branch, then turns, patch, tests and errors.
+"""Shows a rollout as a transcript: its figures, a line for each branch, then turns, patch, tests and errors.
 
-Everything in it was written by a model or a program that the model ran. Nothing of that may reach the terminal as
-a control sequence, nor rich as markup.
+Everything in it was written by a model, or by a program that the model ran. None of it may reach the terminal as a
+control sequence, or rich as markup.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from understudy.wire.model import Block
 
 
 class BranchLine(Struct, frozen=True, kw_only=True):
-    """A branch at a glance. `above` is the branch that it hangs under, `depth` how far down that is.
+    """A branch in one line. `above` is the branch that it hangs under, `depth` its nesting depth.
 
-    `origin` says how it began; nothing for the first call of all. `answered` counts the calls that were.
+    `origin` says how the branch began; it is "" for the first call of all. `answered` counts its answered calls.
     """
 
     name: str
@@ -46,9 +46,10 @@ class BranchLine(Struct, frozen=True, kw_only=True):
 
 
 class ExactFigures(Struct, frozen=True, kw_only=True):
-    """How token-in-token-out went: calls by how their prompt was made, and why where it was not extended.
+    """How exact tokens (token-in-token-out) worked: calls by how their prompt was made, and why it was not
+    extended.
 
-    `mismatches` are the classes in which a rendering anew would have given other tokens.
+    `mismatches` counts the reasons why rendering the conversation again would have given other tokens.
     """
 
     prompts: dict[str, int]
@@ -57,10 +58,10 @@ class ExactFigures(Struct, frozen=True, kw_only=True):
 
 
 class TrajectoryFigures(Struct, frozen=True, kw_only=True):
-    """A trajectory in figures. `priced` counts the calls whose cost is known, `cost_usd` is their sum.
+    """A trajectory in figures. `priced` counts the calls with a known cost, `cost_usd` is their sum.
 
-    `policy_versions` counts calls; one during which the weights changed counts for each version. `segments` are
-    the token sequences that the calls merge into, by why each began.
+    `policy_versions` counts calls; a call during which the weights changed counts for each version. `segments`
+    counts the token sequences that the calls merge into, by the reason why each began.
     """
 
     calls: int
@@ -75,7 +76,7 @@ class TrajectoryFigures(Struct, frozen=True, kw_only=True):
 
 
 def outline(trajectory: Trajectory) -> list[BranchLine]:
-    """A line for each branch, in the order of their first calls."""
+    """Return a line for each branch, in order of their first calls."""
     branches = trajectory.branches
     heads = {name: nodes[0] for name, nodes in branches.items()}
     above = {name: _above(first, heads) for name, first in heads.items()}
@@ -83,7 +84,7 @@ def outline(trajectory: Trajectory) -> list[BranchLine]:
 
 
 def figures(trajectory: Trajectory) -> TrajectoryFigures:
-    """The figures of all calls of a trajectory."""
+    """Return the figures of all calls of a trajectory."""
     calls = [node.call for node in trajectory.nodes]
     costs = [call.cost_usd for call in calls if call.cost_usd is not None]
     return TrajectoryFigures(
@@ -100,7 +101,7 @@ def figures(trajectory: Trajectory) -> TrajectoryFigures:
 
 
 def origin(first: Node) -> str:
-    """How a branch began, by its first call; nothing for the first call of all."""
+    """Return how a branch began, from its first call; "" for the first call of all."""
     if first.spawned_by is not None:
         return f"started by call {first.spawned_by.call.sequence}"
     if first.continues is not None:
@@ -111,7 +112,10 @@ def origin(first: Node) -> str:
 
 
 def _above(first: Node, heads: Mapping[str, Node]) -> str | None:
-    """The branch that a branch hangs under. What goes on after a compaction stands beside what was summed up."""
+    """Return the branch that a branch hangs under.
+
+    What follows a compaction is a sibling of what was summarised.
+    """
     while first.continues is not None and first.continues.parent is not None:
         first = heads[first.continues.parent.branch]
     node = first.spawned_by or first.parent
@@ -165,9 +169,9 @@ _STATUS_STYLES = {"succeeded": "green", "failed": "red", "timeout": "yellow", "u
 
 
 class RolloutRecord(Struct, frozen=True, kw_only=True):
-    """All that is shown of one rollout. `attempt` is the one shown, `patch` and `verdict` are its own.
+    """Everything that is shown of one rollout. `attempt` is the one shown; `patch` and `verdict` belong to it.
 
-    The client of a gateway that runs alone has neither rollout nor task.
+    The client of a gateway that runs alone has neither a rollout nor a task.
     """
 
     rollout: Rollout | None
@@ -180,7 +184,7 @@ class RolloutRecord(Struct, frozen=True, kw_only=True):
 
 
 class TranscriptPrinter(PagePrinter):
-    """Prints records to a console; `full` shortens nothing."""
+    """Prints records to a console. With `full`, nothing is shortened."""
 
     def show(self, record: RolloutRecord, trajectory: Trajectory) -> None:
         """Print the head, a line for each branch, the instruction, every branch, the patch, tests and errors."""
@@ -279,7 +283,10 @@ class TranscriptPrinter(PagePrinter):
             self._turn(node, depth)
 
     def _turn(self, node: Node, depth: int) -> None:
-        """What is new in the request, then the answer; a superseded call's request is shown with its retry."""
+        """Print what is new in the request, then the answer.
+
+        The request of a superseded call is shown with its retry.
+        """
         for block in node.conversation.blocks[node.fresh :]:
             if block.role != "assistant" and not node.superseded:
                 self._block(block, depth)
@@ -329,7 +336,7 @@ class TranscriptPrinter(PagePrinter):
             self.console.print(Text(line, style=style), soft_wrap=True)
 
     def _integrity(self, integrity: Integrity) -> None:
-        """What makes the patch suspicious, or did before it was reviewed."""
+        """Print what makes the patch suspicious, or made it so before it was reviewed."""
         if integrity.status == "clean" and not integrity.reason:
             return
         self.section("integrity")
@@ -359,9 +366,10 @@ class TranscriptPrinter(PagePrinter):
 
 
 def summary(record: RolloutRecord, trajectory: Trajectory) -> dict[str, Any]:
-    """The record as JSON types: the rollout, its attempts, its branches with their turns, patch and verdict.
+    """Return the record as JSON types: the rollout, its attempts, its branches with their turns, patch and
+    verdict.
 
-    `outline` has what `show` says of each branch, `figures` of all.
+    `outline` has what `show` prints about each branch, `figures` the figures of the whole trajectory.
     """
     branches = {name: [_turn(node) for node in nodes] for name, nodes in trajectory.branches.items()}
     return {
@@ -401,13 +409,13 @@ def _turn(node: Node) -> dict[str, Any]:
 
 
 _BLOCK_FIELDS = ("turn", "role", "kind", "text", "id", "name", "arguments", "is_error")
-"""What `show --json` has of a block."""
+"""The fields of a block in `show --json`."""
 
 
 def _plain(blocks: Iterable[Block]) -> list[dict[str, Any]]:
     plain = [{name: getattr(block, name) for name in _BLOCK_FIELDS} for block in blocks]
     for block in plain:
-        # Without the white space that the model wrote or the agent left out, so that both look the same.
+        # Strip white space, which a model writes and an agent may leave out, so that both versions look the same.
         block["arguments"] = comparable_arguments(block["arguments"])
     return plain
 

@@ -1,1 +1,3 @@
-"""What others learn from: one module a format, found through the entry points `understudy.exports`."""
+"""Export formats for training tools and datasets: one module per format, found by the entry points
+`understudy.exports`.
+"""

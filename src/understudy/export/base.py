@@ -1,10 +1,10 @@
 """What every export format shares.
 
 A format is a function `(corpus, output, *, report, **options) -> ExportSummary`, found by the entry points
-`understudy.exports`. It writes a corpus to the directory `output`, calling `report` as it goes on. Its other
-keyword-only parameters are its options: the command line makes one of each, `--name`, of its type and default;
-`Annotated[type, "help"]` gives the help. The first sentence of its docstring is the command's. What it takes where
-the user says nothing is in its `FormatTraits` (see `exporter`).
+`understudy.exports`. It writes a corpus to the directory `output`, and calls `report` with its progress. Its other
+keyword-only parameters are its options: the command line makes an option `--name` of each, with its type and
+default; `Annotated[type, "help"]` gives the help. The first sentence of its docstring describes the command.
+`FormatTraits` (see `exporter`) says what it exports by default.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from understudy.trajectory.roles import Role
 from understudy.types import WORK_ROLES
 
 ProgressCallback = Callable[[int, int], None]
-"""Called with `(done, of)` while something is written; `of` is 0 where it is not known beforehand."""
+"""Called with `(done, of)` during writing. `of` is 0 if the total is not known in advance."""
 
 
 class ExportSummary(Struct, frozen=True, kw_only=True):
-    """What an export wrote: `rows` in `files`, by split in `splits`; `left_out` counts by why what it did not.
+    """What an export wrote: `rows` in `files`, by split in `splits`.
 
-    `origins`, `sources`, `licences`, `families` and `tools_sources` (where the tools are from) count rows,
-    `lengths` tells how long they are, `mixture` what weights did. `redaction` counts by rule what was replaced;
-    `unredacted`: there are sessions in it that were not redacted. `notes` are sentences for a person, `load` is
-    how to load it.
+    `left_out` counts what was not written, by reason.
 
-    Of the format "hf" alone: `instances`, `rollouts` and `spans` written; in `left_out` are rollouts without a
-    verdict by status, in `suspicious` those kept out because their patch may deceive the grader; `without_tokens`
-    are answered calls whose backend gave no token ids (in the stream, not in a dataset); `segments` counts the
-    token sequences that the calls merge into, by why each began (`trajectory.samples`); `roles` the calls by what
-    they were for, also those that were not asked for.
+    `origins`, `sources`, `licences`, `families` and `tools_sources` (where the tools come from) count rows;
+    `lengths` describes their lengths, `mixture` the effect of weights. `redaction` counts replacements by rule;
+    `unredacted`: it contains sessions that were not redacted. `notes` are remarks for the user; `load` is the code
+    that loads it.
+
+    For the format "hf" alone: `instances`, `rollouts` and `spans` were written; `left_out` counts rollouts without
+    a verdict by status, and `suspicious` those left out because their patch may deceive the grader;
+    `without_tokens` counts answered calls whose backend returned no token ids (they are in the stream, not in a
+    dataset); `segments` counts the token sequences that the calls merge into, by the reason why each began
+    (`trajectory.samples`); `roles` counts calls by role, including roles that were not requested.
     """
 
     output_dir: str
@@ -65,13 +67,12 @@ class ExportSummary(Struct, frozen=True, kw_only=True):
 
 
 class FormatTraits(Struct, frozen=True, kw_only=True):
-    """What the command line does for a format: `origins` it can write, and what it takes unless told otherwise.
+    """What the command line needs to know about a format: the `origins` that it can write, and its defaults.
 
-    `weights`: what it teaches can be weighted. `cuts`: its conversations can be cut at turns, and are measured.
-    `into_run`: written to the run's own directory where no other is named. `splits`: it has a train and a test
-    part. `chooses_thinking`: its answers can be without their thinking. `chooses_solved`: it can leave out what
-    did not solve its task, which it does unless told otherwise where `solved_only`. `clients`: it can be of the
-    calls of a gateway's clients.
+    `weights`: examples can be weighted. `cuts`: conversations can be cut at turns, and are measured. `into_run`:
+    it is written to the run's own directory by default. `splits`: it has a train and a test split.
+    `chooses_thinking`: thinking can be removed from its answers. `chooses_solved`: it can leave out unsolved
+    rollouts, which is the default with `solved_only`. `clients`: it can export the calls of a gateway's clients.
     """
 
     origins: tuple[Origin, ...] = ORIGINS
@@ -90,7 +91,7 @@ _E = TypeVar("_E", bound=Callable[..., ExportSummary])
 
 
 def exporter(traits: FormatTraits) -> Callable[[_E], _E]:
-    """Give an exporter its traits."""
+    """Set the traits of an exporter."""
 
     def attach(function: _E) -> _E:
         function.__dict__["traits"] = traits
@@ -100,7 +101,7 @@ def exporter(traits: FormatTraits) -> Callable[[_E], _E]:
 
 
 def traits_of(function: Callable[..., ExportSummary]) -> FormatTraits:
-    """The traits that an exporter was given, else those that most have."""
+    """Return the traits of an exporter, or default ones."""
     return getattr(function, "traits", FormatTraits())
 
 

@@ -1,7 +1,7 @@
-"""What an export is made of: the sessions and rollouts of a store that were chosen, in one shape, lazily.
+"""The data of an export: the selected sessions and rollouts of a store, in one form, read lazily.
 
-Whatever is asked for can be asked for again; each time it is made anew, a trace or an attempt at a time, so that
-memory does not grow with the number of rows. Session data is redacted on its way out.
+Every iterator can be requested again and then reads one trace or attempt at a time again, so that memory does not
+grow with the number of rows. Session data is redacted on its way out.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 def split(group: str, *, seed: int = 0, share: float = 0.1) -> Split:
-    """The split of a group (a project or a task); about `share` of all groups, in [0, 1), are in "test"."""
+    """Return the split of a group (a project or a task). About `share` of all groups, in [0, 1), are in "test"."""
     digest = blake2b(f"{seed}\0{group}".encode(errors="surrogatepass"), digest_size=8).digest()
     return "test" if int.from_bytes(digest) < share * 2**64 else "train"
 
@@ -64,27 +64,27 @@ Unit = Literal["turn", "conversation"]
 ORIGINS: tuple[Origin, ...] = ("sessions", "rollouts")
 
 _TRACE_ROLES: dict[str, Role] = {"main": "main", "subagent": "subagent", "compact": "compaction"}
-"""A trace's role in the words of calls; what is not here is auxiliary."""
+"""The role of a trace in terms of call roles. Roles that are not listed are auxiliary."""
 
 
 class ExportSelection(Struct, frozen=True, kw_only=True):
-    """What of a store is exported.
+    """Which part of a store is exported.
 
-    `run` chooses among its runs (None: all). `roles` are what a call, or a session, was for. `where` is an SQL
-    expression over the columns of turns and traces, for sessions. Turns whose fidelity is lossy are left out
-    unless `include_lossy`. `thinking` is what becomes of the thinking of answers, None for "only-when-both" in
-    pairs and "as-logged" in other rows. `solved_only`: nothing of a rollout with less
-    than a reward of 1, and of no session whose log says that its task was not solved. `test_share` of the groups,
-    chosen by `seed`, go to the split "test". A session that nearly is another one, as a copy, is left out
-    where the two are of different splits, with `drop_near_duplicates` wherever they are; so is one that nearly is
-    a session of the stores `apart_from`, of which nothing is exported. `exclude_tasks` is a file of tasks (rows
-    with `instance_id`, `repo`, `patch`) of which nothing is exported: see `overlap.Benchmark`.
+    `run` selects one of its runs (None: all). `roles` are roles of calls and sessions. `where` is an SQL
+    expression over the columns of turns and traces, for sessions. Turns with lossy fidelity are left out unless
+    `include_lossy`. `thinking` is what happens to the thinking in answers; None means "only-when-both" in pairs
+    and "as-logged" elsewhere. `solved_only`: leave out rollouts with a reward below 1, and sessions whose log says
+    that the task was not solved. `test_share` of the groups, chosen by `seed`, go to the split "test".
+
+    A session that is a near duplicate of another is left out if the two are in different splits, or, with
+    `drop_near_duplicates`, in any case; so is one that nearly equals a session of the stores `apart_from`, which
+    are not exported themselves. `exclude_tasks` is a file of tasks (rows with `instance_id`, `repo`, `patch`) that
+    are not exported: see `overlap.Benchmark`.
+
     Conversations of more than `cut_tokens`, or `cut_chars`, are cut at turns (see `lengths.LengthRule`);
-    `tokenizer` names the one that counts tokens. `weights` say how often examples of sessions stand in the split
-    "train" (see `mixture.Mixture`).
-
-    With `clients`, the names of keys of a gateway that ran alone, it is their calls instead that began in
-    [since, until), in Unix seconds; `origins` is empty then.
+    `tokenizer` counts the tokens. `weights` say how often examples of sessions occur in the split "train" (see
+    `mixture.Mixture`). With `clients`, the names of keys of a gateway that ran alone, their calls that began in
+    [since, until), in Unix seconds, are exported instead; `origins` is then empty.
     """
 
     origins: tuple[Origin, ...] = ORIGINS
@@ -110,10 +110,10 @@ class ExportSelection(Struct, frozen=True, kw_only=True):
 
 
 class ClientSession(Struct, frozen=True, kw_only=True):
-    """The calls that a client of a gateway made with one session id (None: all without one), within the chosen
+    """The calls that a gateway's client made with one session id (None: calls without one), within the chosen
     time.
 
-    It takes the place of a graded rollout where rows are made of calls: it has none, and no verdict.
+    It replaces a graded rollout where rows are made from calls: it has neither a rollout nor a verdict.
     """
 
     client: str
@@ -124,16 +124,18 @@ class ClientSession(Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """What identifies it within its store."""
+        """Its unique id within the store."""
         return self.attempt.id if self.session_id is None else f"{self.attempt.id}.{self.session_id}"
 
 
 CallSource = GradedRollout | ClientSession
-"""What rows are made of that have the tokens of calls."""
+"""What rows with the tokens of calls are made from."""
 
 
 class CorpusCounts(Struct, kw_only=True):
-    """What an iteration gave: examples, pairs or samples by where they came from, and what was left out by why."""
+    """The result of an iteration: counts of examples, pairs or samples by origin, and of what was left out by
+    reason.
+    """
 
     total: int = 0
     origins: Counter[str] = field(default_factory=Counter[str])
@@ -146,7 +148,7 @@ class CorpusCounts(Struct, kw_only=True):
     lengths: Counter[int] = field(default_factory=Counter[int])
 
     def count(self, origin: str, source: str, licence: str | None, family: str | None, times: int = 1) -> None:
-        """Count something that is exported, or with -1 take it back."""
+        """Count an exported item; -1 takes it back."""
         self.total += times
         self.origins[origin] += times
         self.sources[source] += times
@@ -162,16 +164,16 @@ class CorpusCounts(Struct, kw_only=True):
         else:
             origin, source, licence = "session" if item.origin == "replay" else "rollout", item.origin, None
         self.count(origin, source, licence, item.family, times)
-        if origin == "session":  # what an agent was offered in a rollout is always known
+        if origin == "session":  # the tools of a rollout's agent are always known
             self.tools_sources[item.tools_source or "none"] += times
 
     def leave_out(self, item: Example | Pair, reason: str) -> None:
-        """Count something that was counted already as left out after all."""
+        """Count as left out what was already counted as exported."""
         self.count_item(item, -1)
         self.left_out[reason] += 1
 
     def tables(self) -> dict[str, Any]:
-        """What was counted by where it came from, the most frequent first."""
+        """Return the counts by origin, the most frequent first."""
         names = ("origins", "sources", "licences", "families", "tools_sources")
         tables = {name: getattr(self, name) for name in names}
         return {name: positive_counts(counter) for name, counter in tables.items()}
@@ -182,20 +184,20 @@ def _state_ids(trace: Trace) -> list[str]:
 
 
 def origin_name(item: CallSource) -> str:
-    """The origin under which rows made of these calls are counted."""
+    """Return the origin under which rows made from these calls are counted."""
     return "client" if isinstance(item, ClientSession) else "rollout"
 
 
 def positive_counts(counter: Counter[str]) -> dict[str, int]:
-    """The counts that are not 0, the most frequent first."""
+    """Return the counts above 0, the most frequent first."""
     return {name: count for name, count in counter.most_common() if count}
 
 
 class Corpus:
-    """The chosen part of a store. `counts` are those of the latest iteration, filled while it goes on.
+    """The selected part of a store. `counts` are those of the latest iteration, updated during it.
 
-    Raises ConfigError where session data would leave the store as it is: it needs a redactor, or `unredacted`,
-    which is the user's word. Calls of a gateway's clients need that word: exact tokens cannot be redacted.
+    Raises ConfigError if session data would leave the store unredacted: it needs a redactor or `unredacted`, the
+    user's consent. Calls of a gateway's clients always need `unredacted`, because exact tokens cannot be redacted.
     """
 
     def __init__(
@@ -233,11 +235,13 @@ class Corpus:
             )
 
     def with_selection(self, selection: ExportSelection) -> Corpus:
-        """The corpus that another selection makes of the same store."""
+        """Return the corpus of another selection from the same store."""
         return Corpus(self.store, selection, self.redactor, unredacted=self.unredacted, template=self.template)
 
     def refuse_shaping(self, rows: str) -> None:
-        """Raise ConfigError where `rows` that are not measured, cut or weighted are asked to be."""
+        """Raise ConfigError if measuring, cutting or weighting was requested for `rows`, which do not support
+        it.
+        """
         chosen = self.selection
         flags = {
             "max-tokens": chosen.cut_tokens,
@@ -247,17 +251,17 @@ class Corpus:
         }
         for flag, value in flags.items():
             if value is not None:
-                raise ConfigError(f"--{flag}: applies to conversations, not to {rows}: leave it out")
+                raise ConfigError(f"--{flag}: applies to conversations, not to {rows}; leave it out")
 
     def split(self, group: str) -> Split:
-        """The split that a group of the corpus belongs to."""
+        """Return the split of a group of the corpus."""
         return split(group, seed=self.selection.seed, share=self.selection.test_share)
 
     def examples(self, unit: Unit = "conversation") -> Iterator[Example]:
-        """What there is to learn from: one example a turn, or one a path (see `examples.Example`).
+        """Yield what there is to learn from: one example per turn, or one per path (see `examples.Example`).
 
-        In a path's example every chosen turn is learned once. Messages are plain text: an image is "[image]".
-        Turns that did nothing, or whose tool calls have arguments that are no JSON object, are left out.
+        In the example of a path, every selected turn is learned once. Messages are plain text; an image becomes
+        "[image]". Turns that did nothing, or whose tool calls have invalid arguments, are left out.
         """
         tally = self._begin()
         roles = self.selection.roles
@@ -287,19 +291,19 @@ class Corpus:
                     yield piece
 
     def _copies(self, example: Example) -> int:
-        """How often an example is to be written."""
+        """Return how often an example is written."""
         weighted = example.origin == "session" and self.split(example.group) == "train"
         return self._mixture.copies(example) if self._mixture is not None and weighted else 1
 
     def samples(self) -> Iterator[tuple[GradedRollout, Sample]]:
-        """The token sequences of the rollouts, with the exact tokens that were sampled."""
+        """Yield the token sequences of the rollouts, with exactly the sampled tokens."""
         tally = self._begin()
         for graded in self._rollouts(tally):
             for sample in self._samples(graded, tally):
                 yield graded, sample
 
     def client_samples(self) -> Iterator[tuple[ClientSession, Sample]]:
-        """The token sequences of the chosen clients, with the exact tokens that were sampled."""
+        """Yield the token sequences of the selected clients, with exactly the sampled tokens."""
         tally = self._begin()
         for session in self._client_sessions(tally):
             for sample in self._samples(session, tally):
@@ -322,7 +326,7 @@ class Corpus:
                 yield sample
 
     def pairs(self) -> Iterator[Pair]:
-        """The preference pairs: of replays where sessions are wanted, of attempts where rollouts are."""
+        """Yield the preference pairs: from replays if sessions are selected, from attempts if rollouts are."""
         tally, chosen = self._begin(), self.selection
         counts = PairCounts(left_out=tally.left_out, notes=tally.notes)
         checked = Checks(thinking=chosen.thinking or "only-when-both")
@@ -353,14 +357,14 @@ class Corpus:
                 yield pair
 
     def traces(self) -> Iterator[Trace]:
-        """The sessions as they are exported, with the chosen turns only, redacted."""
+        """Yield the sessions with the selected turns only, redacted."""
         tally = self._begin()
         for trace in self._traces(tally):
             tally.count("session", trace.format, None, None)
             yield trace
 
     def rollouts(self) -> Iterator[GradedRollout]:
-        """The rollouts with the attempt that decided each, in the order of the store."""
+        """Return the rollouts with the attempt that decided each, in the order of the store."""
         tally = self._begin()
         for graded in self._rollouts(tally):
             origin = self.task_origin(graded)
@@ -368,21 +372,21 @@ class Corpus:
             yield graded
 
     def client_sessions(self) -> Iterator[ClientSession]:
-        """The sessions of the chosen clients of a gateway, by client, each in order of its first call."""
+        """Return the sessions of a gateway's selected clients, by client, each list ordered by first call."""
         tally = self._begin()
         for session in self._client_sessions(tally):
             tally.count("client", self.task_origin(session).source, None, None)
             yield session
 
     def trajectory(self, item: CallSource) -> Trajectory:
-        """The calls of a rollout's deciding attempt, or of a client's session, as a tree."""
+        """Return the calls of a rollout's deciding attempt, or of a client's session, as a tree."""
         if isinstance(item, GradedRollout):
             return build(self.store.calls.of_attempt(item.attempt.id))
         chosen = self.selection
         return build(self.store.calls.of_session(item.attempt.id, item.session_id, chosen.since, chosen.until))
 
     def task_origin(self, item: CallSource) -> TaskOrigin:
-        """What the task of a rollout tells of what is made of it. A client's session is a group of its own."""
+        """Return what a rollout's task determines about its rows. A client's session is a group of its own."""
         if isinstance(item, ClientSession):
             return TaskOrigin(group=item.id, source="gateway", licence=None)
         graded = item
@@ -396,31 +400,34 @@ class Corpus:
 
     @cached_property
     def shared_tasks(self) -> frozenset[str]:
-        """The ids of the tasks that several agents worked on: their rollouts are several groups."""
+        """The ids of tasks that several agents worked on; their rollouts form several groups."""
         agents: dict[str, set[AgentIdentity]] = {}
         for rollout in self.store.runs.rollouts(self.selection.run):
             agents.setdefault(rollout.task_id, set()).add(rollout.agent)
         return frozenset(task_id for task_id, names in agents.items() if len(names) > 1)
 
     def group_name(self, graded: GradedRollout) -> str:
-        """The name of the group that a rollout belongs to; empty where one agent worked on its task alone."""
+        """Return the name of a rollout's group; "" if only one agent worked on its task."""
         rollout = graded.rollout
         return group_name(rollout.task_id, rollout.agent) if rollout.task_id in self.shared_tasks else ""
 
     @property
     def lengths(self) -> LengthFigures | None:
-        """How long the conversations of the latest iteration are; None where it gave none."""
+        """The lengths of the latest iteration's conversations; None if it had none."""
         rule = self.length_rule
         return length_figures(self.counts.lengths, rule.unit, self.selection.tokenizer, rule.limit)
 
     @property
     def redaction(self) -> dict[str, int]:
-        """How often each rule of the redactor replaced something so far."""
+        """How often each rule of the redactor has replaced something so far."""
         return {} if self.redactor is None else dict(self.redactor.report.counts.most_common())
 
     @property
     def mixture(self) -> list[MixturePart]:
-        """What the weights did in the latest iteration; their conditions, which may name a project, redacted."""
+        """The effect of the weights in the latest iteration.
+
+        Their conditions, which may name a project, are redacted.
+        """
         parts = [] if self._mixture is None else self._mixture.parts
         if self.redactor is None:
             return parts
@@ -461,7 +468,7 @@ class Corpus:
                     tally.left_out[reason] += len(trace.turns)
 
     def _sessions_elsewhere(self) -> NearDuplicates:
-        """The sessions of the stores that the export is to be apart from. Raises StoreError where one is none."""
+        """Yield the sessions of the stores `apart_from`. Raises StoreError if one is not a store."""
         duplicates = NearDuplicates()
         for path in self.selection.apart_from:
             for trace in trace_store.traces(path):
@@ -472,7 +479,7 @@ class Corpus:
         return duplicates
 
     def _benchmark_task(self, graded: GradedRollout) -> str | None:
-        """Why a rollout's task is one that is excluded."""
+        """Return why a rollout's task is excluded, or None."""
         task = self.store.runs.task(graded.rollout.run_id, graded.rollout.task_id)
         benchmark = self._benchmark
         return benchmark and (
@@ -485,7 +492,9 @@ class Corpus:
         return None if path is None else Benchmark.read(path)
 
     def _overlap(self, trace: Trace, group: str, duplicates: NearDuplicates) -> str | None:
-        """Why a session of a group is left out: it is of an excluded task, or nearly one that was exported."""
+        """Return why a session of a group is left out, because of an excluded task or a near duplicate; or
+        None.
+        """
         selection, benchmark = self.selection, self._benchmark
         if benchmark is None and not selection.drop_near_duplicates and not selection.test_share:
             return None
@@ -505,7 +514,8 @@ class Corpus:
         attempts = {attempt.id.removeprefix(CLIENT): attempt for attempt in self.store.keys.clients()}
         if unknown := [name for name in chosen.clients if name not in attempts]:
             raise ConfigError(
-                f"the store has no key {unknown[0]!r}; it has: {', '.join(map(repr, attempts)) or 'none'}"
+                f"the store has no key {unknown[0]!r}; expected one of: "
+                f"{', '.join(map(repr, attempts)) or 'none, it has no keys'}"
             )
         for name in dict.fromkeys(chosen.clients):
             attempt = attempts[name]
@@ -517,7 +527,7 @@ class Corpus:
                     yield session
 
     def _benchmark_session(self, session: ClientSession, benchmark: Benchmark) -> str | None:
-        """Why a client's session is one of a task that is excluded."""
+        """Return why a client's session belongs to an excluded task, or None."""
         nodes = self.trajectory(session).nodes
         return benchmark.overlap(
             session.id,
@@ -530,7 +540,9 @@ class Corpus:
         run_ids = [run.id for run in self.store.runs.all()]
         run = self.selection.run
         if run is not None and run not in run_ids:
-            raise ConfigError(f"the store has no run {run!r}; it has: {', '.join(run_ids) or 'none'}")
+            raise ConfigError(
+                f"the store has no run {run!r}; expected one of: {', '.join(run_ids) or 'none, it has no runs'}"
+            )
         if not run_ids and self.selection.origins == ("rollouts",):
             raise ConfigError(
                 "nothing to export: the store has no runs, and sessions were not requested; to export calls of a "

@@ -1,8 +1,8 @@
-"""Examples: conversations to learn from, of the turns of sessions and of the calls of rollouts.
+"""Examples: conversations to learn from, made from the turns of sessions and the calls of rollouts.
 
-`trace_examples` makes those of sessions, `attempt_examples` those of the attempt that decided a rollout: an
-example for each turn (call), or one for each path (branch) in which several answers are learned. The first part
-decides which answers can be learned, and recognises an answer in a conversation that went on from it.
+`trace_examples` makes those of sessions, `attempt_examples` those of the attempt that decided a rollout: one
+example per turn (call), or one per path (branch) in which several answers are learned. The first part decides
+which answers can be learned, and recognises an answer in a conversation that continued from it.
 """
 
 from __future__ import annotations
@@ -41,19 +41,21 @@ from understudy.wire.arguments import UNPARSED_INPUT
 from understudy.wire.stored import response_message, text_content
 
 NOT_OFFERED = "calls of tools that were not offered"
-"""Why an answer is left out: no tool of that name is in the list that goes with it."""
+"""The reason for leaving out an answer that calls a tool which its tool list lacks."""
 
 INVALID_CALLS = "tool calls whose arguments are no JSON object"
-"""Why an answer is left out: learned, it would teach the model to write calls that no tool can run."""
+"""The reason for leaving out an answer with invalid arguments, which would teach the model calls that no tool
+can run.
+"""
 
 _value = msgspec.json.Decoder().decode
 
 
 def find_answer(messages: Sequence[Message], answer: Message, start: int) -> int | None:
-    """The index of the first message from `start` on that is `answer` as it came back; None where none is.
+    """Return the index of the first message from `start` on that is `answer` as the agent sent it back, or None.
 
-    An agent may rewrite what it sends back (arguments in another order, white space): calls are compared by id,
-    text without white space.
+    An agent may rewrite what it sends back (argument order, white space), so calls are compared by id, and text
+    without white space.
     """
     marks = _marks(answer)
     for index in range(start, len(messages)):
@@ -63,7 +65,9 @@ def find_answer(messages: Sequence[Message], answer: Message, start: int) -> int
 
 
 def is_same_answer(message: Message, answer: Message) -> bool:
-    """Whether a message is `answer` as it came back, its arguments equal: then it can stand in its place."""
+    """Whether a message is `answer` as it was sent back with equal arguments, so that it can be used in its
+    place.
+    """
     if _marks(message) != _marks(answer):
         return False
     calls = zip(message.get("tool_calls") or (), answer.get("tool_calls") or (), strict=True)
@@ -71,7 +75,7 @@ def is_same_answer(message: Message, answer: Message) -> bool:
 
 
 def flaw(answer: Message) -> str | None:
-    """Why an answer is nothing to learn from; None when it is."""
+    """Return why an answer should not be learned, or None if it can be."""
     calls = answer.get("tool_calls") or ()
     if not calls and not (answer.get("content") or "").strip():
         return "empty answers"
@@ -81,16 +85,16 @@ def flaw(answer: Message) -> str | None:
 
 
 def is_valid_call(call: dict[str, Any]) -> bool:
-    """Whether the model wrote the arguments of a tool call as a JSON object, which a tool could be run with.
+    """Whether the model wrote a tool call's arguments as a JSON object, with which a tool can be run.
 
-    Claude Code keeps the text of any others under a key of its own.
+    Claude Code keeps the text of invalid arguments under a special key.
     """
     arguments = arguments_of(call)
     return arguments is not None and UNPARSED_INPUT not in arguments
 
 
 def arguments_of(call: dict[str, Any]) -> dict[str, Any] | None:
-    """The arguments of a tool call; None when they are no JSON object."""
+    """Return the arguments of a tool call, or None if they are not a JSON object."""
     try:
         value = _value(call["function"]["arguments"])
     except (msgspec.MsgspecError, KeyError, TypeError, RecursionError, UnicodeEncodeError):
@@ -99,16 +103,16 @@ def arguments_of(call: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def textual(message: Message) -> Message:
-    """The message with its content as text, in which `[image]` stands for an image."""
+    """Return the message with its content as text, in which `[image]` stands for an image."""
     content = message.get("content")
     return message if isinstance(content, str) else {**message, "content": text_content(content)}
 
 
 def message_rows(messages: Sequence[Message]) -> list[Message]:
-    """Messages with the arguments of their tool calls as objects, which chat templates expect.
+    """Return messages with the arguments of their tool calls as objects, which chat templates expect.
 
-    Arguments that are no JSON object, which only messages that are not trained on can have, become an object
-    that has them as text under the key "arguments".
+    Arguments that are not a JSON object occur only in messages that are not learned; they become an object with
+    the text under the key "arguments".
     """
     rows: list[Message] = []
     for message in messages:
@@ -133,16 +137,15 @@ def _marks(message: Message) -> tuple[tuple[str, ...], str]:
 
 
 class Example(Struct, frozen=True, kw_only=True):
-    """A conversation to learn from, messages in OpenAI form, the last one the assistant's.
+    """A conversation to learn from: messages in OpenAI's form, the last one being the assistant's.
 
-    `trained` are the indexes in `messages` of the assistant's messages to learn, in order; the others are only
-    read. `answer_ids` are the ids of their states or calls. `unit` is "turn" where only the last is learned,
-    "conversation" where a whole path is. Thinking stands in `reasoning_content` of trained messages.
-    `tools_source` tells where `tools` are from, `tools_version` of which version of the agent they are where they
-    are not from the log. `group` is the project or the task: what a split must not cut through. `desirable` is
-    whether it is to be learned from or unlearned (KTO), None where nothing tells. `origin` is "session" or
-    "rollout", `source` the log format or the dataset, `licence` of what it came of, None: not known. `length` is
-    in the units of `lengths.LengthRule`, None: not measured.
+    `trained` are the indexes in `messages` of the assistant messages to learn, in order; the others are only
+    context. `answer_ids` are the ids of their states or calls. `unit` is "turn" if only the last is learned,
+    "conversation" for a whole path. Trained messages have their thinking in `reasoning_content`. `tools_source`
+    says where `tools` come from, and `tools_version` the agent version if they are not from the log. `group` is
+    the project or task, which a split must not divide. `desirable` is whether it is to be learned or unlearned
+    (KTO), None if unknown. `origin` is "session" or "rollout", `source` the log format or dataset, `licence` the
+    licence of the source, None if unknown. `length` is in the units of `lengths.LengthRule`, None if not measured.
     """
 
     example_id: str
@@ -166,7 +169,7 @@ class Example(Struct, frozen=True, kw_only=True):
 
 
 def with_thinking(example: Example, wanted: Thinking) -> Example | None:
-    """The example with the thinking that is wanted in what it teaches; None where it is to be left out."""
+    """Return the example with its thinking kept or removed as requested; None if it is to be left out."""
     thoughts = [bool(example.messages[index].get("reasoning_content")) for index in example.trained]
     keeps = keeps_thinking(thoughts, wanted)
     if keeps is None:
@@ -181,7 +184,7 @@ def with_thinking(example: Example, wanted: Thinking) -> Example | None:
 
 
 class TaskOrigin(Struct, frozen=True):
-    """What a task tells of the examples made of it."""
+    """What a task determines about the examples made from it."""
 
     group: str
     source: str
@@ -196,10 +199,11 @@ def attempt_examples(
     roles: Collection[Role],
     left_out: Counter[str],
 ) -> Iterator[Example]:
-    """The examples of an attempt: a call each, or a branch each, in which each of its calls is learned once.
+    """Yield the examples of an attempt: one per call, or one per branch in which each of its calls is learned
+    once.
 
-    Calls that failed, did nothing, or were made again in vain are left out, and counted by why. Of a branch those
-    are read, not learned, that the agent did not send back as they were: each is an example of its own.
+    Calls that failed, did nothing, or were superseded by a retry are left out and counted by reason. A branch's
+    calls that the agent did not send back unchanged are only context in it; each is an example of its own.
     """
     for nodes in trajectory.branches.values():
         answers: list[tuple[Node, Message]] = []
@@ -291,24 +295,24 @@ def _call_example(
 
 
 _POSITION = "understudy_at"
-"""Under this key a message bears its place on the path while it is put in order."""
+"""While messages are put in order, they carry their position on the path under this key."""
 
 
 def trace_examples(trace: Trace, unit: str, left_out: Counter[str], notes: Counter[str]) -> Iterator[Example]:
-    """The examples of the turns that a trace has; other answers on its paths are only read.
+    """Yield the examples of the turns in a trace. Other answers on its paths are only context.
 
-    Of a path are learned the turns on it that no earlier path had; paths begin with the newest turn, and each turn
-    that is on none so far ends another one. What is left out is counted by why.
+    Each path teaches the turns on it that no earlier path had. Paths begin with the newest turn, and each turn
+    that is on no path yet ends another one. What is left out is counted by reason.
     """
     return _turns(trace, left_out) if unit == "turn" else _paths(trace, left_out, notes)
 
 
 def desirable(signals: TurnSignals | None, outcome: TraceOutcome | None = None) -> bool | None:
-    """Whether a turn is to be learned from (True) or unlearned (False); None where nothing tells.
+    """Return whether a turn should be learned (True) or unlearned (False); None if nothing tells.
 
-    False: the user denied a call, interrupted it, said that it was wrong, or an edit of it was undone later. True:
-    otherwise, if tests that it ran passed, it made a commit, or the user praised it. Where the turn itself tells
-    nothing, what became of the whole conversation does: whether its task was solved.
+    False: the user denied or interrupted a call, called it wrong, or an edit was undone later. True: otherwise, if
+    tests that it ran passed, it made a commit, or the user praised it. If the turn itself tells nothing, the
+    outcome of the whole conversation decides: whether its task was solved.
     """
     if signals is not None:
         undone = signals.edits_survived is not None and signals.edits_survived < signals.edits
@@ -320,7 +324,7 @@ def desirable(signals: TurnSignals | None, outcome: TraceOutcome | None = None) 
 
 
 def group_of(trace: Trace) -> str:
-    """The project of a trace, or its task; else the session, with its subagents."""
+    """Return the project of a trace, or its task; else the session, including its subagents."""
     task = trace.outcome.task if trace.outcome else None
     return trace.project or task or (trace.parent.session_id if trace.parent else trace.session_id)
 
@@ -352,7 +356,7 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
         by_context.setdefault(turn.context, []).append(number)
     for last in sorted(remaining, reverse=True):
         if last not in remaining:
-            continue  # trained on a newer path
+            continue  # already trained on a newer path
         turn = remaining.pop(last)
         shape = turn.shape or trace.shape
         path = node_path(trace, turn.context)
@@ -363,7 +367,7 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
             for number in by_context.get(node, ()):
                 if number not in remaining or not _same_shape(remaining[number].shape or trace.shape, shape):
                     continue
-                # A turn's answer is the first one on the path behind the node that the turn was asked at.
+                # A turn's answer is the first one on the path after the node at which the model was asked.
                 following = bisect_right(positions, position)
                 index = answered[following][1] if following < len(answered) else None
                 if index is not None and index not in learned and is_same_answer(messages[index], answers[number]):
@@ -376,7 +380,7 @@ def _paths(trace: Trace, left_out: Counter[str], notes: Counter[str]) -> Iterato
 
 
 def _not_offered(answer: Message, offered: ToolList) -> str | None:
-    """Why an answer is left out that calls a tool that it was not offered; None where it does not."""
+    """Return why an answer is left out if it calls a tool that was not offered, else None."""
     called = names_of(answer.get("tool_calls") or ())
     return None if called <= names_of(offered.tools or ()) else NOT_OFFERED
 
@@ -384,9 +388,9 @@ def _not_offered(answer: Message, offered: ToolList) -> str | None:
 def _path_messages(
     trace: Trace, path: list[int], shape: RequestShape, rendered: dict[int, list[Message]]
 ) -> tuple[list[Message], list[tuple[int, int | None]]]:
-    """The messages of a path, and of each answer on it its position on the path and its index in the messages.
+    """Return the messages of a path, and for each answer its position on the path and its index in the messages.
 
-    The index is None where putting the messages in order dropped the answer. `rendered` caches nodes.
+    The index is None if ordering the messages dropped the answer. `rendered` caches nodes.
     """
     history: list[Message] = []
     positions: list[int] = []
@@ -408,7 +412,7 @@ def _path_messages(
 
 
 def node_path(trace: Trace, end: int) -> list[int]:
-    """The nodes of a trace from the beginning of its conversation to `end`."""
+    """Return the nodes of a trace from the beginning of its conversation to `end`."""
     path: list[int] = []
     while end >= 0:
         path.append(end)

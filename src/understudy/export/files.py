@@ -1,4 +1,6 @@
-"""The files of an export: rows written as they come, with a dataset card, all put in place together at the end."""
+"""The files of an export: rows are written as they come, and everything, with a dataset card, is put in place
+at the end.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,10 @@ def render_card(
     load: str,
     data: Mapping[str, Sequence[str]],
 ) -> str:
-    """The card, in Markdown with a YAML header by which `datasets.load_dataset` finds the splits.
+    """Return the dataset card: Markdown with a YAML header by which `datasets.load_dataset` finds the splits.
 
-    `data` are the files of rows of each split, `load` is how they are loaded. The licence is that of all sources
-    where they share one and every one is known, else "unknown".
+    `data` are the row files of each split; `load` is the code that loads them. The licence is that of all sources
+    if they share one and all are known, else "unknown".
     """
     licences = set(exported.licences)
     licence = licences.pop().lower() if len(licences) == 1 else "unknown"
@@ -178,7 +180,7 @@ def _table(head: str, count: str, rows: Mapping[str, object]) -> str:
 
 
 def _cell(value: object) -> str:
-    """A value that cannot break out of its cell: names of models and sources come from logs."""
+    """Escape a value for a table cell, because names of models and sources come from logs."""
     text = "".join(each if each.isprintable() else " " for each in str(value))
     for special in "\\|<>`[]*":
         text = text.replace(special, f"\\{special}")
@@ -186,25 +188,24 @@ def _cell(value: object) -> str:
 
 
 MANIFEST = "understudy.json"
-"""What an export says of itself: how it was made and which files are its own."""
+"""The manifest of an export: how it was made, and which files belong to it."""
 
 REDACTION_REPORT = "redaction.json"
-"""What was replaced where. It stays on this machine."""
+"""What was replaced where. It is never pushed."""
 
 STAGING = ".understudy-export"
-"""The directory in which an export is written until it is whole."""
+"""The directory in which an export is written until it is complete."""
 
 _REPORT_EVERY = 64
 
 
 class ExportWriter:
-    """An export to the directory `output` as format `name`, to be used as a context.
+    """Writes an export of format `name` to the directory `output`. Use it as a context manager.
 
-    Rows are Parquet of the typed `columns` where there are any, else JSON lines, written by `json_lines`.
-
-    `add` writes rows to the file of the split that their group belongs to; `path` gives a path for any other
-    file. `finish` writes the card and the manifest and puts everything in place; files of an earlier export there
-    that this one does not have are removed, others are left alone. Without it nothing is changed.
+    Rows are Parquet with the typed `columns` if given, else JSON lines, written by `json_lines`. `add` writes a
+    row to the file of its group's split; `path` returns a path for any other file. `finish` writes the card and
+    the manifest and puts everything in place; files of an earlier export that this one lacks are removed, other
+    files are left alone. Without `finish` nothing is changed.
     """
 
     def __init__(
@@ -244,7 +245,7 @@ class ExportWriter:
         self._stack.close()
 
     def add(self, group: str, row: Mapping[str, Any]) -> None:
-        """Write a row of a group. Raises ConfigError when it cannot be written."""
+        """Write a row of a group. Raises ConfigError if it cannot be written."""
         split = self.corpus.split(group)
         with write_errors(self._output):
             if split not in self._open:
@@ -256,7 +257,7 @@ class ExportWriter:
             self._report(done, 0)
 
     def path(self, name: str) -> Path:
-        """Where to write a file of the export that is to be called `name`."""
+        """Return where to write a file that the export will contain as `name`."""
         return self._staging / name
 
     def finish(
@@ -269,12 +270,11 @@ class ExportWriter:
         local_only: tuple[str, ...] = (),
         data: dict[Split, list[str]] | None = None,
     ) -> ExportSummary:
-        """Put the export in place. `about` says in Markdown what a row is, `load` how the data are loaded.
+        """Put the export in place. `about` describes a row in Markdown; `load` is the code that loads the data.
 
-        `check` is given each file before, and may raise. `local_only` are files of this machine: not pushed.
-        `data` are the files of each split that the card names, where they are not those that `add` writes.
-
-        Raises ConfigError when there are no rows, or when they cannot be written.
+        `check` is called with each file before, and may raise. `local_only` are files that are not pushed. `data`
+        are the files of each split for the card, if they differ from those of `add`. Raises ConfigError if there
+        are no rows, or if they cannot be written.
         """
         corpus, counts, written = self.corpus, self.corpus.counts, self.written
         if not written:
@@ -323,12 +323,14 @@ class ExportWriter:
 
 
 def fill_load(load: str, output: Path) -> str:
-    """How an export is loaded: `load` with {output} for its directory, and {quoted} for that in a shell's line."""
+    """Fill in the code that loads an export: {output} is its directory, and {quoted} the same quoted for a
+    shell.
+    """
     return load.format(output=output, quoted=shlex.quote(str(output)))
 
 
 def safe_file_name(identity: str) -> str:
-    """A file name for an id, without a suffix: the id itself where it can be one."""
+    """Return a file name for an id, without a suffix: the id itself if it is a valid name."""
     safe = _UNSAFE.sub("-", identity).lstrip(".-")[:100]
     if safe == identity:
         return safe
@@ -338,7 +340,7 @@ def safe_file_name(identity: str) -> str:
 class ExportDescription:
     """The card and the manifest of an export as format `name` in the directory `output`.
 
-    Raises ConfigError when the manifest of an earlier export there is damaged.
+    Raises ConfigError if the manifest of an earlier export there is damaged.
     """
 
     def __init__(self, corpus: Corpus, output: Path, name: str) -> None:
@@ -357,10 +359,10 @@ class ExportDescription:
         staged: Path | None = None,
         local_only: Collection[str] = (),
     ) -> None:
-        """Describe what was exported, and put its files in place where they are `staged` elsewhere.
+        """Write the card and the manifest, and move the files in place if they are `staged` elsewhere.
 
-        `data` are the files of rows of each split. What an earlier export had and this has not is removed. Raises
-        OSError, and ConfigError when the place of a file is taken by one that no export made.
+        `data` are the row files of each split. Files of an earlier export that this one lacks are removed. Raises
+        OSError, and ConfigError if a file would replace one that no export wrote.
         """
         source = staged or self._output
         for name in exported.files if staged else (CARD_NAME,):
@@ -370,7 +372,7 @@ class ExportDescription:
                     f"or choose another --output"
                 )
         selection = self._corpus.selection
-        if selection.where and self._corpus.redactor:  # It may name a project.
+        if selection.where and self._corpus.redactor:  # the condition may name a project
             where = self._corpus.redactor.text(selection.where)
             selection = msgspec.structs.replace(selection, where=where)
         if selection.weights and self._corpus.redactor:
@@ -380,7 +382,7 @@ class ExportDescription:
             )
             selection = msgspec.structs.replace(selection, weights=rules)
         if exported.files:
-            # Only the last part of the path: what is above it names a person's home.
+            # Only the last part of the path, because the rest names a person's home directory.
             load_text = fill_load(load, Path(self._output.resolve().name))
             text = render_card(exported, selection, self._name, about, load_text, data)
             atomic_write(source / CARD_NAME, text.encode())
@@ -403,9 +405,9 @@ class ExportDescription:
 def _manifest(
     exported: ExportSummary, selection: ExportSelection, name: str, source: Path, local_only: Collection[str]
 ) -> dict[str, Any]:
-    """What an export says of itself, with the size and hash of each of its files, which are in `source`."""
+    """Return the manifest of an export with the size and hash of each of its files, which are in `source`."""
     keys = ("rows", "splits", "origins", "sources", "licences", "families", "left_out", "redaction", "unredacted")
-    # Keys that came later stand only where they say something: other manifests are as they were.
+    # Keys that were added later are only written if they say something, so that other manifests stay as they were.
     later = {name: getattr(selection, name) for name in ("include_lossy", "thinking", "apart_from")}
     if "sessions" not in selection.origins:
         later |= {"drop_near_duplicates": selection.drop_near_duplicates, "exclude_tasks": selection.exclude_tasks}
@@ -414,7 +416,7 @@ def _manifest(
     later |= {"clients": selection.clients, **{name: math.isfinite(bounds[name]) for name in bounds}}
     chosen = {key: value for key, value in msgspec.structs.asdict(selection).items() if later.get(key, True)}
     if selection.apart_from:
-        chosen["apart_from"] = len(selection.apart_from)  # their paths are nobody's business
+        chosen["apart_from"] = len(selection.apart_from)  # their paths are private
     return {
         "format": name,
         "schema": SCHEMA,
@@ -433,16 +435,16 @@ def _manifest(
 
 
 def _own_files(manifest: Mapping[str, Any]) -> set[str]:
-    """The files that a manifest names, as far as they can be an export's own: none is above its directory."""
+    """Return the files named in a manifest that can belong to an export: none is outside its directory."""
     files: Any = manifest.get("files")
     names = cast(dict[str, Any], files) if isinstance(files, dict) else {}
     return {name for name in names if not PurePath(name).is_absolute() and ".." not in PurePath(name).parts}
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:
-    """The manifest of the export in a directory, None where there is none.
+    """Return the manifest of the export in a directory, or None.
 
-    Raises ConfigError where it is damaged, or of a later schema than this release knows.
+    Raises ConfigError if it is damaged, or of a newer schema.
     """
     path = directory / MANIFEST
     try:
@@ -461,16 +463,16 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
 
 
 def sha256_of(path: Path) -> str:
-    """The hash of a file, in hexadecimal."""
+    """Return the SHA-256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
 def exclusive(output: Path) -> Generator[None]:
-    """Make a directory, hold it against other exports, and remove what one that was killed left half written.
+    """Create a directory, lock it against other exports, and remove half-written files of a killed export.
 
-    Raises OSError, and ConfigError when another export is being written there.
+    Raises OSError, and ConfigError if another export is being written there.
     """
     output.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(output, os.O_RDONLY | os.O_DIRECTORY)
@@ -488,7 +490,7 @@ def exclusive(output: Path) -> Generator[None]:
 
 @contextmanager
 def write_errors(output: Path) -> Generator[None]:
-    """Makes an OSError of the block a ConfigError."""
+    """Turn an OSError in the block into a ConfigError."""
     try:
         yield
     except OSError as error:

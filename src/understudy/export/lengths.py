@@ -1,7 +1,7 @@
-"""How long the conversations of an export are, and how those that are too long are cut at turns.
+"""The lengths of an export's conversations, and the cutting of overlong ones at turns.
 
-A trainer that truncates cuts through a message or takes away the end, which is what is learned. Here the system
-prompt and the first user message stay, and of the rest the newest turns that fit, whole.
+A trainer that truncates cuts through a message or removes the end, which is what is learned. Here the system
+prompt and the first user message are kept, and of the rest the newest complete turns that fit.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _BAR = 40
 
 
 class LengthFigures(Struct, frozen=True, kw_only=True):
-    """How long the rows of an export are, in `unit`s; `histogram` counts rows by the range that they are in.
+    """The lengths of an export's rows, in `unit`s. `histogram` counts rows by range of lengths.
 
-    `limit` is what longer rows were cut to, `tokenizer` the name of the directory whose tokenizer counted.
+    `limit` is the length that longer rows were cut to, `tokenizer` the name of the directory whose tokenizer
+    counted.
     """
 
     unit: LengthUnit
@@ -48,7 +49,7 @@ class LengthFigures(Struct, frozen=True, kw_only=True):
     histogram: dict[str, int]
 
     def summary(self) -> str:
-        """The figures as a sentence."""
+        """Return the figures as a sentence."""
         by = f" by the tokenizer {self.tokenizer}" if self.tokenizer else ""
         return (
             f"lengths in {self.unit}{by}: shortest {self.shortest:,}, median {self.median:,}, "
@@ -56,7 +57,7 @@ class LengthFigures(Struct, frozen=True, kw_only=True):
         )
 
     def bars(self) -> Iterator[str]:
-        """The histogram as lines of text."""
+        """Return the histogram as lines of text."""
         most = max(self.histogram.values())
         width = max(map(len, self.histogram))
         for name, count in self.histogram.items():
@@ -66,7 +67,7 @@ class LengthFigures(Struct, frozen=True, kw_only=True):
 def length_figures(
     lengths: Counter[int], unit: LengthUnit, tokenizer: str | None, limit: int | None
 ) -> LengthFigures | None:
-    """The figures of rows, counted by their length; None where there are none."""
+    """Return the figures for rows counted by length; None if there are none."""
     counts = sorted((length, count) for length, count in lengths.items() if count)
     if not counts:
         return None
@@ -76,7 +77,7 @@ def length_figures(
     for length, count in counts:
         while length > bound:
             bound *= 2
-            if histogram:  # an empty range between two others is shown, one in front of all is not
+            if histogram:  # an empty range between others is shown, one at the beginning is not
                 histogram[f"to {bound:,}"] = 0
         histogram[f"to {bound:,}"] = histogram.get(f"to {bound:,}", 0) + count
 
@@ -97,29 +98,27 @@ def length_figures(
 
 
 class LengthRule:
-    """Measures conversations, in tokens where there is a template, else in characters, and cuts long ones.
+    """Measures conversations, in tokens if there is a template, else in characters, and cuts long ones.
 
-    Raises ConfigError for a limit in tokens without a tokenizer, or two limits.
+    Raises ConfigError for a limit in tokens without a tokenizer, or for two limits.
     """
 
     def __init__(
         self, template: Template | None = None, *, max_tokens: int | None = None, max_chars: int | None = None
     ) -> None:
         if max_tokens is not None and template is None:
-            raise ConfigError(
-                "--max-tokens: the tokens of which tokenizer? name its directory: --tokenizer MODEL_DIR"
-            )
+            raise ConfigError("--max-tokens needs a tokenizer; name its directory with --tokenizer MODEL_DIR")
         if max_chars is not None and template is not None:
             raise ConfigError(
-                "--max-chars: with --tokenizer, lengths are in tokens; give --max-tokens instead, or leave out "
-                "--tokenizer"
+                "--max-chars and --tokenizer exclude each other, because a tokenizer measures in tokens; give "
+                "--max-tokens instead, or leave out --tokenizer"
             )
         self._template = template
         self.limit = max_chars if template is None else max_tokens
         self.unit: LengthUnit = "characters" if template is None else "tokens"
 
     def measure(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> int | None:
-        """How long a conversation with its tools is; None where the chat template refuses it."""
+        """Return the length of a conversation with its tools; None if the chat template rejects it."""
         if self._template is None:
             return sum(map(_characters, messages)) + (len(json.dumps(tools, ensure_ascii=False)) if tools else 0)
         tokens = self._template.render(
@@ -128,12 +127,12 @@ class LengthRule:
         return None if tokens is None else len(tokens)
 
     def pieces(self, example: Example, left_out: Counter[str], notes: Counter[str]) -> Iterator[Example]:
-        """The example with its length; one that is too long as pieces that are not.
+        """Return the example with its length, or, if it is too long, pieces that fit.
 
-        Each answer that it teaches is taught by one piece. A piece ends with an answer, and has the system
-        prompt, the first user message, and of the turns before the answer the newest that fit, at least one. A
-        turn is a user message, or an answer with the results of its calls. What cannot be cut is left out and
-        counted; `notes` count what was cut.
+        Each of its answers is taught by one piece. A piece ends with an answer, and has the system prompt, the
+        first user message, and before the answer the newest turns that fit, at least one. A turn is a user
+        message, or an answer with the results of its calls. What cannot be cut is left out and counted; `notes`
+        counts what was cut.
         """
         length = self.measure(example.messages, example.tools)
         if length is None:
@@ -160,7 +159,7 @@ class LengthRule:
             def measured(start: int, end: int = last + 1) -> int | None:
                 return self.measure(_joined(messages, head, start, end)[0], example.tools)
 
-            # About where the cut has to be, if all messages had as many characters a token.
+            # Estimate where to cut, as if all messages had the same number of characters per token.
             room = sizes[last + 1] - (limit * characters_a_unit - sizes[head])
             guess = min(bisect_left([sizes[at] for at in starts], room), len(starts) - 1)
             start, size = _earliest(starts, guess, limit, measured)
@@ -169,7 +168,7 @@ class LengthRule:
                 pending.pop()
                 continue
             piece, shift = _joined(messages, head, start, last + 1)
-            # The turn that a piece begins with is only read: what it answers to may be cut off.
+            # The turn that a piece begins with is only context, because what it answers may be cut off.
             learned = [at for at in pending if at > start or at == last or at == start == head]
             names = dict(zip(example.trained, example.answer_ids, strict=True))
             yield replace(
@@ -186,7 +185,7 @@ class LengthRule:
 def _earliest(
     starts: Sequence[int], guess: int, limit: int, measure: Callable[[int], int | None]
 ) -> tuple[int, int | None]:
-    """The first of the starts from which a piece fits, and its length; None where it fits from none."""
+    """Return the first of the starts from which a piece fits, and its length; None if there is none."""
     at, size = guess, measure(starts[guess])
     while (size is None or size > limit) and at + 1 < len(starts):
         at += 1
@@ -199,15 +198,16 @@ def _earliest(
 
 
 def _head_length(messages: Sequence[Message]) -> int:
-    """How many messages in front are never cut off: the system prompt, and the first user message."""
+    """Return how many leading messages are never cut off: the system prompt, and the first user message."""
     first = next((at for at, message in enumerate(messages) if message["role"] not in ("system", "developer")), 0)
     return first + 1 if first < len(messages) and messages[first]["role"] == "user" else first
 
 
 def _joined(messages: Sequence[Message], head: int, start: int, end: int) -> tuple[list[Message], int]:
-    """The head and the messages from `start` to `end`, and by how much smaller the indexes of these are there.
+    """Join the head with the messages from `start` to `end`. Also returns by how much their indexes decrease.
 
-    A user message right behind that of the head is joined with it, since chat templates want turns to alternate.
+    A user message directly after that of the head is joined with it, because chat templates require turns to
+    alternate.
     """
     first, rest = list(messages[:head]), list(messages[start:end])
     if start > head and first and first[-1]["role"] == "user" and rest[0]["role"] == "user":
@@ -217,7 +217,7 @@ def _joined(messages: Sequence[Message], head: int, start: int, end: int) -> tup
 
 
 def _characters(message: Message) -> int:
-    """The characters of a message: its text, its thinking, and its calls."""
+    """Return the number of characters in a message: its text, its thinking, and its calls."""
     calls = (call["function"] for call in message.get("tool_calls") or ())
     return (
         len(message.get("content") or "")
@@ -227,9 +227,9 @@ def _characters(message: Message) -> int:
 
 
 def _renderable(message: Message) -> Message:
-    """The message with the arguments of its calls as a chat template writes the objects that rows have.
+    """Return the message with the arguments of its calls as the template would write the objects in rows.
 
-    Some templates take text as it is, and the white space of the text that a model wrote would count.
+    Some templates copy text as it is, so the white space in the text that a model wrote would count.
     """
     calls = message.get("tool_calls")
     return {**message, "tool_calls": [_as_template_writes(call) for call in calls]} if calls else message

@@ -1,7 +1,7 @@
-"""Whether what was exported is what the store has: each row's calls, weights, verdict and patch, and its tokens.
+"""Checks that an export matches the store: each row's calls, weights, verdict, patch and tokens.
 
 The chain is: a row of a dataset → the calls whose tokens it has → the version of the weights that sampled them →
-the verdict on their attempt, with the version of its grader → the hash of the patch that was graded.
+the verdict on their attempt, with the grader's version → the hash of the graded patch.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _REGRADE = "grade it anew: understudy grade --regrade RUN"
 
 
 class LineageReport(Struct):
-    """What was looked at, and what is wrong with it.
+    """What was checked, and what is wrong.
 
-    `skewed_tokens` counts the tokens of rows that are not those of their calls. `unversioned` counts the calls of
-    models whose server names no version of its weights: no call of theirs in the store has one. `problems` are the
-    first hundred, each with the rollout or row and what was expected; `failures` counts all of them.
+    `skewed_tokens` counts tokens of rows that differ from those of their calls. `unversioned` counts calls of
+    models whose server names no version of its weights: no call of these models in the store has one. `problems`
+    are the first hundred, each with the rollout or row and what was expected; `failures` counts all of them.
     """
 
     rollouts: int = 0
@@ -49,7 +49,7 @@ class LineageReport(Struct):
 
 
 def verify_run(store: Store, report: LineageReport) -> None:
-    """Check the chain of every decided rollout in a store: its calls' weights, its verdict, its task and patch."""
+    """Check every decided rollout in a store: the weights of its calls, its verdict, its task and patch."""
     versioned = store.calls.versioned_models()
     for graded in store.outcomes.decisions():
         where = f"rollout {graded.rollout.id}"
@@ -63,7 +63,7 @@ def verify_run(store: Store, report: LineageReport) -> None:
 def verify_rows(store: Store, rows: Iterable[tuple[str, dict[str, Any]]], report: LineageReport) -> None:
     """Check rows of an export, each with its location, against a store.
 
-    Rows of `hf` and `trl-tokens` are compared token by token; of other rows, which name the call of their answer,
+    Rows of `hf` and `trl-tokens` are compared token by token. Of other rows, which name the call of their answer,
     the calls, weights and verdicts are checked.
     """
     versioned = store.calls.versioned_models()
@@ -119,7 +119,7 @@ def verify_rows(store: Store, rows: Iterable[tuple[str, dict[str, Any]]], report
 
 
 def _verdict_problems(store: Store, graded: GradedRollout) -> Iterator[str]:
-    """What is wrong with a verdict as evidence."""
+    """Return what is wrong with a verdict as evidence."""
     rollout, attempt, verdict = graded.rollout, graded.attempt, graded.verdict
     if not verdict.grader:
         yield f"its verdict names no grader's version; {_REGRADE}"
@@ -133,7 +133,10 @@ def _verdict_problems(store: Store, graded: GradedRollout) -> Iterator[str]:
 
 
 def _check_call(call: Call, versioned: Collection[str], where: str, report: LineageReport) -> None:
-    """Check a call's tokens and the version of the weights that sampled them; without tokens it trains nothing."""
+    """Check a call's tokens, and the version of the weights that sampled them.
+
+    Without tokens it trains nothing.
+    """
     report.calls += 1
     if call.status != "ok" or not call.completion_token_ids:
         return
@@ -146,7 +149,7 @@ def _check_call(call: Call, versioned: Collection[str], where: str, report: Line
 
 
 def _attempt_of(store: Store, row: dict[str, Any]) -> str:
-    """The attempt that a row names, by itself or by its call; "" when it names none."""
+    """Return the attempt that a row names, directly or by its call; "" if it names none."""
     if isinstance(attempt_id := row.get("attempt_id"), str):
         return attempt_id
     try:
@@ -156,7 +159,7 @@ def _attempt_of(store: Store, row: dict[str, Any]) -> str:
 
 
 def _calls_of_row(row: dict[str, Any], calls: Sequence[Call]) -> list[Call]:
-    """The calls that a row was made of, in order: named by it, or at its `turn`."""
+    """Return the calls that a row was made from, in order: those it names, or those at its `turn`."""
     if "call_ids" in row or "example_id" in row:
         named: Sequence[str] = row.get("call_ids") or [row.get("example_id", "")]
         by_id = {call.id: call for call in calls}
@@ -173,8 +176,9 @@ def _tokens_of_row(row: dict[str, Any]) -> list[int] | None:
 
 
 def _skew(tokens: Sequence[int], calls: Sequence[Call]) -> int:
-    """How many tokens of a row differ from its calls': the prompt and completion of each are its beginning, and
-    those of the last are all of it."""
+    """Return how many tokens of a row differ from its calls: the prompt and completion of each call must be the
+    beginning of the row, and those of the last call the whole row.
+    """
     own = [[*(call.prompt_token_ids or ()), *(call.completion_token_ids or ())] for call in calls]
     differing: set[int] = set()
     for expected in own:

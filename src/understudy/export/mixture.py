@@ -1,4 +1,4 @@
-"""Mixtures: how often what is learned of sessions stands in an export, by what became of it."""
+"""Mixtures: how often examples from sessions occur in an export, depending on what became of their turns."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ _RANKS = 2.0**63
 
 
 class WeightRule(Struct, frozen=True):
-    """A weight, and the SQL condition of the turns that have it, over the columns that --where takes."""
+    """A weight, and the SQL condition for the turns that have it, over the columns of --where."""
 
     weight: float
     condition: str
 
 
 class MixturePart(Struct, kw_only=True):
-    """What a rule did: the `answers` that it is the first rule of, and how often they are `learned`."""
+    """The effect of a rule: the `answers` for which it is the first matching rule, and how often they are
+    `learned`.
+    """
 
     weight: float
     condition: str
@@ -36,7 +38,7 @@ class MixturePart(Struct, kw_only=True):
 
 
 def weight_rule(text: str) -> WeightRule:
-    """The rule that an option says, as `3: tests = 'passed'`. Raises ConfigError."""
+    """Parse the rule in an option, such as `3: tests = 'passed'`. Raises ConfigError."""
     match = _WEIGHT.fullmatch(text)
     if match is None or float(match[1]) > _LARGEST:
         raise ConfigError(
@@ -47,11 +49,11 @@ def weight_rule(text: str) -> WeightRule:
 
 
 class Mixture:
-    """Draws examples by their weights. Raises ConfigError as `SessionRepository.select`, for a rule's condition.
+    """Draws examples by weight. Raises ConfigError like `SessionRepository.select` for a rule's condition.
 
-    An answer has the weight of the first rule whose condition is true of its turn, else 1. An example that teaches
-    several answers has the mean of their weights. Of a weight of 2.3 there are two copies, and of three in ten
-    examples a third one: which ones depends on their ids and the seed alone.
+    An answer has the weight of the first rule whose condition matches its turn, else 1. An example with several
+    answers has their mean weight. A weight of 2.3 gives two copies, and a third one in three of ten examples;
+    which ones depends only on their ids and the seed.
     """
 
     def __init__(self, sessions: SessionRepository, rules: Sequence[WeightRule], seed: int) -> None:
@@ -65,11 +67,14 @@ class Mixture:
         self.parts.append(MixturePart(weight=1.0, condition="all others"))
 
     def rename(self, exported: Sequence[str], stored: Sequence[str]) -> None:
-        """Note the ids of states that have others in the store: a secret in an id is replaced."""
+        """Map ids of states in the export to those in the store.
+
+        They differ if redaction replaced a secret in an id.
+        """
         self._names = {one: other for one, other in zip(exported, stored, strict=True) if one != other}
 
     def copies(self, example: Example) -> int:
-        """How often an example is to be written; counts it."""
+        """Return how often an example is written, and count it."""
         parts = [self._part(answer) for answer in example.answer_ids]
         weight = sum(part.weight for part in parts) / len(parts)
         rank = sample_rank(example.example_id, self._seed) / _RANKS

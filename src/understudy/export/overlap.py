@@ -1,7 +1,7 @@
-"""What an export should not hold twice, or at all: near-duplicate sessions, and the tasks of a benchmark.
+"""What an export must not contain twice, or at all: near-duplicate sessions, and the tasks of a benchmark.
 
-Sessions are compared by their lines, of which each keeps the smallest hashes (a bottom-k sketch, as MinHash): the
-share of hashes that two sketches have in common estimates the share of lines that the sessions have in common.
+Sessions are compared by their lines. Of each session the smallest hashes of lines are kept (a bottom-k sketch, as
+in MinHash); the share of common hashes in two sketches estimates the share of common lines.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from understudy.tasks.rows import read_rows
 
 _SKETCH = 128
 _KEYS = 16
-"""Two sessions with 80 of 100 lines in common share one of the 16 smallest hashes, but for one in 10^11."""
+"""With 16 hashes, two sessions with 80 of 100 lines in common share at least one, except with a probability of
+10^-11.
+"""
 _LINES = 16
 _LINE = 20
 _ADDED = 3
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """The lines that tell something: of 20 characters or more, without blanks around."""
+    """Return the meaningful lines: those of 20 characters or more, without blanks around them."""
     for text in texts:
         for line in text.splitlines():
             line = line.strip()
@@ -32,7 +34,7 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 class NearDuplicates:
-    """Finds sessions of which another one, added before, has `threshold` of the lines, as a copy or a fork has.
+    """Finds sessions that share `threshold` of their lines with an earlier one, as a copy or a fork does.
 
     Sessions with fewer than 16 different lines are never near-duplicates.
     """
@@ -43,7 +45,7 @@ class NearDuplicates:
         self._by_hash: dict[int, list[int]] = {}
 
     def find(self, texts: Iterable[str]) -> tuple[list[str], frozenset[int]]:
-        """The names of the near-duplicates that were added, and the sketch of the texts, for `add`."""
+        """Return the names of earlier near-duplicates, and the sketch of the texts for `add`."""
         hashes = sorted({crc32(line.encode(errors="surrogatepass")) for line in _lines(texts)})
         if len(hashes) < _LINES:
             return [], frozenset()
@@ -53,7 +55,7 @@ class NearDuplicates:
         return [self._sketches[number][0] for number in near], sketch
 
     def add(self, name: str, sketch: frozenset[int]) -> None:
-        """Add a session by the sketch that `find` made of it."""
+        """Add a session by the sketch that `find` returned."""
         for key in sorted(sketch)[:_KEYS]:
             self._by_hash.setdefault(key, []).append(len(self._sketches))
         self._sketches.append((name, sketch))
@@ -65,10 +67,10 @@ class NearDuplicates:
 
 
 class Benchmark:
-    """Tasks that training data must not hold: by their ids, their repositories and the lines of their gold
+    """Tasks that training data must not contain, known by their ids, repositories and the lines of their gold
     patches.
 
-    `rows` are of a dataset in the format of SWE-bench: `instance_id`, `repo` and `patch`.
+    `rows` are those of a dataset in SWE-bench's format: `instance_id`, `repo` and `patch`.
     """
 
     def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
@@ -100,7 +102,7 @@ class Benchmark:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The tasks in a file of rows: JSONL, JSON or Parquet. Raises TaskError or ConfigError."""
+        """Read the tasks in a file of rows: JSONL, JSON or Parquet. Raises TaskError or ConfigError."""
         return cls(cast(dict[str, Any], row) for _, row in read_rows(path) if isinstance(row, dict))
 
     def _by_line(self) -> dict[str, list[int]]:
@@ -111,11 +113,11 @@ class Benchmark:
         return by_line
 
     def overlap(self, name: str, texts: Iterable[str] = ()) -> str | None:
-        """Why something is of the benchmark, or None.
+        """Return why something belongs to the benchmark, or None.
 
-        `name` is a task's id or a project: it is looked at for ids and repositories (`owner/name`, or
-        `owner__name` in a path). `texts` are what a session holds: they are looked at for ids, and for gold
-        patches of which two thirds of the added lines are there, three at least.
+        `name` is a task's id or a project, which is searched for ids and repositories (`owner/name`, or
+        `owner__name` in a path). `texts` are a session's contents, which are searched for ids, and for gold
+        patches of which two thirds of the added lines occur, and at least three.
         """
         ids, repositories = self._patterns
         if ids is not None and ids.search(name):
@@ -127,7 +129,7 @@ class Benchmark:
             if ids is not None and "__" in text and ids.search(text):
                 return "task of the benchmark"
             for line in _lines([text]):
-                # Diffs and numbered listings show a line behind signs.
+                # Diffs and numbered listings put characters before a line.
                 for candidate in (line, _LINE_PREFIX.sub("", line)):
                     for number in self._rare.get(candidate, ()):
                         seen.setdefault(number, set()).add(candidate)

@@ -1,4 +1,4 @@
-"""The files that the rows of exports are written to: JSON lines, Parquet, and what `datasets` saves."""
+"""The file formats for rows of exports: JSON lines, Parquet, and the format that `datasets` saves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BATCH_BYTES = 8 << 20
 
 
 class JsonLinesWriter:
-    """A row a line, as JSON."""
+    """Writes one row a line, as JSON."""
 
     suffix = ".jsonl"
 
@@ -34,9 +34,9 @@ class JsonLinesWriter:
         self._file = path.open("wb")
 
     def write(self, row: Mapping[str, Any]) -> int:
-        """Write a row; halves of surrogate pairs, which no UTF-8 can hold, become question marks.
+        """Write a row.
 
-        Returns its length in bytes.
+        Unpaired surrogates, which UTF-8 cannot encode, become question marks. Returns its length in bytes.
         """
         return self._file.write(json_bytes(row) + b"\n")
 
@@ -46,7 +46,7 @@ class JsonLinesWriter:
 
 
 def json_bytes(value: Any) -> bytes:
-    """A value as JSON; halves of surrogate pairs become question marks."""
+    """Encode a value as JSON. Unpaired surrogates become question marks."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -55,9 +55,9 @@ def json_bytes(value: Any) -> bytes:
 
 
 class _BatchWriter:
-    """A file of typed columns, to which rows are written in batches.
+    """Writes rows in batches to a file with typed columns.
 
-    pyarrow writes to a file of Python's, `sink`, for it takes no path that is no Unicode.
+    pyarrow writes to a Python file, `sink`, because it cannot open paths that are not valid Unicode.
     """
 
     def __init__(self, file: Any, sink: BinaryIO, columns: Columns, of: Any) -> None:
@@ -69,7 +69,7 @@ class _BatchWriter:
         self._bytes = 0
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Keep a row for the batch that it is written with. Halves of surrogate pairs become question marks."""
+        """Add a row to the current batch. Unpaired surrogates become question marks."""
         stored = {name: _stored(row.get(name), kind) for name, kind in self._columns.items()}
         self._rows.append(stored)
         self._bytes += sum(map(_estimated_bytes, stored.values()))
@@ -77,7 +77,7 @@ class _BatchWriter:
             self._flush()
 
     def close(self) -> None:
-        """Finish the file, which is closed too where that fails."""
+        """Finish the file. It is closed even if that fails."""
         try:
             self._flush()
             self._file.close()
@@ -92,7 +92,10 @@ class _BatchWriter:
 
 
 class ExportParquetWriter(_BatchWriter):
-    """A Parquet file that `datasets` loads with the types of `columns`. Raises ConfigError without pyarrow."""
+    """Writes a Parquet file that `datasets` loads with the types of `columns`.
+
+    Raises ConfigError without pyarrow.
+    """
 
     suffix = ".parquet"
 
@@ -105,7 +108,8 @@ class ExportParquetWriter(_BatchWriter):
 
 
 class SavedDatasetWriter(_BatchWriter):
-    """A directory that `datasets.load_from_disk` loads: what `Dataset.save_to_disk` makes, in a third of its time.
+    """Writes a directory that `datasets.load_from_disk` loads, like `Dataset.save_to_disk` but in a third of the
+    time.
 
     Raises ConfigError without pyarrow.
     """
@@ -134,12 +138,15 @@ class SavedDatasetWriter(_BatchWriter):
 
 
 def features(columns: Columns) -> dict[str, Any]:
-    """The columns in the words of `datasets`, as its files have them."""
+    """Return the columns as `datasets` features, in the form that its files have."""
     return {name: _feature(kind) for name, kind in columns.items()}
 
 
 def schema(columns: Columns) -> Any:
-    """The Arrow schema of columns, which tells `datasets` their types. Raises ConfigError without pyarrow."""
+    """Return the Arrow schema of columns, from which `datasets` reads their types.
+
+    Raises ConfigError without pyarrow.
+    """
     arrow = require_pyarrow()
     metadata = json.dumps({"info": {"features": features(columns)}})
     fields: list[Any] = [arrow.field(name, column_type(arrow, kind)) for name, kind in columns.items()]
@@ -147,7 +154,7 @@ def schema(columns: Columns) -> Any:
 
 
 def require_pyarrow() -> Any:
-    """The package pyarrow. Raises ConfigError where it is missing."""
+    """Return the package pyarrow. Raises ConfigError if it is missing."""
     try:
         import pyarrow
     except ImportError as error:
@@ -176,7 +183,7 @@ def _stored(value: Any, kind: Any) -> Any:
 
 
 def _without_lone_surrogates(value: Any) -> Any:
-    """A value whose texts any file can hold."""
+    """Return a value whose texts can be written to any file."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode(errors="replace").decode()
     if isinstance(value, dict):

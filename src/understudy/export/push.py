@@ -1,4 +1,4 @@
-"""Pushes an export to the Hugging Face Hub with the hub's own library, which also authenticates the user."""
+"""Pushes an export to the Hugging Face Hub with the hub's own library, which also handles authentication."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class PushSummary(Struct, frozen=True, kw_only=True):
 
 
 def plan_push(directory: Path, repo: str, *, private: bool = True, unredacted: bool = False) -> PushSummary:
-    """What pushing an export would do; nothing is sent.
+    """Return what pushing an export would do, without sending anything.
 
-    Raises ConfigError when the directory holds no export, a file of it is missing or was changed (its card may
-    be), the repository's name is invalid, or it holds sessions that were not redacted and `unredacted` is false.
+    Raises ConfigError if the directory has no export, if a file of it is missing or was changed (except the card),
+    if the repository's name is invalid, or if it contains unredacted sessions and `unredacted` is false.
     """
     manifest = read_manifest(directory)
     if manifest is None:
-        raise ConfigError(f"{directory}: is not an export (missing {MANIFEST}); make one with: understudy export")
+        raise ConfigError(f"{directory} is not an export (missing {MANIFEST}); make one with: understudy export")
     if not _REPO.fullmatch(repo):
         raise ConfigError(f"invalid repository name {repo!r}: expected NAME/DATASET")
-    # An export that does not say so was not made by this release; what is not known to be redacted is not.
+    # An export without this field is from an older release; what is not known to be redacted counts as unredacted.
     if manifest.get("unredacted", True) and not unredacted:
         raise ConfigError(
             f"{directory}: contains unredacted sessions, which may hold secrets, names and paths; export them "
@@ -59,15 +59,15 @@ def plan_push(directory: Path, repo: str, *, private: bool = True, unredacted: b
 
 
 def push(directory: Path, planned: PushSummary, report: Callable[[str], None] = lambda _: None) -> PushSummary:
-    """Make the dataset's repository if it is not there, and upload the files in one commit.
+    """Create the dataset's repository if needed, and upload the files in one commit.
 
-    Files that the hub has already are not sent again, so a push that was cut off goes on where it ended. Raises
-    ConfigError when the hub refuses, cannot be reached, or has the repository public though private was planned.
+    Files that the hub has already are not sent again, so an interrupted push can be repeated. Raises ConfigError
+    if the hub refuses or cannot be reached, or if the repository is public although a private one was planned.
     """
     import huggingface_hub
     from huggingface_hub import errors
 
-    # The bases of its error are what its HTTP library raises, whichever that is.
+    # Its base classes include whatever errors its HTTP library raises.
     network = (OSError, *cast(tuple[type[Exception], ...], errors.HfHubHTTPError.__bases__))
     api: Any = huggingface_hub.HfApi(library_name="understudy")
     try:

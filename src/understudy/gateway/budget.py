@@ -1,4 +1,4 @@
-"""Budgets: how many calls, tokens, dollars and seconds an attempt may use, and what it has used."""
+"""Budgets: how many calls, tokens, dollars and seconds an attempt may use, and how much it has used."""
 
 from __future__ import annotations
 
@@ -17,17 +17,23 @@ from understudy.types import Usage
 
 _UNITS = {"calls": "calls", "tokens": "tokens", "cost_usd": "US dollars", "wall_s": "seconds"}
 _TOKENS_PER_BYTE = 1 / 3
-"""What is assumed of a request's body until its attempt shows more; English and code have about 1/4 in JSON."""
+"""The assumed tokens per byte of a request body until the attempt shows more.
+
+English and code have about 1/4 in JSON.
+"""
 _LONG_BODY = 4096
 _SHORT_COMPLETION = 1 << 16
-"""Where less is left, a request without a limit gets what is left as its limit; more no model writes at once."""
+"""If less than this is left, a request without a limit gets the rest as its limit.
+
+No model writes more at once.
+"""
 
 
 class Budget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one attempt may use, over all its branches; None is without limit.
+    """What one attempt may use, over all its branches. None means no limit.
 
-    `tokens` are those of prompts and completions together, cached or not. `wall_s` counts seconds from the first
-    call. Raises ConfigError for a limit that is not above 0.
+    `tokens` covers prompts and completions together, cached or not. `wall_s` counts seconds from the first call.
+    Raises ConfigError for a limit that is not above 0.
     """
 
     calls: int | None = None
@@ -45,10 +51,10 @@ class Budget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Reservation(Struct, frozen=True, eq=False, kw_only=True):
-    """What is held back of a budget for a call that has begun, until it is settled.
+    """The part of a budget that is reserved for a call in progress, until it is settled.
 
-    `max_tokens` is how long its completion may be where less is left than the request asks for; None where the
-    request may stay as it is.
+    `max_tokens` is the limit for its completion if less is left than the request asks for; None if the request can
+    stay as it is.
     """
 
     body_bytes: int
@@ -58,12 +64,12 @@ class Reservation(Struct, frozen=True, eq=False, kw_only=True):
 
 
 class Spending:
-    """What an attempt has used of its budget, and what is reserved for its calls under way.
+    """What an attempt has used of its budget, and what is reserved for its calls in progress.
 
-    A call counts when it begins; tokens and dollars are reserved then, and what was really used is counted when
-    it is settled. So calls that are under way together do not end above a limit, as long as the estimate of a
-    prompt is not below what the server counts. The estimate learns from the calls of the attempt; until the
-    first of them has ended, the attempt's calls run one after the other.
+    A call counts from its beginning: its maximum tokens and dollars are reserved, and replaced by the actual use
+    when it is settled. So concurrent calls do not exceed a limit, as long as the prompt's estimate is not below
+    what the server counts. The estimate learns from the attempt's calls; until the first has ended, calls run one
+    after another.
     """
 
     def __init__(self, budget: Budget | None) -> None:
@@ -78,12 +84,12 @@ class Spending:
         self._overhead_tokens = 0
 
     def add(self, usage: Usage, cost_usd: float | None, body_bytes: int = 0) -> None:
-        """Count a call that has ended and was never reserved. A cost that is not known counts nothing."""
+        """Count a finished call that was never reserved. An unknown cost counts as nothing."""
         self._spent["calls"] += 1
         self._settle(usage, cost_usd, body_bytes)
 
     def left(self, name: Literal["tokens", "cost_usd"]) -> float:
-        """What is neither used nor reserved of a limit; infinite where there is none."""
+        """Return how much of a limit is neither used nor reserved; infinity if there is no limit."""
         limit = self._limits.get(name)
         reserved = sum(getattr(one, name) for one in self._open)
         return math.inf if limit is None else limit - self._spent[name] - reserved
@@ -91,7 +97,7 @@ class Spending:
     async def reserve(
         self, body_bytes: int, max_tokens: int | None, price: Price | None, *, adjustable: bool
     ) -> Reservation:
-        """Begin a call: see `try_reserve`. Waits while only what others have reserved stands in its way."""
+        """Begin a call (see `try_reserve`). Waits while only the reservations of other calls are in the way."""
         while (reservation := self.try_reserve(body_bytes, max_tokens, price, adjustable=adjustable)) is None:
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -105,11 +111,11 @@ class Spending:
     def try_reserve(
         self, body_bytes: int, max_tokens: int | None, price: Price | None, *, adjustable: bool
     ) -> Reservation | None:
-        """Count a call that begins, and reserve the most that it may use; None while it has to wait for others.
+        """Count a new call, and reserve the most that it may use. Returns None if it has to wait for other calls.
 
-        `max_tokens` is what its completion may have, None where it does not say. Where nothing else is reserved
-        and less is left than it asks for, an `adjustable` one gets a smaller limit; any other does not begin.
-        Raises BudgetExceeded. Match each reservation by `settle`.
+        `max_tokens` is the limit of its completion, None if it has none. If nothing else is reserved and less is
+        left than the call asks for, an `adjustable` call gets a lower limit; any other is refused. Raises
+        BudgetExceeded. Every reservation must be ended by `settle`.
         """
         if message := self.exceeded_message():
             raise BudgetExceeded(message)
@@ -146,11 +152,11 @@ class Spending:
 
     @property
     def spent_usd(self) -> float:
-        """The US dollars that were spent, without those reserved."""
+        """The US dollars spent so far, without reservations."""
         return self._spent["cost_usd"]
 
     def settle(self, reservation: Reservation, usage: Usage, cost_usd: float | None) -> None:
-        """A call has ended, however it did: count what it used in place of what was reserved."""
+        """End a call, however it ended: replace its reservation by what it used."""
         del self._open[reservation]
         self._settle(usage, cost_usd, reservation.body_bytes)
         waiting, self._waiting = self._waiting, []
@@ -165,17 +171,19 @@ class Spending:
             self._learned = True
             if body_bytes >= _LONG_BODY:
                 self._tokens_per_byte = max(self._tokens_per_byte, usage.prompt_tokens / body_bytes)
-            else:  # mostly what the server puts around it
+            else:  # mostly the framing that the server adds around the prompt
                 self._overhead_tokens = max(self._overhead_tokens, usage.prompt_tokens)
 
     def started_ago(self, ago_s: float) -> None:
-        """Start the wall clock this many seconds ago, when the first call was made in another process."""
+        """Start the wall clock this many seconds in the past, because the first call was made by another
+        process.
+        """
         self._began = time.monotonic() - ago_s
 
     def exceeded_message(self) -> str | None:
-        """The message for the agent, and for the attempt's finding, that a limit is reached; None while none is.
+        """Return the message for the agent, and the attempt's finding, if a limit is reached; else None.
 
-        Call it before each call of the model; the wall clock starts with the first time.
+        Call it before each call of the model: the first time starts the wall clock.
         """
         now = time.monotonic()
         if self._began is None:
@@ -188,7 +196,9 @@ class Spending:
         return None
 
     def _too_small(self, name: Literal["tokens", "cost_usd"], prompt: float, max_tokens: int | None) -> str:
-        """The message that nothing is under way and a request still may use more than is left of a limit."""
+        """Return the message for a request that may use more than is left of a limit, when nothing is in
+        progress.
+        """
         return (
             f"The budget of this attempt is used up: {_say(max(self.left(name), 0))} of "
             f"{_say(self._limits[name])} {_UNITS[name]} are left, and the next request may have "
@@ -198,10 +208,12 @@ class Spending:
 
 
 class CostCeiling:
-    """The most US dollars that all attempts of a run may cost together; `spent_usd` was spent by earlier starts.
+    """The maximum cost in US dollars of all attempts of a run together.
 
-    A call is begun only where it cannot cost more than is left, after what the calls under way may cost. The first
-    that could sets `reached`, and whoever waits for that is to end the run.
+    `spent_usd` was spent by earlier invocations.
+
+    A call begins only if its maximum cost, and that of the calls in progress, fit in what is left. The first call
+    that does not fit sets `reached`; whoever waits for that must end the run.
     """
 
     def __init__(self, limit_usd: float, spent_usd: float = 0.0) -> None:
@@ -213,11 +225,11 @@ class CostCeiling:
 
     @property
     def spent_usd(self) -> float:
-        """What has been spent, without what is reserved."""
+        """The US dollars spent so far, without reservations."""
         return self._spending.spent_usd
 
     async def reserve(self, body_bytes: int, max_tokens: int | None, price: Price | None) -> Reservation:
-        """Begin a call; waits while only what others have reserved stands in its way. Raises BudgetExceeded."""
+        """Begin a call. Waits while only reservations of other calls are in the way. Raises BudgetExceeded."""
         try:
             reservation = await self._spending.reserve(body_bytes, max_tokens, price, adjustable=False)
         except BudgetExceeded:
@@ -229,7 +241,7 @@ class CostCeiling:
         return reservation
 
     def settle(self, reservation: Reservation, usage: Usage, cost_usd: float | None, *, lost: bool) -> None:
-        """A call has ended. One that was `lost` may be billed all the same: it counts as the most it may cost."""
+        """End a call. A `lost` call may be billed anyway, so it counts with its maximum cost."""
         worst = self._worst.pop(reservation)
         self._spending.settle(reservation, usage, worst if lost and not cost_usd else cost_usd)
 
@@ -239,12 +251,12 @@ def _finite(amount: float) -> float:
 
 
 def _rates(price: Price | None) -> tuple[float, float]:
-    """The most that a token of a prompt and of a completion may cost, in US dollars."""
+    """Return the highest prices of a prompt token and of a completion token, in US dollars."""
     if price is None:
         return 0.0, 0.0
     return max(price.input, price.cache_write or 0.0, price.cached or 0.0) / 1e6, price.output / 1e6
 
 
 def _say(amount: float) -> str:
-    """A number for a person: whole as it is, else in four digits at least."""
+    """Format a number: integers in full, others with at least four digits."""
     return f"{amount:,.0f}" if amount == int(amount) or amount >= 1000 else f"{amount:.4g}"

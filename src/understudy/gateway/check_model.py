@@ -1,4 +1,4 @@
-"""What a model server is asked before a long run: template with tools, calls, exact tokens, logprobs, context."""
+"""Checks a model server before a long run: template with tools, calls, exact tokens, logprobs, context."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.exact.parsers import FORMATS, opens_thinking
 
 LEAST_CONTEXT = 32_768
-"""Tokens below which Claude Code's own system prompt and tools leave little room for work."""
+"""With fewer tokens, Claude Code's own system prompt and tools leave little room for work."""
 _NEAR = 1e-3
-"""How far apart logprobs of one token may be, in nats."""
+"""How far apart two logprobs of one token may be, in nats."""
 _TEMPERATURE = 0.5
 _SAMPLED = 24
 _TOOL: dict[str, Any] = {
@@ -35,10 +35,10 @@ _USER: dict[str, Any] = {"role": "user", "content": "Read the file /workspace/a.
 
 
 class ModelCheck(Struct, frozen=True, kw_only=True):
-    """One thing that was checked: whether it is as needed, what was seen, and what to do where it is not.
+    """One check: whether it passed, what was found, and the remedy.
 
-    What is not `required` limits what can be done with the model. `ok` is None where the server gives no way to
-    find out.
+    A failed check that is not `required` limits what can be done with the model. `ok` is None if the server offers
+    no way to find out.
     """
 
     name: str
@@ -94,9 +94,9 @@ class _PromptAnswer(Struct):
 
 
 class ModelChecker:
-    """Asks the server of one model, in vLLM's dialect, which our embedded server speaks too.
+    """Checks the server of one model in vLLM's dialect, which our embedded server speaks too.
 
-    Of a server that lacks a path, as SGLang lacks some, what rests on it is reported as not checked.
+    If the server lacks a path, as SGLang lacks some, the checks that need it are reported as not done.
     """
 
     def __init__(self, url: str, *, model: str | None = None, key: str | None = None) -> None:
@@ -104,7 +104,7 @@ class ModelChecker:
         self._model = model
 
     async def run(self) -> list[ModelCheck]:
-        """All checks, in order. Raises BackendError when the server cannot be asked at all."""
+        """Run all checks in order. Raises BackendError if the server cannot be reached at all."""
         try:
             checks = await self._served()
             if not checks[0].ok:
@@ -137,7 +137,7 @@ class ModelChecker:
         return checks
 
     async def _template(self) -> list[ModelCheck]:
-        """Whether tools are shown, what follows from the template about calls, and about thinking."""
+        """Check whether tools are shown, and what the template implies for calls and thinking."""
         prompt = await self._decoded(await self._rendered([_USER], add_generation_prompt=True))
         renders_tools = _TOOL["function"]["name"] in prompt
         remedy = "" if renders_tools else "serve the model with a chat template that shows tools (--chat-template)"
@@ -146,7 +146,7 @@ class ModelChecker:
         call = {"id": "call_1", "type": "function", "function": {"name": "ReadFile", "arguments": _ARGUMENTS}}
         answered = [_USER, {"role": "assistant", "content": "I look.", "tool_calls": [call]}]
         whole = await self._decoded(await self._rendered(answered, add_generation_prompt=False))
-        # Templates may open a thinking block in the prompt, which a turn read back does not have.
+        # A template may open a thinking block in the prompt, which a parsed turn does not have.
         opening = prompt.removesuffix("<think>\n").removesuffix("<think>")
         written = whole[len(opening) :] if whole.startswith(opening) else None
         formats = [] if written is None else [name for name in FORMATS if _reads_back(name, written)]
@@ -163,7 +163,7 @@ class ModelChecker:
         return checks
 
     async def _sampling(self) -> list[ModelCheck]:
-        """Whether an answer comes with its tokens and their logprobs, and whether its prompt is as rendered."""
+        """Check whether an answer has its tokens and their logprobs, and whether its prompt is as rendered."""
         answer = await self._sampled(1.0)
         choice = answer.choices[0]
         exact = bool(choice.token_ids) and bool(answer.prompt_token_ids)
@@ -188,7 +188,9 @@ class ModelChecker:
     async def _rescored(
         self, prompt: Sequence[int], ids: Sequence[int], logprobs: Sequence[float]
     ) -> list[ModelCheck]:
-        """Whether the prompt's logprobs are told, as a teacher has to, and are those of sampling."""
+        """Check whether the server returns the prompt's logprobs, as a teacher must, and whether they match
+        those of sampling.
+        """
         name = "logprobs of a prompt (for teachers)"
         try:
             scored = await self._prompt_logprobs([*prompt, *ids])
@@ -204,7 +206,9 @@ class ModelChecker:
         ]
 
     async def _processed(self) -> list[ModelCheck]:
-        """Whether logprobs are those after temperature, by sampling below 1 and scoring at 1."""
+        """Check whether logprobs are computed after temperature, by sampling below temperature 1 and scoring at
+        1.
+        """
         answer = await self._sampled(_TEMPERATURE)
         ids, prompt = answer.choices[0].token_ids or [], answer.prompt_token_ids or []
         sampled = _logprobs(answer.choices[0])
@@ -248,7 +252,11 @@ class ModelChecker:
         }
         answer = await self._call("POST", "/v1/chat/completions", body, _SampledAnswer)
         if not answer.choices:
-            raise BackendError("/v1/chat/completions: invalid response: expected a choice, got none", status=200)
+            raise BackendError(
+                "/v1/chat/completions: invalid response: expected a choice, got none; check that the server is a "
+                "model server",
+                status=200,
+            )
         return answer
 
     async def _prompt_logprobs(self, tokens: Sequence[int]) -> list[float] | None:
@@ -272,7 +280,7 @@ def _logprobs(choice: _SampledChoice) -> list[float] | None:
 
 
 def _reads_back(name: str, written: str) -> bool:
-    """Whether a format finds in a turn the call that it was rendered of."""
+    """Whether a format finds, in a rendered turn, the call that the turn was rendered from."""
     format_ = FORMATS[name]
     ends = [written.find(end) for end in format_.turn_ends if end in written]
     calls = format_.parse(written[: min(ends)] if ends else written, [_TOOL]).tool_calls

@@ -1,4 +1,4 @@
-"""The configuration of a gateway in TOML: models, names, sampling, budget, telemetry. It holds no API keys."""
+"""The configuration of a gateway in TOML: models, names, sampling, budget, telemetry. It contains no API keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BackendKind = Literal["vllm", "sglang", "openai", "anthropic", "embedded"]
 TokenMode = Literal["observe", "exact"]
 ModelRole = Literal["high", "low"]
 OWN_SERVERS = frozenset({"vllm", "sglang", "embedded"})
-"""Servers that apply a chat template to a model of one's own; the others are providers."""
+"""Self-hosted servers, which apply a chat template. All other backends are providers."""
 
 EMBEDDED_MODEL = "understudy-embedded"
 """The embedded server's default name for its model."""
@@ -34,13 +34,13 @@ _Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A model and what serves it: several `endpoints`, or the one at `base_url`, or the provider's own.
+    """A model and its servers: several `endpoints`, or one at `base_url`, or the provider's default address.
 
-    `api_key_env` names the environment variable that holds the key. `concurrency` is how many requests run at once
-    over all endpoints, `queue` how many more may wait. `tokenizer` (a directory or a name on the hub) and
-    `tool_format` are for `tokens = "exact"`. `price` is in US dollars per million tokens, `timeout_s` in seconds.
-    Without `resend`, a request whose connection is lost before its answer begins is not sent a second time: it may
-    have been billed.
+    `api_key_env` names the environment variable with the key. `concurrency` is the maximum number of requests at
+    once over all endpoints, and `queue` how many more may wait. `tokenizer` (a directory, or a name on the hub)
+    and `tool_format` are for `tokens = "exact"`. `price` is in US dollars per million tokens, `timeout_s` in
+    seconds. Without `resend`, a request whose connection is lost before its answer begins is not sent again,
+    because it may have been billed.
     """
 
     backend: BackendKind
@@ -64,30 +64,30 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The addresses of the endpoints; none where the provider's own is meant."""
+        """The addresses of the endpoints; empty for the provider's default address."""
         return (self.base_url,) if self.base_url else self.endpoints
 
     @property
     def effective_price(self) -> Price | None:
-        """The price that was given, else the list price of a provider's model."""
+        """The configured price, else the list price of a provider's model."""
         if self.price is not None or self.model is None or self.backend in OWN_SERVERS:
             return self.price
         return list_price(self.model)
 
 
 class ModelsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The high model, and the low one where small tasks have another."""
+    """The high model, and the low one if small tasks have another."""
 
     high: ModelConfig
     low: ModelConfig | None = None
 
     def by_role(self) -> dict[str, ModelConfig]:
-        """The models by their roles."""
+        """The models by role."""
         return {"high": self.high} | ({} if self.low is None else {"low": self.low})
 
 
 class SamplingParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Sampling parameters that are laid over what agents ask; None leaves the agent's."""
+    """Sampling parameters that override what agents request. None keeps the agent's value."""
 
     max_tokens: _Above0 | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None
@@ -102,12 +102,12 @@ class SamplingParameters(Struct, frozen=True, kw_only=True, forbid_unknown_field
     reasoning_effort: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Those that are set, by name."""
+        """Return the parameters that are set, by name."""
         return msgspec.to_builtins(self)
 
 
 class SamplingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Sampling parameters for attempts whose calls are trained on, and for those that only measure."""
+    """Sampling parameters for attempts that are trained on, and for attempts that are only evaluated."""
 
     training: SamplingParameters = SamplingParameters()
     evaluation: SamplingParameters = SamplingParameters()
@@ -116,8 +116,8 @@ class SamplingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class TelemetryCollector(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where telemetry goes: `endpoint` is the base URL of an OTLP/HTTP collector.
 
-    Headers for it, which may be secrets, are in the environment variable OTEL_EXPORTER_OTLP_HEADERS. `contents`
-    asks for the prompts and answers too, else nothing that an agent or a model wrote is exported.
+    Headers for it, which may be secret, are in the environment variable OTEL_EXPORTER_OTLP_HEADERS. With
+    `contents`, prompts and answers are exported too; otherwise nothing that an agent or a model wrote.
     """
 
     endpoint: str
@@ -125,13 +125,16 @@ class TelemetryCollector(Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def headers(self) -> dict[str, str]:
-        """What goes with each export, as `name=value` with commas between, values in URL encoding."""
+        """The headers of each export, as `name=value` separated by commas, with URL-encoded values."""
         pairs = (pair.partition("=") for pair in os.environ.get(HEADERS_VARIABLE, "").split(","))
         return {name.strip().lower(): unquote(value.strip()) for name, _, value in pairs if name.strip()}
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """All of it. `names` maps names that agents ask for to "high" or "low"; `budget` is that of each attempt."""
+    """The whole configuration.
+
+    `names` maps requested model names to "high" or "low"; `budget` applies to each attempt.
+    """
 
     models: ModelsConfig
     names: dict[str, ModelRole] = field(default_factory=dict[str, ModelRole])
@@ -142,7 +145,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def parse_config(data: dict[str, Any], path: Path) -> GatewayConfig:
-    """The configuration in the content of the TOML file `path`; a `tokenizer` may be a directory beside it.
+    """Parse the content of the TOML file `path`. A `tokenizer` may be a directory relative to the file.
 
     Raises ConfigError naming the file, the key and what was expected.
     """
@@ -158,7 +161,10 @@ def parse_config(data: dict[str, Any], path: Path) -> GatewayConfig:
 
 
 def config_from_flags(backend: str, base_urls: Sequence[str], high: str | None, low: str | None) -> GatewayConfig:
-    """The configuration of one backend at some addresses, with the names of its models. Raises ConfigError."""
+    """Return the configuration of one backend at some addresses, with the names of its models.
+
+    Raises ConfigError.
+    """
     try:
         kind = msgspec.convert(backend, BackendKind)
     except msgspec.ValidationError as error:
@@ -173,19 +179,19 @@ def config_from_flags(backend: str, base_urls: Sequence[str], high: str | None, 
 
 
 def config_for_weights(directory: str) -> GatewayConfig:
-    """The configuration of an embedded server that serves a directory's weights, with `tokens = "exact"`."""
+    """Return the configuration of an embedded server for a directory's weights, with `tokens = "exact"`."""
     high = ModelConfig(backend="embedded", tokens="exact", tokenizer=directory, tool_format="hermes")
     return GatewayConfig(models=ModelsConfig(high=high))
 
 
 def check_config(config: GatewayConfig) -> None:
-    """Raises ConfigError for settings that contradict each other, naming their keys and what to do."""
+    """Raise ConfigError for settings that contradict each other, naming their keys and the remedy."""
     for role, model in config.models.by_role().items():
         _check_model(f"models.{role}", model)
         if config.streaming and model.tokens == "exact":
             raise ConfigError(
-                f'streaming = true and models.{role}.tokens = "exact" exclude each other: exact responses are '
-                'parsed when they are complete; remove streaming, or set tokens = "observe"'
+                f'streaming = true and models.{role}.tokens = "exact" exclude each other, because exact '
+                'responses are parsed once they are complete; remove streaming, or set tokens = "observe"'
             )
         if config.budget and config.budget.cost_usd is not None and model.effective_price is None:
             raise ConfigError(
@@ -204,7 +210,7 @@ def _check_model(key: str, model: ModelConfig) -> None:
         f"model: the {model.backend} backend needs the name of a model": not model.model
         and model.backend != "anthropic",
         f"base_url: the {model.backend} backend needs one, as http://host:port/v1": own
-        and model.backend != "embedded"  # which a run starts itself
+        and model.backend != "embedded"  # a run starts this server itself
         and not model.urls,
         f'tokens: "exact" is for {", ".join(sorted(OWN_SERVERS))}, not for {model.backend}': exact and not own,
         'tokenizer: tokens = "exact" with sglang needs one, a directory or a name on the hub': exact
@@ -234,7 +240,7 @@ def _check_url(key: str, url: str) -> None:
     except ValueError:
         parts, valid = None, False
     if parts is not None and "@" in parts.netloc:
-        # The address itself is not repeated: it holds a password.
+        # The address is not repeated in the error, because it contains a password.
         raise ConfigError(
             f"{key}: unsupported: a password in the address; name an environment variable in api_key_env instead"
         )
@@ -243,7 +249,7 @@ def _check_url(key: str, url: str) -> None:
 
 
 def _with_key(message: str) -> str:
-    """A validation error as "key: what was expected"."""
+    """Format a validation error as "key: what was expected"."""
     text, _, location = message.partition(" - at `$")
     key = location.rstrip("`").lstrip(".")
     for ending, one_of in _ENUMS.items():

@@ -12,19 +12,19 @@ from understudy.errors import GatewayError
 from understudy.types import PolicySpan
 
 HOLD_LIMIT_S = 240.0
-"""How long a request waits for a paused gateway, in seconds.
+"""How many seconds a request waits for a paused gateway.
 
-Clients give up after 300 s without streaming. After this limit they get an overload, which Claude Code waits out
-and retries; the retry is held again.
+Clients without streaming give up after 300 s. After this limit they get an overload error, which Claude Code waits
+out and retries; the retry is held again.
 """
 
 
 class GenerationPaused(GatewayError):
-    """Generation has been paused for longer than a request is held."""
+    """Generation was paused for longer than a request is held."""
 
 
 class GatewayState(Struct, frozen=True):
-    """What a gateway is doing: `in_flight` generations run, `waiting` requests are held by a pause."""
+    """What a gateway is doing: `in_flight` generations run, and `waiting` requests are held by a pause."""
 
     paused: bool
     version: str | None
@@ -33,9 +33,9 @@ class GatewayState(Struct, frozen=True):
 
 
 class GenerationControl:
-    """The switch that the gateway and whoever steers it share, within one event loop.
+    """The switch shared by the gateway and whoever controls it, within one event loop.
 
-    `version` is the policy version that generates now, None where none was published.
+    `version` is the policy version that generates now, or None if none was published.
     """
 
     def __init__(self, version: str | None = None, *, hold_limit_s: float = HOLD_LIMIT_S) -> None:
@@ -49,16 +49,16 @@ class GenerationControl:
         self._idle.set()
 
     async def wait_until_open(self) -> None:
-        """Returns once nothing is paused; `generating` has to follow before anything is awaited.
+        """Return once nothing is paused. Enter `generating` before awaiting anything else.
 
-        Raises Paused when that takes longer than the hold limit.
+        Raises GenerationPaused if that takes longer than the hold limit.
         """
         if self._open.is_set():
             return
         self._waiting += 1
         try:
             async with asyncio.timeout(self._hold_limit_s):
-                # A pause that follows a resume at once must hold those too that had already been woken.
+                # A pause that directly follows a resume must also hold requests that were already woken.
                 while not self._open.is_set():
                     await self._open.wait()
         except TimeoutError:
@@ -69,7 +69,7 @@ class GenerationControl:
 
     @contextmanager
     def generating(self) -> Generator[None]:
-        """Counts one generation as in flight."""
+        """Count one generation as in flight during the `with` block."""
         self._in_flight += 1
         self._idle.clear()
         try:
@@ -80,21 +80,21 @@ class GenerationControl:
                 self._idle.set()
 
     def pause(self) -> None:
-        """Let no further generation begin; those in flight go on. Pausing twice is pausing once."""
+        """Start no further generation; those in flight continue. Pausing twice has no further effect."""
         self._open.clear()
 
     def resume(self, version: str | None = None) -> None:
-        """Let generations begin again, those that are held first; `version` is published before."""
+        """Let generations start again, held requests first. `version` is published before that."""
         if version is not None:
             self.publish(version)
         self._open.set()
 
     def publish(self, version: str) -> None:
-        """From now on tokens are sampled from this version of the weights."""
+        """Record that tokens are sampled from this version of the weights from now on."""
         self.version = version
 
     async def drain(self, timeout_s: float) -> int:
-        """Wait for up to `timeout_s` seconds until nothing is in flight; returns how many generations are left."""
+        """Wait for up to `timeout_s` seconds until nothing is in flight. Returns how many generations are left."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self._in_flight:
@@ -104,18 +104,18 @@ class GenerationControl:
         return self._in_flight
 
     def snapshot(self) -> GatewayState:
-        """What the gateway is doing at this moment."""
+        """Return what the gateway is doing now."""
         return GatewayState(not self._open.is_set(), self.version, self._in_flight, self._waiting)
 
 
 def policy_spans(
     before: str | None, after: str | None, reported: tuple[PolicySpan, ...], tokens: int | None
 ) -> tuple[PolicySpan, ...]:
-    """Which version sampled which of the `tokens` of a completion.
+    """Return which version sampled which of the `tokens` of a completion.
 
-    `told` is what the server says of it, and decides where it says anything. Else `before` and `after` are the
-    versions that were published when the generation began and ended: one version has sampled all of it; of two,
-    nobody knows where the one gave way to the other. Empty where no version was published.
+    `reported` is what the server reports, which takes precedence. Otherwise `before` and `after` are the versions
+    that were published when the generation began and ended: if they are equal, that version sampled everything; if
+    not, it is unknown where one replaced the other. Empty if no version was published.
     """
     if reported:
         return reported

@@ -1,4 +1,6 @@
-"""Errors of the gateway itself, and how any error becomes a fault that each dialect reports in its own format."""
+"""Errors of the gateway itself, and the conversion of any error to a fault, which each dialect reports in its
+own format.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,10 @@ from understudy.gateway.control import GenerationPaused
 from understudy.wire.errors import ContextOverflow, Fault, FaultKind, InvalidRequest, ProviderRefusal
 
 RETRY_AFTER_LIMIT_S = 30.0
-"""The longest retry-after that agents get: Claude Code waits that long, and gives up at once at minutes."""
+"""The longest retry-after, in seconds, that agents get.
+
+Claude Code waits that long, but gives up at once at minutes.
+"""
 
 _TRY_AGAIN = frozenset({408, 409, 425})
 
@@ -23,7 +28,7 @@ class Abandoned(GatewayError):
 
 
 def fault_of(error: UnderstudyError) -> Fault:
-    """The fault for an error: its kind makes agents retry where that can help, and nowhere else."""
+    """Return the fault for an error. Its kind makes agents retry if that can help, and only then."""
     message = str(error)
     match error:
         case ContextOverflow():
@@ -45,8 +50,8 @@ def fault_of(error: UnderstudyError) -> Fault:
         case Abandoned() | GenerationPaused():
             return Fault(kind="overloaded", message=message)
         case StoreError():
-            # Final: every retry would sample again and could not be stored either. The error itself is not passed
-            # on, because it names paths of this machine.
+            # Final, because every retry would be sampled again and could not be stored either. The error's text is
+            # not passed on, since it names paths of this machine.
             return Fault(
                 kind="internal",
                 message="the call could not be stored, so its response is withheld; check the gateway's log",
@@ -57,9 +62,10 @@ def fault_of(error: UnderstudyError) -> Fault:
 
 
 def refused_credentials(status: int) -> str:
-    """What an agent is told when a model server refused the gateway's key, in none of the server's own words.
+    """Return the fault for an agent when a model server rejected the gateway's key, without the server's own
+    words.
 
-    Agents look for words in errors: Claude Code answers "x-api-key" by asking its user to log in, although the
+    Agents react to words in errors: Claude Code answers "x-api-key" by asking its user to log in, although the
     user's login is not involved. The server's words are in the stored call.
     """
     return (
@@ -77,8 +83,9 @@ def _backend_kind(status: int | None) -> FaultKind:
 
 
 def _bounded(error: BackendError) -> float | None:
-    """The retry-after that the server asked for, bounded; None where it asked for none.
+    """Return the server's retry-after, bounded, or None if it sent none.
 
-    None is invented: left alone, Claude Code doubles its pauses, which is enough to outlast a restart.
+    None is not replaced by a made-up value: without it, Claude Code doubles its pauses, which is enough to outlast
+    a restart.
     """
     return None if error.retry_after_s is None else min(max(error.retry_after_s, 0.0), RETRY_AFTER_LIMIT_S)

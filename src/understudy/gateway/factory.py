@@ -1,4 +1,6 @@
-"""Makes a gateway from its configuration: the models with their backends, and everything that closes with it."""
+"""Makes a gateway from its configuration: the models with their backends, and everything that is closed with
+it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Provider(Struct, frozen=True):
-    """A provider's address and the environment variable of its key, where the configuration gives none."""
+    """A provider's address, and the environment variable of its key, used if the configuration gives none."""
 
     url: str
     key_env: str
@@ -50,11 +52,11 @@ _PROVIDERS = {
 
 
 async def build_models(config: GatewayConfig) -> ModelRouter:
-    """The models of a configuration, ready to answer.
+    """Return the models of a configuration, ready to answer.
 
-    One's own servers are asked whether they have the model; of several endpoints some may be down. Raises
-    ConfigError for what contradicts itself, a key that is missing or a model that a server does not have, and
-    BackendError when no endpoint of a model answers.
+    Self-hosted servers are asked whether they have the model; if there are several endpoints, some may be down.
+    Raises ConfigError for contradictions, a missing key, or a model that a server does not have, and BackendError
+    if no endpoint of a model answers.
     """
     check_config(config)
     built: dict[str, Backend | Relay] = {}
@@ -77,7 +79,8 @@ async def _model(key: str, model: ModelConfig) -> Backend | Relay:
     secret, urls = secret_of(key, model), model.urls
     if model.backend == "embedded" and not urls:
         raise ConfigError(
-            f"{key}.base_url: missing: give an embedded server's address (only `understudy run` starts one)"
+            f"{key}.base_url: missing; give the embedded server's address (only `understudy run` starts one "
+            "itself)"
         )
     urls = urls or (_PROVIDERS[model.backend].url,)
     client: dict[str, Any] = {"timeout_s": model.timeout_s, "resend": model.resend}
@@ -107,24 +110,27 @@ _SERVERS = {"vllm": VLLMBackend, "sglang": SGLangBackend, "embedded": EmbeddedBa
 
 
 def secret_of(key: str, model: ModelConfig) -> str | None:
-    """The key of a model's servers, from the environment; None where they need none.
+    """Return the key for a model's servers from the environment; None if they need none.
 
-    `key` names the model in errors. Raises ConfigError where it is needed and not there.
+    `key` names the model in errors. Raises ConfigError if the key is required and missing.
     """
     provider = _PROVIDERS.get(model.backend)
     name = model.api_key_env or (provider.key_env if provider else None)
     secret = os.environ.get(name) if name else None
     needed = model.api_key_env is not None or (provider is not None and not model.urls)
     if needed and not secret:
-        raise ConfigError(f"{key}: missing API key: the environment variable {name} is not set")
+        raise ConfigError(
+            f"{key}: missing API key: the environment variable {name} is not set; set it, or name another in "
+            "api_key_env"
+        )
     return secret or None
 
 
 async def _exact(model: ModelConfig, clients: Sequence[HttpClient]) -> list[Backend]:
-    """The exact backends of a model's endpoints: they share its tokenizer and its conversations."""
+    """Return exact backends for a model's endpoints, which share its tokenizer and its conversations."""
     name, memory = model.model or "", TokenForest()
     format_ = format_named(model.tool_format or "")
-    # Reading a tokenizer, or fetching it, takes its time.
+    # Reading or downloading a tokenizer takes time, so it runs in a thread.
     codec = await asyncio.to_thread(LocalCodec.load, model.tokenizer) if model.tokenizer else None
     return [
         ExactBackend(
@@ -161,7 +167,7 @@ _K = TypeVar("_K", bound=KeyRing)
 
 @dataclass(frozen=True)
 class OpenedGateway(Generic[_K]):
-    """A gateway that listens nowhere yet, its key ring, and what it is steered and watched by."""
+    """A gateway that does not listen yet, with its key ring and what controls and observes it."""
 
     gateway: Gateway
     keys: _K
@@ -178,10 +184,10 @@ async def open_gateway(
     version: str | None = None,
     control: GenerationControl | None = None,
 ) -> AsyncGenerator[OpenedGateway[_K]]:
-    """The gateway of a configuration, which is stopped and closed with the context. `keys` makes its key ring.
+    """Open the gateway of a configuration. It is stopped and closed with the context.
 
-    `version` is the policy version that answers at first; `control` the one that this gateway shares with others,
-    which knows it. Raises as `build_models` does.
+    `keys` makes its key ring. `version` is the policy version that answers at first. `control` is a switch that
+    several gateways share and that knows the version. Raises like `build_models`.
     """
     async with AsyncExitStack() as stack:
         models = await build_models(config)
@@ -193,7 +199,7 @@ async def open_gateway(
 
         observers: list[CallObserver] = [metrics.observe]
         if config.telemetry is not None:
-            from understudy.gateway.telemetry.otlp import CallSpans  # the extra `otel`
+            from understudy.gateway.telemetry.otlp import CallSpans  # this needs the extra `otel`
 
             spans = CallSpans(config.telemetry)
             stack.push_async_callback(spans.close)

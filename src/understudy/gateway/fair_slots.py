@@ -1,4 +1,4 @@
-"""Fair slots: a bound on concurrent requests whose queue is served round robin between attempts."""
+"""Fair slots: a limit on concurrent requests, with a queue that is served round robin between attempts."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class FairSlots:
         self.queue = queue_limit
         self.held = 0
         self.waiting = 0
-        # The queues of the keys, in the order of the keys' turns.
+        # The queues of the keys, in the order in which the keys take turns.
         self._turns: dict[str, _Waiters] = {}
 
     @asynccontextmanager
     async def hold(self, key: str) -> AsyncGenerator[None]:
-        """Hold one slot while the block runs. Raises QueueFull."""
+        """Hold one slot during the block. Raises QueueFull."""
         await self._acquire(key)
         try:
             yield
@@ -47,7 +47,8 @@ class FairSlots:
             self._release()
 
     async def _acquire(self, key: str) -> None:
-        # While any request waits, all slots are held: one that becomes free goes straight to the next in turn.
+        # While a request waits, all slots are in use, and a slot that becomes free goes directly to the next
+        # request in turn.
         if self.held < self.slots:
             self.held += 1
             return
@@ -70,7 +71,7 @@ class FairSlots:
             raise
 
     def _release(self) -> None:
-        """Give a free slot to the request whose turn it is; where none waits, to nobody."""
+        """Give a free slot to the waiting request whose turn it is, if any."""
         while self._turns:
             key = next(iter(self._turns))
             waiters = self._turns.pop(key)

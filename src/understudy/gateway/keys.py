@@ -1,4 +1,4 @@
-"""API keys: a key names one attempt, works until it is revoked, and only its hash is stored."""
+"""API keys: a key identifies one attempt and works until it is revoked. Only its hash is stored."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _NO_SAMPLING: Mapping[str, Any] = MappingProxyType({})
 
 
 class KeyRing(Protocol):
-    """Where the gateway looks API keys up."""
+    """Where the gateway looks up API keys."""
 
     async def find_session(self, key: str) -> GatewaySession | None:
-        """The session of a key, or None when the key is invalid, revoked or expired."""
+        """Return the session of a key, or None if the key is invalid, revoked or expired."""
         ...
 
 
 class Keys:
-    """The keys of the attempts that run in this process (see KeyRing); `ceiling` bounds what all cost together."""
+    """The keys of the attempts that run in this process (see KeyRing). `ceiling` limits their total cost."""
 
     def __init__(self, ceiling: CostCeiling | None = None) -> None:
         self._ceiling = ceiling
@@ -36,9 +36,9 @@ class Keys:
     def issue(
         self, attempt_id: str, *, sampling: Mapping[str, Any] = _NO_SAMPLING, budget: Budget | None = None
     ) -> str:
-        """A new key for an attempt. `sampling` is laid over what the agent asks in each of its calls.
+        """Make a new key for an attempt. `sampling` overrides what the agent requests in each of its calls.
 
-        Raises GatewayError when the attempt has a key already.
+        Raises GatewayError if the attempt has a key already.
         """
         if attempt_id in self._indices:
             raise GatewayError(f"attempt {attempt_id} already has an API key; revoke it before issuing another")
@@ -49,15 +49,15 @@ class Keys:
         return key
 
     def revoke(self, attempt_id: str) -> GatewaySession | None:
-        """Invalidate an attempt's key at once; returns its session, None when it has no key."""
+        """Revoke an attempt's key at once. Returns its session, or None if it has no key."""
         index = self._indices.pop(attempt_id, None)
         return None if index is None else self._entries.pop(index)[1]
 
     async def find_session(self, key: str) -> GatewaySession | None:
-        """The session of a key, or None.
+        """Return the session of a key, or None.
 
-        It is looked up by a few bytes of its hash, then compared in constant time, so that the time that it takes
-        reveals nothing about the keys that exist.
+        The key is looked up by a few bytes of its hash and then compared in constant time, so that the time taken
+        reveals nothing about existing keys.
         """
         digest = digest_of(key)
         expected, session = self._entries.get(digest[:8], (b"", None))
@@ -65,10 +65,10 @@ class Keys:
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
+    """Return a new random key that nobody can guess."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def digest_of(key: str) -> bytes:
-    """The hash of a key, which is all that is stored of it; any text has one."""
+    """Return the hash of a key, which is all that is stored of it. Any text has one."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

@@ -1,4 +1,4 @@
-"""Prices of tokens: the list prices of well-known models, and the cost of a call."""
+"""Prices of tokens: list prices of well-known models, and the cost of a call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from understudy.types import Usage
 
 
 class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """US dollars per million tokens. Prompt tokens read from or written to a cache have prices of their own."""
+    """US dollars per million tokens.
+
+    Prompt tokens that are read from or written to a cache may have other prices.
+    """
 
     input: float
     output: float
@@ -19,7 +22,10 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def cost(usage: Usage, price: Price) -> float:
-    """The cost of a call in US dollars; without prices of their own, cached tokens cost what fresh ones do."""
+    """Return the cost of a call in US dollars.
+
+    Cached tokens without a price of their own cost as much as others.
+    """
     fresh = max(usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens, 0)
     read = price.input if price.cached is None else price.cached
     written = price.input if price.cache_write is None else price.cache_write
@@ -31,7 +37,7 @@ _DATED = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
 
 
 def list_price(model: str) -> Price | None:
-    """The list price of a well-known model; None for one that is not in the table.
+    """Return the list price of a well-known model, or None for others.
 
     A name may end with the date of a snapshot. Any other suffix names another model, with another price.
     """

@@ -1,4 +1,4 @@
-"""Chooses the model for a request, by the model name in it."""
+"""Chooses the model for a request by the model name in it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NO_SLOTS: Mapping[str, FairSlots] = MappingProxyType({})
 
 
 class ModelRouter:
-    """Two models, the high and the low one, which is the high one where there is no other.
+    """Two models, high and low; without a low model, the high one serves as both.
 
-    `names` maps further names to "high" or "low". A model may also be asked for by its own name; any other name
-    means the high one. `slots` bound how many requests a model answers at once, by "high" and "low". Raises
-    ConfigError when a name is mapped to anything else.
+    `names` maps further names to "high" or "low". A model can also be requested by its own name; any other name
+    means the high one. `slots` limits how many requests a model answers at once, by "high" and "low". Raises
+    ConfigError if a name is mapped to anything else.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ModelRouter:
         self._roles = {HIGH: high, LOW: low or high}
         self._slots = {id(self._roles[role]): bound for role, bound in slots.items()}
         self._relayed = any(map(is_relay, self._roles.values()))
-        # A relay that keeps the agent's own name has none itself.
+        # A relay that keeps the agent's model name has no name itself.
         own = {server.model: server for server in (self._roles[LOW], high) if server.model}
         self._table = own | self._roles
         for name, role in names.items():
@@ -45,28 +45,28 @@ class ModelRouter:
 
     @property
     def has_relay(self) -> bool:
-        """Whether any of the models is a relay, which takes requests without parsing them."""
+        """Whether one of the models is a relay, which takes requests without parsing them."""
         return self._relayed
 
     def server_for(self, requested: str) -> Backend | Relay:
-        """The backend or relay for the model name in a request."""
+        """Return the backend or relay for the model name in a request."""
         return self._table.get(requested, self._roles[HIGH])
 
     def slots_of(self, server: Backend | Relay) -> FairSlots | None:
-        """The bound on how many requests a model answers at once; None where there is none."""
+        """Return the limit on how many requests a model answers at once, or None."""
         return self._slots.get(id(server))
 
     def names(self) -> list[str]:
-        """The names that the router maps, sorted; any other name means "high"."""
+        """The names that the router maps, sorted. Any other name means "high"."""
         return sorted(self._table)
 
     def servers(self) -> list[Backend | Relay]:
-        """The models, each once, the high one first."""
+        """Return each model once, the high one first."""
         high, low = self._roles[HIGH], self._roles[LOW]
         return [high] if low is high else [high, low]
 
     async def close(self) -> None:
-        """Drop the connections of all of them. May be called twice."""
-        async with AsyncExitStack() as stack:  # all are closed, even when this is cancelled
+        """Close the connections of all models. May be called twice."""
+        async with AsyncExitStack() as stack:  # all are closed, even if this is cancelled
             for server in self.servers():
                 stack.push_async_callback(server.close)

@@ -1,4 +1,4 @@
-"""The gateway's memory of one attempt: its budget, its branches, and the tool calls that it was answered with."""
+"""The gateway's memory of one attempt: its budget, its branches, and the tool calls in its answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BRANCHES_LIMIT = 1000
 
 
 class GatewaySession:
-    """The gateway's state of one attempt (or of one client of a gateway of its own) while its key is valid."""
+    """The gateway's state of one attempt (or of a client of a gateway that runs alone) while its key is valid."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class GatewaySession:
         self._conversations: dict[Branch, ConversationHandle] = {}
 
     def conversation(self, branch: Branch) -> ConversationHandle:
-        """The branch as backends know it: the same object for all calls of a branch."""
+        """Return the object that identifies a branch to backends, the same for all calls of the branch."""
         key = f"{self.attempt_id} {branch.session_id or ''}"
         handle = self._conversations.pop(branch, None) or ConversationHandle(key)
-        self._conversations[branch] = handle  # at the end, as the most recently used
+        self._conversations[branch] = handle  # moved to the end, as the most recently used
         if len(self._conversations) > BRANCHES_LIMIT:
             del self._conversations[next(iter(self._conversations))]
         return handle
 
     def next_sequence(self) -> int:
-        """The number of the next call in the attempt, from 0."""
+        """Return the number of the attempt's next call, counted from 0."""
         self._calls += 1
         return self._calls - 1
 
@@ -67,19 +67,20 @@ class GatewaySession:
         return self.calls_started > 0 and not self._last
 
     def last_call_id(self, branch: Branch) -> str | None:
-        """The id of the last answered call on a branch, or None."""
+        """Return the id of the last answered call on a branch, or None."""
         return self._last.get(branch)
 
     def record_response(self, branch: Branch, call_id: str, sampled: Mapping[str, ToolCall]) -> None:
-        """Note a committed response: the next call on the branch follows it, and its tool calls may come back."""
+        """Record a committed response: the branch's next call follows it, and its tool calls may come back."""
         self._last[branch] = call_id
         self._tool_ids.update(sampled)
         self._sampled.update(sampled)
 
     def tool_id(self, offered: str) -> str:
-        """A tool id that no earlier answer of the attempt used: the offered one if it will do, else a new one.
+        """Return a tool id that no earlier answer of the attempt used: the offered one if possible, else a new
+        one.
 
-        Claude Code erases a turn whose tool id it has seen before.
+        Claude Code deletes a turn whose tool id it has seen before.
         """
         usable = _TOOL_ID.fullmatch(offered) and offered not in self._tool_ids
         chosen = offered if usable else f"toolu_{secrets.token_hex(12)}"
@@ -87,5 +88,5 @@ class GatewaySession:
         return chosen
 
     def sampled(self, tool_id: str) -> ToolCall | None:
-        """The tool call as the model wrote it, by the id that the agent was given."""
+        """Return the tool call as the model wrote it, by the id that the agent was given."""
         return self._sampled.get(tool_id)

@@ -1,1 +1,3 @@
-"""Agent logs of any kind, read into training states: what the model saw, and what it did then."""
+"""Reads the logs of many agents into training states: what the model saw before each turn, and what it did
+next.
+"""

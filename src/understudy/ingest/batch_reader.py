@@ -1,6 +1,7 @@
-"""Reads batches of logs, in this process or in several: the selected states, where they go, and what is counted.
+"""Reads batches of logs, in this process or in several: selects states, writes them, and counts them.
 
-Each process writes parts of its own; they come back in the order of the logs.
+Each worker process writes a part file of its own. Results are returned in the order of the logs, whichever process
+finishes first.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ Kind = tuple[int, str, str, str, str]
 
 
 class StateSelection(Struct, frozen=True):
-    """Which states are wanted.
+    """Which states to read.
 
-    `since` is a moment in seconds, `project` a part of the directory that the agent worked in (or, where the log
-    names none, of the log's path), `min_turns` how many turns the conversation has at least. Without `all_roles`
-    only those of agents that did what the user wanted.
+    `since`: only turns at or after this Unix time, in seconds. `project`: a substring of the agent's working
+    directory (of the log's path if the log does not name the directory). `min_turns`: the fewest turns that a
+    conversation must have. `all_roles`: also read conversations of agents that the program started for its own
+    purposes.
     """
 
     since: float | None = None
@@ -59,11 +61,12 @@ class StateSelection(Struct, frozen=True):
 
 
 class BatchResult(Struct):
-    """The result of a batch. `ids` are those of the states, 16 bytes each, `kinds[of[i]]` is what state `i` is.
+    """The result of one batch.
 
-    `duplicates` counts the states that the batch has twice, `redactions` what was replaced, by rule: at `places`,
-    and at others of which `unplaced` has only the counts. Where states were written, they are `size` bytes of a
-    file from `at` on.
+    `ids` concatenates the ids of the states, 16 bytes each. `of` is an array of unsigned ints: `kinds[of[i]]` is
+    the kind of state `i`. `duplicates` counts states that occurred a second time within the batch. `redactions`
+    counts the replacements by rule; `places` says where they are, and `unplaced` counts those whose place was not
+    recorded. If states were written, they are the `size` bytes at offset `at` of the part file.
     """
 
     files: int = 0
@@ -81,18 +84,19 @@ class BatchResult(Struct):
     size: int = 0
 
     def states(self) -> Iterator[tuple[bytes, Kind]]:
-        """The states: id, and what they are."""
+        """Yield the id and the kind of each state."""
         for number, kind in enumerate(array("I", self.of)):
             yield self.ids[number * ID_BYTES : (number + 1) * ID_BYTES], self.kinds[kind]
 
 
 class IngestSummary(Struct):
-    """What was read. All but `files`, `unchanged`, `traces`, `losses` and `skipped` count states.
+    """What was read. All fields except `files`, `unchanged`, `traces`, `losses`, `skipped` and `redactions` count
+    states.
 
-    Of the `files`, `unchanged` were not read again. `duplicates` were written once, though several files have
-    them. `left_out` is by the reason; `losses` is what readers could not make sense of; `skipped` counts the files
-    that were not read, by the reason; `redactions` what was replaced, by the rule. In a store some states are
-    `new`, and some were there, as they are (`same`) or otherwise (`changed`).
+    `files` includes the `unchanged` files, which were not read again. `duplicates` are states that several files
+    contain; they were written once. `left_out` counts unwanted states by reason, `losses` what a reader could not
+    interpret, by kind, `skipped` the files that were not read, by reason, and `redactions` the replacements by
+    rule. With a store, `new`, `changed` and `same` compare the states with those stored before.
     """
 
     files: int = 0
@@ -113,7 +117,10 @@ class IngestSummary(Struct):
     redactions: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, read: BatchResult, seen: set[bytes]) -> set[int]:
-        """Count the states of a batch that are not `seen`, and add them. Returns the numbers of the others."""
+        """Add the counts of a batch, and its ids to `seen`.
+
+        Returns the positions of states that were in `seen` already.
+        """
         self.files += read.files
         for name in ("left_out", "losses", "skipped", "redactions"):
             mine: Counter[str] = getattr(self, name)
@@ -140,7 +147,7 @@ class IngestSummary(Struct):
 StateSink = JsonlSink | ParquetSink | SpoolSink
 """Where states go."""
 
-_UNIT = 8 << 20  # bytes of small logs that are read in one go
+_UNIT = 8 << 20  # small batches are read together, up to this many bytes in one call
 _LOOK_S = 0.2
 
 Form = Literal["lines", "parquet", "rows"]
@@ -148,7 +155,7 @@ _SINKS: dict[Form, Callable[[Path], StateSink]] = {"lines": JsonlSink, "parquet"
 
 
 class IngestProgress(Struct):
-    """How far the reading is: files discovered, logs among them (`total`), logs read, bytes written."""
+    """Progress of reading: files discovered, how many of them are logs (`total`), logs read, and bytes written."""
 
     files: int = 0
     read: int = 0
@@ -160,7 +167,10 @@ ProgressCallback = Callable[[IngestProgress], None]
 
 
 class IngestJob(Struct, frozen=True):
-    """What to do with each batch. Without a `form` states are only counted; with a `key` they are redacted."""
+    """What to do with each batch.
+
+    If `form` is None, states are only counted; if `key` is set, they are redacted.
+    """
 
     selection: StateSelection
     form: Form | None = None
@@ -168,10 +178,10 @@ class IngestJob(Struct, frozen=True):
 
 
 def read_batch(batch: LogBatch, job: IngestJob, sink: StateSink | None, tick: Callable[[], None]) -> BatchResult:
-    """Write the wanted states of a batch, each once; without a sink they are only counted.
+    """Write each selected state of a batch once. If `sink` is None, the states are only counted.
 
-    A file that cannot be read is counted, and what it gives before it breaks off is read. `tick` is called now and
-    then.
+    An unreadable file is counted as skipped; of a file that breaks off, the readable beginning is used. `tick` is
+    called after every trace and while states are written, to report progress.
     """
     start = sink.tell() if sink else 0
     files: Sequence[LogFile] = batch.files
@@ -184,7 +194,8 @@ def read_batch(batch: LogBatch, job: IngestJob, sink: StateSink | None, tick: Ca
             with garbage_collection_paused():
                 _read_traces(batch.format.read(files), job.selection, sink, redactor, read, tick)
         except OSError:
-            # Rare enough to begin again: only reading each file to its end tells which of them cannot be read.
+            # Unreadable files are rare, so the batch is read again without them: only reading each file to its end
+            # shows which they are.
             if sink:
                 sink.roll_back(start)
             files = readable_files(files, skipped, broken)
@@ -200,7 +211,8 @@ def read_batch(batch: LogBatch, job: IngestJob, sink: StateSink | None, tick: Ca
 
 
 def _redactor(key: bytes) -> Redactor:
-    # Its rules take a tenth of a second to compile, which readers that do not redact need not wait for.
+    # Imported here because compiling the redaction rules takes 0.1 s, which readers that do not redact should not
+    # pay.
     from understudy.redact.redactor import Redactor
 
     return Redactor(key)
@@ -224,7 +236,8 @@ def _read_traces(
             read.losses.update(trace.losses)
         trace_id, turns = trace.trace_id, trace.turns
         turns_wanted: list[int] = []
-        kind_numbers: dict[tuple[str | None, str], int] = {}  # most turns of a trace are of one kind
+        # a cache: most turns of a trace have the same model and fidelity
+        kind_numbers: dict[tuple[str | None, str], int] = {}
         for index in _selected_turns(trace, selection, read.left_out):
             turn = turns[index]
             identity = state_id_bytes(trace_id, turn.message_id)
@@ -247,7 +260,7 @@ def _read_traces(
 
 
 def _selected_turns(trace: Trace, selection: StateSelection, left_out: Counter[str]) -> Iterable[int]:
-    """The indexes of the turns of a trace that are wanted; the others are counted by the reason."""
+    """Return the indexes of the selected turns of a trace, and count the other turns in `left_out` by reason."""
     turns, since = trace.turns, selection.since
     reason = None
     if not selection.all_roles and trace.role not in WORK_ROLES:
@@ -272,9 +285,10 @@ _ROOM = 32 << 20
 
 
 class RenderCache:
-    """Renders as another does, and remembers the messages of the bodies of one trace, whose nodes keep them alive.
+    """Wraps a renderer and caches the messages of one trace's node bodies.
 
-    Only the first `_ROOM` characters are remembered, so that a long trace takes no more memory.
+    Cache keys are the `id()` of the bodies, which is safe because the trace's nodes keep them alive. Caching stops
+    after about `_ROOM` characters, so that a long trace does not take more memory.
     """
 
     def __init__(self, renderer: TraceRenderer) -> None:
@@ -283,7 +297,7 @@ class RenderCache:
         self._room = _ROOM
 
     def history(self, body: Any) -> list[Message]:
-        """The messages of a node; not to be changed."""
+        """Return the messages of a node. They are shared with the cache: do not change them."""
         messages = self._messages.get(id(body))
         if messages is None:
             messages = self._renderer.history(body)
@@ -293,7 +307,7 @@ class RenderCache:
         return messages
 
     def action(self, bodies: Sequence[Any]) -> TurnAction:
-        """What the model did."""
+        """Return what the model did in one turn."""
         return self._renderer.action(bodies)
 
 
@@ -305,9 +319,10 @@ def read_batches(
     progress: IngestProgress,
     report: ProgressCallback,
 ) -> Generator[tuple[BatchResult, Path | None]]:
-    """The result of each batch, in order, with the file of its states, which is removed before the next one.
+    """Yield the result of each batch in order, with the part file that holds its states.
 
-    The files are written in `directory`. Raises ConfigError when one cannot be written or a process is killed.
+    The part files are written in `directory`, and each is removed once the results of its batches were consumed.
+    Raises ConfigError when a file cannot be written or a worker process is killed.
     """
     units = list(_units(batches))
     work = [(unit, job, directory / f"part-{at}" if directory else None) for at, unit in enumerate(units)]
@@ -350,12 +365,12 @@ def _in_processes(
     work: Sequence[_Work], jobs: int, progress: IngestProgress, report: ProgressCallback
 ) -> Generator[list[BatchResult]]:
     others = set(multiprocessing.active_children())
-    # A fork of a process that has threads may deadlock.
+    # Use "spawn": forking a process that has threads may deadlock.
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin)
     try:
         waiting: dict[Future[list[BatchResult]], int] = {}
-        # Only this process handles Ctrl-C. The others inherit the blocked signal and are terminated below.
+        # Only this process handles Ctrl-C: the workers inherit the blocked signal, and are terminated below.
         with signals_blocked(signal.SIGINT):
             for at in sorted(range(len(work)), key=lambda at: -_size(work[at][0])):
                 waiting[executor.submit(_work, *work[at])] = at
@@ -380,7 +395,7 @@ def _in_processes(
             child.terminate()
         if isinstance(error, BrokenProcessPool):
             raise ConfigError(
-                "a process that read logs was killed, perhaps for lack of memory; retry with --jobs 1"
+                "a worker process that read logs was killed, perhaps because memory ran out; retry with --jobs 1"
             ) from error
         raise
     finally:
@@ -388,7 +403,7 @@ def _in_processes(
 
 
 def _begin() -> None:
-    """Runs first in a worker process: ends the process when its parent is killed."""
+    """Initialise a worker process: start a thread that ends it when its parent process dies."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -416,7 +431,7 @@ def _work(
 
 
 def _units(batches: Iterable[LogBatch]) -> Iterator[list[LogBatch]]:
-    """The batches in units of work: small neighbours are read in one call."""
+    """Yield the batches grouped into units of work: neighbouring small batches are read in one call."""
     unit: list[LogBatch] = []
     size = 0
     for batch in batches:
@@ -450,7 +465,7 @@ def _remove(part: Path) -> None:
 
 @contextmanager
 def signals_blocked(*signals: signal.Signals) -> Generator[None]:
-    """Block signals; they are delivered afterwards."""
+    """Block these signals inside the `with` block; signals that arrive meanwhile are delivered after it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Chat messages of every dialect that logs hold, in the one form that traces have."""
+"""Converts the chat messages of logs, whatever their dialect, to the OpenAI form that traces use."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ _TEXTS = frozenset({"text", "input_text", "output_text", "summary_text", "reason
 
 
 def chat(raw: Any, losses: Counter[str]) -> Message | None:
-    """A message of a chat completion, of Anthropic's or of SWE-agent's kind; None where it is no message.
+    """Convert a message in the form of chat completions, Anthropic or SWE-agent. Returns None if it is not a
+    message.
 
-    Thinking is in `reasoning_content`, or `thinking_hidden` is True. What is not understood is counted.
+    Thinking becomes `reasoning_content`; if the log has thinking blocks without text, `thinking_hidden` is True.
+    What cannot be interpreted is counted in `losses`.
     """
     source = mapping(raw)
     role = ROLES.get(str(source.get("role")))
@@ -37,7 +39,7 @@ def chat(raw: Any, losses: Counter[str]) -> Message | None:
         return {"role": role, "content": text}
     call_id = string(source.get("tool_call_id")) or next(map(string, items(source.get("tool_call_ids"))), None)
     if call_id is None:
-        # Which call it belongs to is unknown, so it can only be shown as the user's text.
+        # Without an id it is unknown which call this is the result of, so it becomes a user message.
         losses["result_without_id"] += 1
         return {"role": "user", "content": text}
     return result_message(call_id, text or "", is_error=source.get("is_error") is True)
@@ -46,7 +48,7 @@ def chat(raw: Any, losses: Counter[str]) -> Message | None:
 def response_message(
     content: Any, calls: list[dict[str, Any]], thinking: str | None = None, *, hidden: bool = False
 ) -> Message:
-    """A message of the assistant. `hidden`: it thought, but the log may not hold the text."""
+    """Build an assistant message. `hidden`: the model did think, but the log may lack the text."""
     message: Message = {"role": "assistant", "content": content}
     if calls:
         message["tool_calls"] = calls
@@ -58,18 +60,21 @@ def response_message(
 
 
 def result_message(call_id: str, content: Any, *, is_error: bool = False) -> Message:
-    """The result of a tool call."""
+    """Build a message with the result of a tool call."""
     message: Message = {"role": "tool", "content": content, "tool_call_id": call_id}
     return {**message, "is_error": True} if is_error else message
 
 
 def thinking_text(blocks: list[Any], key: str = "thinking") -> str:
-    """The text of blocks of thinking, which is under `key` in each."""
+    """Return the text of thinking blocks, which each has under `key`, joined by line breaks."""
     return "\n".join(text for block in blocks if (text := string(mapping(block).get(key))))
 
 
 def calls(raw: Any, losses: Counter[str]) -> list[dict[str, Any]]:
-    """The tool calls of a message, in OpenAI's form or as `{id, name, arguments}`."""
+    """Convert the tool calls of a message to OpenAI's form.
+
+    They may be in OpenAI's form or `{id, name, arguments}`.
+    """
     tool_calls: list[dict[str, Any]] = []
     for at, entry in enumerate(items(raw)):
         call = mapping(entry)
@@ -88,9 +93,9 @@ def calls(raw: Any, losses: Counter[str]) -> list[dict[str, Any]]:
 
 
 def content(raw: Any, losses: Counter[str]) -> str | list[dict[str, Any]] | None:
-    """The content of a message: a text where it is only one, else OpenAI's parts; None where it is empty.
+    """Convert the content of a message: a string if it is a single text, else a list of OpenAI content parts.
 
-    Parts that are neither text nor an image are counted as `unknown_part`.
+    Returns None for empty content. Parts that are neither text nor an image are counted as `unknown_part`.
     """
     if raw is None or isinstance(raw, str):
         return raw
@@ -115,7 +120,7 @@ def _parts(entry: Any, losses: Counter[str]) -> list[dict[str, Any]]:
 
 
 def _images(part: dict[str, Any]) -> list[str | None]:
-    """The addresses of a part that is an image: OpenAI's, the Responses API's, Anthropic's, OpenHands', ATIF's."""
+    """Return the URLs of an image part of any dialect: OpenAI, Responses API, Anthropic, OpenHands or ATIF."""
     if (address := part.get("image_url")) is not None:
         return [string(address) or string(mapping(address).get("url"))]
     if urls := items(part.get("image_urls")):
@@ -130,7 +135,11 @@ def _images(part: dict[str, Any]) -> list[str | None]:
 
 
 def blocks(role: str, raw: Any, losses: Counter[str]) -> list[Message]:
-    """The messages that one of Anthropic's is: the tool results, then the text; or a response with its calls."""
+    """Convert the content blocks of one Anthropic message to chat messages.
+
+    A user message gives its tool results first, then its text; an assistant message gives one message with its
+    tool calls.
+    """
     if isinstance(raw, str):
         return [{"role": role, "content": raw}]
     parts: list[Any] = []

@@ -1,8 +1,8 @@
 """Reads all logs below some paths, and writes their states into one file or into a store.
 
-A file is complete or absent: everything is written to a temporary directory beside it first. Logs that did not
-change are not read again: their part of the existing file is copied, or their states are in the store already.
-What was read of which log is remembered in a manifest, a hidden file beside the output, or in the store.
+A file is either complete or absent: everything is first written to a temporary directory beside it. Unchanged logs
+are not read again: their part of the existing file is copied, or their states are in the store already. Which logs
+were read is recorded in a manifest, a hidden file beside the output, or in the store.
 """
 
 from __future__ import annotations
@@ -51,16 +51,21 @@ from understudy.store.sessions import LogSource, TextOrBytes
 from understudy.util.files import locked
 
 _READER = "7"
-"""Raise it when the results of reading a log change within a release: what is read, a signal, a rule of redaction.
+"""The version of the readers.
 
-Logs that were read with another one are read again.
+Raise it when reading the same log gives another result: states, signals or redactions.
+
+Logs that were read with another version are read again.
 """
 
 _FORMAT = 2
 
 
 class LogIdentity(Struct, frozen=True, array_like=True):
-    """A log as it was before it was read."""
+    """A log's path, size and modification time, taken before it was read.
+
+    It tells whether the log changed since.
+    """
 
     path: bytes
     size: int
@@ -68,7 +73,10 @@ class LogIdentity(Struct, frozen=True, array_like=True):
 
 
 class IngestedBatch(Struct, array_like=True):
-    """A batch that was read. `read` has its states and their place in the file, `dropped` ids of duplicates."""
+    """A batch that was read.
+
+    `read` has its states and their place in the file, `dropped` the ids of its duplicates.
+    """
 
     format: str
     files: list[LogIdentity]
@@ -77,7 +85,7 @@ class IngestedBatch(Struct, array_like=True):
 
 
 class OutputManifest(Struct, array_like=True):
-    """What was written to a file, which was `size` bytes then, and last changed at `modified_ns`."""
+    """What was written to an output file, with the file's size and modification time afterwards."""
 
     version: int
     reader: str
@@ -97,17 +105,20 @@ _decode = msgspec.msgpack.Decoder(OutputManifest, dec_hook=_counter).decode
 
 
 def reader_of(job: IngestJob) -> str:
-    """The version and the options of reading: logs that were read with others are read again."""
+    """Return a string that identifies the reader's version and options.
+
+    Logs read with another one are read again.
+    """
     key = None
     if job.key is not None:
-        # What the rules find depends on what is installed.
+        # The redaction rules depend on whether Betterleaks is installed.
         key = (hashlib.blake2b(job.key, digest_size=8).hexdigest(), is_installed())
     options = hashlib.blake2b(msgspec.json.encode((job.selection, job.form, key)), digest_size=8).hexdigest()
     return f"{__version__}/{_READER}/{options}"
 
 
 def _identities(batch: LogBatch) -> list[LogIdentity] | None:
-    """The logs of a batch as they are now, None where one does not exist any more."""
+    """Return the current identities of a batch's logs, or None if one of them no longer exists."""
     identities: list[LogIdentity] = []
     for file in batch.files:
         archive, inside, _ = file.path.partition(INSIDE)
@@ -115,14 +126,14 @@ def _identities(batch: LogBatch) -> list[LogIdentity] | None:
             status = os.stat(archive)  # noqa: PTH116 (of very many paths)
         except OSError:
             return None
-        # What lies in an archive is as old as the archive.
+        # A member of an archive has the archive's modification time.
         size = file.size if inside else status.st_size
         identities.append(LogIdentity(path_bytes(file.path), size, status.st_mtime_ns))
     return identities
 
 
 def path_bytes(path: str) -> bytes:
-    """A path as bytes, whatever is in it."""
+    """Encode a path, even if it holds unpaired surrogates."""
     return path.encode(errors="surrogatepass")
 
 
@@ -130,12 +141,16 @@ def path_bytes(path: str) -> bytes:
 
 
 def manifest_path(output: Path) -> Path:
-    """Where the manifest of a file lies."""
+    """Return the path of the manifest that belongs to an output file."""
     return output.with_name(f".{output.name[:200]}.understudy")
 
 
 def load_manifest(output: Path, job: IngestJob) -> OutputManifest | None:
-    """What is remembered of a file; None where that is nothing, the file was changed, or another wrote it."""
+    """Load the manifest of a file.
+
+    Returns None if there is none, if the file was changed since, or if it was written with another reader or
+    options.
+    """
     try:
         manifest = _decode(manifest_path(output).read_bytes())
         status = output.stat()
@@ -146,7 +161,7 @@ def load_manifest(output: Path, job: IngestJob) -> OutputManifest | None:
 
 
 def save_manifest(to: Path, whole: Path, job: IngestJob, batches: list[IngestedBatch]) -> None:
-    """Write the manifest of the file `whole`. Raises OSError."""
+    """Write the manifest for the finished file `whole` to `to`. Raises OSError."""
     status = whole.stat()
     to.touch(0o600)
     to.write_bytes(_encode(OutputManifest(_FORMAT, reader_of(job), status.st_size, status.st_mtime_ns, batches)))
@@ -155,10 +170,10 @@ def save_manifest(to: Path, whole: Path, job: IngestJob, batches: list[IngestedB
 def reusable(
     batches: Sequence[LogBatch], now: Sequence[list[LogIdentity] | None], manifest: OutputManifest | None
 ) -> list[IngestedBatch | None]:
-    """For each batch what was written of it, where its logs are as they were.
+    """Return for each batch what was written of it earlier, or None if it must be read again.
 
-    A batch of which states were left out for being those of others is reusable only where those are sure to be
-    there again, before it.
+    A batch can be reused if its logs are unchanged. If some of its states were left out as duplicates, the batches
+    that contain them must be reused too, and come before it.
     """
     earlier = {(one.format, tuple(one.files)): one for one in manifest.batches} if manifest else {}
     sure: set[bytes] = set()
@@ -174,7 +189,7 @@ def reusable(
 
 
 def without_states(read: BatchResult, dropped: Set[int], at: int, size: int) -> tuple[BatchResult, bytes]:
-    """What is remembered of a batch that states were left out of, now at another place; and the ids left out."""
+    """Return a batch's result without its dropped states and at its new place, and the ids that were dropped."""
     ids: list[bytes] = []
     of = array("I")
     kinds: dict[Kind, int] = {}
@@ -199,7 +214,7 @@ def _split(ids: bytes) -> Iterable[bytes]:
 
 
 def sources_of(batch: LogBatch, files: Sequence[LogIdentity], job: IngestJob) -> list[LogSource]:
-    """What a store remembers of the logs of a batch."""
+    """Return what the store should record about the logs of a batch."""
     reader = f"{reader_of(job)}/{batch.format.name}"
     return [
         LogSource(
@@ -214,7 +229,10 @@ def sources_of(batch: LogBatch, files: Sequence[LogIdentity], job: IngestJob) ->
 
 
 def all_read(sources: Sequence[LogSource], stored: Mapping[TextOrBytes, LogSource]) -> bool:
-    """Whether all of the logs were read as they are; with which others does not matter."""
+    """Whether all logs were read before and are unchanged.
+
+    It does not matter which other logs were read with them.
+    """
     return all(
         (before := stored.get(source.path)) is not None
         and (before.size, before.modified_ns, before.reader) == (source.size, source.modified_ns, source.reader)
@@ -229,7 +247,7 @@ _LOCK = "lock"
 
 
 class FoundLogs(Struct):
-    """The logs below some paths; `skipped` counts the other files by the reason why they are skipped."""
+    """The logs below some paths. `skipped` counts the other files by reason."""
 
     batches: list[LogBatch]
     files: int
@@ -239,10 +257,10 @@ class FoundLogs(Struct):
 def find_logs(
     paths: Sequence[Path], only: LogFormat | None, output: Path | None, report: ProgressCallback
 ) -> FoundLogs:
-    """The logs at and below the paths.
+    """Find the logs at and below the paths.
 
-    With `only`, those of one format; a path that is a file is taken to be of that format without detection. Raises
-    ConfigError when a path cannot be read, or `output` is one of the logs.
+    `only` restricts them to one format; files that were named themselves are then read in this format without
+    detection. Raises ConfigError when a path cannot be read, or `output` is one of the logs.
     """
     skipped: Counter[str] = Counter()
     progress = IngestProgress()
@@ -252,7 +270,7 @@ def find_logs(
     def seen() -> Iterator[LogFile]:
         for file in walk_logs(paths, skipped):
             if own is not None and _inode(Path(file.path.partition(INSIDE)[0])) == own:
-                raise ConfigError(f"--output: {output} is one of the logs to read; choose another file")
+                raise ConfigError(f"--output: {output} is one of the logs to read; choose another output file")
             progress.files += 1
             report(progress)
             yield file
@@ -276,7 +294,7 @@ def find_logs(
 
 
 def count_states(logs: FoundLogs, selection: StateSelection, jobs: int, report: ProgressCallback) -> IngestSummary:
-    """Count the selected states; nothing is written."""
+    """Count the selected states without writing anything."""
     total = IngestSummary(skipped=logs.skipped.copy())
     progress = _progress(logs)
     seen: set[bytes] = set()
@@ -298,14 +316,14 @@ def collect_to_file(
 ) -> IngestSummary:
     """Write the selected states to `output`, each once, in the order of the logs.
 
-    Only its owner may read the file. It is Parquet where its name ends in `.parquet`, else JSON lines. With a
-    `key` for pseudonyms the states are redacted, and `OUTPUT.redaction.json` lists what was replaced where. `jobs`
-    processes read. An existing file is replaced when the new one is complete; it stays untouched where no log
-    changed since it was written. Raises ConfigError when the file cannot be written.
+    Only the owner may read the file. It is Parquet if its name ends in `.parquet`, else JSON lines. With `key`,
+    states are redacted with pseudonyms derived from it, and `OUTPUT.redaction.json` lists the replacements. `jobs`
+    is the number of processes. An existing file is replaced only once the new one is complete, and is left alone
+    if no log changed. Raises ConfigError when the file cannot be written.
     """
     output = output.resolve()
     if output.exists() and not output.is_file():
-        raise ConfigError(f"--output: {output} exists and is not a regular file; choose another file")
+        raise ConfigError(f"--output: {output} exists and is not a regular file; choose another output file")
     job = IngestJob(selection, "parquet" if output.suffix == ".parquet" else "lines", key)
     now = [_identities(batch) for batch in logs.batches]
     before = load_manifest(output, job)
@@ -321,7 +339,7 @@ def collect_to_file(
         write_report_beside(output, replaced)
         return total
     if job.form == "parquet":
-        # Rows cannot be copied without being read.
+        # Rows of a Parquet file cannot be copied without being decoded, so all logs are read again.
         old = [None for _ in old]
     plan = list(zip(logs.batches, now, old, strict=True))
     with _workplace(output.parent, f".{output.name[:100]}.") as directory:
@@ -352,9 +370,10 @@ def _copy_states(
     total: IngestSummary,
     replaced: RedactionReport | None,
 ) -> Iterator[IngestedBatch | None]:
-    """Copy the states of each batch into the new file, from what was read, or else from the `old` file.
+    """Copy the states of each batch into the new file, from its part file or, if it is unchanged, from the `old`
+    file.
 
-    Yields what the manifest keeps of each batch, None of one that must be read again the next time.
+    Yields for each batch its manifest entry, or None if it must be read again next time.
     """
     seen: set[bytes] = set()
     for batch, files, earlier in plan:
@@ -374,13 +393,13 @@ def _copy_states(
             file.copy(part_path(source, read.at), dropped)
         read, more = without_states(read, dropped, at, size)
         if files is None or read.skipped:
-            yield None  # a file that could not be read may be readable the next time
+            yield None  # an unreadable file may become readable, so this batch is not recorded
         else:
             yield IngestedBatch(batch.format.name, files, read, removed + more)
 
 
 def _add(total: IngestSummary, earlier: IngestedBatch, seen: set[bytes]) -> set[int]:
-    """Count a batch that is unchanged. Returns the positions of states that were seen before."""
+    """Add the counts of an unchanged batch. Returns the positions of states that were seen before."""
     total.unchanged += len(earlier.files)
     total.duplicates += len(earlier.dropped) // ID_BYTES
     return total.add(earlier.read, seen)
@@ -392,12 +411,11 @@ def _add(total: IngestSummary, earlier: IngestedBatch, seen: set[bytes]) -> set[
 def collect_to_store(
     logs: FoundLogs, selection: StateSelection, location: StoreLocation, jobs: int, report: ProgressCallback
 ) -> IngestSummary:
-    """Put the selected states into the store of a directory or a database, made where it does not exist.
+    """Write the selected states into the store of a directory or a database, which is created if needed.
 
-    What is read on the way to a database lies in the directory for temporary files, for the owner alone.
-
-    Logs that did not change since they were read are skipped. The store holds complete traces at any moment; after
-    an interruption the same call continues. Raises ConfigError and StoreError.
+    Logs that did not change since they were read are skipped. The store holds only complete traces at any moment,
+    so after an interruption the same call continues. On the way to a database, states are kept in the system's
+    directory for temporary files, readable by the owner only. Raises ConfigError and StoreError.
     """
     job = IngestJob(selection, "rows")
     if isinstance(location, Path):
@@ -428,7 +446,7 @@ def collect_to_store(
             reading = read_batches(fresh, job, jobs, workspace, progress, report)
             for of_batch, (read, source) in zip(sources, reading, strict=True):
                 dropped = total.add(read, seen)
-                # A file that could not be read may be readable the next time, so its batch is not noted as read.
+                # An unreadable file may become readable, so its batch is not recorded as read.
                 complete = () if read.skipped else of_batch
                 spool = load_spool(store.sessions, source, read.at, read.size, dropped, complete) if source else ()
                 for changes in spool:
@@ -440,7 +458,7 @@ def collect_to_store(
 
 
 def _make(directory: Path) -> None:
-    """Create a directory that only the owner may read and that git ignores: it will hold private text."""
+    """Create a directory for private text: only the owner may read it, and git ignores it."""
     try:
         directory.mkdir(mode=0o700, parents=True)
         (directory / ".gitignore").write_text("*\n")
@@ -448,7 +466,7 @@ def _make(directory: Path) -> None:
         return
     except OSError as error:
         raise ConfigError(
-            f"--dir: cannot create {directory}: {error.strerror}; choose another directory"
+            f"--dir: cannot create {directory}: {error.strerror}; choose a directory that you may create"
         ) from error
 
 
@@ -461,17 +479,22 @@ def _progress(logs: FoundLogs) -> IngestProgress:
 
 @contextmanager
 def _workplace(parent: Path, prefix: str) -> Generator[Path]:
-    """A temporary directory for parts. Raises ConfigError where it cannot be created."""
+    """Make a temporary directory for part files, removed afterwards.
+
+    Raises ConfigError if it cannot be created.
+    """
     _sweep(parent, prefix)
     try:
         directory = Path(tempfile.mkdtemp(prefix=prefix, suffix=_SUFFIX, dir=parent))
     except OSError as error:
         raise ConfigError(
-            f"cannot write in {parent}: {error.strerror}; choose an existing directory that you may write in"
+            f"cannot write in {parent}: {error.strerror}; choose an existing directory in which you may write"
         ) from error
     try:
         with locked(directory / _LOCK):
-            directory.chmod(0o700)  # another run may have swept it in between, and `locked` made it anew
+            # another run's sweep may have removed the directory, and `locked` created it again with other
+            # permissions
+            directory.chmod(0o700)
             yield directory
     finally:
         with signals_blocked(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -479,7 +502,7 @@ def _workplace(parent: Path, prefix: str) -> Generator[Path]:
 
 
 def _sweep(parent: Path, prefix: str) -> None:
-    """Remove the directories of processes that were killed: they hold private text."""
+    """Remove temporary directories that killed processes left behind, since they hold private text."""
     for left in parent.glob(f"{glob.escape(prefix)}*{_SUFFIX}"):
         try:
             status = left.lstat()
@@ -488,7 +511,7 @@ def _sweep(parent: Path, prefix: str) -> None:
             with locked(left / _LOCK, busy="another process is writing there"):
                 shutil.rmtree(left)
         except (ConfigError, OSError):
-            continue  # in use, or not ours to remove: this run has a directory of its own
+            continue  # in use, or not ours to remove; either way this run uses a directory of its own
 
 
 def _inode(path: Path) -> tuple[int, int] | None:

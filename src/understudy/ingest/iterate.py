@@ -1,4 +1,4 @@
-"""The training states in logs, one after another, without a store or a file."""
+"""Iterates over the training states in logs, without writing a store or a file."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def ingest(
     all_roles: bool = False,
     skipped: Counter[str] | None = None,
 ) -> Iterator[TraceState]:
-    """The states in the logs below some paths, each once, in the order of the logs.
+    """Yield the states in the logs at and below some paths, each once, in the order of the logs.
 
-    `format` is the name of the only format to read. With `all_roles` there are also turns that an agent made
-    for itself. `skipped` counts files that were not read, and what of the others was lost, by reason. Nothing is
-    redacted. Raises ConfigError for a format that is unknown, OSError where a log cannot be read.
+    `format`: read only this format. `all_roles`: also yield turns of agents that the program started for its own
+    purposes. `skipped` counts, by reason, the files that were not read and what was lost of the others. Nothing is
+    redacted. Raises ConfigError for an unknown format, OSError if a log cannot be read.
     """
     counts = Counter[str]() if skipped is None else skipped
     only = None if format is None else format_named(format)

@@ -1,7 +1,8 @@
-"""Finds logs: files, directory trees, zip archives, gzip. Archives are hostile input.
+"""Finds logs: files, directory trees, zip archives, gzip.
 
-Nothing is unpacked to the disk: a log in an archive is a stream, so no name in it can lead anywhere. A stream ends
-with an error where it grows beyond what its compressed size can honestly give.
+Archives are hostile input. Nothing is unpacked to disk: a log in an archive is read as a stream, so names in the
+archive cannot lead to other places. A stream raises an error if it grows far beyond what its compressed size makes
+plausible.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from msgspec import Struct
 from understudy.errors import ConfigError
 
 HEAD_BYTES = 64 * 1024
-"""Bytes at the beginning of a file by which its format is detected."""
+"""Bytes at the beginning of a file from which its format is detected."""
 
 INSIDE = "!/"
-"""Stands between the path of a zip and the name of a log in it."""
+"""Separates the path of a zip archive from the name of a log in it."""
 
 _BUFFER = 1 << 16
-_DISK_BUFFER = 1 << 18  # most lines of a log fit into it many times
+_DISK_BUFFER = 1 << 18  # large enough for many log lines
 _LEAST_BOMB = 64 * 1024 * 1024
 _MOST_BYTES = 8 * 1024 * 1024 * 1024
 _HONEST_RATIO = 250
@@ -43,7 +44,7 @@ _LEFT_OUT = frozenset((".git", "node_modules", "__pycache__", ".venv"))
 class LogFile(Struct, frozen=True):
     """A log on disk or in an archive. `path` may be `archive.zip!/inner/path`; `size` is in bytes.
 
-    `open` gives a binary stream from the beginning, decompressed.
+    `open` returns a new binary stream of the decompressed contents.
     """
 
     path: str
@@ -52,24 +53,24 @@ class LogFile(Struct, frozen=True):
 
     @classmethod
     def on_disk(cls, path: Path) -> LogFile:
-        """The file at `path`. Raises OSError when there is none."""
+        """Return the file at `path`. Raises OSError if there is none."""
         return cls(str(path), path.stat().st_size, lambda: path.open("rb", buffering=_DISK_BUFFER))
 
 
 class OversizedLog(OSError):
-    """A compressed log that unpacks to implausibly much, or an archive with too many members."""
+    """A compressed log unpacks to implausibly many bytes, or an archive has too many members."""
 
 
 def walk_logs(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[LogFile]:
-    """The files at and below the paths in the order of their names, those in zips too.
+    """Yield the files at and below the paths in the order of their names, including those in zip archives.
 
-    Symbolic links are not followed, unless they are one of the paths. Files that are left out are counted in
-    `skipped` by reason. Raises ConfigError when a path does not exist or cannot be read.
+    Symbolic links are followed only if they are among `paths`. Skipped files are counted in `skipped` by reason.
+    Raises ConfigError if a path does not exist or cannot be read.
     """
     seen: set[str] = set()
     here = Path.cwd()
     for file in _walk(paths, skipped):
-        # One of the paths may lie inside another.
+        # Paths may overlap, so each file is yielded once.
         own = os.path.join(here, file.path)  # noqa: PTH118 (of very many paths)
         if own in seen:
             continue
@@ -96,7 +97,7 @@ def _walk(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[LogFile]:
 
 
 def log_file_at(path: str) -> LogFile:
-    """The log at `path`, which is in the form of `LogFile.path`. Raises OSError where there is none."""
+    """Return the log at `path`, which has the form of `LogFile.path`. Raises OSError if there is none."""
     archive, inside, member = path.partition(INSIDE)
     if inside and archive.lower().endswith(".zip"):
         info = _member(archive, member)
@@ -106,7 +107,7 @@ def log_file_at(path: str) -> LogFile:
 
 
 def read_head(file: LogFile) -> bytes:
-    """The first 64 KB of a log. Raises OSError where nothing of it can be read."""
+    """Return the first 64 KB of a log. Raises OSError if not even its first bytes can be read."""
     head = b""
     with file.open() as stream:
         try:
@@ -119,7 +120,10 @@ def read_head(file: LogFile) -> bytes:
 
 
 def read_some(stream: BinaryIO, size: int) -> bytes:
-    """At most `size` bytes by one read, so that an error loses only what comes after it; b"" at the end."""
+    """Read at most `size` bytes with a single read, so that an error loses only what follows.
+
+    Returns b"" at the end.
+    """
     return getattr(stream, "read1", stream.read)(size)
 
 
@@ -170,7 +174,7 @@ def _file(path: str, skipped: Counter[str]) -> Iterator[LogFile]:
 
 
 def _refused(info: zipfile.ZipInfo, seen: set[str]) -> str | None:
-    """The reason why a member of a zip is left out, None where it is read."""
+    """Return the reason why a member of a zip archive is skipped, or None if it should be read."""
     if info.flag_bits & 0x1:
         return "encrypted_member"
     if stat.S_ISLNK(info.external_attr >> 16):
@@ -190,14 +194,17 @@ _BROKEN = (
 
 
 def _archive(archive: str) -> zipfile.ZipFile:
-    """The open zip, cached for the next member until the file changes."""
+    """Return the open zip archive. It is cached until the file changes."""
     status = Path(archive).stat()
     return _open_archive(archive, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=4)
 def _open_archive(archive: str, size: int, changed: int) -> zipfile.ZipFile:
-    """The zip. The size of its directory is checked before it is read."""
+    """Open a zip archive.
+
+    Its central directory's size is checked first, because opening reads all of it into memory.
+    """
     with Path(archive).open("rb") as stream:
         stream.seek(max(0, size - _END_SEARCHED))
         tail = stream.read()
@@ -205,16 +212,23 @@ def _open_archive(archive: str, size: int, changed: int) -> zipfile.ZipFile:
     if at >= 0 and (directory := int.from_bytes(tail[at + 12 : at + 16], "little")) != 0xFFFFFFFF:
         if directory > _LARGEST_DIRECTORY:
             raise OversizedLog(
-                f"{archive}: its central directory has {directory} bytes, expected at most {_LARGEST_DIRECTORY}"
+                f"{archive}: the zip's central directory has {directory} bytes, expected at most "
+                f"{_LARGEST_DIRECTORY}; unpack it yourself, or split it"
             )
     elif size > _LARGEST_DIRECTORY:
-        # A zip64 archive has the size of its directory in another record.
+        # A zip64 archive stores the size of its directory in another record.
         at64 = tail.rfind(b"PK\x06\x06")
         if at64 < 0 or int.from_bytes(tail[at64 + 40 : at64 + 48], "little") > _LARGEST_DIRECTORY:
-            raise OversizedLog(f"{archive}: its central directory has more than {_LARGEST_DIRECTORY} bytes")
+            raise OversizedLog(
+                f"{archive}: the zip's central directory has more than {_LARGEST_DIRECTORY} bytes; unpack it "
+                "yourself, or split it"
+            )
     archive_file = zipfile.ZipFile(archive)
     if len(archive_file.filelist) > _MOST_MEMBERS:
-        raise OversizedLog(f"{archive}: more than {_MOST_MEMBERS} members")
+        raise OversizedLog(
+            f"{archive}: expected at most {_MOST_MEMBERS} members, got {len(archive_file.filelist)}; unpack it "
+            "yourself, or split it"
+        )
     return archive_file
 
 
@@ -222,17 +236,23 @@ def _member(archive: str, member: str) -> zipfile.ZipInfo:
     try:
         return _archive(archive).getinfo(member)
     except KeyError as error:
-        raise FileNotFoundError(f"{archive} has no member {member!r}") from error
+        raise FileNotFoundError(
+            f"{archive} has no member {member!r}; it may have been replaced since it was listed"
+        ) from error
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise OSError(f"{archive} cannot be read as a zip: {error}") from error
+        raise OSError(
+            f"{archive} cannot be read as a zip archive: {error}; it may be damaged or incomplete, so copy it "
+            "again"
+        ) from error
 
 
 def _open_plain(path: str) -> BinaryIO:
-    # The file may have been replaced by a pipe or a device since it was listed; opening must not wait for one.
+    # The file may have been replaced by a pipe or device since it was listed. O_NONBLOCK keeps open() from
+    # waiting.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is no longer a regular file")
+        raise OSError(f"{path} is no longer a regular file; it was replaced while logs were read")
     return open(descriptor, "rb", buffering=_BUFFER)  # noqa: PTH123
 
 
@@ -243,7 +263,7 @@ def _open_gzip(path: str) -> BinaryIO:
 
 
 class _Unpacked(gzip.GzipFile):
-    """A gzip stream that closes the file below it too."""
+    """A gzip stream that also closes the file it reads from."""
 
     def __init__(self, packed: BinaryIO) -> None:
         super().__init__(fileobj=packed)
@@ -260,7 +280,7 @@ def _open_member(archive: str, member: str) -> BinaryIO:
     try:
         stream: BinaryIO = _archive(archive).open(info)  # pyright: ignore[reportAssignmentType]
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError) as error:
-        raise OSError(f"{path} cannot be unpacked: {error}") from error
+        raise OSError(f"{path} cannot be unpacked: {error}; it may be damaged, encrypted or incomplete") from error
     allowed = _allowed(info.compress_size)
     if member.endswith(".gz"):
         return _bounded(gzip.GzipFile(fileobj=_bounded(stream, allowed, path)), allowed * 4, path)  # pyright: ignore[reportArgumentType]
@@ -272,7 +292,10 @@ def _allowed(compressed: int) -> int:
 
 
 class _Bounded(RawIOBase):
-    """A stream that fails after `allowed` bytes, or ends there with `cut`; bad compression raises OSError."""
+    """A stream that fails after `allowed` bytes, or ends there if `cut` is set.
+
+    Decompression errors become OSError.
+    """
 
     def __init__(self, stream: BinaryIO, allowed: int, path: str, *, cut: bool = False) -> None:
         self._stream = stream
@@ -287,10 +310,13 @@ class _Bounded(RawIOBase):
         try:
             data = read_some(self._stream, min(len(buffer), self._left) if self._cut else len(buffer))
         except (EOFError, zlib.error, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-            raise OSError(f"{self._path} cannot be unpacked: {error}") from error
+            raise OSError(f"{self._path} cannot be unpacked: {error}; it may be damaged or incomplete") from error
         self._left -= len(data)
         if self._left < 0:
-            raise OversizedLog(f"{self._path}: unpacks to far more than its compressed size allows")
+            raise OversizedLog(
+                f"{self._path} unpacks to far more than its compressed size makes plausible; unpack it yourself "
+                "if you trust it"
+            )
         buffer[: len(data)] = data
         return len(data)
 
@@ -308,9 +334,9 @@ _PIECE = 1 << 20
 
 
 def readable_files(files: Sequence[LogFile], skipped: Counter[str], broken: Counter[str]) -> list[LogFile]:
-    """The files that can be read; one that cannot be read to its end is cut off there.
+    """Return the files that can be read. A file that breaks off is cut off there.
 
-    Files of which nothing can be read are counted in `skipped`, the others that break off in `broken`.
+    Files of which nothing can be read are counted in `skipped`, files that break off in `broken`.
     """
     readable: list[LogFile] = []
     for file in files:

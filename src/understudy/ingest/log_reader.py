@@ -1,4 +1,4 @@
-"""Reads the JSON documents, JSON lines and texts that logs are made of, however broken, and counts each loss."""
+"""Reads JSON documents, JSON lines and texts of logs, however damaged, and counts every loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROWS_SEEN = 40
 
 @contextmanager
 def garbage_collection_paused() -> Generator[None]:
-    """Pause the garbage collector: reading makes very many objects and no reference cycles."""
+    """Pause the garbage collector: reading creates very many objects but no reference cycles."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -39,9 +39,9 @@ def garbage_collection_paused() -> Generator[None]:
 
 
 def parse_json(data: bytes, losses: Counter[str]) -> Any:
-    """The JSON value in `data`; None, and a count of `bad_json`, where it is malformed.
+    """Decode JSON. Malformed JSON gives None, and is counted as `bad_json`.
 
-    Invalid UTF-8 and half surrogate pairs are replaced, which is counted as `bad_text`.
+    Invalid UTF-8 and unpaired surrogates are replaced, which is counted as `bad_text`.
     """
     try:
         return orjson.loads(data)
@@ -58,14 +58,14 @@ def parse_json(data: bytes, losses: Counter[str]) -> Any:
 
 
 def take_losses(losses: Counter[str]) -> Counter[str]:
-    """The counts so far, for the next trace; the counter is cleared."""
+    """Return a copy of the counts, and clear the counter for the next trace."""
     own = losses.copy()
     losses.clear()
     return own
 
 
 def read_document(file: LogFile, losses: Counter[str]) -> Any:
-    """The JSON value of a whole file; None where it is malformed or too large (`large_document`)."""
+    """Return the JSON value of a whole file, or None if it is malformed or too large (`large_document`)."""
     data = _whole(file, losses)
     if not data.strip():
         losses["empty_file"] += 1
@@ -74,7 +74,7 @@ def read_document(file: LogFile, losses: Counter[str]) -> Any:
 
 
 def read_text(file: LogFile, losses: Counter[str]) -> str:
-    """A file's text; "" where it is too large (`large_document`)."""
+    """Return the text of a file, or "" if it is too large (`large_document`)."""
     data = _whole(file, losses)
     try:
         return data.decode("utf-8-sig")
@@ -84,7 +84,10 @@ def read_text(file: LogFile, losses: Counter[str]) -> str:
 
 
 def read_lines(file: LogFile, losses: Counter[str]) -> Iterator[bytes]:
-    """The lines of a file that are not blank, without their ends; longer ones are counted as `long_line`."""
+    """Yield the non-blank lines of a file without line ends.
+
+    Overlong lines are counted as `long_line` and skipped.
+    """
     rest: list[bytes] = []
     size = 0
     skipping = False
@@ -122,7 +125,7 @@ def _whole(file: LogFile, losses: Counter[str]) -> bytes:
 
 
 def _chunks(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
-    """The stream in chunks. Where it breaks off, as in a truncated archive, `unreadable_rest` is counted."""
+    """Yield the stream in chunks. If it breaks off, as in a truncated archive, `unreadable_rest` is counted."""
     try:
         while chunk := read_some(stream, _CHUNK):
             yield chunk
@@ -131,7 +134,7 @@ def _chunks(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
 
 
 def read_records(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; other values are counted as `not_an_object`."""
+    """Yield the objects of a JSON lines file. Other values are counted as `not_an_object`."""
     for line in read_lines(file, losses):
         value = parse_json(line.removeprefix(_MARK), losses)
         if isinstance(value, dict):
@@ -141,10 +144,10 @@ def read_records(file: LogFile, losses: Counter[str]) -> Iterator[dict[str, Any]
 
 
 class Outline:
-    """The outline of a JSON file by its first bytes, which may be cut off anywhere.
+    """The outline of a JSON file, taken from its first bytes, which may be cut off anywhere.
 
-    `kind` is `{` or `[` where the file begins as JSON, else "". `keys` are the keys of the first object (in a
-    list, of its first element), each with its value as text, or with `{` or `[` for a nested value.
+    `kind` is `{` or `[` if the file begins as JSON, else "". `keys` maps the keys of the first object (in a list,
+    of its first element) to their values as text, with `{` or `[` standing for nested values.
     """
 
     def __init__(self, start: bytes) -> None:
@@ -154,7 +157,7 @@ class Outline:
 
     @cached_property
     def rows(self) -> tuple[dict[str, Any], ...]:
-        """The complete objects among the first lines."""
+        """The complete JSON objects among the first lines."""
         lines = self._start.split(b"\n", _ROWS_SEEN)[:_ROWS_SEEN]
         rows = (parse_json(line, Counter()) for line in lines if line.startswith(b"{"))
         return tuple(mapping(row) for row in rows if isinstance(row, dict))
@@ -162,7 +165,7 @@ class Outline:
 
 @lru_cache(maxsize=4)
 def outline(head: bytes) -> Outline:
-    """The outline of a file by its first bytes. Cached: every format asks for it."""
+    """Return the outline of a file. Cached, because every format's detection asks for it."""
     return Outline(head.removeprefix(_MARK).lstrip())
 
 
@@ -196,10 +199,10 @@ def _keys(start: bytes) -> dict[str, str]:
 
 
 def parent_directory(path: str) -> str:
-    """The directory part of a log's path, "" where it has none."""
+    """Return the directory part of a log's path, or ""."""
     return path.replace("\\", "/").rpartition("/")[0]
 
 
 def file_name(path: str) -> str:
-    """The last part of a log's path, without `.gz`."""
+    """Return the last part of a log's path, without `.gz`."""
     return path.replace("\\", "/").rpartition("/")[2].removesuffix(".gz")

@@ -1,4 +1,7 @@
-"""The family that a model belongs to, by its name. A teacher must be of another family than the turn's author."""
+"""Tells a model's family from its name.
+
+Teachers must be of another family than the model whose turn they judge.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import re
 from functools import lru_cache
 
 _FAMILIES: tuple[tuple[str, str], ...] = (
-    # The name of a distilled model may hold two families: its teacher's and its base model's. The family that is
-    # listed first here wins, so that the teacher decides.
+    # A distilled model's name may contain two families: its teacher's and its base model's. The family listed
+    # first wins, so that the teacher counts.
     ("claude", r"claude|anthropic|opus|sonnet|haiku"),
     ("gpt", r"gpt(?!-?(?:j|neo))|chatgpt|codex|davinci|o[1345](?![a-z0-9])"),
     ("gemini", r"gemini|gemma|palm"),
@@ -28,14 +31,15 @@ _FAMILIES: tuple[tuple[str, str], ...] = (
     ("starcoder", r"starcoder"),
     ("yi", r"yi(?=-)"),
 )
-# A match begins at the beginning of a word; digits and letters may follow directly (glm5, llama3).
+# A family's name must begin at a word boundary; digits and letters may follow directly (glm5, llama3).
 _PATTERN = re.compile("|".join(f"(?P<{name}>(?<![a-z0-9])(?:{pattern}))" for name, pattern in _FAMILIES))
 _ORDER = {name: at for at, (name, _) in enumerate(_FAMILIES)}
 
 
 def model_family(model: str | None) -> str | None:
-    """The family of a model by its name ("anthropic/claude-opus-4-7" → "claude"), None where it is unknown."""
-    # There are few names and very many turns, so results are cached; but a hostile log may have huge names.
+    """Return a model's family by its name ("anthropic/claude-opus-4-7" → "claude"), or None if it is unknown."""
+    # Results are cached, since there are few names and very many turns. Huge names, as in hostile logs, are not
+    # cached.
     return None if not model else _family(model) if len(model) > _LONG else _remembered(model)
 
 

@@ -1,4 +1,4 @@
-"""A trace as it may leave the store: without secrets, e-mail addresses and home directories."""
+"""Removes secrets, e-mail addresses and home directories from a trace before it leaves the store."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 
 def redact_trace(trace: Trace, redactor: Redactor) -> Trace:
-    """The trace with as many nodes and turns, whose texts are redacted when they are rendered.
+    """Return a copy of the trace whose texts are redacted when they are rendered.
 
-    All of it is looked through first: a secret is replaced wherever it stands in the trace, so a state of it
-    is the same whichever others are asked for. Ids and the names of models are left alone, unless a secret hides
-    in them.
+    Nodes and turns stay the same in number.
+
+    The whole trace is searched first: a secret is replaced everywhere in the trace, so that a state looks the same
+    whichever other states are requested. Ids and model names stay unless they contain a secret.
     """
     scope = redactor.scoped_to(trace_texts(trace))
-    # What is replaced in names must not appear in the report.
+    # A name that was replaced must not appear in the report.
     name = scope.name(trace.trace_id, "trace")
 
     def redact_name(text: str | None) -> str | None:
@@ -81,7 +82,10 @@ def redact_trace(trace: Trace, redactor: Redactor) -> Trace:
 
 
 class _RedactedRenderer:
-    """Renders what another renderer does, redacted. A node's body is its number and its own body."""
+    """Renders what another renderer does, and redacts it.
+
+    A node's body here is its index and its original body.
+    """
 
     def __init__(self, renderer: TraceRenderer, scope: Redactor, name: str) -> None:
         self._renderer = renderer
@@ -96,14 +100,15 @@ class _RedactedRenderer:
         action = self._renderer.action([own for _, own in bodies])
         where = f"{self._name} node {bodies[0][0]}" if bodies else self._name
         fields: dict[str, Any] = {"content": action.content, "tool_calls": action.tool_calls}
-        # Reported at the same place as the history, which has the same text; thinking is only here.
+        # Text and calls get the same place in the report as the history, which repeats them. Thinking occurs only
+        # here.
         fields = self._scope.value(fields, where)
         thinking = action.thinking and self._scope.text(action.thinking, f"{where} thinking")
         return replace(action, thinking=thinking, **fields)
 
 
 def trace_texts(trace: Trace) -> Iterator[Any]:
-    """All texts of a trace that its states would show."""
+    """Yield all texts of a trace that its states would show."""
     yield [trace.source, trace.project, trace.agent, trace.version]
     shapes = {
         id(shape): shape for shape in (trace.shape, *(turn.shape for turn in trace.turns)) if shape is not None

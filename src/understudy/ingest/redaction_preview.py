@@ -1,4 +1,4 @@
-"""What a redaction would replace, before anything is written: counts by rule, and samples with secrets masked."""
+"""Previews a redaction without writing anything: counts by rule, and samples with the secrets masked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AROUND = 40
 
 
 class RedactionSample(Struct, frozen=True):
-    """A replacement: its rule, the conversation, and the redacted text around the pseudonym, on one line."""
+    """One replacement: its rule, its conversation, and the redacted text around the pseudonym on one line."""
 
     rule: str
     where: str
@@ -33,7 +33,7 @@ class RedactionSample(Struct, frozen=True):
 
 
 class RedactionPreview(Struct, frozen=True, kw_only=True):
-    """What would be replaced. `replaced` and `values` count replacements and different secrets by rule."""
+    """What would be replaced. By rule, `replaced` counts replacements and `values` counts distinct secrets."""
 
     conversations: int
     characters: int
@@ -45,9 +45,9 @@ class RedactionPreview(Struct, frozen=True, kw_only=True):
 def preview_redaction(
     conversations: Iterable[Conversation], redactor: Redactor, *, samples: int = 3
 ) -> RedactionPreview:
-    """Redact the conversations as an export does, write nothing, and return what was replaced.
+    """Redact the conversations as an export does, and return what was replaced. Nothing is written.
 
-    There are at most `samples` samples of a rule, each of another secret.
+    There are at most `samples` samples per rule, each of a different secret.
     """
     number = characters = 0
     rules: dict[str, str] = {}
@@ -83,21 +83,21 @@ def preview_redaction(
 
 
 def _context(text: str, match: re.Match[str]) -> str:
-    """The line around a pseudonym."""
+    """Return the text around a pseudonym on one line."""
     left, right = text[max(match.start() - _AROUND, 0) : match.start()], text[match.end() : match.end() + _AROUND]
     return " ".join(f"{left}{match.group()}{right}".split())
 
 
 def trace_conversations(traces: Iterable[Trace]) -> Iterator[Conversation]:
-    """The texts of traces, as their states would show them."""
+    """Yield the texts of traces as their states would show them."""
     for trace in traces:
         yield trace.trace_id, list(trace_texts(trace))
 
 
 def file_conversations(path: Path) -> Iterator[Conversation]:
-    """The sessions in a log, a directory or an archive of logs; of any other file its text.
+    """Yield the sessions in a log, or in a directory or archive of logs; for any other file, its text.
 
-    Raises ConfigError when there is nothing to read at the path.
+    Raises ConfigError if there is nothing to read at the path.
     """
     skipped: Counter[str] = Counter()
     has_any = False

@@ -1,8 +1,8 @@
-"""Files of states: JSON lines, Parquet (through pyarrow), and spools, whose rows are on their way into a store.
+"""Files of states: JSON lines, Parquet (through pyarrow), and spool files, from which a store is filled.
 
-In Parquet `messages` and `student_action` are nested. Of a message, `content` is a text or null; content in parts
-(images) is in `content_parts` as JSON, and keys beside the usual ones in `more`. `tools` is JSON text, since no
-column type holds all schemas.
+In Parquet, `messages` and `student_action` are nested. A message's `content` is a string or null; content in parts
+(images) is JSON in `content_parts`, and unusual keys are JSON in `more`. `tools` is JSON text, since no column
+type fits all schemas.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 20
 _ADDED_KEYS = ("signals", "outcome", "tools_source", "tools_version", "tools_inferred")
-"""Keys that we add to a state, written after those that come from its log."""
+"""Keys that we add to a state, written after those that come from the log."""
 
 
 def state_record(state: TraceState, trace: Trace) -> dict[str, Any]:
-    """A state as a JSON object. All keys are always there."""
+    """Return a state as a JSON object. All keys are always present."""
     record = asdict(state)
     later = {name: record.pop(name) for name in _ADDED_KEYS}
     record["student_action"] = asdict(state.student_action)
@@ -47,18 +47,18 @@ def state_record(state: TraceState, trace: Trace) -> dict[str, Any]:
 
 
 def state_line(state: TraceState, trace: Trace, more: Mapping[str, Any] = MappingProxyType({})) -> bytes:
-    """A state as a line of JSON, with `more` keys behind its own."""
+    """Return a state as a line of JSON, with the keys of `more` after its own."""
     value = {**state_record(state, trace), **more}
     try:
         return msgspec.json.encode(value) + b"\n"
     except UnicodeEncodeError:
-        # Ids may come from file names, which need not be valid UTF-8.
+        # Ids may come from file names, which need not be valid Unicode.
         text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False, separators=(",", ":"))
         return text.encode(errors="replace") + b"\n"
 
 
 def _selected_states(trace: Trace, turns: Sequence[int]) -> Iterator[TraceState]:
-    """The states of the turns at some indexes."""
+    """Yield the states of the turns at these indexes."""
     if len(turns) < len(trace.turns):
         trace = replace(trace, turns=[trace.turns[index] for index in turns])
     return expand(trace)
@@ -66,24 +66,26 @@ def _selected_states(trace: Trace, turns: Sequence[int]) -> Iterator[TraceState]
 
 @contextmanager
 def writing(path: Path) -> Generator[None]:
-    """Raises ConfigError that `path` cannot be written where the block raises OSError."""
+    """Turn an OSError in the block into a ConfigError saying that `path` cannot be written."""
     try:
         yield
     except FileNotFoundError as error:
-        raise ConfigError(f"{path} cannot be written: there is no directory {path.parent}; create it") from error
+        raise ConfigError(
+            f"{path} cannot be written: there is no directory {path.parent}; create it first"
+        ) from error
     except OSError as error:
         remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check its permissions"
         raise ConfigError(f"{path} cannot be written: {error.strerror}; {remedy}, or write elsewhere") from error
 
 
 def _create(path: Path) -> BinaryIO:
-    """A new file that only its owner may read."""
+    """Open a new file that only its owner may read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     return open(descriptor, "wb", buffering=1 << 20)  # noqa: PTH123
 
 
 class PrivateFile:
-    """A new file that only its owner may read. Its methods raise ConfigError when they cannot write."""
+    """A new file that only its owner may read. Methods raise ConfigError if they cannot write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,7 +94,7 @@ class PrivateFile:
             self._stream = _create(path)
 
     def tell(self) -> int:
-        """The number of bytes that were written."""
+        """Return the number of bytes written."""
         return self._at
 
     def write(self, line: bytes) -> None:
@@ -101,14 +103,17 @@ class PrivateFile:
             self._at += self._stream.write(line)
 
     def roll_back(self, position: int) -> None:
-        """Cut the file at a position that `tell` returned. Raises ConfigError."""
+        """Truncate the file at a position that `tell` returned. Raises ConfigError."""
         with writing(self.path):
             self._stream.seek(position)
             self._stream.truncate()
         self._at = position
 
     def copy(self, source: Path, at: int, size: int, without: Set[int] = frozenset()) -> int:
-        """Copy a part of another file without some of its lines. Returns the bytes written. Raises ConfigError."""
+        """Copy a part of another file, leaving out the lines with the numbers `without`.
+
+        Returns the number of bytes written. Raises ConfigError.
+        """
         before = self._at
         with writing(self.path), source.open("rb") as stream:
             stream.seek(at)
@@ -125,27 +130,27 @@ class PrivateFile:
         return self._at - before
 
     def close(self) -> None:
-        """Write what is buffered, and close the file. Raises ConfigError."""
+        """Flush and close the file. Raises ConfigError."""
         with writing(self.path):
             self._stream.close()
 
 
 class JsonlSink(PrivateFile):
-    """A file of states, one JSON line each."""
+    """Writes states to a file, one JSON line each."""
 
     def add(self, state: TraceState, trace: Trace) -> None:
         """Write a state. Raises ConfigError."""
         self.write(state_line(state, trace))
 
     def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
-        """Write the turns at some indexes. Raises ConfigError."""
+        """Write the states of the turns at these indexes. Raises ConfigError."""
         for state in _selected_states(trace, wanted):
             self.add(state, trace)
             tick()
 
 
 _BUFFER_BYTES = 8 << 20  # bytes of text that are buffered before they become a table
-_GROUP = 64 << 20  # bytes of a row group
+_GROUP = 64 << 20  # bytes in a row group
 _CALLS = [{"id": "string", "type": "string", "function": {"name": "string", "arguments": "string"}}]
 _MESSAGE = {
     "role": "string",
@@ -187,7 +192,7 @@ _COLUMNS: Columns = {
 
 
 def require_pyarrow(path: str | Path) -> None:
-    """Raise ConfigError when pyarrow, which writing `path` needs, is not installed."""
+    """Raise ConfigError if pyarrow, which is needed to write `path`, is not installed."""
     _frugal()
     try:
         import_module("pyarrow.parquet")
@@ -199,18 +204,18 @@ def require_pyarrow(path: str | Path) -> None:
 
 
 def _frugal() -> None:
-    """Let pyarrow use the system's allocator: its own holds on to 150 MB of freed memory."""
+    """Make pyarrow use the system's allocator, since its own keeps 150 MB of freed memory."""
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
 def schema() -> Any:
-    """The columns, as an Arrow schema."""
+    """Return the columns as an Arrow schema."""
     arrow: Any = import_module("pyarrow")
     return arrow.schema([(name, column_type(arrow, kind)) for name, kind in _COLUMNS.items()])
 
 
 def row(state: TraceState, trace: Trace) -> dict[str, Any]:
-    """A state as a row of `schema`."""
+    """Return a state as a row of `schema()`."""
     value = state_record(state, trace)
     value["messages"] = [_message(message) for message in state.messages]
     value["tools"] = None if state.tools is None else msgspec.json.encode(state.tools).decode()
@@ -233,7 +238,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 class ParquetWriter:
-    """A new Parquet file of states that only its owner may read; row groups are written as they fill."""
+    """A new Parquet file of states that only its owner may read. Row groups are written as they fill up."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -242,21 +247,24 @@ class ParquetWriter:
         self._schema = schema()
         parquet: Any = import_module("pyarrow.parquet")
         with writing(path):
-            self._sink = _create(path)  # pyarrow cannot open paths that are not valid Unicode
+            self._sink = _create(path)  # opened here because pyarrow cannot open paths that are not valid Unicode
             self._writer = parquet.ParquetWriter(self._sink, self._schema, compression="zstd")
         self._tables: list[Any] = []
         self._rows: list[dict[str, Any]] = []
         self._held = 0
 
     def add(self, state: TraceState, trace: Trace) -> None:
-        """Write a state. Raises ConfigError."""
+        """Add a state. Raises ConfigError."""
         self._rows.append(row(state, trace))
         self._held += 500 + sum(_size(message) for message in state.messages)
         if self._held > _BUFFER_BYTES:
             self._flush()
 
     def copy(self, source: Path, without: Set[int]) -> None:
-        """Copy the rows of another such file, without some of them. Raises ConfigError."""
+        """Copy the rows of another such file, leaving out the rows with the numbers `without`.
+
+        Raises ConfigError.
+        """
         parquet: Any = import_module("pyarrow.parquet")
         first = 0
         with source.open("rb") as file, parquet.ParquetFile(file) as read:
@@ -272,7 +280,7 @@ class ParquetWriter:
                     self._write()
 
     def close(self) -> None:
-        """Write what is buffered, and close the file. Raises ConfigError."""
+        """Write what is buffered and close the file. Raises ConfigError."""
         self._flush()
         self._write()
         with writing(self.path):
@@ -301,7 +309,7 @@ class ParquetWriter:
 
 
 class ParquetSink:
-    """A directory with one file for each batch that has states, so that a batch can be rolled back."""
+    """A directory with one Parquet file for each batch that has states, so that a batch can be rolled back."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -311,12 +319,12 @@ class ParquetSink:
             path.mkdir(mode=0o700)
 
     def tell(self) -> int:
-        """The number of the next file. Completes the current one."""
+        """Complete the current file, and return the number of the next one."""
         self.close()
         return self._number
 
     def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
-        """Write the turns at some indexes. Raises ConfigError."""
+        """Write the states of the turns at these indexes. Raises ConfigError."""
         if self._file is None:
             self._file = ParquetWriter(part_path(self.path, self._number))
             self._number += 1
@@ -325,7 +333,7 @@ class ParquetSink:
             tick()
 
     def roll_back(self, position: int) -> None:
-        """Remove the files from a number on."""
+        """Remove the files from this number on."""
         self.close()
         for number in range(position, self._number):
             part_path(self.path, number).unlink()
@@ -339,7 +347,7 @@ class ParquetSink:
 
 
 def part_path(directory: Path, number: int) -> Path:
-    """The path of the file with a number in a directory of parts."""
+    """Return the path of the part file with this number."""
     return directory / f"{number}.parquet"
 
 
@@ -350,7 +358,7 @@ def _size(message: Mapping[str, Any]) -> int:
 
 
 def _unicode(value: Any) -> Any:
-    """The value with invalid Unicode in its strings replaced."""
+    """Return the value with invalid Unicode in its strings replaced."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, list):
@@ -360,29 +368,29 @@ def _unicode(value: Any) -> Any:
     return value
 
 
-_CHUNK = 4 << 20  # bytes that are stored at once
-_LENGTH = 8  # bytes in front of each trace, which say how long it is
+_CHUNK = 4 << 20  # bytes that are stored in one write
+_LENGTH = 8  # size in bytes of the length field before each trace
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PackedTrace).decode
 
 
 class SpoolSink(PrivateFile):
-    """The rows and contents of traces; a content that the file had before is only named."""
+    """Writes rows and contents of traces for a store. Contents that the file already has are only referenced."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._packer = Packer()
 
     def write_turns(self, trace: Trace, wanted: Sequence[int], tick: Callable[[], None]) -> None:
-        """Write some of a trace's turns. Raises ConfigError."""
+        """Write the turns at these indexes. Raises ConfigError."""
         data = _encode(trace_rows(trace, self._packer, wanted))
         self.write(len(data).to_bytes(_LENGTH, "little"))
         self.write(data)
         tick()
 
     def roll_back(self, position: int) -> None:
-        """Cut the file. Raises ConfigError."""
+        """Truncate the file. Raises ConfigError."""
         super().roll_back(position)
         self._packer = Packer()
 
@@ -390,12 +398,11 @@ class SpoolSink(PrivateFile):
 def load_spool(
     sessions: SessionRepository, part: Path, at: int, size: int, without: Set[int], sources: Sequence[LogSource]
 ) -> Iterator[TraceChanges]:
-    """Store a part of a file of `SpoolSink`, but for the turns `without`.
+    """Store a part of a file that `SpoolSink` wrote, without some of its turns.
 
-    Those are numbers of turns, counted from 0 over all traces of the part. Raises StoreError.
-
-    Yields what changed by each write. The last one notes that the logs `sources` were read. Each write is waited
-    for: two threads that take turns at the interpreter would be slower than one.
+    `without` holds turn numbers, counted from 0 over all traces of the part. Yields the changes of each write; the
+    last write also records that the logs `sources` were read. Each write is awaited, because preparing the next
+    one meanwhile would only compete for the interpreter lock. Raises StoreError.
     """
     traces: list[PackedTrace] = []
     buffered = position = 0
@@ -423,7 +430,7 @@ def stored_states(
     seed: int | None,
     redactor: Redactor | None,
 ) -> Iterator[tuple[TraceState, Trace]]:
-    """The states that `trace_store.traces` selects, each with its trace; redacted where a redactor is passed."""
+    """Yield the states that `trace_store.traces` selects, each with its trace, redacted if a redactor is given."""
     for trace in traces(library, where, limit=limit, seed=seed):
         clean = redact_trace(trace, redactor) if redactor else trace
         for state in expand(clean):
@@ -438,19 +445,20 @@ def extract_states(
     seed: int | None,
     redactor: Redactor | None,
 ) -> int:
-    """Write states to a file that only its owner can read: Parquet where its name says so, else JSON lines.
+    """Write states to a file that only its owner can read: Parquet if its name ends in `.parquet`, else JSON
+    lines.
 
-    Returns how many. An existing file is replaced when the new one is complete. Raises ConfigError when the file
-    cannot be written.
+    Returns the number of states. An existing file is replaced once the new one is complete. Raises ConfigError if
+    the file cannot be written.
     """
     parquet = output.suffix == ".parquet"
     if parquet:
         require_pyarrow(output)
     if output.exists() and not output.is_file():
-        raise ConfigError(f"--output: {output} exists and is not a regular file; choose another file")
+        raise ConfigError(f"--output: {output} exists and is not a regular file; choose another output file")
     if not output.parent.is_dir():
         raise ConfigError(
-            f"--output: {output} cannot be written: there is no directory {output.parent}; create it"
+            f"--output: {output} cannot be written: there is no directory {output.parent}; create it first"
         )
     number = 0
     with (

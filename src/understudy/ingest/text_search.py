@@ -1,8 +1,8 @@
-"""Searches the texts of stored sessions: which turns say some words, and where.
+"""Searches the texts of stored sessions for words.
 
-A text belongs to one turn only: what the model answered to that turn, and a message to the first turn that saw it.
-Else every later state of a conversation would match. Texts are compressed in the store, each once, and are read as
-they are needed: an index would double the store and slow down every ingest for what is asked now and then.
+Each text belongs to one turn: an answer to the turn that gave it, a message to the first turn that saw it.
+Otherwise every later state of the conversation would match too. Texts are decompressed as they are searched; an
+index would double the size of the store and slow down every ingest, for a search that is seldom used.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from understudy.wire.arguments import parse_object
 
 _WORD = re.compile(r'"([^"]+)"|(\S+)')
 _AROUND = 60
-"""Characters of a snippet on either side of the first word."""
+"""Characters of a snippet before and after the first word."""
 
 HIDDEN = "(what matches is redacted)"
 
 
 class TextMatch(Struct, frozen=True, kw_only=True):
-    """A state that has the words. `role` is of the text: "assistant" for the answer, else of a new message."""
+    """A state that contains the words.
+
+    `role` is the role of the text: "assistant" for the answer, else of a new message.
+    """
 
     state_id: str
     role: str
@@ -36,20 +39,20 @@ class TextMatch(Struct, frozen=True, kw_only=True):
 
 
 def search_words(query: str) -> list[str]:
-    """The words and the quoted phrases of a query, folded. Raises ConfigError when there are none."""
+    """Return the words and quoted phrases of a query, case-folded. Raises ConfigError if there are none."""
     found_words = [(quoted or word).casefold() for quoted, word in _WORD.findall(query)]
     if not found_words:
-        raise ConfigError('--text: expected words that a turn must contain, with a phrase in "double quotes"')
+        raise ConfigError('--text: expected at least one word; put a phrase in "double quotes"')
     return found_words
 
 
 def search_texts(
     sessions: SessionRepository, query: str, where: str | None, redactor: Redactor | None
 ) -> Iterator[TextMatch]:
-    """The states that `where` is true of and that have all words of a query in one text, whatever their case.
+    """Yield the states that match `where` and have all words of the query in one text, ignoring case.
 
-    Snippets are redacted where a redactor is passed. Raises ConfigError for an empty query, and as
-    `SessionRepository.select`.
+    Snippets are redacted if a redactor is given. Raises ConfigError for an empty query, and whatever
+    `SessionRepository.select` raises.
     """
     words = search_words(query)
     chosen = {row[0] for row in sessions.table(("state_id",), where)}
@@ -66,7 +69,7 @@ def search_texts(
 
 
 def _matches(trace: Trace, words: Sequence[str]) -> Iterator[tuple[int, tuple[str, str]]]:
-    """The index of each turn that has all words in one of its texts, with the text's role and a snippet."""
+    """Yield the index of each turn with all words in one of its texts, with that text's role and a snippet."""
     seen: set[int] = set()
     for index, turn in enumerate(trace.turns):
         for role, text in _own_texts(trace, turn, seen):
@@ -77,7 +80,7 @@ def _matches(trace: Trace, words: Sequence[str]) -> Iterator[tuple[int, tuple[st
 
 
 def _own_texts(trace: Trace, turn: TraceTurn, seen: set[int]) -> Iterator[tuple[str, str]]:
-    """The texts that belong to a turn, each with its role; the nodes that they are of become `seen`."""
+    """Yield the texts that belong to a turn, each with its role, and add their nodes to `seen`."""
     new: list[int] = []
     node = turn.context
     while node >= 0 and node not in seen:
@@ -100,7 +103,7 @@ def _own_texts(trace: Trace, turn: TraceTurn, seen: set[int]) -> Iterator[tuple[
 
 
 def _argument_texts(arguments: str) -> list[str]:
-    """The values of a call's arguments, without the escapes of JSON; the text itself where it is no object."""
+    """Return the values of a call's arguments without JSON escapes, or the raw text if it is not a JSON object."""
     values = parse_object(arguments)
     if values is None:
         return [arguments]
@@ -108,7 +111,7 @@ def _argument_texts(arguments: str) -> list[str]:
 
 
 def _snippet(text: str, words: Sequence[str]) -> str:
-    """What stands around the first of the words, in one line."""
+    """Return the text around the first of the words, on one line."""
     at = min(_position(text, word) for word in words)
     first, last = max(at - _AROUND, 0), at + _AROUND
     cut = " ".join(text[first:last].split())
@@ -116,6 +119,9 @@ def _snippet(text: str, words: Sequence[str]) -> str:
 
 
 def _position(text: str, word: str) -> int:
-    """Where a folded word stands in a text: folding may change lengths, so the text is searched as it is first."""
+    """Return the position of a case-folded word in a text.
+
+    Case folding may change lengths, so the original text is searched first.
+    """
     match = re.search(re.escape(word), text, re.IGNORECASE)
     return match.start() if match else text.casefold().index(word)

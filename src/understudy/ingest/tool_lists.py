@@ -1,8 +1,9 @@
-"""The tools that a model was offered: as the log has them, else as its program's version has them, else as called.
+"""The tools that a model was offered: as logged, else as its program's version offers them, else inferred from
+calls.
 
-A model that learns from conversations has to be shown the tools that it is to call. Few logs hold them. For
-Claude Code there is a table of what its versions offer (`claude_code/tool_table.py`); whatever else was called
-is inferred from its calls.
+A model that learns from conversations must be shown the tools that it is to call, but few logs hold them. For
+Claude Code there is a table of what its versions offer (`claude_code/tool_table.py`); any other tool is inferred
+from its calls.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from understudy.ingest.json_values import mapping, string
 from understudy.wire.arguments import UNPARSED_INPUT, parse_object
 
 ToolsSource = Literal["logged", "version", "inferred"]
-"""Where a state's tools are from: `logged`: its log. `version`: what its agent's version offers. `inferred`: at
-least one of them is made of its calls."""
+"""Where a state's tools come from: `logged`, its log; `version`, what its agent's version offers; `inferred`, if
+at least one tool was inferred from its calls.
+"""
 
 NO_SUCH_TOOL = "No such tool available"
-"""In the result of a call of a tool that there was not, near its beginning (Claude Code)."""
+"""Text near the beginning of the result of a call to a tool that does not exist (Claude Code)."""
 
 _TYPES: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
@@ -34,7 +36,7 @@ _TYPES: tuple[tuple[type, str], ...] = (
 
 
 class HasTools(Protocol):
-    """What a state tells of its tools: the fields of `ToolList`."""
+    """The tool fields of a state, which are the fields of `ToolList`."""
 
     tools: list[dict[str, Any]] | None
     tools_source: ToolsSource | None
@@ -43,10 +45,10 @@ class HasTools(Protocol):
 
 
 class ToolList(Struct, frozen=True, kw_only=True):
-    """Tools in OpenAI's form and where they are from, both None where nothing is known of any.
+    """Tools in OpenAI's form, and where they come from. Both are None if nothing is known.
 
-    `version` is the version of the agent that they were recorded of, the nearest to the session's own;
-    `inferred` are the names of those that were made of calls.
+    `version` is the recorded agent version that the tools were taken from, the nearest to the session's own;
+    `inferred` are the names of tools that were inferred from calls.
     """
 
     tools: list[dict[str, Any]] | None = None
@@ -56,7 +58,7 @@ class ToolList(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, state: HasTools) -> Self:
-        """The tools of a state."""
+        """Return the tools of a state."""
         return cls(
             tools=state.tools,
             source=state.tools_source,
@@ -66,7 +68,7 @@ class ToolList(Struct, frozen=True, kw_only=True):
 
 
 class _Seen(Struct):
-    """A tool as it was called: how often, and of each argument how often, and with what types."""
+    """How a tool was called: the number of calls, and for each argument its number of uses and its types."""
 
     calls: int = 0
     arguments: dict[str, int] = field(default_factory=dict[str, int])
@@ -80,10 +82,10 @@ def tool_list(
     subagent: bool = False,
     date: str | None = None,
 ) -> ToolList:
-    """The tools of a conversation whose log does not hold them.
+    """Return the tools of a conversation whose log does not hold them.
 
-    `messages` are all of its messages; `version` is that of Claude Code, None for another program or an unknown
-    version; `date` is the session's, an ISO date or time.
+    `messages`: all messages of the conversation. `version`: the version of Claude Code; None for another program
+    or an unknown version. `date`: the session's ISO date or time.
     """
     called = _called(messages)
     recorded = claude_tools(version, called, subagent=subagent, date=date) if version else None
@@ -101,7 +103,7 @@ def tool_list(
 
 
 def completed(offered: ToolList, messages: Iterable[Mapping[str, Any]]) -> ToolList:
-    """The list with the tools that are called in more messages; as it is where it is from the log."""
+    """Return the list extended by tools that further messages call. A list from a log is returned unchanged."""
     if offered.source == "logged":
         return offered
     called = _called(messages)
@@ -117,16 +119,16 @@ def completed(offered: ToolList, messages: Iterable[Mapping[str, Any]]) -> ToolL
 
 
 def names_of(functions: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The names in tools, or in calls of them, in OpenAI's form."""
+    """Return the names in a list of tools or of tool calls in OpenAI's form."""
     names = (mapping(each.get("function")).get("name") for each in functions)
     return {name for name in names if isinstance(name, str)}
 
 
 def _called(messages: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """The arguments, as JSON, of the calls of each tool, by its name, in whatever order the messages come.
+    """Return the arguments of each tool's calls, as JSON, by tool name. The order of the messages does not matter.
 
-    A call that was told that there is no such tool does not count, and one that comes twice counts once. Each tool
-    has a call whose arguments can be read.
+    A call that was answered with "no such tool" does not count, and a repeated call counts once. Tools without any
+    call whose arguments can be parsed are left out.
     """
     calls: dict[tuple[str, str, str], None] = {}
     unknown: set[str] = set()
@@ -146,13 +148,13 @@ def _called(messages: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _arguments(text: str) -> dict[str, Any] | None:
-    """The arguments of a call; None where they cannot be read."""
+    """Return the arguments of a call, or None if they cannot be parsed."""
     arguments = parse_object(text)
     return None if arguments is None or UNPARSED_INPUT in arguments else arguments
 
 
 def _seen(texts: Iterable[str]) -> _Seen:
-    """A tool as these calls of it were made."""
+    """Summarize calls of one tool, given their arguments as JSON. Calls that cannot be parsed are skipped."""
     seen = _Seen()
     for text in texts:
         arguments = _arguments(text)
@@ -166,14 +168,14 @@ def _seen(texts: Iterable[str]) -> _Seen:
 
 
 def _inferred_tool(name: str, seen: _Seen) -> dict[str, Any]:
-    """A tool that takes the arguments that it was seen with.
+    """Return a tool definition inferred from calls.
 
-    One that it had in each call is required, and may be of the types it had; anything more is allowed.
+    An argument that every call had is required. Its type is the observed one; additional arguments are allowed.
     """
     properties: dict[str, Any] = {}
     for argument, types in sorted(seen.types.items()):
         type_names = sorted(types - {""})
-        # Where several types were seen, or none is known, any is allowed.
+        # With several types, or an unknown one, any type is allowed.
         properties[argument] = {"type": type_names[0]} if len(type_names) == 1 and "" not in types else {}
     parameters = {
         "type": "object",

@@ -1,8 +1,9 @@
-"""The model of a trace: what every log format is read into, and the states that it expands into.
+"""The model of a trace: what every log format is read into, and how it expands into states.
 
 A trace is a tree of nodes, each stored once; a turn names the last node that the model saw and the nodes of its
-response. So a conversation of n turns with all its branches costs O(n), though each state repeats all that came
-before. `expand` makes the states one at a time, with messages in the order that chat templates require.
+response. A conversation of n turns with all its branches therefore costs O(n), although each state repeats
+everything before it. `expand` makes the states one at a time, with messages in the order that chat templates
+require.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from understudy.ingest.model_families import model_family
 from understudy.ingest.tool_lists import ToolList, ToolsSource, tool_list
 
 CLAUDE_CODE_FORMATS = ("claude-code", "claude-text")
-"""The formats whose logs are Claude Code's, so that a trace's `version` is."""
+"""The formats of Claude Code's logs, whose `version` is a version of Claude Code."""
 
 MISSING_RESULT = "[Tool result missing due to internal error]"
-"""Stands for a result that a log does not hold. Claude Code sends the same text when it has none."""
+"""Stands for a tool result that the log lacks. Claude Code sends this text itself when it has no result."""
 
 
 def normalise_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with neighbours of one role joined, and tool results before the user's text.
+    """Return the messages with neighbours of one role joined, and tool results before the user's text.
 
-    Afterwards every tool call has exactly one result: a missing one is `MISSING_RESULT`, and a result without its
-    call becomes text of the user's. Only empty messages and the `is_error` of results are lost. The messages
-    passed in are not changed.
+    Every tool call then has exactly one result: a missing one becomes `MISSING_RESULT`, and a result without a
+    call becomes user text. Only empty messages and the `is_error` flags are dropped. The messages passed in are
+    not changed.
     """
     done: list[dict[str, Any]] = []
     users: list[dict[str, Any]] = []
@@ -52,8 +53,8 @@ def normalise_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any
         elif message.get("content") or message.get("tool_calls"):
             joins = role == "assistant" and not users and bool(done) and done[-1]["role"] == "assistant"
             if not joins or (calls and message.get("content")):
-                # Calls may come in several messages. Text behind a call begins another response, which was sent
-                # with that call's result.
+                # The calls of one response may come in several messages. Text after a call begins another
+                # response, which was sent with that call's result.
                 _flush(done, users, calls)
             if role == "assistant" and done and done[-1]["role"] == "assistant":
                 done[-1] = _joined(done[-1], message)
@@ -106,10 +107,10 @@ Message = dict[str, Any]
 """
 
 Fidelity = Literal["ledger", "exact", "repaired", "lossy"]
-"""How sure we are that the messages are what the model saw.
+"""How certain it is that the messages are what the model saw.
 
-`ledger`: the log itself holds the request. `exact`: rebuilt from a whole log. `repaired`: rebuilt, but something
-is missing or known to differ from what was sent. `lossy`: the format does not hold all of it.
+`ledger`: the log itself holds the request. `exact`: rebuilt from a complete log. `repaired`: rebuilt, but
+something is missing or is known to differ from what was sent. `lossy`: the format does not hold everything.
 """
 
 SYSTEM_PROMPT = (
@@ -121,7 +122,7 @@ SYSTEM_PROMPT = (
 
 
 class TraceParent(Struct, frozen=True):
-    """What started a subagent: the session, the tool call (None where it is unknown), and the depth from 1."""
+    """What started a subagent: the session, the tool call (None if unknown), and the nesting depth from 1."""
 
     session_id: str
     tool_use_id: str | None = None
@@ -129,16 +130,18 @@ class TraceParent(Struct, frozen=True):
 
 
 class RequestShape(Struct, frozen=True):
-    """The real system prompt and tools (OpenAI form) of a request, each None where the log does not hold it."""
+    """The real system prompt and tools (in OpenAI's form) of a request; each is None if the log does not hold
+    it.
+    """
 
     system: str | None = None
     tools: list[dict[str, Any]] | None = None
 
 
 class TraceNode(Struct, frozen=True, gc=False):
-    """A piece of a conversation that follows the node with index `parent` (-1: it is the first).
+    """A part of a conversation that follows the node with index `parent` (-1 for the first).
 
-    `body` is anything that the trace's renderer makes messages of.
+    `body` is whatever the trace's renderer turns into messages.
     """
 
     parent: int
@@ -146,13 +149,12 @@ class TraceNode(Struct, frozen=True, gc=False):
 
 
 class TurnSignals(Struct, kw_only=True, gc=False, frozen=True):
-    """What became of a turn, as far as the log shows: columns to choose states by.
+    """What became of a turn, as far as the log shows. States can be selected by these columns.
 
-    `tool_errors` and `denied` count those of its `tool_calls` that failed and that the user refused.
-    `interrupted`: the user stopped the turn or one of its calls. `tests` is the result of the tests that it ran,
-    None where it ran none or the result is unknown. `edits_survived` counts those of its `edits` that nothing
-    undid later, None where that is unknown of one. `commits` counts git commits. `feedback` is how the user's next
-    message judges the turn.
+    `tool_errors` and `denied` count the `tool_calls` that failed or that the user refused. `interrupted`: the user
+    stopped the turn or one of its calls. `tests`: the result of the tests that it ran; None if none ran or the
+    result is unknown. `edits_survived` counts the `edits` that nothing undid later; None if this is unknown for
+    one of them. `commits` counts git commits. `feedback`: how the user's next message judges the turn.
     """
 
     tool_calls: int = 0
@@ -167,9 +169,9 @@ class TurnSignals(Struct, kw_only=True, gc=False, frozen=True):
 
 
 class TraceOutcome(Struct, frozen=True, kw_only=True):
-    """How a conversation ended, where its log says so: whether its task was solved, and the reward.
+    """How a conversation ended, if its log says so: whether its task was solved, and the reward.
 
-    `task` is the id of the task or instance, `exit_status` is as the harness writes it.
+    `task` is the id of the task or instance; `exit_status` is copied from the harness.
     """
 
     resolved: bool | None = None
@@ -179,11 +181,13 @@ class TraceOutcome(Struct, frozen=True, kw_only=True):
 
 
 class TraceTurn(Struct, kw_only=True, gc=False):
-    """One response of the model. `context` is the last node that it was sent (-1: none), `action` its own nodes.
+    """One response of the model.
 
-    `message_id` is unique in the trace. `branch` is "active" for turns on the path to the trace's last turn, and
-    "branch" for those that were rewound. `notes` name the reasons why the fidelity is less than exact. `shape` is
-    set where it differs from the trace's, `signals` after `signals.annotate`.
+    `context`: the last node it was sent (-1: none). `action`: the nodes of the response.
+
+    `message_id` is unique in the trace. `branch` is "active" on the path to the trace's last turn, and "branch"
+    for turns that were rewound. `notes` are the reasons why the fidelity is less than exact. `shape` is set if it
+    differs from the trace's, `signals` once `signals.annotate` ran.
     """
 
     message_id: str
@@ -208,24 +212,24 @@ class TurnAction(Struct, kw_only=True, omit_defaults=True):
 
 
 class TraceRenderer(Protocol):
-    """Makes messages of the bodies of a format's nodes. It is called only for nodes that are needed."""
+    """Turns the node bodies of a format into messages. It is called only for nodes that are needed."""
 
     def history(self, body: Any) -> list[Message]:
-        """The messages of a node as later turns see them, without thinking."""
+        """Return the messages of a node as later turns see them, without thinking."""
         ...
 
     def action(self, bodies: Sequence[Any]) -> TurnAction:
-        """What the model did; `bodies` are those of the turn's action nodes."""
+        """Return what the model did; `bodies` are those of the turn's action nodes."""
         ...
 
 
 class Trace(Struct, kw_only=True, eq=False):
     """One conversation of one agent, with all its branches. `source` is the path of the log.
 
-    `project` is the directory that the agent worked in, `agent` the type of a subagent where the log names it,
-    `version` the program's. `role` is main, subagent, or the purpose of an agent that the program started for
-    itself (warmup, compact, prompt_suggestion), from which there is nothing to learn. `losses` counts by kind what
-    could not be read, was unknown or was left out. `former_ids` are ids that earlier releases gave it.
+    `project` is the agent's working directory, `agent` a subagent's type if the log names it, `version` the
+    program's version. `role` is main, subagent, or the purpose of an agent that the program started for itself
+    (warmup, compact, prompt_suggestion), which is not worth learning from. `losses` counts by kind what was
+    unreadable, unknown or left out. `former_ids` are ids that earlier releases gave this trace.
     """
 
     trace_id: str
@@ -249,7 +253,7 @@ class Trace(Struct, kw_only=True, eq=False):
 class TraceState(Struct, kw_only=True):
     """What the model saw at one turn (`messages`) and what it did then (`student_action`).
 
-    Files of states have these fields. `tools_source`, `tools_version` and `tools_inferred` are those of
+    Files of states have these fields. `tools_source`, `tools_version` and `tools_inferred` are explained in
     `tool_lists.ToolList`.
     """
 
@@ -280,11 +284,11 @@ class PlainRenderer:
     """The renderer of formats whose node bodies are messages, with thinking in `reasoning_content`."""
 
     def history(self, body: Message) -> list[Message]:
-        """The message without its thinking."""
+        """Return the message without its thinking."""
         return [{key: value for key, value in body.items() if key not in ("reasoning_content", "thinking_hidden")}]
 
     def action(self, bodies: Sequence[Message]) -> TurnAction:
-        """The messages as one action."""
+        """Return the messages as one action."""
         texts = [text for body in bodies if (text := text_of(body.get("content")))]
         thoughts = [thought for body in bodies if (thought := body.get("reasoning_content"))]
         return TurnAction(
@@ -296,7 +300,7 @@ class PlainRenderer:
 
 
 def text_of(content: Any) -> str:
-    """The text in the content of a message, its parts joined by a line break; "" where it has none."""
+    """Return the text in a message's content, with parts joined by line breaks; "" if there is none."""
     if isinstance(content, str):
         return content
     texts: list[str] = []
@@ -307,9 +311,9 @@ def text_of(content: Any) -> str:
 
 
 def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
-    """A tool call in OpenAI's form; arguments that are not a string yet become JSON.
+    """Build a tool call in OpenAI's form. Arguments that are not a string are encoded as JSON.
 
-    Half surrogate pairs, which UTF-8 cannot hold, become question marks there.
+    Unpaired surrogates, which UTF-8 cannot encode, become question marks.
     """
     text = arguments if isinstance(arguments, str) else _json(arguments)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
@@ -323,20 +327,20 @@ def _json(value: Any) -> str:
 
 
 def state_id(trace_id: str, message_id: str) -> str:
-    """The id of a state: 32 hex digits, which stay the same when the log grows."""
+    """Return the id of a state: 32 hex digits, which stay the same when the log grows."""
     return state_id_bytes(trace_id, message_id).hex()
 
 
 def state_id_bytes(trace_id: str, message_id: str) -> bytes:
-    """The 16 bytes of a state's id."""
+    """Return the 16 bytes of a state's id."""
     return _blake2b(f"{trace_id}\0{message_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[TraceState]:
-    """The states of a trace, one for each turn, in the order of the turns.
+    """Yield the states of a trace, one for each turn, in order.
 
-    The first message is the real system prompt where the log holds it, else `system`, unless that is None. States
-    share messages, so the messages must not be changed.
+    The first message is the logged system prompt, or `system` if the log holds none; with None there is no system
+    message then. States share messages, so do not change them.
     """
     rendered: dict[int, list[Message]] = {}
     conversation = _PathMessages(trace, rendered)
@@ -373,10 +377,10 @@ def expand(trace: Trace, *, system: str | None = SYSTEM_PROMPT) -> Iterator[Trac
 
 
 class _PathMessages:
-    """The normalised messages up to one node of a trace after the other.
+    """Computes the normalised messages up to one node of a trace after another, in linear total time.
 
-    Before an answer that follows a user's message or a tool's result, all earlier messages are final, so only what
-    comes behind the last such place in common with the node before is made anew: expansion is linear.
+    When an answer follows a user message or tool result, all earlier messages are final. So only the messages
+    after the last such place that the new path shares with the previous one are computed again.
     """
 
     def __init__(self, trace: Trace, rendered: dict[int, list[Message]]) -> None:
@@ -388,7 +392,10 @@ class _PathMessages:
         """How many nodes of the path, and messages of them, are final if an answer follows; ascending."""
 
     def messages(self, end: int) -> list[Message]:
-        """The messages from the beginning to the node `end` (-1: none); the list is changed by the next call."""
+        """Return the messages from the root to the node `end` (-1: none).
+
+        The next call changes the returned list.
+        """
         shared, steps = _way(self._trace.nodes, end, self._path)
         self._path[shared:] = steps
         while self._final and self._final[-1][0] > shared:
@@ -414,7 +421,7 @@ def _is_answer(message: Message) -> bool:
 
 
 def rendered_node(trace: Trace, index: int, rendered: dict[int, list[Message]]) -> list[Message]:
-    """The messages of a node, from `rendered`, which gets them where it does not have them yet."""
+    """Return the messages of a node, rendering and caching them in `rendered` if needed."""
     messages = rendered.get(index)
     if messages is None:
         messages = rendered[index] = trace.renderer.history(trace.nodes[index].body)
@@ -422,9 +429,9 @@ def rendered_node(trace: Trace, index: int, rendered: dict[int, list[Message]]) 
 
 
 class OfferedTools:
-    """The tools that the turns of a trace were offered.
+    """The tools that each turn of a trace was offered.
 
-    `rendered` has messages of nodes by their index, and gets those that are rendered here.
+    `rendered` caches the messages of nodes by index.
     """
 
     def __init__(self, trace: Trace, rendered: dict[int, list[Message]] | None = None) -> None:
@@ -433,7 +440,7 @@ class OfferedTools:
         self._actions: dict[int, TurnAction] = {}
 
     def action_of(self, turn: TraceTurn) -> TurnAction:
-        """What a turn of the trace did. It is not rendered a second time where `unlogged` needed it."""
+        """Return what a turn of the trace did. If `unlogged` already rendered the action, it is reused."""
         return self._actions.pop(id(turn), None) or self._render_action(turn)
 
     def _render_action(self, turn: TraceTurn) -> TurnAction:
@@ -441,13 +448,13 @@ class OfferedTools:
         return self._trace.renderer.action([nodes[index].body for index in turn.action])
 
     def of(self, turn: TraceTurn) -> ToolList:
-        """The tools of a turn: those of its log, else `unlogged`."""
+        """Return the tools of a turn: the logged ones, else `unlogged`."""
         tools = (turn.shape or self._trace.shape).tools
         return self.unlogged if tools is None else ToolList(tools=tools, source="logged")
 
     @cached_property
     def unlogged(self) -> ToolList:
-        """The tools of turns whose log does not hold them, from what all of the turns saw and did."""
+        """The tools of turns whose log holds none, derived from everything that all turns saw and did."""
         trace, nodes = self._trace, self._trace.nodes
         seen: set[int] = set()
         for turn in trace.turns:
@@ -468,16 +475,16 @@ class OfferedTools:
 
 
 def path_to(nodes: Sequence[TraceNode], end: int, last: list[int]) -> list[int]:
-    """The nodes from the beginning to `end`. `last` is the path of the turn before.
+    """Return the nodes from the root to `end`. `last` is the path of the turn before.
 
-    Mostly the new path continues the last one: then only the difference is walked, which keeps expansion linear.
+    Usually the new path continues the last one. Only the difference is walked, which keeps expansion linear.
     """
     shared, steps = _way(nodes, end, last)
     return last[:shared] + steps
 
 
 def _way(nodes: Sequence[TraceNode], end: int, last: list[int]) -> tuple[int, list[int]]:
-    """How much of the path `last` leads to `end` as well, and the nodes that follow there."""
+    """Return the number of nodes that the path to `end` shares with `last`, and the nodes that follow them."""
     steps: list[int] = []
     position = {node: at for at, node in enumerate(last[-64:], max(len(last) - 64, 0))}
     while end >= 0 and end not in position:

@@ -1,7 +1,7 @@
-"""Traces in a store, and back out of it: what was stored expands into the same states as what was read.
+"""Writes traces to a store and reads them back. A stored trace expands into the same states as the original.
 
-A trace is rendered once, when it is stored. Each of its nodes is a list of messages in the store's prefix tree;
-nodes without messages are left out. Only what the stored turns need is kept.
+A trace is rendered once, when it is stored. Each node becomes a list of messages in the store's prefix tree; nodes
+without messages are left out. Only what the stored turns need is kept.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from understudy.store.sessions import (
 )
 
 TraceSource = Store | SessionRepository | StoreLocation | str
-"""Where traces are: an open store, its sessions, or the location of a store, which is opened meanwhile."""
+"""Where traces are read from: an open store, its sessions, or a store's location, which is opened for the call."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -56,14 +56,17 @@ _decoder = cache(msgspec.json.Decoder)
 
 
 class StoredBody(Struct, frozen=True, gc=False):
-    """The body of a node that was read from a store: its messages and, where a turn ends in it, the action."""
+    """The body of a node read from a store: its messages and, if a turn ends in it, the turn's action."""
 
     messages: bytes
     action: bytes | None = None
 
 
 class _StoredAction(Struct, kw_only=True, omit_defaults=True):
-    """An action as it is stored: with `seen`, its text and calls are those of the message that later turns see."""
+    """An action as it is stored.
+
+    With `seen`, its text and calls are taken from the message that later turns see.
+    """
 
     seen: bool = False
     content: str | None = None
@@ -73,14 +76,14 @@ class _StoredAction(Struct, kw_only=True, omit_defaults=True):
 
 
 class StoredRenderer:
-    """Renders what was rendered before it was stored."""
+    """Renders nodes that were rendered before they were stored."""
 
     def history(self, body: StoredBody) -> list[Message]:
-        """The messages."""
+        """Return the node's messages."""
         return _load(body.messages)
 
     def action(self, bodies: Sequence[StoredBody]) -> TurnAction:
-        """The action of the turn that these bodies are of."""
+        """Return the action of the turn that has these bodies."""
         body = next(body for body in reversed(bodies) if body.action is not None)
         stored: _StoredAction = _struct(body.action or b"", _StoredAction)
         content, calls = stored.content, stored.tool_calls
@@ -99,12 +102,15 @@ _RENDERER = StoredRenderer()
 
 
 def store_trace(sessions: SessionRepository, trace: Trace) -> Future[TraceChanges]:
-    """Store a trace with all its turns. Turns that are there are brought up to date, others stay."""
+    """Store a trace with all its turns. Stored turns are updated; others in the store stay."""
     return sessions.add([trace_rows(trace, Packer())])
 
 
 def trace_rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None) -> tuple[TraceRow, list[Packed]]:
-    """What is stored of a trace, and its contents. `wanted` are the indexes of its turns [default: all]."""
+    """Return the row and the contents to store for a trace.
+
+    `wanted`: the indexes of turns to store (default: all).
+    """
     contents = _ContentTable(packer)
     nodes = _NodeTable(trace, contents)
     turns = [
@@ -174,7 +180,7 @@ def _stored_form(action: TurnAction, seen: Sequence[Message]) -> TurnAction | _S
 
 
 class _ContentTable:
-    """The contents of a trace, each once."""
+    """The distinct contents of a trace."""
 
     def __init__(self, packer: Packer) -> None:
         self._packer = packer
@@ -182,7 +188,7 @@ class _ContentTable:
         self.packed: list[Packed] = []
 
     def add(self, data: bytes) -> int:
-        """The place of a content."""
+        """Add a content unless it is there already. Returns its index in `packed`."""
         packed = self._packer(data)
         position = self._places.setdefault(packed.digest, len(self.packed))
         if position == len(self.packed):
@@ -191,7 +197,7 @@ class _ContentTable:
 
 
 class _NodeTable:
-    """The nodes that turns need, each rendered once, when it is first needed."""
+    """The nodes that turns need. Each is rendered once, when it is first needed."""
 
     def __init__(self, trace: Trace, contents: _ContentTable) -> None:
         self._trace = trace
@@ -201,7 +207,9 @@ class _NodeTable:
         self.rows: list[tuple[int, int]] = []
 
     def position_of(self, node: int) -> int:
-        """Where a node is in `rows`, or else the last one before it that has messages."""
+        """Return a node's index in `rows`; for a node without messages, that of its nearest ancestor with messages
+        (-1: none).
+        """
         pending: list[int] = []
         while node not in self._places:
             pending.append(node)
@@ -218,16 +226,17 @@ class _NodeTable:
         return self._places[node]
 
     def answer(self, context: int, action: Sequence[int]) -> tuple[int | None, list[Message]]:
-        """The place that a turn's action ends in, behind that of its context, and the messages on the way there.
+        """Return where in `rows` a turn's action ends, and the action's messages; `context` is where the turn's
+        context ends.
 
-        None where it adds nothing, or hangs elsewhere.
+        Returns (None, []) if the action adds no messages or does not follow the context.
         """
         last, seen = context, list[Message]()
         for node in action:
             position = self.position_of(node)
             if position == last:
                 continue
-            # The place of a node without messages is that of one before it, which need not be of the action.
+            # A node without messages has the position of an ancestor, which need not belong to the action.
             messages = self._messages(node)
             if not messages or self.rows[position][0] != last:
                 return None, []
@@ -236,7 +245,7 @@ class _NodeTable:
         return (None, []) if last == context else (last, seen)
 
     def _messages(self, node: int) -> list[Message]:
-        """The messages of a node: at no cost where it was placed last."""
+        """Return the messages of a node. They are reused if the node was the last one to be placed."""
         if self._last[0] != node:
             self._last = (node, self._trace.renderer.history(self._trace.nodes[node].body))
         return self._last[1]
@@ -252,11 +261,13 @@ def traces(
     limit: int | None = None,
     seed: int | None = None,
 ) -> Iterator[Trace]:
-    """The stored traces, each with those of its turns that `where` is true of; one at a time is read.
+    """Yield the stored traces, each with those of its turns that match `where`.
 
-    `where` is an SQL expression over `understudy.store.turn_filters.COLUMNS`, or turns that were chosen before.
-    `limit` is the most turns of all traces together: the first ones, or with a `seed` a random sample. Raises
-    StoreError where there is no store, and ConfigError where the expression is invalid.
+    Only one trace is in memory at a time.
+
+    `where` is an SQL expression over `understudy.store.turn_filters.COLUMNS`, or an existing selection. `limit` is
+    the maximum number of turns over all traces: the first ones or, with `seed`, a random sample. Raises StoreError
+    if there is no store, and ConfigError if the expression is invalid.
     """
     with _open_sessions(library) as sessions:
         chosen = where if isinstance(where, TurnSelection) else sessions.select(where, limit=limit, seed=seed)
@@ -272,9 +283,9 @@ def states(
     seed: int | None = None,
     system: str | None = SYSTEM_PROMPT,
 ) -> Iterator[TraceState]:
-    """The stored states that `where` is true of, as `traces` takes it; `system` as `trace.expand` takes it.
+    """Yield the stored states that match `where`. Parameters are as in `traces`; `system` is as in `trace.expand`.
 
-    Nothing is redacted: see `ingest.redaction` before they leave this machine.
+    Nothing is redacted: redact states with `ingest.redaction` before they leave this machine.
     """
     for trace in traces(library, where, limit=limit, seed=seed):
         yield from expand(trace, system=system)
@@ -339,7 +350,10 @@ def _turn(row: TurnRow, nodes: list[TraceNode], contents: Sequence[bytes]) -> Tr
 
 
 def _action_nodes(row: TurnRow, nodes: list[TraceNode], action: bytes) -> tuple[int, ...]:
-    """The nodes of a turn's action, the last of which bears it: those on the tree, else one of its own."""
+    """Return the nodes of a turn's action, the last of which holds the action.
+
+    A node is added if the tree has none.
+    """
     path: list[int] = []
     node = -1 if row.answer is None else row.answer
     while node not in (-1, row.node):
@@ -360,7 +374,7 @@ def _action_nodes(row: TurnRow, nodes: list[TraceNode], action: bytes) -> tuple[
 
 
 def storable(text: str) -> TextOrBytes:
-    """The text, as bytes where it is not valid Unicode, as names of files may be."""
+    """Return the text, or bytes if it is not valid Unicode, which happens with file names."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -373,7 +387,7 @@ def _storable_or_none(text: str | None) -> TextOrBytes | None:
 
 
 def text_or_none(value: TextOrBytes | None) -> str | None:
-    """A text as the log had it, of what the store has; None for None."""
+    """Convert a stored text back to what the log had. None stays None."""
     return None if value is None else decoded(value)
 
 

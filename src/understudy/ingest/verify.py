@@ -1,6 +1,6 @@
-"""Checks of what was read of logs that need no other source: is anything missing, or out of its order?
+"""Checks states against their logs alone: is anything missing or out of order?
 
-What is found is a sign that a state lacks something that the model was sent, or that a log is damaged.
+A finding suggests that a state lacks something that the model was sent, or that a log is damaged.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ CHECKS = {
     "time_backwards": "a response is older than the response before it",
     "message_missing": "the log has a response of the model that is no state",
 }
-"""The checks, and what a finding of each says."""
+"""The checks, with what a finding of each means."""
 
 _MOST_FINDINGS = 1000
-_SHORTEST = 12  # letters and digits of a quotation, below which it may stand anywhere
+_SHORTEST = 12  # shortest quotation, in letters and digits, that is checked: shorter ones may occur anywhere
 _QUOTED = re.compile(
     r"\b[Tt]he user(?:'s)?\b(?! might| may| could| would)[^\"“\n.]{0,80}"
     r"\b(?:sa(?:ys|id)|ask(?:s|ed|ing)|wr(?:ites|ote)|mention(?:s|ed)|message|request|prompt|question)\b"
@@ -40,7 +40,7 @@ _LEFT_OUT = re.compile(r"\.\.\.|…|\[[^\]]{0,40}\]")
 
 
 class StateFinding(Struct, frozen=True):
-    """One thing that is wrong: which check says so, and where. `message_id` is None where it is of no turn."""
+    """One problem: which check found it, and where. `message_id` is None if it does not concern a turn."""
 
     check: str
     source: str
@@ -49,7 +49,7 @@ class StateFinding(Struct, frozen=True):
 
 
 class VerifyReport(Struct):
-    """What was checked and found. `findings` are the first ones only, `counts` all of them."""
+    """What was checked and found. `counts` counts all findings; `findings` holds only the first ones."""
 
     files: int = 0
     conversations: int = 0
@@ -58,16 +58,16 @@ class VerifyReport(Struct):
     findings: list[StateFinding] = field(default_factory=list[StateFinding])
 
     def add(self, finding: StateFinding) -> None:
-        """Count a finding."""
+        """Count a finding, and keep it if there are not too many."""
         self.counts[finding.check] += 1
         if len(self.findings) < _MOST_FINDINGS:
             self.findings.append(finding)
 
 
 def verify(batches: Iterable[LogBatch], tick: Callable[[int], None]) -> VerifyReport:
-    """Read all logs and check the states. `tick` is called with the number of files read so far.
+    """Read all logs and check their states. `tick` is called with the number of files read so far.
 
-    A file that cannot be read is left out, as in an ingest.
+    A file that cannot be read is skipped, as when ingesting.
     """
     report = VerifyReport()
     for batch in batches:
@@ -83,7 +83,9 @@ def verify(batches: Iterable[LogBatch], tick: Callable[[int], None]) -> VerifyRe
 
 
 class _CheckedTrace(Struct):
-    """What a batch remembers of a trace: the ids and times of its turns, and all that they were sent."""
+    """What is kept of a trace for the checks of its batch: the ids and times of its turns, and all text that was
+    sent.
+    """
 
     message_ids: set[str]
     times: list[float]
@@ -127,7 +129,9 @@ def _check_trace(trace: Trace, report: VerifyReport) -> _CheckedTrace:
 
 
 def _quotations(thinking: str) -> Iterator[str]:
-    """What thinking quotes of the user, letters and digits only; of a quotation with gaps the longest part."""
+    """Yield what the thinking quotes of the user, reduced to letters and digits; of a quotation with gaps, the
+    longest part.
+    """
     for quoted in _QUOTED.finditer(thinking):
         longest = max(map(_letters, _LEFT_OUT.split(quoted[1])), key=len)
         if len(longest) >= _SHORTEST:
@@ -139,7 +143,7 @@ def _letters(content: str) -> str:
 
 
 def _check_logged(files: Sequence[LogFile], traces: Sequence[_CheckedTrace], report: VerifyReport) -> None:
-    """Compare Claude Code's records with the turns of all traces of a batch."""
+    """Check that Claude Code's records all occur in the traces of a batch."""
     message_ids = {message_id for trace in traces for message_id in trace.message_ids}
     times = [moment for trace in traces for moment in trace.times]
     missing: dict[str, str] = {}

@@ -1,1 +1,1 @@
-"""The life of a rollout, and many at once."""
+"""Runs: the life of one rollout, and the scheduling of many."""

@@ -1,4 +1,6 @@
-"""One attempt: open a sandbox, let the agent work, take the patch, grade it, store the end in one step."""
+"""One attempt: opens a sandbox, lets the agent work, takes the patch, grades it, and stores the result in one
+step.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ from understudy.wire.errors import ContextOverflow
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """What every attempt of a run works with."""
+    """What every attempt of a run needs."""
 
     config: RunConfig
     store: Store
@@ -58,13 +60,13 @@ class RunContext:
 
 @dataclass
 class Stopwatch:
-    """Seconds spent in each part of an attempt, by name."""
+    """Measures the seconds spent in each part of an attempt, by name."""
 
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     @contextmanager
     def part(self, name: str) -> Generator[None]:
-        """Add the time spent inside to `name`."""
+        """Add the time spent in the `with` block to `name`."""
         start = time.monotonic()
         try:
             yield
@@ -73,16 +75,16 @@ class Stopwatch:
 
 
 async def prepare_rollout(context: RunContext, rollout: Rollout) -> None:
-    """Prepare a rollout's tree, and have its sandbox made ready where the kind can, before its turn comes.
+    """Prepare a rollout's source tree before its turn comes, and its sandbox if the kind supports that.
 
-    Raises an UnderstudyError when it cannot be prepared.
+    Raises an UnderstudyError if it cannot be prepared.
     """
     prepared = await _prepare_task(context, context.store.runs.task(rollout.run_id, rollout.task_id))
     context.sandboxes.expect(_agent_spec(context, prepared))
 
 
 async def _prepare_task(context: RunContext, task: Task) -> PreparedTask:
-    """A task with its tree made, as validation found that it has to be graded."""
+    """Return a task with its tree prepared, and with the grading options that validation found."""
     prepared = await asyncio.to_thread(prepare, task, context.cache, context.sandboxes)
     return as_validated(
         prepared, sandboxes=context.sandboxes, environment=context.environment, cache=context.cache
@@ -92,13 +94,12 @@ async def _prepare_task(context: RunContext, task: Task) -> PreparedTask:
 async def execute_attempt(
     context: RunContext, rollout: Rollout, attempt: Attempt, final: bool, release_slot: Callable[[], None]
 ) -> Verdict:
-    """Carry out one attempt that the store has just started, and store how it ended.
+    """Carry out an attempt that the store has just started, and store how it ended. Returns the verdict.
 
-    Calls `release_slot` when the agent is done and its sandbox gone.
-
-    Returns the verdict. Raises an UnderstudyError for an infrastructure failure, with the attempt left for the
-    caller to close; nothing of the sandbox is left in either case. In the `final` attempt, an agent that the model
-    had answered is graded even when it crashed: else a model could kill its own agent rather than fail.
+    Calls `release_slot` when the agent is done and its sandbox is gone. Raises an UnderstudyError for an
+    infrastructure failure; the caller then has to close the attempt. Nothing of the sandbox is left in either
+    case. In the `final` attempt, an agent that got answers from the model is graded even if it crashed: otherwise
+    a model could crash its own agent to avoid failing.
     """
     stopwatch = Stopwatch()
     task = context.store.runs.task(rollout.run_id, rollout.task_id)
@@ -137,7 +138,7 @@ _ATTEMPT_STATUSES: dict[AgentOutcome, AttemptStatus] = {
 
 @dataclass(frozen=True)
 class _AgentWork:
-    """What an agent left: how it ended, its patch, a fault when it is graded in spite of one, what is of note."""
+    """The result of an agent: how it ended, its patch, a fault if it is graded despite one, and findings."""
 
     status: AttemptStatus
     patch: bytes
@@ -147,7 +148,9 @@ class _AgentWork:
 
 
 def _agent_spec(context: RunContext, prepared: PreparedTask) -> SandboxSpec:
-    """The sandbox that an agent works in: the task's, with the agent's programs and the gateway's socket."""
+    """Return the sandbox specification for an agent: the task's, with the agent's programs and the gateway's
+    socket.
+    """
     mounts = (*context.agent.mounts(), Mount(context.gateway_socket, GATEWAY_SOCKET))
     return sandbox_spec(prepared, context.environment, mounts=mounts)
 
@@ -160,7 +163,7 @@ async def _run_agent(
     stopwatch: Stopwatch,
     final: bool,
 ) -> _AgentWork:
-    """Let the agent work in a fresh sandbox, and take its patch."""
+    """Let the agent work in a new sandbox, and take its patch."""
     config = context.config
     with stopwatch.part("open_s"):
         sandbox = await context.sandboxes.open(_agent_spec(context, prepared))
@@ -205,7 +208,7 @@ async def _run_agent(
 def _collect_findings(
     context: RunContext, attempt: Attempt, result: AgentResult, session: GatewaySession | None
 ) -> list[Finding]:
-    """What is of note about how the agent worked: a budget used up, a log that differs from its calls."""
+    """Return findings about the agent's work: an exhausted budget, or a log that differs from its calls."""
     findings = context.agent.check(result, context.store.calls.of_attempt(attempt.id))
     if session is not None and session.budget_message is not None:
         findings.insert(0, Finding(kind="budget", message=session.budget_message))
@@ -213,24 +216,27 @@ def _collect_findings(
 
 
 def _context_overflow(calls: Sequence[Call]) -> Finding | None:
-    """That a model which had answered has filled its context, where an agent crashed after these calls.
+    """Return a note that the model filled its context, if an agent crashed after these calls because of that; else
+    None.
 
-    It is how much was said that did it, as it is with turns: an ordinary end. Were it a fault and tried again,
-    only those rollouts would be learned from that happen to be short.
+    It is an ordinary end, like reaching the turn limit, because it depends on how much was said. If it were
+    retried as a fault, training would only see the rollouts that happen to be short.
     """
     if not any(call.status == "ok" for call in calls):
         return None
     error = calls[-1].error
     if error is None or error.boundary != "backend":
         return None
-    # A provider's refusal in the agent's own dialect is passed on as it is, and known by its words alone.
+    # A provider's error in the agent's own dialect is passed on unchanged, and recognised only by its words.
     if error.type != ContextOverflow.__name__ and not is_overflow(error.message):
         return None
     return Finding(kind="context", message=error.message, call_id=calls[-1].id)
 
 
 def _finished_calls(store: Store, attempt: Attempt) -> list[Call]:
-    """An attempt's calls, in order. One that was abandoned is what a crash leaves, not what it came from."""
+    """Return an attempt's calls in order, without abandoned ones, which are results of a crash and not its
+    cause.
+    """
     return [call for call in store.calls.of_attempt(attempt.id) if call.status != "abandoned"]
 
 
@@ -238,7 +244,7 @@ _BOUNDARIES: dict[str, type[UnderstudyError]] = {"backend": BackendError, "gatew
 
 
 def _budget(context: RunContext) -> Budget | None:
-    """The budget of an attempt, with the turns of an agent that does not count them itself."""
+    """Return the budget of an attempt, including the turn limit for agents that do not count turns themselves."""
     config = context.config
     if context.agent.limits_turns:
         return config.gateway.budget
@@ -249,11 +255,11 @@ def _budget(context: RunContext) -> Budget | None:
 def _error_of_agent(
     agent: Agent, calls: Sequence[Call], result: AgentResult, session: GatewaySession | None
 ) -> UnderstudyError | None:
-    """The fault that an agent's end tells of, or None when it is an ordinary one.
+    """Return the fault that an agent's end shows, or None if it is an ordinary end.
 
-    For a crash it is what the last of the calls met, when that call failed, else the crash itself. A time-out is
-    the backend's when it never once answered. An agent that never asked the model, as it hung, wants a login or
-    has ended without a word, has not worked on the task.
+    For a crash, it is the error of the last call if that failed, else the crash itself. A time-out is the
+    backend's fault if it never answered. An agent that never called the model (because it hung, needs a login, or
+    ended silently) has not worked on the task.
     """
     if agent.needs_model and session is not None and not session.calls_started and result.outcome != "crashed":
         log_tail = next(

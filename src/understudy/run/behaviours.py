@@ -1,4 +1,4 @@
-"""What an agent is made to do by a scripted model when a version of it is tried, and what must come of it."""
+"""The scripts for testing a version of an agent with a scripted model, and the results that they must give."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Calls = Callable[[Toolset], tuple[ActionCall, ...]]
 
 
 class ScriptStep(Struct, frozen=True):
-    """What the model answers: a text and tool calls, or with a `status` an error."""
+    """One answer of the model: a text and tool calls, or, with a `status`, an error."""
 
     text: str = ""
     calls: Calls = lambda tools: ()
@@ -29,10 +29,10 @@ class ScriptStep(Struct, frozen=True):
 
 
 class Behaviour(Struct, frozen=True, kw_only=True):
-    """A script, behind which the model ends its work, and what must come of it.
+    """A script, after which the model ends its work, and the required results.
 
-    `ends` are the outcomes that are right. `shows` are texts in the results of its tool calls, in their order.
-    `file` is what `FILE` holds in the end.
+    `ends` are the acceptable outcomes. `shows` are texts that the results of its tool calls must contain, in
+    order. `file` is the required content of `FILE` at the end.
     """
 
     name: str
@@ -118,4 +118,4 @@ BEHAVIOURS = (
         shows=tuple(f"turn-{number}" for number in range(_MANY)),
     ),
 )
-"""What every agent must do."""
+"""The behaviours that every agent must show."""

@@ -1,4 +1,4 @@
-"""Rollouts for training: collects waves of them on one model server, and has its weights changed."""
+"""Collects rollouts for training, in waves on one model server, and has the server's weights changed."""
 
 from __future__ import annotations
 
@@ -34,15 +34,18 @@ from understudy.store.outcomes import TaskCounts
 from understudy.types import ErrorInfo, Task
 
 DRAIN_S = 120.0
-"""How long a change of weights waits for generations in flight; what is left then ends under two versions."""
+"""How many seconds a weight update waits for generations in flight.
+
+Those left continue through it, under two versions.
+"""
 _POLL_S = 0.1
 
 
 class TrainedModelServer(Struct, frozen=True, kw_only=True):
-    """The server of the model that learns: its kind, its addresses, what it calls the model.
+    """The server of the model in training: its kind, addresses and model name.
 
     `tokenizer` is a directory with the model's tokenizer and chat template, `tool_format` the syntax of its tool
-    calls: tokens go in and come out as they are. The addresses do not belong to a wave's configuration.
+    calls; together they allow exact tokens. The addresses are not part of a wave's configuration.
     """
 
     backend: str = "embedded"
@@ -54,7 +57,7 @@ class TrainedModelServer(Struct, frozen=True, kw_only=True):
 
 
 class RolloutSettings(Struct, frozen=True, kw_only=True):
-    """How agents work in every wave, and how the model is sampled; `max_tokens` is of each answer."""
+    """How agents work in every wave, and how the model is sampled. `max_tokens` limits each answer."""
 
     agent: str = "claude-code"
     agent_options: dict[str, str] = field(default_factory=dict[str, str])
@@ -66,7 +69,7 @@ class RolloutSettings(Struct, frozen=True, kw_only=True):
 
 
 class WeightUpdate(Struct, frozen=True, kw_only=True):
-    """A change of weights: `seconds` in which nothing could be generated, and how many calls it cut in two."""
+    """A change of weights: `seconds` without generation, and how many calls continued through it."""
 
     version: str
     seconds: float
@@ -85,7 +88,7 @@ class WaveStore:
 class RolloutCollector:
     """Collects waves, several at a time, in sandboxes of one kind, and has their model's weights changed.
 
-    All waves share `concurrency` places for agents, unless workers execute them. Without a `database` each has a
+    All waves share `concurrency` agent slots, unless workers execute them. Without a `database`, each wave has a
     store in its directory. Belongs to one event loop.
     """
 
@@ -99,7 +102,7 @@ class RolloutCollector:
         version: str,
         database: WaveStore | None = None,
     ) -> None:
-        """Raises ConfigError for a server that cannot be trained from."""
+        """Raises ConfigError for a server that training does not support."""
         self._settings = settings
         self._sandboxes = sandboxes
         self._concurrency = concurrency
@@ -115,7 +118,7 @@ class RolloutCollector:
 
     @property
     def version(self) -> str:
-        """The version that generates now."""
+        """The version of the weights that generates now."""
         assert self._control.version is not None
         return self._control.version
 
@@ -136,10 +139,10 @@ class RolloutCollector:
         purpose: Purpose = "training",
         model: str | None = None,
     ) -> RolloutBatch:
-        """Begin a wave: `samples` rollouts of each task, kept in `directory`; or go on with one that is there.
+        """Start a wave with `samples` rollouts of each task in `directory`, or continue the wave that is there.
 
-        In a database it is told from others by its `name`. `version` is the policy that samples it at first,
-        `model` what the server is asked for, where that is another than its own.
+        In a database, the wave is identified by its `name`. `version` is the policy that samples it at first,
+        `model` the model name to request, if it is not the server's own.
         """
         settings, database = self._settings, self._database
         config = RunConfig(
@@ -179,10 +182,10 @@ class RolloutCollector:
     async def update_weights(
         self, version: str, publish: Callable[[], Awaitable[None]], *, drain_s: float = DRAIN_S
     ) -> WeightUpdate:
-        """Pause new calls, let those in flight end, change the weights by `publish`, and continue as `version`.
+        """Pause new calls, let those in flight end, change the weights with `publish`, and resume as `version`.
 
-        Calls that do not end within `drain_s` seconds go on through the change. Raises what `publish` raises; then
-        the version stays what it was.
+        Calls that do not end within `drain_s` seconds continue through the change. Raises whatever `publish`
+        raises; the version then stays the same.
         """
         control, started = self._control, time.monotonic()
         control.pause()
@@ -195,7 +198,7 @@ class RolloutCollector:
         return WeightUpdate(version=version, seconds=time.monotonic() - started, cut=cut)
 
     def drain(self) -> None:
-        """Begin no further rollout. Those that run go on to their end, and with the last one its wave ends."""
+        """Start no further rollouts. Running ones are finished, and their waves end with them."""
         self._draining = True
         for wave in self._waves:
             wave.drain()
@@ -206,14 +209,14 @@ class RolloutCollector:
         await asyncio.gather(*(wave.wait() for wave in self._waves), return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop every wave that has not ended. `start` with the same directory continues it."""
+        """Stop every unfinished wave. `start` with the same directory continues it."""
         for wave in self._waves:
             wave.cancel()
         await asyncio.gather(*(wave.wait() for wave in self._waves), return_exceptions=True)
 
 
 class RolloutBatch(RunMonitor):
-    """A wave while it is collected: rollouts into a directory with a store of its own, or into a database."""
+    """A wave in progress: rollouts that are collected into a directory with its own store, or into a database."""
 
     def __init__(self, config: RunConfig, tasks: Sequence[Task], location: StoreLocation) -> None:
         self.location = location
@@ -228,31 +231,31 @@ class RolloutBatch(RunMonitor):
         self._reported = -1
         self._drain = False
 
-    # --- what the collector does with it ---------------------------------------------------------------
+    # --- called by the collector ------------------------------------------------------------------------
 
     def start(self, work: Awaitable[RunSummary]) -> None:
         """Start the work."""
         self._work = asyncio.ensure_future(work)
 
     def drain(self) -> None:
-        """Begin no further rollout."""
+        """Start no further rollouts."""
         self._drain = True
         if self._scheduler is not None:
             self._scheduler.drain()
 
     def cancel(self) -> None:
-        """Stop the work. The wave has ended when everything is closed."""
+        """Cancel the work. The wave has ended once everything is closed."""
         if self._work is not None:
             self._work.cancel()
 
-    # --- events of the run -----------------------------------------------------------------------------
+    # --- events of the run (see RunMonitor) --------------------------------------------------------------
 
     def stage(self, text: str) -> None:
-        """Show the stage as the status."""
+        """Use the stage as the status."""
         self.status = text
 
     def running(self, scheduler: RunInProgress, store: Store) -> None:
-        """Take note of the scheduler and the store, whose counts can be read from now on."""
+        """Keep the scheduler and the store, whose counts can be read from now on."""
         self._scheduler, self._store = scheduler, store
         self.status = "collecting"
         if self._drain:
@@ -263,7 +266,7 @@ class RolloutBatch(RunMonitor):
         self.status = reason or "collecting"
 
     def stopped(self) -> None:
-        """Forget the store, which is about to be closed."""
+        """Drop the store, which is about to be closed."""
         self._store = None
         self.status = "ended"
 
@@ -271,7 +274,7 @@ class RolloutBatch(RunMonitor):
 
     @property
     def ended(self) -> bool:
-        """Whether the wave has ended; `wait` says how."""
+        """Whether the wave has ended. `wait` returns how."""
         return self._work is not None and self._work.done()
 
     @property
@@ -280,7 +283,7 @@ class RolloutBatch(RunMonitor):
         return RunProgress(total=self.total) if self._scheduler is None else self._scheduler.progress
 
     async def wait(self) -> RunSummary:
-        """Wait for the end, and return the summary. Raises the error that ended the wave, if one did.
+        """Wait for the end, and return the summary. Raises the error that ended the wave, if any.
 
         Cancelling the wait does not stop the wave.
         """
@@ -288,7 +291,7 @@ class RolloutBatch(RunMonitor):
         return await asyncio.shield(self._work)
 
     async def changed(self) -> None:
-        """Return when another rollout has ended since it last returned, or when the wave has ended."""
+        """Return when another rollout has ended since the last call, or when the wave has ended."""
         while not self.ended:
             done = self.progress.done
             if done != self._reported:
@@ -298,9 +301,9 @@ class RolloutBatch(RunMonitor):
             await asyncio.wait((self._work,), timeout=_POLL_S)
 
     async def task_counts(self) -> dict[str, TaskCounts]:
-        """The rollouts of each task of which every one has ended, counted in a thread. Raises StoreError.
+        """Return the counts of tasks whose rollouts have all ended. Raises StoreError.
 
-        Agents wait while the event loop does: whatever is read from the store is read beside it.
+        The store is read in a thread, because agents cannot proceed while the event loop is blocked.
         """
         return await asyncio.to_thread(self._read_task_counts, self._store)
 
@@ -314,7 +317,7 @@ class RolloutBatch(RunMonitor):
         return {task: count for task, count in counts.items() if count.graded + count.failed == self.samples}
 
     def last_error(self) -> ErrorInfo | None:
-        """The last error of a rollout; None when there was none."""
+        """The last error of a rollout, or None."""
         return self.progress.last_error
 
 
@@ -326,11 +329,11 @@ def _with_model(gateway: GatewayConfig, model: str | None) -> GatewayConfig:
 
 
 def _gateway_config(server: TrainedModelServer, settings: RolloutSettings) -> GatewayConfig:
-    """The gateway's configuration: tokens in, tokens out, sampled as training and evaluation want it."""
+    """Return the gateway's configuration: exact tokens, with the sampling for training or evaluation."""
     try:
         kind = msgspec.convert(server.backend, BackendKind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"backend: {error}; expected embedded, vllm or sglang for training") from error
+        raise ConfigError(f"backend: {error}; training expects embedded, vllm or sglang") from error
     model = ModelConfig(
         backend=kind,
         model=server.model,

@@ -1,4 +1,4 @@
-"""What a run is: everything that decides its results, resolved, saved with it, and hashed to its id."""
+"""What a run is: everything that decides its results, resolved, stored with the run, and hashed into its id."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ class ServedPolicy(Struct, frozen=True):
 class RunConfig(Struct, frozen=True, kw_only=True):
     """The resolved configuration of a run.
 
-    Two commands with equal configurations are one run, and the second continues the first; concurrency, output
-    formats and the like are no part of it. `gateway` says which models answer, and how. In a run for `evaluation`
-    nothing is meant to be trained on: it has sampling parameters of its own. `policy` is that of the embedded
-    server which the run starts for the high model; None: it starts none. `tasks` maps each instance id to the
-    digest of its record. `frontend_high` and `frontend_low` are the names by which the agent asks for the models,
-    where they are others than the models' own.
-
-    A training loop's run in a database has its `wave`, as LOOP/steps/step-0001: two may be equal in all else.
-    `served` is what workers ask there, and no part of the run's identity.
+    Two commands with equal configurations are the same run, and the second continues the first; concurrency,
+    output formats and the like are not included. `gateway` says which models answer, and how. With `evaluation`,
+    nothing is trained on, and the sampling parameters for evaluation apply. `policy` is for the embedded server
+    that the run starts for the high model; None if it starts none. `tasks` maps each instance id to the digest of
+    its record. `frontend_high` and `frontend_low` are the model names that the agent requests, if they differ from
+    the models' own. A training loop's run in a database has its `wave`, such as LOOP/steps/step-0001, because two
+    waves may otherwise be equal. `served` is the server that workers ask there, and not part of the run's
+    identity.
     """
 
     gateway: GatewayConfig
@@ -64,53 +63,53 @@ class RunConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def backend(self) -> str:
-        """The kind of the backend of the high model."""
+        """The kind of backend of the high model."""
         return self.gateway.models.high.backend
 
     @property
     def model(self) -> str:
-        """The name by which the agent asks for the high model."""
+        """The name with which the agent requests the high model."""
         return self.frontend_high or self.gateway.models.high.model or HIGH
 
     @property
     def small_model(self) -> str:
-        """The name by which the agent asks for the model of small tasks."""
+        """The name with which the agent requests the model for small tasks."""
         low = self.gateway.models.low
         return self.frontend_low or (self.model if low is None else low.model or LOW)
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters that are laid over what the agent asks."""
+        """The sampling parameters that override the agent's."""
         chosen = self.gateway.sampling.training if self.purpose == "training" else self.gateway.sampling.evaluation
         return chosen.as_dict()
 
     @property
     def run_id(self) -> str:
-        """Twelve hex digits that follow from the configuration alone."""
+        """Twelve hex digits derived from the configuration alone."""
         return digest(replace(self, served=UNSET))[:12]
 
     def record(self) -> dict[str, Any]:
-        """The configuration as JSON types, for the store."""
+        """Return the configuration as JSON types, for the store."""
         return msgspec.to_builtins(self)
 
     def rollout_id(self, task_id: str, sample_index: int) -> str:
-        """The id of one rollout of this run; asking again gives the same, so creation can be repeated.
+        """Return the id of one rollout of this run. It is always the same, so that creating it again is harmless.
 
-        The agent's name is in it by the run's id. Its version is not: a run goes on after an update of the agent,
-        and the store notes with each rollout which version worked on it.
+        The agent's name is part of it through the run's id. Its version is not: a run continues after an update of
+        the agent, and the store records for each rollout which version worked on it.
         """
         return digest([self.run_id, task_id, sample_index])[:16]
 
     def sampling_seed(self, task_id: str, sample_index: int) -> int:
-        """The seed sent to the backend with every call of a rollout, below 2**31."""
+        """Return the seed that is sent to the backend with every call of a rollout; below 2**31."""
         return int(digest([self.seed, task_id, sample_index])[:8], 16) >> 1
 
 
 def digest(value: Any) -> str:
-    """SHA-256 in hex of a value's JSON with sorted keys."""
+    """Return the SHA-256 (hex) of a value's JSON with sorted keys."""
     return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()
 
 
 def task_digests(tasks: Sequence[Task]) -> dict[str, str]:
-    """Instance id → digest of the task's record."""
+    """Return instance id → digest of the task's record."""
     return {task.instance_id: digest(task)[:16] for task in tasks}

@@ -1,4 +1,4 @@
-"""What a run will take in hours, tokens and dollars, by what rollouts of the same kind took."""
+"""Estimates a run's hours, tokens and dollars from similar finished rollouts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from understudy.types import Usage
 
 
 class MeasuredRollouts(Struct, frozen=True, kw_only=True):
-    """Means over `count` rollouts that ended: calls, tokens, seconds from an attempt's start to its verdict."""
+    """Means over `count` finished rollouts: calls, tokens, and seconds from an attempt's start to its verdict."""
 
     count: int
     calls: float
@@ -27,7 +27,7 @@ class MeasuredRollouts(Struct, frozen=True, kw_only=True):
 
 
 class RunEstimate(Struct, frozen=True, kw_only=True):
-    """What `rollouts` are likely to take. `cost_usd` is None where there is no price."""
+    """What `rollouts` are likely to take. `cost_usd` is None if the price is unknown."""
 
     rollouts: int
     measured: int
@@ -39,7 +39,7 @@ class RunEstimate(Struct, frozen=True, kw_only=True):
 
 
 def measure(directories: Iterable[Path]) -> MeasuredRollouts:
-    """Means over the rollouts with a verdict in runs' directories. Raises ConfigError where there are none."""
+    """Return means over the graded rollouts in runs' directories. Raises ConfigError if there are none."""
     paths = list(directories)
     ended: list[RolloutOutcome] = []
     for directory in paths:
@@ -48,8 +48,8 @@ def measure(directories: Iterable[Path]) -> MeasuredRollouts:
                 ended += [each for each in store.outcomes.of_run(run.id) if each.reward is not None]
     if not ended:
         raise ConfigError(
-            f"{', '.join(map(str, paths)) or 'the directory'}: has no graded rollout to estimate from; make a "
-            f"small run first, with the same model, agent and kind of tasks: --limit 4"
+            f"no graded rollout to estimate from in {', '.join(map(str, paths)) or 'the directory'}; make a "
+            "small run first, with the same model, agent and kind of tasks: --limit 4"
         )
     return MeasuredRollouts(
         count=len(ended),
@@ -62,9 +62,9 @@ def measure(directories: Iterable[Path]) -> MeasuredRollouts:
 
 
 def estimate(measured: MeasuredRollouts, rollouts: int, concurrency: int, price: Price | None) -> RunEstimate:
-    """What so many rollouts like those measured take, `concurrency` at a time, each as fast as they were.
+    """Estimate `rollouts` rollouts like the measured ones, `concurrency` at a time and as fast as those.
 
-    `price` is that of tokens; what was read from a cache then counts as read from one again.
+    `price` is the price of tokens; tokens that were read from a cache count as cached again.
     """
     usage = Usage(
         prompt_tokens=round(measured.prompt_tokens * rollouts),

@@ -1,4 +1,6 @@
-"""Who executes a run: this process alone, or workers, for whom it may wait; what a display is told meanwhile."""
+"""What executes a run: this process alone, or workers, which it may wait for; and the events that a display
+receives.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +21,27 @@ from understudy.store import Store
 from understudy.store.runs import Lease
 
 LEASE_S = 30.0
-"""For how long an attempt is its worker's, unless that renews it."""
+"""How many seconds an attempt belongs to its worker, unless the worker renews the lease."""
 
 WORKERS_POLL_S = 1.0
 
 RunEngine = Literal["local", "workers", "detached"]
-"""Who executes a run: this process; workers, while this process waits; workers, while nobody waits."""
+"""What executes a run: this process; workers that this process waits for; or workers without waiting."""
 
 
 class WorkerFleet(Protocol):
-    """Workers of one run that this process has others start, as a cluster's scheduler."""
+    """Workers of one run that this process has an external scheduler start, such as a cluster's."""
 
     def start(self, run_id: str) -> None:
-        """Have them started."""
+        """Have the workers started."""
         ...
 
     def drain(self) -> None:
-        """Have them claim nothing more. May be called again, for those that were started meanwhile."""
+        """Have the workers claim nothing more. May be called again, for workers that were started meanwhile."""
         ...
 
     def waits(self) -> str:
-        """Why none of them works. Raises ConfigError when all have failed. Called in a thread."""
+        """Return why none of them works. Raises ConfigError if all have failed. Called in a thread."""
         ...
 
 
@@ -48,12 +50,12 @@ WatchServer = Callable[[], Awaitable[None]]
 
 
 def worker_name() -> str:
-    """A name that no other worker has, and that says where it is."""
+    """Return a unique name for a worker that says where it runs."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 class RunInProgress(Protocol):
-    """A run whose rollouts are executed, here or by workers."""
+    """A run whose rollouts are being executed, here or by workers."""
 
     run_id: str
     progress: RunProgress
@@ -64,31 +66,31 @@ class RunInProgress(Protocol):
         ...
 
     def drain(self) -> None:
-        """Start nothing new here."""
+        """Start nothing new in this process."""
         ...
 
 
 class RunMonitor:
-    """Receives the events of a run. This base class ignores them; a display overrides what it shows."""
+    """Receives the events of a run. This base class ignores them; displays override the events that they show."""
 
     def stage(self, text: str) -> None:
         """A stage before the rollouts start, as text."""
 
     def running(self, scheduler: RunInProgress, store: Store) -> None:
-        """The rollouts start; the scheduler's progress and the store's counts may be read from now on."""
+        """The rollouts start. The scheduler's progress and the store's counts can be read from now on."""
 
     def waits(self, reason: str) -> None:
-        """Nobody works on the run, for this reason; empty: somebody does, or may soon."""
+        """No worker works on the run, for this reason; "" if one does, or may soon."""
 
     def stopped(self) -> None:
-        """The store is about to be closed, and must not be read any more."""
+        """The store is about to be closed and must not be read any more."""
 
 
 @asynccontextmanager
 async def executing_alone(store: Store, run_id: str, lease: Lease) -> AsyncGenerator[WatchServer]:
-    """Execute a run alone, and let others know as long as it lasts. Raises StoreError where others execute it.
+    """Execute a run alone, and keep the lease that tells others so. Raises StoreError if others execute it.
 
-    With it comes what raises when that cannot be said any more.
+    Yields a function that raises once the lease can no longer be renewed.
     """
     await asyncio.wrap_future(store.leases.execute_alone(run_id, lease, __version__))
 
@@ -103,7 +105,7 @@ async def executing_alone(store: Store, run_id: str, lease: Lease) -> AsyncGener
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
-        with suppress(StoreError):  # it ends by itself, and the first error is the one that says what happened
+        with suppress(StoreError):  # the lease expires by itself, and the first error is the informative one
             await asyncio.wrap_future(store.leases.give_back(lease))
 
 
@@ -122,7 +124,7 @@ async def wait_for_leases(store: Store, run_id: str, engine: RunEngine | WorkerF
 
 
 def run_progress(store: Store, run_id: str) -> RunProgress:
-    """How far a run is, as its store has it."""
+    """Return a run's progress as its store shows it."""
     counts = store.outcomes.counts(run_id)
     failed = counts.rollouts.get("failed", 0)
     return RunProgress(
@@ -135,7 +137,7 @@ def run_progress(store: Store, run_id: str) -> RunProgress:
 
 
 def waiting_for(store: Store, run_id: str, fleet: WorkerFleet | None = None) -> str:
-    """Why no worker takes a run: there is none, or all leave it to others. Empty where one may."""
+    """Return why no worker takes a run: there is none, or all leave it to others. "" if one may take it."""
     alive = [each for each in store.leases.workers() if each.alive and each.run_id is None]
     if not alive:
         if fleet is not None:
@@ -148,7 +150,7 @@ def waiting_for(store: Store, run_id: str, fleet: WorkerFleet | None = None) -> 
 
 
 class WorkersAtWork:
-    """A run that workers execute, as its displays see it. `drain` lets this process end; workers go on."""
+    """A run executed by workers, as displays see it. `drain` ends this process; the workers continue."""
 
     def __init__(self, run_id: str, progress: RunProgress) -> None:
         self.run_id = run_id
@@ -156,7 +158,7 @@ class WorkersAtWork:
         self.draining = False
 
     def drain(self) -> None:
-        """Wait for the workers no longer."""
+        """Stop waiting for the workers."""
         self.draining = True
 
 
@@ -165,8 +167,8 @@ async def finish_by_workers(
 ) -> tuple[str, ...]:
     """Wait until all rollouts of a run that is open to workers have ended, and write their files, if it has any.
 
-    If `detached`, it is not waited for. A fleet is started; what that has at work when the run is drained is
-    waited for. Returns what there is to know of the files.
+    With `detached`, it returns without waiting. A `fleet` is started; when the run is drained, its rollouts in
+    progress are waited for. Returns notes about the files.
     """
     if engine == "detached":
         return ("its rollouts are queued for workers: understudy worker --store",)

@@ -1,7 +1,7 @@
-"""Workers of a run as Ray actors: Ray places and restarts them, the store decides which rollout is whose.
+"""A run's workers as Ray actors: Ray places and restarts them, the store decides which worker has which rollout.
 
-Ray's word that an actor is dead counts for nothing: what it holds is another's when its leases end, and then each
-of its writes is refused.
+Ray's report that an actor died is not relied on: its rollouts go to other workers when its leases expire, and from
+then on each of its writes is refused.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from understudy.util.settings import option
 from understudy.util.text import visible_line
 
 _AGAIN_S = 30.0
-"""After how long an actor begins anew whose worker ended with an error."""
+"""After how many seconds an actor whose worker ended with an error starts again."""
 
 _FAILS = 3
-"""A worker has failed for good that ended so often in a row with an error, each time within _AGAIN_S seconds."""
+"""A worker has failed for good after this many errors in a row, each within _AGAIN_S seconds of its start."""
 
 _CONNECT_S = 10.0
 _NODES_S = 60.0
@@ -44,31 +44,35 @@ _STOP_S = 15.0
 
 
 class RayOptions(Struct, frozen=True, kw_only=True):
-    """Which Ray cluster, and what the actors of a run are there."""
+    """Which Ray cluster to use, and what each of the run's actors gets there."""
 
-    ray_address: Annotated[str, option("With --engine ray: the cluster, as HOST:PORT, or auto.")] = "auto"
+    ray_address: Annotated[str, option("With --engine ray: the address of the cluster as HOST:PORT, or auto.")] = (
+        "auto"
+    )
     ray_workers: (
-        Annotated[int, option("With --engine ray: how many actors [default: one a node with room for it].", ge=1)]
+        Annotated[
+            int, option("With --engine ray: number of actors [default: one on each node with room for it].", ge=1)
+        ]
         | None
     ) = None
     ray_capacity: Annotated[int, option("With --engine ray: rollouts at a time in each actor.", ge=1)] = 8
     ray_cpus: (
         Annotated[
             float,
-            option("With --engine ray: CPUs that an actor asks for [default: half of --ray-capacity].", ge=0),
+            option("With --engine ray: CPUs that each actor reserves [default: half of --ray-capacity].", ge=0),
         ]
         | None
     ) = None
 
     @property
     def cpus(self) -> float:
-        """The CPUs that an actor asks Ray for; above 1 only whole ones can be asked for."""
+        """The CPUs that an actor requests from Ray. Above 1, only whole numbers are allowed."""
         cpus = self.ray_capacity / 2 if self.ray_cpus is None else self.ray_cpus
         return float(math.ceil(cpus)) if cpus > 1 else cpus
 
 
 class RayWorker:
-    """What runs in an actor: a worker that claims rollouts of one run."""
+    """The code that runs in an actor: a worker that claims rollouts of one run."""
 
     def __init__(self, store_url: str, run_id: str, capacity: int) -> None:
         self._store_url = store_url
@@ -79,7 +83,9 @@ class RayWorker:
         self._draining = False
 
     async def work(self) -> ErrorInfo | None:
-        """Work until `drain` or `stop` was called and nothing runs; returns the error that ended it before.
+        """Work until `drain` or `stop` was called and nothing runs.
+
+        Returns the error that ended it earlier, if any.
 
         Ray calls it again in an actor that it has restarted.
         """
@@ -114,13 +120,13 @@ class RayWorker:
         return None
 
     async def drain(self) -> None:
-        """Claim nothing more; what runs goes on to its end."""
+        """Claim nothing more. Running rollouts are finished."""
         self._draining = True
         if self._worker is not None:
             self._worker.drain()
 
     async def stop(self) -> None:
-        """Stop at once. What runs is queued again, and has been when this returns."""
+        """Stop at once. Running rollouts are requeued before this returns."""
         self._draining = True
         if self._work is not None:
             self._work.cancel()
@@ -128,13 +134,13 @@ class RayWorker:
 
 
 def _report(line: str) -> None:
-    """A line for the actor's log, which Ray keeps."""
+    """Print a line to the actor's log, which Ray keeps."""
     sys.stderr.write(f"understudy: {line}\n")
     sys.stderr.flush()
 
 
 class _WorkerFailure(Struct, frozen=True):
-    """An actor's error after which it begins anew, and which in a row it is."""
+    """An actor's error, after which it starts again, and the number of errors in a row."""
 
     message: str
     count: int
@@ -167,7 +173,10 @@ class RayFleet:
         self._tasks = [asyncio.create_task(self._keep(number)) for number in range(self._size)]
 
     async def _keep(self, number: int) -> None:
-        """Have an actor work till it was drained. A worker that ends with an error begins anew after a while."""
+        """Keep an actor working until it is drained.
+
+        If its worker ends with an error, it starts again after a while.
+        """
         actor, now, count = self._actors[number], asyncio.get_running_loop().time, 0
         while True:
             started_at = now()
@@ -186,19 +195,20 @@ class RayFleet:
             self._faults.pop(number)
 
     def drain(self) -> None:
-        """Have the actors claim nothing more. May be called again, for those that were restarted meanwhile."""
+        """Have the actors claim nothing more. May be called again, for actors that were restarted meanwhile."""
         for actor in self._actors:
             actor.drain.remote()
 
     def waits(self) -> str:
-        """Why there is no worker of this fleet. Raises ConfigError when all of them have failed for good."""
-        faults = list(self._faults.items())  # at once: the event loop changes them while this thread looks
+        """Return why no worker of this fleet works. Raises ConfigError if all of them have failed for good."""
+        # copied, because the event loop may change it while this thread reads it
+        faults = list(self._faults.items())
         if faults:
             number, fault = faults[-1]
             if len(faults) == len(self._actors) and all(each.count >= _FAILS for _, each in faults):
                 raise ConfigError(
-                    f"--engine ray: the workers of all {len(self._actors)} actors have failed {_FAILS} times in a "
-                    f"row, the last one by: {fault.message}; fix the cause and run the same command again"
+                    f"--engine ray: the workers of all {len(self._actors)} actors have failed {_FAILS} times in "
+                    f"a row, the last one with: {fault.message}; fix the cause, then run the same command again"
                 )
             return f"actor {number + 1} of {len(self._actors)} begins anew in {_AGAIN_S:.0f} s: {fault.message}"
         free, total = (
@@ -211,8 +221,8 @@ class RayFleet:
         )
 
     async def close(self) -> None:
-        """Stop the actors. What they still had is queued again."""
-        # One that Ray has not placed has nothing, and would not answer.
+        """Stop the actors. Their rollouts are requeued."""
+        # An actor that Ray has not placed holds nothing, and would not answer.
         stopping = [asyncio.wrap_future(self._actors[number].stop.remote().future()) for number in self._placed]
         for task in self._tasks:
             task.cancel()
@@ -224,32 +234,32 @@ class RayFleet:
 
 
 def _ray() -> Any:
-    """The module. Raises ConfigError where it is not installed."""
+    """Return the module ray. Raises ConfigError if it is not installed."""
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "--engine ray needs the package ray here and on every node, of the cluster's own version: "
-            "pip install 'understudy[ray]'"
+            "--engine ray needs the package ray here and on every node, in the cluster's own version; install it "
+            "with: pip install 'understudy[ray]'"
         ) from error
 
 
 @asynccontextmanager
 async def ray_fleet(store: StoreLocation | None, options: RayOptions) -> AsyncGenerator[RayFleet]:
-    """A fleet on a Ray cluster for a run in a store, which `start` gives it; it is stopped at the end.
+    """Yield a fleet on a Ray cluster for a run in a store. Its actors are stopped at the end.
 
-    Raises ConfigError when the store is in a directory, when the cluster cannot be reached, or when its nodes have
-    another release of Understudy.
+    Raises ConfigError if the store is in a directory, the cluster cannot be reached, or its nodes have another
+    release of Understudy.
     """
     if not isinstance(store, StoreUrl):
         raise ConfigError(
-            "--engine ray: the actors may be on other machines, and the run's store is a directory; give a "
+            "--engine ray: the run's store is a directory, which actors on other machines cannot reach; name a "
             "database with --store postgresql://USER@HOST/NAME"
         )
     ray = _ray()
-    # Ray prints what happens to its nodes on stdout, where the summary is to be alone.
+    # Ray prints messages about its nodes on stdout, where only the summary should be.
     with redirect_stdout(sys.stderr):
-        # In a thread: in the main one it would take SIGTERM for itself.
+        # This runs in a thread, because in the main thread Ray would install its own SIGTERM handler.
         await asyncio.to_thread(_connect, ray, options.ray_address)
         try:
             nodes = await _check_nodes(ray, options.cpus)
@@ -266,11 +276,11 @@ def _connect(ray: Any, address: str) -> None:
     host, colon, port = address.rpartition(":")
     try:
         if colon and port.isdecimal() and "://" not in host:
-            # Ray itself would try for minutes.
+            # Ray's own retries would take minutes.
             socket.create_connection((host, int(port)), _CONNECT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        # Ray says so too when its own version, or Python's, is another one there.
+        # Ray also reports this error if its own version or Python's differs from the cluster's.
         raise ConfigError(
             f"--ray-address {address}: {visible_line(str(error))}; start a cluster with `ray start --head`, or "
             "give the HOST:PORT of one with the same versions of Ray and Python"
@@ -278,14 +288,14 @@ def _connect(ray: Any, address: str) -> None:
 
 
 async def _check_nodes(ray: Any, cpus: float) -> int:
-    """How many nodes have room for an actor. Raises ConfigError when one of those has not this release."""
+    """Return how many nodes have room for an actor. Raises ConfigError if one of those has another release."""
     affinity: Any = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     nodes = [
         node
         for node in await asyncio.to_thread(ray.nodes)
         if node["Alive"] and node["Resources"].get("CPU", 0.0) >= cpus
     ]
-    # A function of Python's own: ours are not there where Understudy is not.
+    # A function of Python's standard library, since ours cannot be imported on a node without Understudy.
     ask = ray.remote(num_cpus=0, max_retries=0)(version)
     releases: dict[str, str] = {}
 
@@ -298,14 +308,14 @@ async def _check_nodes(ray: Any, cpus: float) -> int:
         except PackageNotFoundError:
             release = "none"
         except ray.exceptions.RayError:
-            return  # it went away meanwhile
+            return  # the node went away meanwhile
         releases[f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"] = release
 
     if asking := [asyncio.create_task(find(node)) for node in nodes]:
         await asyncio.wait(asking, timeout=_NODES_S)
     if others := [f"{release} on {name}" for name, release in sorted(releases.items()) if release != __version__]:
         raise ConfigError(
-            f"--engine ray: this is Understudy {__version__}, and there is {', '.join(others)}; install this "
-            "release on every node of the Ray cluster"
+            f"--engine ray: this is Understudy {__version__}, but nodes of the cluster have {', '.join(others)}; "
+            "install this release on every node of the Ray cluster"
         )
     return len(nodes)

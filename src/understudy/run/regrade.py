@@ -1,5 +1,4 @@
-"""Grading a run's stored patches anew with the present grader; the verdicts that were there are kept in the new
-ones."""
+"""Grades a run's stored patches again with the current grader. Earlier verdicts are kept inside the new ones."""
 
 from __future__ import annotations
 
@@ -23,10 +22,10 @@ from understudy.types import is_solved
 
 
 class RegradeSummary(Struct, frozen=True):
-    """What grading anew came to. `changed` has the reward before and now of the rollouts where these differ, by
-    id.
+    """The result of grading again.
 
-    `errors` are the rollouts that could not be graded, by id with the reason: their verdicts are what they were.
+    `changed` maps rollout ids to (reward before, reward now) where these differ. `errors` maps the ids of rollouts
+    that could not be graded to the reason; their verdicts are unchanged.
     """
 
     rollouts: int
@@ -39,7 +38,9 @@ def _make(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{directory}: cannot be made: {error.strerror}; give another --output-dir") from error
+        raise ConfigError(
+            f"{directory}: cannot be created: {error.strerror}; choose another --output-dir"
+        ) from error
 
 
 async def regrade_run(
@@ -52,11 +53,10 @@ async def regrade_run(
     concurrency: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RegradeSummary:
-    """Grade the patch of each decided rollout in a store again, `concurrency` at a time, and write their files
-    anew.
+    """Grade the patch of each decided rollout in a store again, `concurrency` at a time, and rewrite its files.
 
-    Each task is validated first, as a run does. `progress` gets how many are done, of how many. Raises StoreError,
-    and ConfigError when files cannot be written.
+    Each task is validated first, as in a run. `progress` gets how many are done, and the total. Raises StoreError,
+    and ConfigError if files cannot be written.
     """
     await asyncio.to_thread(_make, directory)
     decided = store.outcomes.decisions()

@@ -1,6 +1,7 @@
-"""What a run leaves beside its store for each rollout, written when it ends: stream, dataset, logs, report.
+"""The files that a run writes beside its store when a rollout ends: stream, dataset, logs, report.
 
-The store has all of it; what is missing here, or of an earlier attempt, is written again when the run goes on.
+The store has all of this data. Files that are missing, or from an earlier attempt, are written again when the run
+continues.
 """
 
 from __future__ import annotations
@@ -44,11 +45,14 @@ _NO_DATASET: dict[DatasetState, str] = {
     "not installed": "{count} have no dataset: the package pyarrow is not installed; "
     "pip install 'understudy[hf]', then run the same command again",
 }
-"""Why rollouts may have no dataset, in words; what is not in here needs none."""
+"""Why rollouts may have no dataset. States without an entry need no explanation."""
 
 
 class RolloutNote(Struct, frozen=True, kw_only=True):
-    """What became of a rollout: `logs/<instance_id>/rollout.json`. `reward` is None without a verdict."""
+    """What became of a rollout: the contents of `logs/<instance_id>/rollout.json`.
+
+    `reward` is None without a verdict.
+    """
 
     instance_id: str
     sample_index: int
@@ -64,9 +68,9 @@ class RolloutNote(Struct, frozen=True, kw_only=True):
 class RolloutFiles:
     """The files of a run's rollouts in its output directory.
 
-    Each name has the instance's id and, in runs with several samples, a dot and the sample's index:
-    `stream_<id>.json`, `dataset-<id>/`, `logs/<id>/`, and the harness's report (`grade.reports`). What cannot be
-    written is noted and ends nothing. With `rewrite`, `catch_up` writes all of it anew.
+    File names contain the instance's id and, in runs with several samples, a dot and the sample index:
+    `stream_<id>.json`, `dataset-<id>/`, `logs/<id>/`, and the harness's report (`grade.reports`). A file that
+    cannot be written is noted and does not end the run. With `rewrite`, `catch_up` writes all files again.
     """
 
     def __init__(self, store: Store, config: RunConfig, directory: Path, *, rewrite: bool = False) -> None:
@@ -80,12 +84,12 @@ class RolloutFiles:
         self._save: Callable[[Iterable[dict[str, Any]], Path], None] | None = None
 
     async def write(self, rollout_id: str) -> None:
-        """Write what belongs to a rollout that has just ended. Raises StoreError."""
+        """Write the files of a rollout that has just ended. Raises StoreError."""
         async with self._one_at_a_time:
             await asyncio.to_thread(self._write_rollout, self._store.runs.rollout(rollout_id), rewrite=True)
 
     async def catch_up(self) -> None:
-        """Write what is missing of the rollouts that have ended. Raises StoreError."""
+        """Write missing files of rollouts that have ended. Raises StoreError."""
         async with self._one_at_a_time:
             await asyncio.to_thread(self._remove_leftovers)
             for rollout in self._store.runs.rollouts(self._config.run_id):
@@ -93,12 +97,12 @@ class RolloutFiles:
             self._rewrite = False
 
     async def finish(self) -> None:
-        """Write what is missing, and the report of the whole run. Raises StoreError."""
+        """Write missing files, and the report of the whole run. Raises StoreError."""
         await self.catch_up()
         await asyncio.to_thread(self._write_summary)
 
     def notes(self) -> tuple[str, ...]:
-        """What a person should know of the files, a sentence each."""
+        """Return notes about the files for the user, one sentence each."""
         notes: list[str] = []
         for state, count in sorted(Counter(self._datasets.values()).items()):
             if state in _NO_DATASET:
@@ -112,7 +116,7 @@ class RolloutFiles:
         return tuple(notes)
 
     def _remove_leftovers(self) -> None:
-        """Remove what a start of the run that was killed left half written."""
+        """Remove half-written files that a killed run left behind."""
         try:
             if self._staging.exists():
                 shutil.rmtree(self._staging)
@@ -123,7 +127,7 @@ class RolloutFiles:
             _log.warning("what an earlier start left half written cannot be removed: %s", error)
 
     def _write_rollout(self, rollout: Rollout, *, rewrite: bool) -> None:
-        """Write a rollout's files when it has ended and they are not there, or in any case if `anew`."""
+        """Write the files of an ended rollout if they are missing, or in any case with `rewrite`."""
         if rollout.status not in ("succeeded", "failed"):
             return
         try:
@@ -146,7 +150,10 @@ class RolloutFiles:
             _log.debug("what went wrong", exc_info=error)
 
     def _label(self, rollout: Rollout) -> str:
-        """The name of a rollout's files. Raises TaskError for an instance id that cannot be part of one."""
+        """Return the name of a rollout's files.
+
+        Raises TaskError if the instance id cannot be part of a file name.
+        """
         several = self._config.samples > 1
         label = reports.name_part(f"{rollout.task_id}.{rollout.sample_index}" if several else rollout.task_id)
         if label == reports.LOGS.name:
@@ -157,7 +164,7 @@ class RolloutFiles:
         return label
 
     def _is_complete(self, label: str, attempt_id: str) -> bool:
-        """Whether the files of this very attempt are there, with all that can be written now."""
+        """Whether the files of this attempt are there, with everything that can be written now."""
         try:
             note = msgspec.json.decode((self._directory / "logs" / label / _NOTE).read_bytes(), type=RolloutNote)
         except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -184,7 +191,7 @@ class RolloutFiles:
         return note
 
     def _write_failed(self, label: str, task: Task, rollout: Rollout) -> RolloutNote:
-        """The files of a rollout that has no verdict: an infrastructure failure."""
+        """Write the files of a rollout without a verdict, because of an infrastructure failure."""
         attempt = self._store.runs.attempts(rollout.id)[-1]
         error = rollout.error or attempt.error
         message = f"{error.boundary}: {error.message}" if error else attempt.status
@@ -231,7 +238,7 @@ class RolloutFiles:
 
     @contextmanager
     def _replacing(self, target: Path) -> Generator[Path]:
-        """A path to write a file or directory at, which takes the place of `target` when the block ends well."""
+        """Yield a path to write to. What was written there replaces `target` if the block succeeds."""
         self._staging.mkdir(exist_ok=True)
         try:
             with atomic_path(target, temporary=self._staging / f"{target.name}.new") as path:
@@ -259,7 +266,7 @@ class RolloutFiles:
             _log.warning("the summary of the run cannot be written: %s", error)
 
     def _saver(self) -> Callable[[Iterable[dict[str, Any]], Path], None] | None:
-        """What saves rows as a dataset; None where the package is missing."""
+        """Return the function that saves rows as a dataset, or None if its package is missing."""
         if self._save is None:
             try:
                 self._save = hf.dataset_saver()
@@ -307,7 +314,10 @@ def _note(
 
 
 def _safe_names(names: Iterable[str]) -> dict[PurePosixPath, str]:
-    """A path to write each log at → its name. An agent may have named them: what is no plain path gets another."""
+    """Return safe path → log name.
+
+    An agent may have chosen the names, so one that is not a plain path is replaced.
+    """
     paths: dict[PurePosixPath, str] = {}
     used_paths: set[PurePosixPath] = set()
     for name in sorted(names):
@@ -317,7 +327,7 @@ def _safe_names(names: Iterable[str]) -> dict[PurePosixPath, str]:
             part != ".." and part.isprintable() and len(part.encode(errors="replace")) <= _NAME_BYTES
             for part in path.parts
         )
-        # A directory cannot have the name of a file; those that hold others come first in the order.
+        # No path can be both a file and a directory. In sorted order, a name comes before the names inside it.
         if not plain or path in used_paths or any(parent in paths for parent in path.parents):
             path = PurePosixPath(f"unnamed-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:16]}")
         paths[path] = name

@@ -1,4 +1,4 @@
-"""One run from its configuration to its summary: store, intake, model server, gateway, scheduler."""
+"""Executes a run from its configuration to its summary: store, validation, model server, gateway, scheduler."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ _log = logging.getLogger(__name__)
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
-    """The figures a run ends with, over all starts of it; `wall_s` is this start's wall clock in seconds.
+    """The final figures of a run, over all its invocations. `wall_s` is this invocation's duration in seconds.
 
-    `suspicious` counts those, solved or not, whose patch may deceive the grader. `cost_usd` sums the calls whose
-    price is known; `pending` counts rollouts left queued (a drained run);
-    `failures` counts the infrastructure failures by what they say; `refused_tasks` maps the tasks that did not
-    pass validation to the reason; `notes` say what there is to know of the files that were written.
+    `suspicious` counts rollouts, solved or not, whose patch may deceive the grader. `cost_usd` sums the calls with
+    a known price; `pending` counts rollouts left queued (after draining); `failures` counts infrastructure
+    failures by message; `refused_tasks` maps tasks that failed validation to the reason; `notes` are remarks about
+    the written files.
     """
 
     run_id: str
@@ -91,10 +91,10 @@ class RunSummary(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedResources:
-    """What several runs share that are executed at the same time; whoever starts them owns it.
+    """What several runs that are executed at the same time share. Whoever creates it owns it.
 
-    `gateway` has the addresses of a model's servers, which a run's own configuration leaves out because they do
-    not belong to its identity. `control` pauses all their gateways, and their agents share the `agent_slots`.
+    `gateway` has the addresses of a model's servers, which are not part of a run's identity. `control` pauses the
+    gateways of all runs, and their agents share the `agent_slots`.
     """
 
     gateway: GatewayConfig
@@ -103,7 +103,7 @@ class SharedResources:
 
 
 class ValidatedTasks(Struct, frozen=True):
-    """The tasks that may be used, in the order given, and the refused ones with the reason."""
+    """The usable tasks in their original order, and the refused ones with the reason."""
 
     accepted: list[Task]
     refused: dict[str, str]
@@ -121,17 +121,16 @@ async def validate_tasks(
 ) -> ValidatedTasks:
     """Validate every task: its gold patch must score 1 and the empty patch 0.
 
-    A verdict reached before is remembered in the cache; with `forget_failures` tasks that failed are tried anew.
-    `progress` is told how many are done, of how many. A task that twice cannot be validated for reasons of its
-    sandbox or its checks is refused like one that fails: what one task asks for must not end the others. Raises
-    what else goes wrong.
+    Earlier results are cached; with `forget_failures`, tasks that failed are validated again. `progress` gets how
+    many are done, and the total. A task that twice cannot be validated because of its sandbox or its checks is
+    refused too, so that one task's requirements do not stop the others. Raises other errors.
     """
     slots = asyncio.Semaphore(concurrency)
     refused: dict[str, str] = {}
     done = 0
 
     async def refusal_of(task: Task) -> UnderstudyError | None:
-        """Why a task cannot be used; None when it can."""
+        """Return why a task cannot be used, or None if it can."""
         try:
             prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
             await validate(
@@ -166,7 +165,7 @@ async def validate_tasks(
 
 
 class RunLimits(Struct, frozen=True, kw_only=True):
-    """What holds a run back: seconds that a slot stays empty after an agent, and what all calls may cost.
+    """Limits of a run: seconds that a slot stays empty after an agent, and the maximum cost of all calls.
 
     With `max_concurrency` so many agents may work at a time as the model servers bear, up to that.
     """
@@ -194,24 +193,24 @@ async def execute_run(
     location: StoreLocation | None = None,
     engine: RunEngine | WorkerFleet = "local",
 ) -> RunSummary:
-    """Execute a run, or continue it where an earlier start of it ended.
+    """Execute a run, or continue it where an earlier invocation ended.
 
-    An agent's slot stays empty for `limits.cooldown_s` seconds after it. `rewrite` writes the files of rollouts
-    that ended before once more. `agent_extras` are options of the agent that do not belong to the run's identity.
+    An agent's slot stays empty for `limits.cooldown_s` seconds after it. `rewrite` writes the files of already
+    ended rollouts again. `agent_extras` are options of the agent that are not part of the run's identity.
 
-    With `shared` the run is one of several, as in a training loop: it uses their resources and writes no files
-    beside the store. Failed rollouts are not tried again then, because their group may have been used already, and
-    it is no error when none of the tasks is usable.
+    With `shared`, the run is one of several, as in a training loop: it uses their resources and writes no files
+    beside the store. Failed rollouts are not tried again, because their group may have been used already, and it
+    is no error if none of the tasks is usable.
 
-    With `limits.max_cost_usd` the calls of all starts of the run cost no more than that together. Where the next
-    call could cost more, ConfigError is raised, and the rollouts that were going on are queued again.
+    With `limits.max_cost_usd`, the calls of all invocations together cost no more than that. If the next call
+    could exceed it, ConfigError is raised, and the rollouts in progress are requeued.
 
-    The store is in `output_dir`, or at another `location`. With another `engine` than `local`, workers execute the
-    rollouts (`run.worker`); this process waits for them and writes the files, or returns at once if `detached`.
-    A fleet is of workers that are started for the run.
+    The store is in `output_dir`, or at another `location`. With an `engine` other than `local`, workers execute
+    the rollouts (`run.worker`); this process waits for them and writes the files, or returns at once if
+    `detached`. A `fleet` is workers that are started for the run.
 
-    Everything it starts is stopped when it returns, raises or is cancelled. Raises ConfigError, TaskError,
-    StoreError, or the error that made going on useless.
+    Everything that it starts is stopped when it returns, raises or is cancelled. Raises ConfigError, TaskError,
+    StoreError, or the error that made continuing pointless.
     """
     if limits.max_cost_usd is not None:
         check_prices(config.gateway)
@@ -229,7 +228,7 @@ async def execute_run(
     if problems := agent.problems():
         raise ConfigError("\n".join(problems))
     if not config.starts_server:
-        # Validation may take hours: ask first whether the models can be used at all.
+        # Validation may take hours, so first check that the models can be used at all.
         monitor.stage("asking for the models")
         await (await build_models(shared.gateway if shared else config.gateway)).close()
     location = output_dir if location is None else location
@@ -260,10 +259,11 @@ async def execute_run(
         )
         identity = AgentIdentity(config.agent, agent.version)
         await _register_tasks(store, config, intake, exclusive=shared is None)
-        # In a directory a lock keeps others off, which ends with this process: its lease is over at once.
+        # In a directory, a lock keeps other processes out and ends with this process, so its lease expires at
+        # once.
         lease = Lease(worker_name(), LEASE_S if isinstance(location, StoreUrl) else 0.0)
         async with AsyncExitStack() as stack:
-            # Who comes second is refused here, before anything of the first one's rollouts is changed.
+            # A second process is refused here, before anything of the first one's rollouts is changed.
             keeping = None
             if engine == "local":
                 keeping = await stack.enter_async_context(executing_alone(store, config.run_id, lease))
@@ -328,7 +328,7 @@ async def execute_run(
                     await outputs.finish()
             except (asyncio.CancelledError, UnderstudyError) as error:
                 if not isinstance(error, StoreError):
-                    # What was called off in the middle is queued again, so that nobody takes it for running.
+                    # Requeue what was interrupted, so that it does not appear to be running.
                     await asyncio.wrap_future(store.leases.give_back(lease))
                     await asyncio.wrap_future(store.runs.recover(config.run_id))
                 raise
@@ -355,9 +355,10 @@ async def open_run(
     shared: SharedResources | None = None,
     ceiling: CostCeiling | None = None,
 ) -> AsyncGenerator[tuple[RunContext, WatchServer | None]]:
-    """What the attempts of a run need: its model server, where it starts one, and a gateway on a socket there.
+    """Open what a run's attempts need: its model server, if it starts one, and a gateway on a Unix socket.
 
-    With it comes what raises when the model server ends. Raises BackendError when that does not start.
+    Yields it with a function that raises when the model server ends. Raises BackendError if the server does not
+    start.
     """
     async with _model_server(config, shared, tasks, directory) as (gateway_config, watch):
         keys = Keys(ceiling)
@@ -390,7 +391,7 @@ async def _execute_and_write(
     final: bool,
     release_slot: Callable[[], None],
 ) -> Verdict:
-    """Carry out an attempt, and write the files of its rollout when that has ended."""
+    """Carry out an attempt, and write the files of its rollout once that has ended."""
     name = f"{rollout.task_id}, sample {rollout.sample_index}, attempt {attempt.number}"
     _log.debug("%s begins", name)
     try:
@@ -407,7 +408,7 @@ async def _execute_and_write(
 def summarize_run(
     store: Store, config: RunConfig, output_dir: Path, wall_s: float, refused: dict[str, str]
 ) -> RunSummary:
-    """The summary of a run as its store has it now."""
+    """Return the current summary of a run from its store."""
     figures = structs.asdict(store.outcomes.counts(config.run_id))
     by_status: dict[str, int] = figures.pop("rollouts")
     errors = [rollout.error for rollout in store.runs.rollouts(config.run_id) if rollout.status == "failed"]
@@ -425,10 +426,12 @@ def summarize_run(
 
 
 async def _register_tasks(store: Store, config: RunConfig, intake: ValidatedTasks, *, exclusive: bool) -> None:
-    """Write the run and its tasks into the store. Raises TaskError where an `exclusive` run has no tasks."""
+    """Write the run and its tasks to the store. Raises TaskError if an `exclusive` run has no tasks."""
     if exclusive and not intake.accepted:
         reasons = "\n".join(f"  {task}: {reason}" for task, reason in list(intake.refused.items())[:5])
-        raise TaskError(f"none of the {len(intake.refused)} tasks passed validation:\n{reasons}")
+        raise TaskError(
+            f"none of the {len(intake.refused)} tasks passed validation; fix them, or use other tasks:\n{reasons}"
+        )
     await asyncio.wrap_future(store.runs.create(config.run_id, config.record()))
     await asyncio.wrap_future(store.runs.add_tasks(config.run_id, intake.accepted))
 
@@ -436,7 +439,9 @@ async def _register_tasks(store: Store, config: RunConfig, intake: ValidatedTask
 async def _register_rollouts(
     store: Store, config: RunConfig, intake: ValidatedTasks, agent: AgentIdentity, *, exclusive: bool
 ) -> None:
-    """Write a run's rollouts, and queue again what an earlier start left and, if `exclusive`, what failed."""
+    """Store a run's rollouts, and requeue what an earlier invocation left over and, if `exclusive`, what
+    failed.
+    """
     run_id = config.run_id
     rollouts = [
         (config.rollout_id(task.instance_id, index), task.instance_id, index)
@@ -446,12 +451,12 @@ async def _register_rollouts(
     await asyncio.wrap_future(store.runs.recover(run_id))
     if exclusive:
         await asyncio.wrap_future(store.runs.requeue_failed(run_id))
-    # Last: what is queued takes the version of the agent that works on it from now on.
+    # This comes last, because queued rollouts take the version of the agent that works on them from now on.
     await asyncio.wrap_future(store.runs.create_rollouts(run_id, rollouts, agent))
 
 
 async def _watch_ceiling(ceiling: CostCeiling) -> None:
-    """Wait until the next call could cost too much. Raises ConfigError then."""
+    """Wait until the next call could cost too much, then raise ConfigError."""
     await ceiling.reached.wait()
     raise ConfigError(
         f"--max-cost: {ceiling.spent_usd:.4f} of {ceiling.limit_usd:g} US dollars are spent, and the next call "
@@ -474,7 +479,7 @@ def check_max_concurrency(config: RunConfig, concurrency: int, high: int, engine
 
 
 def check_prices(config: GatewayConfig) -> None:
-    """Raise ConfigError unless every model has a price by which its calls can be counted."""
+    """Raise ConfigError unless every model has a price, with which the cost of calls can be computed."""
     for role, model in config.models.by_role().items():
         if model.effective_price is None:
             raise ConfigError(
@@ -484,7 +489,7 @@ def check_prices(config: GatewayConfig) -> None:
 
 
 async def _run_while_serving(work: Coroutine[Any, Any, None], *watches: WatchServer | None) -> None:
-    """Do the work to its end, or to that of what it needs, which raises."""
+    """Run the work to its end, unless what it depends on ends first, which raises."""
     tasks = [asyncio.ensure_future(each) for each in (work, *(watch() for watch in watches if watch))]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -500,9 +505,9 @@ async def _run_while_serving(work: Coroutine[Any, Any, None], *watches: WatchSer
 async def _model_server(
     config: RunConfig, shared: SharedResources | None, tasks: Sequence[Task], output_dir: Path
 ) -> AsyncGenerator[tuple[GatewayConfig, WatchServer | None]]:
-    """The gateway's configuration, with the address of the server that is started here, where one is.
+    """Start a model server if the run needs one, and yield the gateway's configuration with its address.
 
-    With it comes what raises when that server ends. Raises BackendError when it does not start.
+    Also yields a function that raises when that server ends. Raises BackendError if it does not start.
     """
     if shared is not None or not config.starts_server:
         gateway = shared.gateway if shared else config.gateway

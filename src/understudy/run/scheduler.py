@@ -1,4 +1,4 @@
-"""Many rollouts at once: workers, retries of infrastructure failures, heartbeats, a clean stop."""
+"""Runs many rollouts at once: concurrency, retries of infrastructure failures, heartbeats, a clean stop."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ HEARTBEAT_S = 5.0
 _log = logging.getLogger(__name__)
 
 ExecuteAttempt = Callable[[Rollout, Attempt, bool, Callable[[], None]], Awaitable[Verdict]]
-"""Executes an attempt, given whether it is the rollout's last one, and what to call when its agent is done."""
+"""Executes an attempt.
+
+It is told whether this is the rollout's last one, and what to call when its agent is done.
+"""
 
 PrepareRollout = Callable[[Rollout], Awaitable[None]]
-"""Prepares what a rollout will need while it waits. Errors are ignored: the attempt would raise them again."""
+"""Prepares what a rollout needs while it waits. Errors are ignored, because the attempt would raise them again."""
 
 
 async def _no_preparation(rollout: Rollout) -> None:
@@ -32,7 +35,7 @@ async def _no_preparation(rollout: Rollout) -> None:
 
 @dataclass
 class RunProgress:
-    """How far a run is. `done` counts finished rollouts, those of an earlier start of the run included."""
+    """A run's progress. `done` counts finished rollouts, including those of earlier invocations."""
 
     total: int
     done: int = 0
@@ -47,15 +50,15 @@ class RunProgress:
 class Scheduler:
     """Runs every open rollout of a run to its end, with `concurrency` agents at a time.
 
-    An agent that is done releases its slot to the next rollout while its patch is graded; as many rollouts as
-    there are slots are graded, or prepared, beside them. A slot is free again `cooldown_s` seconds after its agent
-    is done. `shared_slots` are those that it shares with other schedulers, or of which there may be fewer for a
-    while. With a `lease` others see who works on the run.
+    When an agent is done, the next rollout gets its slot while its patch is graded; besides the agents, as many
+    rollouts as there are slots are being graded or prepared. A slot is free again `cooldown_s` seconds after its
+    agent is done. `shared_slots` are slots shared with other schedulers, or of which there may be fewer for a
+    while. With a `lease`, other processes can see
+    who works on the run.
 
-    An attempt that fails for reasons of infrastructure is tried again, at most `MAX_ATTEMPTS` times in all.
-
-    When many attempts in a row fail at the same boundary (sandbox, backend, ...), and they belong to more than one
-    rollout, something that all need is broken: the run stops with that error and leaves the rest queued.
+    An attempt with an infrastructure failure is retried, up to `MAX_ATTEMPTS` attempts in all. If many attempts in
+    a row, of more than one rollout, fail at the same boundary (sandbox, backend, ...), something that all need is
+    broken: the run stops with that error and leaves the rest queued.
     """
 
     store: Store
@@ -77,7 +80,7 @@ class Scheduler:
         self._streak = FailureStreak(self.concurrency)
 
     def drain(self) -> None:
-        """Start nothing new; the running rollouts finish."""
+        """Start nothing new. Running rollouts are finished."""
         self._draining = True
 
     @property
@@ -86,10 +89,10 @@ class Scheduler:
         return self._draining
 
     async def run(self) -> None:
-        """Run until nothing is left to do or `drain` was called.
+        """Run until nothing is left to do, or `drain` was called and running rollouts ended.
 
-        Raises StoreError at once when the store cannot take an attempt's end, and the last UnderstudyError when
-        failures in a row show that going on is useless.
+        Raises StoreError at once if an attempt's result cannot be stored, and the last UnderstudyError if failures
+        in a row show that continuing is pointless.
         """
         open_statuses = ("queuing", "requeuing")
         self._queue.extend(r.id for r in self.store.runs.rollouts(self.run_id) if r.status in open_statuses)
@@ -97,12 +100,12 @@ class Scheduler:
         workers = [asyncio.create_task(self._worker()) for _ in range(2 * self.concurrency)]
         work = asyncio.gather(*workers)
         try:
-            # A heartbeat that cannot be written ends the run as any other failure of the store does.
+            # A heartbeat that cannot be written ends the run, like any other failure of the store.
             done, _ = await asyncio.wait((work, heartbeat), return_when=asyncio.FIRST_COMPLETED)
             for finished in done:
                 finished.result()
         finally:
-            # gather() lets the other workers run on when one raises: cancel them, so that their sandboxes close.
+            # gather() lets other workers continue when one raises, so cancel them to close their sandboxes.
             for task in (heartbeat, *workers):
                 task.cancel()
             await asyncio.gather(heartbeat, work, *workers, return_exceptions=True)
@@ -112,7 +115,7 @@ class Scheduler:
             await self._run_rollout(self._queue.popleft())
 
     async def _run_rollout(self, rollout_id: str) -> None:
-        """Start attempts of a rollout until one succeeds or they are used up."""
+        """Start attempts of a rollout until one succeeds or none is left."""
         slot = AgentSlot(self._slots, self.progress, self.cooldown_s)
         if self._slots.locked():
             await self._prepare(rollout_id)
@@ -131,8 +134,8 @@ class Scheduler:
                     self.progress.failed += 1
                 if self._streak.add(rollout_id, error):
                     raise type(error)(
-                        f"{self._streak}; the rest is left queued. Fix the cause and run the same command again; "
-                        f"finished rollouts are not repeated: {error}"
+                        f"{self._streak}: {error}; the rest is left queued. Fix the cause, then run the same "
+                        "command again; finished rollouts are not repeated"
                     )
                 if tries_left == 0 or not error.retryable:
                     return
@@ -141,13 +144,16 @@ class Scheduler:
                     return
                 await asyncio.sleep(self.retry_pause_s * (MAX_ATTEMPTS - tries_left))
         except BaseException:
-            self._draining = True  # the whole run ends here: no other worker may start something new
+            self._draining = True  # the whole run ends here, so no other worker may start anything new
             raise
         finally:
             slot.release()
 
     async def _prepare(self, rollout_id: str) -> None:
-        """Prepare what a rollout will need. Errors are only logged: the attempt raises and stores them again."""
+        """Prepare what a rollout needs.
+
+        Errors are only logged, because the attempt will raise and store them again.
+        """
         try:
             await self.prepare(self.store.runs.rollout(rollout_id))
         except StoreError:
@@ -158,7 +164,7 @@ class Scheduler:
     async def _run_attempt(
         self, rollout_id: str, attempt: Attempt, release_slot: Callable[[], None], *, final: bool
     ) -> UnderstudyError | None:
-        """Execute one attempt; returns the error when it was an infrastructure failure, after storing it."""
+        """Execute one attempt. An infrastructure failure is stored and returned."""
         self._active.add(attempt.id)
         try:
             verdict = await self.execute(self.store.runs.rollout(rollout_id), attempt, final, release_slot)
@@ -189,14 +195,17 @@ class Scheduler:
 
 
 class FailureStreak:
-    """Attempts in a row that failed at the same boundary. As text it says how many, and where."""
+    """Consecutive attempts that failed at the same boundary. Its text says how many, and where."""
 
     def __init__(self, concurrency: int) -> None:
         self._bearable = max(MAX_ATTEMPTS, concurrency + 1)
         self._failures: list[tuple[str, str]] = []
 
     def add(self, rollout_id: str, error: UnderstudyError) -> bool:
-        """Count a failure; whether they are so many, of more than one rollout, that going on is useless."""
+        """Count a failure.
+
+        Returns whether there are so many, of more than one rollout, that continuing is pointless.
+        """
         failures = self._failures
         counts = error.retryable and not (isinstance(error, AgentError) and error.had_answers)
         if not counts or (failures and failures[-1][0] != error.boundary):
@@ -206,7 +215,7 @@ class FailureStreak:
         return len(failures) > self._bearable and len({rollout for _, rollout in failures}) > 1
 
     def clear(self) -> None:
-        """An attempt succeeded."""
+        """Reset the count, because an attempt succeeded."""
         self._failures.clear()
 
     def __str__(self) -> str:
@@ -214,7 +223,7 @@ class FailureStreak:
 
 
 class AgentSlot:
-    """One of the slots for agents, which a rollout holds while its agent works."""
+    """A slot for an agent. A rollout holds it while its agent works."""
 
     def __init__(self, slots: AgentSlots, progress: RunProgress, cooldown_s: float) -> None:
         self._slots = slots
@@ -223,14 +232,14 @@ class AgentSlot:
         self._held = False
 
     async def acquire(self) -> None:
-        """Wait for a slot, unless this rollout holds one already."""
+        """Wait for a slot, unless this rollout already holds one."""
         if not self._held:
             await self._slots.acquire()
             self._held = True
             self._progress.running += 1
 
     def release(self) -> None:
-        """Release the slot, if it is held, after the cooldown."""
+        """Release the slot after the cooldown, if it is held."""
         if self._held:
             self._held = False
             self._progress.running -= 1
@@ -238,6 +247,6 @@ class AgentSlot:
 
 
 def internal_error(raised: Exception) -> UnderstudyError:
-    """An unexpected exception as an error that can be stored; a retry would not help."""
+    """Convert an unexpected exception to an error that can be stored. A retry would not help."""
     _log.error("an attempt failed because of a bug in Understudy", exc_info=raised)
     return UnderstudyError(f"{type(raised).__name__}: {raised}; this is a bug in Understudy, please report it")

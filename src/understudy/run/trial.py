@@ -1,4 +1,4 @@
-"""Tries a version of an agent: real runs against a scripted model, compared with those of the pinned version."""
+"""Tries a version of an agent: real runs with a scripted model, compared with those of the pinned version."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ _TIMEOUT_S = 180.0
 _EXCERPT_LENGTH = 160
 _VERSION = re.compile(r"\d[\w.+-]*")
 _CHANGING = re.compile(r"\b(?=\w*\d)\w{6,}\b|\d+")
-"""What differs from run to run: ids, times, numbers of processes."""
+"""What differs from run to run: ids, times, process numbers."""
 
 
 class Observation(Struct, frozen=True, kw_only=True):
-    """What one behaviour of a version was seen to be.
+    """What was observed of one behaviour of a version. `problems` describes what is wrong.
 
-    `problems` say what should not be. `statuses` are those of the calls that are work on the task, `results` the
-    texts of tool results that the model was shown, `tools` the tools that were offered, as JSON by their names.
-    `turns` counts the answers of which the agent's own log must have each, `misses` what it has otherwise.
+    `statuses` are those of the calls that work on the task, `results` the texts of tool results shown to the
+    model, `tools` the offered tools as JSON by name. `turns` counts the answers that the agent's own log must
+    contain; `misses` are the differences between that log and the calls.
     """
 
     behaviour: str
@@ -74,12 +74,15 @@ class VersionTrial(Struct, frozen=True, kw_only=True):
 
     @property
     def problems(self) -> list[str]:
-        """All that should not be, each with its behaviour."""
+        """All problems, each with its behaviour."""
         return [f"{one.behaviour}: {problem}" for one in self.observations for problem in one.problems]
 
 
 class ScriptedBackend:
-    """Answers the steps of a script, then ends the work; what is asked without tools is no part of it."""
+    """Answers with the steps of a script, then ends the work.
+
+    Requests without tools are not part of the script.
+    """
 
     name = "script"
     model = "script"
@@ -97,7 +100,7 @@ class ScriptedBackend:
         toolset = _toolset(request)
         step = self._steps.pop(0) if self._steps else ScriptStep("Done.", lambda tools: tools.finish())
         if step.status:
-            raise BackendError("the script has an error here", status=step.status, retry_after_s=0)
+            raise BackendError("the script simulates an error here", status=step.status, retry_after_s=0)
         calls = tuple(
             ToolCall(f"call_{len(self.requests)}_{number}", call.name, call.arguments)
             for number, call in enumerate(step.calls(toolset))
@@ -127,11 +130,16 @@ def _toolset(request: ChatRequest) -> Toolset:
 
 
 def parse_version(text: str) -> list[AgentPackage]:
-    """The pinned package of `NAME@VERSION`, and the one to try where it is another. Raises ConfigError."""
+    """Parse `NAME@VERSION`. Returns the pinned package, and the package to try if its version differs.
+
+    Raises ConfigError.
+    """
     name, separator, version = text.partition("@")
     pinned = agent_package(name)
     if separator and _VERSION.fullmatch(version) is None:
-        raise ConfigError(f"{text}: expected a version as in {name}@{pinned.version}, got {version!r}")
+        raise ConfigError(
+            f"{text}: invalid version {version!r}; expected a version such as {name}@{pinned.version}"
+        )
     return [pinned] if version in ("", pinned.version) else [pinned, pinned.at_version(version)]
 
 
@@ -140,7 +148,7 @@ async def try_version(
     tell: Callable[[str], None] = lambda _: None,
     behaviours: Sequence[Behaviour] = BEHAVIOURS,
 ) -> VersionTrial:
-    """Fetch a version, unless it is here, and have it do every behaviour. Raises ConfigError, SandboxError."""
+    """Fetch a version, unless it is here, and test every behaviour. Raises ConfigError and SandboxError."""
     install(package.agent, package=package)
     sandboxes = LocalSandboxes()
     if problems := sandboxes.problems():
@@ -208,7 +216,7 @@ async def _observe(
             try:
                 content = (await sandbox.read(FILE)).decode(errors="replace")
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-                content = ""  # the agent removed it, or something else is there: not what was asked of it
+                content = ""  # the agent removed the file, or put something else there, which was not asked for
         finally:
             await sandbox.close()
     finally:
@@ -272,7 +280,7 @@ def _text(content: Any) -> str:
 
 
 def changes(before: VersionTrial, after: VersionTrial) -> list[str]:
-    """What another version does otherwise, in words."""
+    """Return what another version does differently, as text."""
     lines: list[str] = []
     for one, other in zip(before.observations, after.observations, strict=True):
         pairs: list[tuple[str, Any, Any]] = [

@@ -1,8 +1,8 @@
-"""Grades the patches of one run, each different one once: samples of a task often make the same patch.
+"""Grades the patches of one run, each distinct one once, because samples of a task often make the same patch.
 
-A verdict is used again for the same bytes on the same task, graded in the same way, within one run of one process,
-and says so (`Verdict.reused_from`). What may come out otherwise another time is graded each time: a patch that is
-not clean, that ran out of time, or that broke its grading.
+A verdict is reused for the same bytes on the same task with the same grading, within one run of one process, and
+`reused_from` says so. Results that may differ the next time are not reused: for a patch that is not clean, timed
+out, or broke its grading.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_VERDICTS = 1000
 
 
 class _Graded:
-    """What is known of a patch: who is the first to grade it, and the verdict if it may be used again."""
+    """What is known about a patch: the attempt that graded it first, and the verdict if it can be reused."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -34,7 +34,7 @@ class _Graded:
 
 
 class RunVerdicts:
-    """The verdicts of a run that may be used again, in memory. Belongs to one event loop."""
+    """The reusable verdicts of a run, in memory. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._graded: dict[str, _Graded] = {}
@@ -48,9 +48,9 @@ class RunVerdicts:
         sandboxes: Sandboxes,
         environment: TaskEnvironment,
     ) -> Verdict:
-        """The verdict on an attempt's patch: that of an earlier attempt with the same one, or a new one.
+        """Return the verdict on an attempt's patch: that of an earlier attempt with the same patch, or a new one.
 
-        An equal patch that is being graded is waited for. Raises what `grade` raises.
+        If an equal patch is being graded, its verdict is awaited. Raises whatever `grade` raises.
         """
         graded = self._entry(prepared, patch)
         async with graded.lock:
@@ -68,14 +68,14 @@ class RunVerdicts:
         how = [task_digest(prepared.task), prepared.options, hashlib.sha256(patch).hexdigest()]
         key = hashlib.sha256(msgspec.json.encode(how)).hexdigest()
         entry = self._graded.pop(key, None) or _Graded()
-        self._graded[key] = entry  # the last one is the one used last
+        self._graded[key] = entry  # moved to the end, as the most recently used
         if len(self._graded) > _MOST_VERDICTS:
             del self._graded[next(iter(self._graded))]
         return entry
 
 
 def _may_be_reused(verdict: Verdict) -> bool:
-    """Whether the checks ran to their end, and nothing was seen that needs to be seen again."""
+    """Whether the checks ran to their end, and found nothing that must be looked at again."""
     ended = bool(verdict.tests) and all(outcome != "missing" for outcome in verdict.tests.values())
     is_fault = verdict.reason.startswith(FAULT_REASON) or "did not end in" in verdict.reason
     return ended and not is_fault and verdict.integrity.status == "clean"

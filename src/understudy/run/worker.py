@@ -1,7 +1,7 @@
-"""A worker: claims rollouts of runs in a store, executes them with sandboxes and gateways of its own.
+"""A worker: claims rollouts of runs in a store, and executes them with sandboxes and gateways of its own.
 
-Any number of workers may work on a run, on any number of machines; each rollout is one worker's at a time
-(`store.leases`). A worker that dies is missed when its leases end, and others go on with its rollouts.
+Any number of workers on any number of machines may work on a run; each rollout belongs to one worker at a time
+(`store.leases`). If a worker dies, its leases expire, and other workers continue with its rollouts.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ from understudy.util.text import visible_line
 
 _LEASE_CHECK_S = 3.0
 _OPEN_AGAIN_S = 30.0
-"""After how long a run is tried again that could not be begun, as where its model server was not up."""
+"""After how many seconds a run is tried again that could not be opened, for example because its model server
+was down.
+"""
 
 _REST_S, _LONGEST_REST_S = 30.0, 600.0
-"""For how long nothing of a run is claimed whose attempts fail in a row; each time twice as long."""
+"""How many seconds a run rests after attempts fail in a row: at first, and at most. The time doubles each time."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,9 +65,9 @@ class _OpenedRun:
 
 
 class RunWorker:
-    """Executes rollouts until it is told to stop: `capacity` at a time, of some runs or of any.
+    """Executes rollouts of some runs, or of any, `capacity` at a time, until it is told to stop.
 
-    `report` is told what people should know, a line at a time. Belongs to one event loop.
+    `report` gets messages for the user, one line at a time. Belongs to one event loop.
     """
 
     def __init__(
@@ -80,9 +82,10 @@ class RunWorker:
         max_starting: int | None = None,
         report: Callable[[str], None] = _log.info,
     ) -> None:
-        """`directory` is for sockets and the like, and short: a socket's path has 107 characters.
+        """`directory` is for sockets and temporary files; its path must be short, since a socket's path has at
+        most 107 bytes.
 
-        Nothing is claimed while `max_starting` attempts of all workers wait for their sandbox.
+        Nothing is claimed while `max_starting` attempts of all workers together wait for their sandbox.
         """
         self._store = store
         self._directory = directory
@@ -108,15 +111,15 @@ class RunWorker:
         self.executed = 0
 
     def drain(self) -> bool:
-        """Claim nothing more; what runs goes on to its end. False when that was said before."""
+        """Claim nothing more; running rollouts are finished. Returns False if it was called before."""
         first = not self._stopping.is_set()
         self._stopping.set()
         return first
 
     async def run(self) -> int:
-        """Work until `drain` was called and nothing runs; how many attempts ended here.
+        """Work until `drain` was called and nothing runs. Returns how many attempts ended here.
 
-        When it is cancelled, what still runs is queued again for others. Raises StoreError when the store cannot
+        If it is cancelled, running rollouts are requeued for other workers. Raises StoreError if the store cannot
         be written any more, and the error of a model server that ended.
         """
         await self._announce()
@@ -163,14 +166,14 @@ class RunWorker:
             await waiting
 
     async def _claim(self) -> int:
-        """Claim what there is room for, and begin with it. How many rollouts that were."""
+        """Claim as many rollouts as there is room for, and start them. Returns how many."""
         if (room := self._capacity - len(self._active)) <= 0:
             return 0
         open_runs = await asyncio.to_thread(self._store.leases.open_runs)
         open_runs = [run for run in open_runs if self._is_mine(run.id)]
         for run in open_runs:
             if self._refused.get(run.id, run.release) != run.release:
-                del self._refused[run.id]  # it was enqueued again
+                del self._refused[run.id]  # the run was enqueued again
                 await self._welcome(run.id)
             if run.release != __version__ and run.id not in self._refused:
                 await self._refuse(
@@ -192,13 +195,13 @@ class RunWorker:
         for run_id in [run_id for run_id in ready if run_id in self._rests]:
             ready.remove(run_id)
             if not self._is_active(run_id) and len(claims) < room:
-                claims += await self._take([run_id], 1)  # one, to see whether the cause is mended
+                claims += await self._take([run_id], 1)  # only one, to test whether the cause is fixed
         if ready and len(claims) < room:
             claims += await self._take(ready, room - len(claims))
         return len(claims)
 
     async def _take(self, run_ids: Sequence[str], limit: int) -> list[ClaimedRollout]:
-        """Claim rollouts of runs, and begin with them."""
+        """Claim rollouts of runs, and start them."""
         claim = self._store.leases.claim(self._lease, run_ids, limit, self._max_starting)
         claims = await asyncio.wrap_future(claim)
         for claim in claims:
@@ -232,9 +235,10 @@ class RunWorker:
         await self._leave(run.id, reason, 0.0, f"run {run.id} is left to other workers: {reason}")
 
     async def _leave(self, run_id: str, reason: str, seconds: float, line: str) -> None:
-        """Claim nothing of a run for so long; people are told why, here and wherever they look at the workers.
+        """Claim nothing of a run for this many seconds, and report why, here and to anybody who looks at the
+        workers.
 
-        A reason may hold what an agent printed: its first line is shown, and nothing that steers a terminal.
+        The reason may contain an agent's output, so only its first line is shown, without control characters.
         """
         self._retry_at[run_id] = time.monotonic() + seconds
         self._leaves[run_id] = visible_line(reason)
@@ -246,7 +250,7 @@ class RunWorker:
         await asyncio.wrap_future(announced)
 
     async def _failed(self, run_id: str, rollout_id: str, error: UnderstudyError) -> None:
-        """Count a failure of an attempt; after many in a row the run rests here."""
+        """Count a failure of an attempt. After many in a row, the run rests here."""
         streak = self._streaks.setdefault(run_id, FailureStreak(self._capacity))
         if streak.add(rollout_id, error) and self._has_rested(run_id):
             rest = self._rests[run_id] = min(2 * self._rests.get(run_id, _REST_S / 2), _LONGEST_REST_S)
@@ -261,12 +265,12 @@ class RunWorker:
             await self._welcome(run_id)
 
     async def _welcome(self, run_id: str) -> None:
-        """Nothing keeps this worker from a run any more, unless the run was refused meanwhile."""
+        """Let this worker claim rollouts of a run again, unless the run was refused meanwhile."""
         if run_id not in self._refused and self._leaves.pop(run_id, None) is not None:
             await self._announce()
 
     async def _open(self, run: OpenRun) -> None:
-        """Start what the attempts of a run need. A run that is impossible here is left to other workers."""
+        """Open what the attempts of a run need. A run that cannot be executed here is left to other workers."""
         stack = AsyncExitStack()
         try:
             record = next(each.config for each in self._store.runs.all() if each.id == run.id)
@@ -315,7 +319,7 @@ class RunWorker:
             return
         except Exception as raised:  # noqa: BLE001 - an error of one attempt must not end the others
             error = raised if isinstance(raised, UnderstudyError) else internal_error(raised)
-            # A store that was away says nothing about the rollout.
+            # That the store was unavailable says nothing about the rollout.
             again = error.retryable or isinstance(error, StoreError)
             status = "requeuing" if again and not final else "failed"
             try:
@@ -326,7 +330,7 @@ class RunWorker:
                 _log.warning("%s", late)
                 return
             except StoreError as gone:
-                self._store_fault = gone  # which ends this worker; the lease ends by itself
+                self._store_fault = gone  # the error ends this worker; its leases expire by themselves
                 return
         else:
             try:
@@ -336,7 +340,7 @@ class RunWorker:
         self.executed += 1
 
     async def _validate(self, opened: _OpenedRun, claim: ClaimedRollout) -> None:
-        """Validate a task where this machine has not done so: how it has to be graded is found that way."""
+        """Validate a task unless this machine has done so, which also finds out how it has to be graded."""
         task_id = claim.rollout.task_id
         if task_id not in opened.validated:
             validating = _validate(opened.context, claim.rollout.run_id, task_id)
@@ -345,11 +349,13 @@ class RunWorker:
         try:
             await asyncio.shield(validation)
         except UnderstudyError:
-            opened.validated.pop(task_id, None)  # a fault of this moment must not decide for the next attempt
+            opened.validated.pop(task_id, None)  # a temporary fault must not decide for the next attempt
             raise
 
     async def _keep_leases(self) -> None:
-        """Renew the leases of what runs here, stop what was taken from here, and take from those who died."""
+        """Renew the leases of running attempts, stop attempts that were taken away, and requeue those of dead
+        workers.
+        """
         while True:
             await asyncio.sleep(min(self._lease.seconds / 4, _LEASE_CHECK_S))
             active = dict(self._active)
@@ -375,7 +381,7 @@ async def _validate(context: RunContext, run_id: str, task_id: str) -> None:
         concurrency=1,
     )
     if intake.refused:
-        # It was valid where the run was enqueued: another machine, or a later moment, may do better.
+        # The task was valid where the run was enqueued, so another machine, or a later attempt, may succeed.
         raise SandboxError(
             f"{task_id} cannot be validated on {socket.gethostname()}: {intake.refused[task_id]}; "
             "`understudy tasks check` on that machine shows details"

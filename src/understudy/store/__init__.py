@@ -1,4 +1,4 @@
-"""The store: everything a run did, down to the token, in a directory or in PostgreSQL. `Store` is the way in."""
+"""The store: everything that runs did, down to each token, in a directory or in PostgreSQL. Start with `Store`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from understudy.store.votes import VoteRepository
 
 
 class Store:
-    """Everything runs did, in one place. Safe to use from many threads, and from several processes.
+    """Everything that runs did. Safe to use from many threads and from several processes.
 
-    Its repositories read at once. Their writes return futures, resolved once the write survives a power cut, else
-    with a StoreError; what is passed must not be changed before. In asyncio, `await asyncio.wrap_future(...)`.
+    Its repositories read synchronously. Their writes return futures, which resolve once the write is durable (it
+    survives a power cut) or fail with a StoreError; do not change arguments before that. In asyncio, use `await
+    asyncio.wrap_future(...)`.
     """
 
     def __init__(self, location: StoreLocation, driver: DatabaseDriver) -> None:
@@ -58,15 +59,15 @@ class Store:
         exclusive: bool = False,
         waits: bool = False,
     ) -> Self:
-        """Open the store in a directory or a database, created and migrated as needed.
+        """Open the store in a directory or a database, creating and migrating it as needed.
 
-        One in a directory that cannot be written can be read. With `read_only` nothing of it is created, migrated
-        or written, not even its file's mode; writes fail. With `exclusive` nobody else has it open until it is
-        closed: who opens it meanwhile waits, for 30 seconds at most. With `waits` a server that is away is waited
-        for, as it is once the store is open. Raises StoreError when there is none and
-        `create` is false, when it is no store or a damaged one, when a newer release wrote it, when its server
-        cannot be used, with `read_only` when an older release wrote it whose stores have to be migrated, and with
-        `exclusive` when another has it open.
+        A store in a directory that is not writable is opened for reading. `read_only`: nothing is created,
+        migrated or written, not even the file's mode, and writes fail. `exclusive`: nobody else may have the store
+        open until it is closed; processes that open it meanwhile wait for up to 30 seconds. `waits`: wait for a
+        server that is unavailable now, as happens anyway once the store is open. Raises StoreError if there is no
+        store and `create` is false; if it is damaged or not a store; if a newer release wrote it; if its server
+        cannot be used; with `read_only`, if it would have to be migrated; with `exclusive`, if another process has
+        it open.
         """
         if isinstance(location, StoreUrl):
             from understudy.store.postgresql import PostgresqlDriver
@@ -79,27 +80,33 @@ class Store:
 
     @property
     def directory(self) -> Path:
-        """The directory that the store is in. Raises StoreError for one in a database."""
+        """The directory that holds the store. Raises StoreError if the store is in a database."""
         if isinstance(self.location, StoreUrl):
             raise StoreError(
-                f"{self.location} is a database, and this needs a directory; copy the store into one with: "
+                f"{self.location} is a database, but this needs a store in a directory; copy it into one with: "
                 f"understudy store copy '{self.location}' DIRECTORY"
             )
         return self.location
 
     def wait_for_change(self, timeout_s: float) -> None:
-        """Wait until another process says that there is something to claim, or the time is over."""
+        """Wait until another process announces that there is something to claim, or until the timeout."""
         self._database.driver.wait_for_change(timeout_s)
 
     def hold(self, name: str, *, busy: str) -> AbstractContextManager[object]:
-        """Hold a lock of this store by a name, which ends with this process at the latest.
+        """Return a context manager that holds a named lock of this store.
 
-        In a directory it is the file of that name. Raises ConfigError with `busy` where another process holds it.
+        The lock ends with this process at the latest.
+
+        For a store in a directory, the lock is a file of that name. Raises ConfigError with the message `busy` if
+        another process holds the lock.
         """
         return self._database.driver.hold(name, busy)
 
     def close(self) -> None:
-        """Finish every queued write, then leave a directory's store as one file. May be called twice."""
+        """Finish all queued writes and close the store; a directory's store is left as a single file.
+
+        May be called twice.
+        """
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""Where a store is: a directory, or a PostgreSQL database by its URL, whose password is never shown."""
+"""Where a store is: a directory, or a PostgreSQL database given by a URL, whose password is never shown."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SECRET_PARAMETERS = ("password", "sslpassword")
 
 
 class StoreUrl:
-    """The URL of a PostgreSQL database, as libpq reads it. As text it has no password; equal where the text is."""
+    """The URL of a PostgreSQL database, as libpq reads it. Its text, which equality compares, has no password."""
 
     def __init__(self, url: str) -> None:
-        """Raises ConfigError for what is no such URL."""
+        """Parse a URL. Raises ConfigError if it is not a PostgreSQL URL."""
         if not (scheme := _SCHEME.match(url)):
-            raise ConfigError("expected the URL of a PostgreSQL database: postgresql://USER@HOST:PORT/DATABASE")
+            raise ConfigError("invalid database URL; expected: postgresql://USER@HOST:PORT/DATABASE")
         self.secret_url = url
         body, *query = _QUERY.split(url[scheme.end() :], maxsplit=1)
         user, at, database = body.rpartition("@")
@@ -36,7 +36,7 @@ class StoreUrl:
 
     @property
     def database(self) -> str:
-        """The database's name; the whole URL where libpq takes the name from elsewhere."""
+        """The database's name, or the whole URL if libpq takes the name from elsewhere."""
         _, slash, name = self._text.partition("://")[2].partition("?")[0].rpartition("/")
         return unquote(name) if slash and name else self._text
 
@@ -50,7 +50,7 @@ class StoreUrl:
         return hash(self._text)
 
     def without_passwords(self, text: str) -> str:
-        """A text of libpq's, with the passwords of this URL replaced."""
+        """Return a text from libpq with the passwords of this URL replaced."""
         for password in filter(None, self._passwords):
             for form in (password, quote(password, safe="")):
                 text = text.replace(form, "***")
@@ -61,12 +61,12 @@ StoreLocation = Path | StoreUrl
 
 
 def location_name(location: StoreLocation) -> str:
-    """The own name of a directory, or of a database."""
+    """Return the name of a directory or of a database, without its path."""
     return location.database if isinstance(location, StoreUrl) else location.resolve().name
 
 
 def parse_location(text: str | os.PathLike[str]) -> StoreLocation:
-    """The location that a user named: a URL of PostgreSQL, else a directory. Raises ConfigError."""
+    """Parse a location given by a user: a PostgreSQL URL, or else a directory. Raises ConfigError."""
     name = os.fspath(text)
     if _SCHEME.match(name):
         return StoreUrl(name)

@@ -1,4 +1,7 @@
-"""What was asked of teachers: replays with the choices made, and their asks, each there before it is sent."""
+"""What teachers were asked: replays with their configurations, and their asks.
+
+An ask is stored before it is sent.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ AskStatus = Literal["asked", "answered", "failed"]
 
 
 class StoredReplay(Struct, frozen=True, kw_only=True):
-    """A replay under its name. `config` is what was chosen, and the counts, as of its last invocation."""
+    """A named replay. `config` holds its configuration and counts, as of the last time it was run."""
 
     id: str
     config: dict[str, Any]
@@ -38,12 +41,12 @@ class StoredReplay(Struct, frozen=True, kw_only=True):
 
 
 class StoredAsk(Struct, frozen=True, kw_only=True):
-    """One question to one teacher about one state. `number` tells apart several of the same.
+    """One question to one teacher about one state. `number` distinguishes repeated questions.
 
-    `cost_usd` is what it has cost: what is known of that, and the most it can have been of tries whose end nobody
-    saw. `reserved_usd` is held for the try under way, as much as it can cost: at every moment the ask has cost at
-    most the sum of both. They are None where the teacher has no price. `call_id` names the call that answered it,
-    `error` says why it failed. `asked` is also the status of an ask whose process died meanwhile.
+    `cost_usd` is what it has cost so far; for tries that were interrupted, the most that they can have cost.
+    `reserved_usd` is the most that the current try can cost. The ask never costs more than the sum of both. Both
+    are None if the teacher has no price. `call_id` names the call that answered it, `error` says why it failed.
+    Status `asked` also covers an ask whose process died.
     """
 
     id: str
@@ -64,7 +67,7 @@ class StoredAsk(Struct, frozen=True, kw_only=True):
 
 
 class ReplayCost(Struct, frozen=True, kw_only=True):
-    """What a replay has cost, and what is held for the tries under way (see Ask)."""
+    """What a replay has cost, and what is reserved for tries in progress (see StoredAsk)."""
 
     cost_usd: float
     reserved_usd: float
@@ -75,37 +78,40 @@ _ask = row_reader(StoredAsk, error=read_error)
 
 
 class AskRepository(Repository):
-    """`Store.asks`: replays, and what was asked of teachers and judges in them."""
+    """`Store.asks`: replays, and what teachers and judges were asked in them."""
 
     @queued
     def put_replay(self, context: WriteContext, replay_id: str, config: Mapping[str, Any]) -> None:
-        """Store a replay, or its new configuration."""
+        """Store a replay, or replace its configuration."""
         column = json_column(encode, dict(config), f"the configuration of replay {replay_id}")
         _put(context, replays, replay_id, {"config": column}, {"created_at": time.time()})
 
     def replay(self, replay_id: str) -> StoredReplay | None:
-        """The replay of this name, if there is one."""
+        """Return the replay with this name, or None."""
         return next((replay for replay in self.replays() if replay.id == replay_id), None)
 
     def replays(self) -> list[StoredReplay]:
-        """All replays, oldest first."""
+        """Return all replays, oldest first."""
         query = select(replays).order_by(replays.c.created_at, replays.c.id)
         return self._read_all(query, _replay)
 
     @queued
     def add(self, context: WriteContext, ask: StoredAsk) -> None:
-        """Store an ask as it is now, in place of its earlier state. StoreError when its state is unknown."""
+        """Store the current state of an ask, replacing an earlier one.
+
+        Raises StoreError if its state id is unknown.
+        """
         values = msgspec.structs.asdict(ask) | {"error": error_column(ask.error)}
         del values["id"]
         _put(context, asks, ask.id, values, {})
 
     def find(self, ask_ids: Iterable[str]) -> dict[str, StoredAsk]:
-        """Those of these asks that there are, by id."""
+        """Return those of these asks that exist, by id."""
         query = select(asks).where(asks.c.id.in_(json_values(list(ask_ids), Text)))
         return {ask.id: ask for ask in self._read_all(query, _ask)}
 
     def of_state(self, state_id: str, kind: AskKind | None = None) -> list[StoredAsk]:
-        """The asks about a state, by replay, teacher and number."""
+        """Return the asks about a state, ordered by replay, teacher and number."""
         query = select(asks).where(asks.c.state_id == state_id)
         if kind is not None:
             query = query.where(asks.c.kind == kind)
@@ -113,26 +119,26 @@ class AskRepository(Repository):
         return self._read_all(query, _ask)
 
     def of_replay(self, replay_id: str, status: AskStatus | None = None) -> list[StoredAsk]:
-        """The asks of a replay, oldest first."""
+        """Return the asks of a replay, oldest first."""
         query = select(asks).where(asks.c.replay_id == replay_id).order_by(asks.c.asked_at, asks.c.id)
         if status is not None:
             query = query.where(asks.c.status == status)
         return self._read_all(query, _ask)
 
     def states_of_replay(self, replay_id: str) -> set[str]:
-        """The ids of the states that a replay has asked a teacher about."""
+        """Return the ids of the states that a replay has asked a teacher about."""
         query = select(asks.c.state_id).where(asks.c.replay_id == replay_id, asks.c.kind == "teacher")
         with self._reading() as connection:
             return set(connection.execute(query.distinct()).scalars())
 
     def answered_states(self) -> list[str]:
-        """The ids of the states that a teacher has answered about, in order."""
+        """Return, in order, the ids of the states that a teacher has answered about."""
         answered = select(asks.c.state_id).where(asks.c.status == "answered", asks.c.kind == "teacher")
         with self._reading() as connection:
             return list(connection.execute(answered.distinct().order_by(asks.c.state_id)).scalars())
 
     def cost(self, replay_id: str) -> ReplayCost:
-        """What a replay has cost at most, so far."""
+        """Return what a replay has cost so far, at most."""
         total = select(
             func.coalesce(func.sum(asks.c.cost_usd), 0.0), func.coalesce(func.sum(asks.c.reserved_usd), 0.0)
         )
@@ -141,7 +147,7 @@ class AskRepository(Repository):
         return ReplayCost(cost_usd=cost, reserved_usd=reserved)
 
     def answered_calls(self, attempt_id: str) -> dict[str, str]:
-        """The ids of an attempt's answered calls, by their session: the ask that each of them answered."""
+        """Return the answered calls of an attempt: session id (the ask's) → call id."""
         query = (
             select(calls.c.session_id, calls.c.id)
             .where(calls.c.attempt_id == attempt_id, calls.c.status == "ok", calls.c.session_id.is_not(None))
@@ -154,6 +160,6 @@ class AskRepository(Repository):
 def _put(
     context: WriteContext, table: Table, key: str, values: Mapping[str, Any], first: Mapping[str, Any]
 ) -> None:
-    """Change the row with this id, or insert it, then with the values of `first` too."""
+    """Update the row with this id, or insert it; only an insert also sets the values of `first`."""
     if context.connection.execute(update(table).where(table.c.id == key).values(values)).rowcount == 0:
         context.connection.execute(insert(table).values({"id": key, **values, **first}))

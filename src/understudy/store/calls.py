@@ -1,4 +1,4 @@
-"""Calls: a row each, with the request and the tokens as what is new since the call before."""
+"""Calls, one row each. Of the request and the tokens, a row stores only what is new since the call before."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ _LEAN = (
         for name in ("suffix", "completion")
     ),
 )
-"""The columns of a call without its tokens: of these only how many bytes they take."""
+"""The columns of a call without its tokens; of these, only the sizes."""
 _INSERT = hot_insert(calls, *_PLAIN, *_USAGE, *_CONTENT, *_TOKENS, *_LATER, key="key")
-# No lease is taken away while a write of its attempt is on its way: that lock excludes this one.
+# The row lock keeps a lease from being taken away while a write of its attempt is in progress.
 _STATUS = HotStatement(
     select(attempts.c.status).where(attempts.c.id == bindparam("id")).with_for_update(read=True, key_share=True),
     "id",
@@ -66,17 +66,17 @@ _LINK = HotStatement(
 )
 
 OuterKey = tuple[int | None, int | None, int | None]
-"""The contents of a request's skeleton, system prompt and tools."""
+"""The content ids of a request's skeleton, system prompt and tools."""
 
 Link = tuple[int | None, int, bytes, bytes | None]
-"""The tokens of a call as stored: base, shared, suffix, completion."""
+"""A call's tokens as stored: base, shared, suffix, completion."""
 
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 _spans = msgspec.json.Decoder(tuple[PolicySpan, ...]).decode
 
 
 PRUNED_REQUEST = b'{"understudy":"pruned"}'
-"""The request of a call whose request and response were removed; its response has the date."""
+"""Stands for the request of a call whose request and response were pruned. Its response holds the date."""
 
 USAGE = (
     func.count().label("calls"),
@@ -84,11 +84,14 @@ USAGE = (
     func.coalesce(func.sum(calls.c.completion_tokens), 0).label("completion_tokens"),
     func.coalesce(func.sum(calls.c.cost_usd), 0.0).label("cost_usd"),
 )
-"""The columns of AttemptUsage, over any selection of calls."""
+"""The columns of AttemptUsage, for any selection of calls."""
 
 
 class AttemptUsage(Struct, frozen=True, kw_only=True):
-    """Calls, tokens and costs. Failed calls count too; `cost_usd` is the sum over the calls with a known price."""
+    """Numbers of calls and tokens, and the cost.
+
+    Failed calls count too. `cost_usd` sums the calls with a known price.
+    """
 
     calls: int
     prompt_tokens: int
@@ -97,11 +100,11 @@ class AttemptUsage(Struct, frozen=True, kw_only=True):
 
 
 class RequestTree:
-    """Requests of an attempt as they are stored: a tree of messages, which grows while calls are read.
+    """The requests of an attempt as they are stored: a tree of messages that grows as calls are read.
 
-    `steps` has for each node the node before it and the content of its message. `outers` are bodies without their
-    messages: those of requests with the same key are equal. `contents` are the messages that the calls which were
-    read last have added.
+    `steps` maps each node to the node before it and the content id of its message. `outers` are request bodies
+    without their messages; requests with the same key have the same body. `contents` are the messages that the
+    most recent read added.
     """
 
     def __init__(self) -> None:
@@ -111,7 +114,7 @@ class RequestTree:
 
 
 class RequestPlace(Struct, frozen=True):
-    """Where a request stands in a `RequestTree`: the key of its outer body, and the node of its last message."""
+    """A request in a `RequestTree`: the key of its body without messages, and the node of its last message."""
 
     outer: OuterKey
     node: int
@@ -122,23 +125,23 @@ class CallRepository(Repository):
 
     @queued
     def append(self, context: WriteContext, call: Call) -> None:
-        """Store a call; one whose id exists is left alone.
+        """Store a call. A call whose id is stored already is left unchanged.
 
-        Raises StoreError when the id, or its sequence number, belongs to another call, or its attempt is unknown;
-        LeaseLost when the attempt was taken from its worker.
+        Raises StoreError if the id or the sequence number belongs to another call, or if the attempt is unknown;
+        LeaseLost if the attempt was taken from its worker.
         """
         session, contents = context.session, context.contents
         if existing := session.fetch_one(_FIND, (call.id,)):
             if existing != (call.attempt_id, call.sequence):
                 raise StoreError(
-                    f"duplicate call id {call.id}: attempt {existing[0]} has it as number {existing[1]}; expected "
-                    f"a new id for number {call.sequence} of attempt {call.attempt_id}"
+                    f"duplicate call id {call.id}: it is stored as number {existing[1]} of attempt "
+                    f"{existing[0]}; expected a new id for number {call.sequence} of attempt {call.attempt_id}"
                 )
             return
         if session.fetch_one(_STATUS, (call.attempt_id,)) == ("unresponsive",):
             raise LeaseLost(
-                f"attempt {call.attempt_id} lost its lease, because its worker did not renew it in "
-                f"time; call {call.id} was not stored"
+                f"attempt {call.attempt_id} lost its lease because its worker did not renew it in time; call "
+                f"{call.id} was not stored, and the rollout is tried again"
             )
         parts = split_body(call.request)
         branch = (call.attempt_id, call.session_id, call.agent_id)
@@ -163,7 +166,7 @@ class CallRepository(Repository):
             context.recent.put(key, ids)
 
     def contents(self, attempt_id: str) -> Iterator[bytes]:
-        """The messages and responses of an attempt's calls as JSON, each different one once, oldest first."""
+        """Yield the messages and responses of an attempt's calls as JSON, each distinct one once, oldest first."""
         chosen = calls.c.attempt_id == attempt_id
         query = select(calls.c.node_id, calls.c.response_id).where(chosen).order_by(calls.c.sequence)
         with self._reading() as connection:
@@ -175,18 +178,18 @@ class CallRepository(Repository):
         return (blobs[key] for key in ids)
 
     def of_attempt(self, attempt_id: str) -> Iterator[Call]:
-        """The calls of an attempt in the order of their sequence, exactly as they were appended."""
+        """Yield the calls of an attempt by sequence number, exactly as they were appended."""
         with self._reading() as connection:
             return _read(connection, calls.c.attempt_id == attempt_id)
 
     def in_parts(
         self, attempt_id: str, tree: RequestTree, after: int = -1, limit: int | None = None
     ) -> list[tuple[Call, RequestPlace]]:
-        """Calls of an attempt in the order of their sequence, those after the sequence number `after`.
+        """Return calls of an attempt by sequence number, from those with a number above `after`, at most `limit`.
 
-        They come without requests, whose messages are added to `tree`, and where they end there; without tokens,
-        which are read when they are looked at; and without logprobs. So reading all calls takes the length of
-        the conversation, not its square, and what is in memory at once that of `limit` calls.
+        The calls come without requests: the messages are added to `tree`, and each RequestPlace says where its
+        request ends there. Tokens are read when they are accessed, and there are no logprobs. Reading all calls
+        this way takes time linear in the conversation's length, and memory for `limit` calls at a time.
         """
         with self._reading() as connection:
             query = select(*_LEAN).where(calls.c.attempt_id == attempt_id, calls.c.sequence > after)
@@ -232,12 +235,12 @@ class CallRepository(Repository):
         return self.with_tokens([call_id])[0]
 
     def some(self, call_ids: Sequence[str]) -> Iterator[Call]:
-        """Some calls of one attempt in the order of their sequence, exactly as they were appended."""
+        """Yield some calls of one attempt by sequence number, exactly as they were appended."""
         with self._reading() as connection:
             return _read(connection, calls.c.id.in_(json_values(call_ids, Text)))
 
     def with_tokens(self, call_ids: Sequence[str]) -> list[Call]:
-        """Some calls without requests and responses, with tokens, in the order of their sequence."""
+        """Return some calls with tokens but without requests and responses, by sequence number."""
         condition = calls.c.id.in_(json_values(call_ids, Text))
         with self._reading() as connection:
             rows = connection.execute(select(calls).where(condition).order_by(calls.c.sequence)).mappings().all()
@@ -246,9 +249,10 @@ class CallRepository(Repository):
         return [_with_tokens(row, links, recent) for row in rows]
 
     def sessions(self, attempt_id: str, since: float, until: float) -> list[str | None]:
-        """The session ids of an attempt's calls that began in [since, until), Unix seconds, in order of the first.
+        """Return the session ids of an attempt's calls that began in [since, until), in Unix seconds, ordered by
+        first call.
 
-        None stands for the calls whose agent sent no session id.
+        None stands for calls whose agent sent no session id.
         """
         query = select(calls.c.session_id).where(_began(attempt_id, since, until))
         query = query.group_by(calls.c.session_id).order_by(func.min(calls.c.sequence))
@@ -256,33 +260,33 @@ class CallRepository(Repository):
             return list(connection.execute(query).scalars())
 
     def of_session(self, attempt_id: str, session_id: str | None, since: float, until: float) -> Iterator[Call]:
-        """The calls of a session that began in [since, until), in the order of their sequence."""
+        """Yield the calls of a session that began in [since, until), by sequence number."""
         of_session = calls.c.session_id.is_not_distinct_from(session_id)
         with self._reading() as connection:
             return _read(connection, and_(_began(attempt_id, since, until), of_session))
 
     def get(self, call_id: str) -> Call:
-        """A call by its id. Raises StoreError when there is none."""
+        """Return a call by its id. Raises StoreError if there is none."""
         with self._reading() as connection:
             for call in _read(connection, calls.c.id == call_id):
                 return call
         raise NotInStore(f"{self._name}: there is no call {call_id}")
 
     def versioned_models(self) -> frozenset[str]:
-        """The models, by their backends' names, of which a call has a version of its weights."""
+        """Return the models, by their backend's names, that have calls with a known version of the weights."""
         query = select(calls.c.backend_model).where(calls.c.policy_version.is_not(None)).distinct()
         with self._reading() as connection:
             return frozenset(connection.execute(query).scalars())
 
     def next_sequence(self, attempt_id: str) -> int:
-        """The sequence number after the last call of an attempt; 0 when it has none."""
+        """Return the sequence number after the last call of an attempt; 0 if it has no calls."""
         query = select(func.max(calls.c.sequence)).where(calls.c.attempt_id == attempt_id)
         with self._reading() as connection:
             last: int | None = connection.execute(query).scalar()
         return 0 if last is None else last + 1
 
     def count(self, attempt_id: str, until: int | None = None) -> int:
-        """How many calls an attempt has; those with a sequence number of at most `until`."""
+        """Return how many calls an attempt has, up to the sequence number `until` if it is given."""
         query = select(func.count()).where(calls.c.attempt_id == attempt_id)
         with self._reading() as connection:
             return connection.execute(
@@ -290,7 +294,7 @@ class CallRepository(Repository):
             ).scalar_one()
 
     def usage(self, attempt_id: str) -> AttemptUsage:
-        """The calls, tokens and costs of an attempt so far; zeros when it is unknown."""
+        """Return an attempt's calls, tokens and costs so far; zeros if it is unknown."""
         query = select(*USAGE).where(calls.c.attempt_id == attempt_id)
         with self._reading() as connection:
             return AttemptUsage(**connection.execute(query).mappings().one())
@@ -300,7 +304,9 @@ class CallRepository(Repository):
 
 
 def _pack_tokens(context: WriteContext, call: Call) -> tuple[tuple[Any, ...], Ids | None]:
-    """The columns of `_TOKENS`, and the ids that the next call is likely to start with."""
+    """Return the values of the columns `_TOKENS`, and the packed ids that the next call is likely to begin
+    with.
+    """
     pack = context.contents.pack
     base = _base_of(context, call.parent_id)
     logprobs = None if call.logprobs is None else pack(tokens.pack_logprobs(call.logprobs))
@@ -318,7 +324,9 @@ def _pack_tokens(context: WriteContext, call: Call) -> tuple[tuple[Any, ...], Id
 
 
 def _base_of(context: WriteContext, parent_id: str | None) -> int | None:
-    """The nearest call before that has prompt ids: the parent, or what the parent itself built on."""
+    """Return the row of the nearest earlier call with prompt ids: the parent, or the call that the parent
+    builds on.
+    """
     if parent_id is None:
         return None
     row = context.session.fetch_one(_PARENT, (parent_id,))
@@ -344,9 +352,9 @@ def _began(attempt_id: str, since: float, until: float) -> ColumnElement[bool]:
 
 
 def _read(connection: Connection, condition: ColumnElement[bool]) -> Iterator[Call]:
-    """The calls that meet a condition, in order of attempt and sequence.
+    """Yield the calls that meet a condition, by attempt and sequence number.
 
-    All of them are read now, each content once; they are put together one at a time.
+    All rows are read at once, each content once; the calls are assembled one at a time.
     """
     query = select(calls).where(condition).order_by(calls.c.attempt_id, calls.c.sequence)
     rows = connection.execute(query).mappings().all()
@@ -363,7 +371,7 @@ def _outer_key(row: RowMapping) -> OuterKey:
 
 
 def _with_tokens(row: RowMapping, links: Mapping[int, Link], recent: RecentTokens) -> Call:
-    """A call without its request and response; its tokens are put together when they are looked at."""
+    """Return a call without request and response. Its tokens are unpacked when they are accessed."""
     key, completion, logprobs = row["key"], row["completion"], row["logprobs"]
 
     def prompt() -> Ids:
@@ -383,7 +391,7 @@ def _with_tokens(row: RowMapping, links: Mapping[int, Link], recent: RecentToken
 
 
 def _read_links(connection: Connection, condition: ColumnElement[bool]) -> dict[int, Link]:
-    """The tokens of the calls that meet a condition, and of all calls that they build on, by key."""
+    """Return the stored tokens, by row, of the calls that meet a condition and of all calls that they build on."""
     chain = select(calls.c.key, calls.c.base_key).where(condition).cte("chain", recursive=True)
     chain = chain.union(select(calls.c.key, calls.c.base_key).join(chain, calls.c.key == chain.c.base_key))
     query = select(calls.c.key, calls.c.base_key, calls.c.shared, calls.c.suffix, calls.c.completion).where(
@@ -422,16 +430,17 @@ def _assemble(
 
 
 def _refuse_pruned(call_id: str, request: bytes, response: bytes) -> None:
-    """Raise StoreError for a call without its request and response."""
+    """Raise StoreError if a call's request and response were pruned."""
     if request == PRUNED_REQUEST:
         raise StoreError(
             f"the request and the response of call {call_id} were removed by `understudy prune` on "
-            f"{_object(response).get('at')}; what became of the rollout, its patch and its verdict are there still"
+            f"{_object(response).get('at')} and cannot be restored; the rollout's status, patch and verdict "
+            "remain"
         )
 
 
 def _metadata(row: RowMapping) -> dict[str, Any]:
-    """All of a call but its request, response and tokens."""
+    """Return all fields of a call except its request, response and tokens."""
     return {
         **{name: row[name] for name in _PLAIN},
         "usage": Usage(**{name: row[name] for name in _USAGE}, cache_write_tokens=row["cache_write_tokens"]),
@@ -460,7 +469,10 @@ def _unpack_tokens(
 
 
 def _ids_of(key: int, recent: RecentTokens, link_of: Callable[[int], Link]) -> Ids:
-    """The prompt and completion of a call that has a prompt: down to what is remembered, then up again."""
+    """Return the packed prompt and completion of a call that has a prompt.
+
+    Follows the base calls back to one whose tokens are cached, then rebuilds the tokens from there.
+    """
     chain: list[tuple[int, bytes, bytes | None]] = []
     at: int | None = key
     ids = b""

@@ -1,4 +1,6 @@
-"""Contents stored once: blobs by their hash, request bodies in parts, conversations as nodes of a prefix tree."""
+"""Contents that are stored once: blobs by hash, request bodies in parts, conversations as nodes of a prefix
+tree.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ _SLOTS = {
     "system_instruction": "system",
     "tools": "tools",
 }
-"""The slot that a key of a body fills, in each dialect; of two keys for one slot, the first fills it."""
+"""The slot of each body key, in all dialects. If two keys share a slot, the first one fills it."""
 _KEY = re.compile(rb'[{,\s]*+"[^"\\]*+(?:\\.[^"\\]*+)*+"\s*+:\s*+')
 _OPEN = re.compile(rb"\[\s*+")
 _GLUE = re.compile(rb"[,\s]*+")
@@ -41,7 +43,7 @@ _elements = msgspec.json.Decoder(list[Raw]).decode
 
 
 class Skeleton(Struct, frozen=True, array_like=True):
-    """The rest of a body without its parts: `pieces[i]` comes before slot `i`, the last piece after all slots.
+    """What remains of a body without its parts: `pieces[i]` precedes slot `i`, the last piece follows all slots.
 
     `glue` separates two messages.
     """
@@ -56,7 +58,7 @@ _decode = msgspec.msgpack.Decoder(Skeleton).decode
 
 
 class Parts(Struct, frozen=True):
-    """A body in parts. `skeleton` is an encoded Skeleton; `system` and `tools` are JSON values, as sent."""
+    """A request body in parts. `skeleton` is an encoded Skeleton; `system` and `tools` are JSON values as sent."""
 
     skeleton: bytes
     system: Buffer | None = None
@@ -65,7 +67,7 @@ class Parts(Struct, frozen=True):
 
 
 def split_body(body: bytes) -> Parts:
-    """Cut a request body into parts that `join_body` puts together again."""
+    """Split a request body into parts from which `join_body` restores it byte by byte."""
     try:
         fields = _fields(body)
         filled = _filled(fields)
@@ -99,12 +101,12 @@ def split_body(body: bytes) -> Parts:
     skeleton.pieces.append(body[cut:])
 
     parts = Parts(_encode(skeleton), body_parts.get("system"), body_parts.get("tools"), messages)
-    # Bodies with a key twice, or with irregular spacing, cannot be put together from parts: store these whole.
+    # Bodies with duplicate keys or irregular spacing cannot be restored from parts, so they are stored whole.
     return parts if _fill(skeleton, body_parts, messages) == body else _whole(body)
 
 
 def _filled(fields: Mapping[str, Raw]) -> dict[str, str]:
-    """Slot → the key that fills it; messages are a list, not the one string that `input` may be."""
+    """Return the key that fills each slot. Messages must be a list: `input` may also be a single string."""
     filled: dict[str, str] = {}
     for name, value in fields.items():
         slot = _SLOTS.get(name)
@@ -114,7 +116,7 @@ def _filled(fields: Mapping[str, Raw]) -> dict[str, str]:
 
 
 def join_body(skeleton: bytes, system: Buffer | None, tools: Buffer | None, messages: Sequence[Buffer]) -> bytes:
-    """The body that `split_body` cut into these parts. Raises ValueError when they do not fit together."""
+    """Return the body that `split_body` split into these parts. Raises ValueError if they do not fit together."""
     try:
         body_parts = {name: value for name, value in (("system", system), ("tools", tools)) if value is not None}
         return _fill(_decode(skeleton), body_parts, messages)
@@ -155,19 +157,19 @@ RAW: Final = 0
 ZSTD: Final = 1
 LEVEL: Final = 1
 SMALL: Final = 96
-"""Contents of fewer bytes are stored uncompressed: zstd would gain less than it costs."""
+"""Contents smaller than this many bytes are stored uncompressed, because zstd would not pay off."""
 
 HASH: Final = 20
-"""How many bytes of a SHA-256 identify a content. Nobody can find two contents that share so many."""
+"""How many bytes of a SHA-256 identify a content. Finding two contents that agree in so many is infeasible."""
 
 _STEPS: Final = 8
-"""How many steps up from a conversation's end are read at first: a call adds few messages."""
+"""How many steps back from a conversation's end are read at first, since a call adds only a few messages."""
 
 EMPTY: Final = 0
 """The node of the conversation without messages."""
 
 LINES: Final = 32 << 20
-"""Bytes of requests to remember in all: the last request of each branch, the latest branches."""
+"""Bytes of requests to cache in total: the last request of each of the most recent branches."""
 
 _K = TypeVar("_K")
 _REMEMBERED: Final = 100_000
@@ -182,7 +184,7 @@ _FIND_NODE = HotStatement(
 
 
 class _Chain(Struct, frozen=True, gc=False):
-    """The last request of a branch that was stored: its parts and their ids. `nodes[i]` ends in `messages[i]`."""
+    """The last stored request of a branch: its parts and their ids. `nodes[i]` is the node of `messages[i]`."""
 
     size: int
     parts: Parts
@@ -195,7 +197,7 @@ _NOTHING = _Chain(0, Parts(b""), None, None, [])
 
 
 class Packed(Struct, frozen=True, array_like=True, gc=False):
-    """A content ready to be stored. Without `data` it names a content that was packed with its data before."""
+    """A content that is ready to be stored. Without `data` it refers to a content that was packed earlier."""
 
     digest: bytes
     codec: int = RAW
@@ -203,15 +205,15 @@ class Packed(Struct, frozen=True, array_like=True, gc=False):
 
 
 def content_hash(data: Buffer) -> bytes:
-    """What a content is known by in the store."""
+    """Return the hash that identifies a content in the store."""
     return sha256(data).digest()[:HASH]
 
 
 class Packer:
     """Compresses contents outside of the writer's thread, so that the writer only has to write them.
 
-    A content that it packed before is returned without its data. So the results of one packer must be stored in
-    the order in which it returned them.
+    A content that was packed before is returned without its data, so the results of one packer must be stored in
+    the order in which they were returned.
     """
 
     def __init__(self) -> None:
@@ -219,7 +221,7 @@ class Packer:
         self._seen: set[bytes] = set()
 
     def __call__(self, data: bytes) -> Packed:
-        """These bytes as a content to store."""
+        """Pack these bytes."""
         digest = content_hash(data)
         if digest in self._seen:
             return Packed(digest)
@@ -230,7 +232,7 @@ class Packer:
 
 
 class ContentWriter:
-    """Writes blobs and nodes within the writer's transaction, and caches the ids of the latest ones."""
+    """Writes blobs and nodes within the writer's transaction, and caches the ids of recent ones."""
 
     def __init__(self, session: WriterSession) -> None:
         self._session = session
@@ -241,7 +243,7 @@ class ContentWriter:
         self._compress = zstandard.ZstdCompressor(level=LEVEL).compress
 
     def blob(self, data: Buffer) -> int:
-        """The id of the blob with these bytes, which is stored if it is new."""
+        """Return the id of the blob with these bytes; a new one is stored."""
         digest = content_hash(data)
         blob_id = self._blobs.get(digest)
         if blob_id is None:
@@ -250,7 +252,7 @@ class ContentWriter:
         return blob_id
 
     def packed(self, content: Packed) -> int:
-        """The id of the blob with this content, which is stored if it is new.
+        """Return the id of the blob with this content; a new one is stored.
 
         Raises StoreError for a content without data that is not in the store.
         """
@@ -262,15 +264,19 @@ class ContentWriter:
             elif row := self._session.fetch_one(_FIND_BLOB, (content.digest,)):
                 stored = int(row[0])
             else:
-                raise StoreError("content that should be in the store is missing, because an earlier write failed")
+                raise StoreError(
+                    "a content that this write refers to is missing, because an earlier write failed; run the "
+                    "same command again"
+                )
             _remember(self._blobs, content.digest, stored)
         return stored
 
     def request(self, branch: Hashable, parts: Parts, size: int) -> tuple[int | None, int | None, int]:
-        """The ids of a request's system and tools, and of the node that its conversation ends in.
+        """Return the ids of a request's system prompt and tools, and the node of its last message; new ones are
+        stored.
 
-        They are stored if they are new. Parts that are equal to those of the last request of the `branch` are not
-        hashed, only compared with it: that is most of a request, at a tenth of the time.
+        Parts that equal those of the `branch`'s last request are compared instead of hashed. That covers most of a
+        request, in a tenth of the time.
         """
         before = self._lines.pop(branch, _NOTHING)
         system = before.system if parts.system == before.parts.system else self._blob(parts.system)
@@ -294,7 +300,7 @@ class ContentWriter:
         return None if data is None else self.blob(data)
 
     def node(self, before: int, blob: int) -> int:
-        """The node that adds a blob to the conversation that ends in `before`; it is stored if it is new."""
+        """Return the node that appends a blob to the conversation ending in `before`; a new one is stored."""
         step = (before, blob)
         node_id = self._nodes.get(step)
         if node_id is None:
@@ -303,12 +309,12 @@ class ContentWriter:
         return node_id
 
     def pack(self, data: bytes) -> bytes:
-        """The bytes compressed for a column, with the codec in the first byte."""
+        """Return the bytes compressed for a column. The first byte is the codec."""
         codec, packed = self._packed(data)
         return bytes((codec,)) + packed
 
     def forget(self) -> None:
-        """Clear the caches, after a rollback: ids in them may not be in the store."""
+        """Clear the caches after a rollback, since ids in them may not be in the store."""
         self._blobs.clear()
         self._nodes.clear()
         self._lines.clear()
@@ -317,7 +323,10 @@ class ContentWriter:
     def _id(
         self, insert_it: HotStatement, row: tuple[Any, ...], find_it: HotStatement, key: tuple[Any, ...]
     ) -> int:
-        """The id of a row. It is inserted before it is searched for: a row that is not cached is mostly new."""
+        """Return the id of a row.
+
+        It inserts first and searches second, since most rows that are not cached are new.
+        """
         if (inserted := self._session.insert(insert_it, row)) is not None:
             return inserted
         existing = self._session.fetch_one(find_it, key)
@@ -338,16 +347,16 @@ def _pack(compress: Callable[[bytes], bytes], plain: bytes) -> tuple[int, bytes]
 
 
 def unpack(column: bytes) -> bytes:
-    """The bytes that `ContentWriter.pack` compressed. Raises StoreError when the column is damaged."""
+    """Decompress what `ContentWriter.pack` returned. Raises StoreError if it is damaged."""
     return _plain(column[0], column[1:], "a token column")
 
 
 HEAD_BYTES: Final = 1 + 18
-"""So many bytes of a column tell how large its content is: the codec, and zstd's longest header."""
+"""This many bytes of a column tell the size of its content: the codec, and zstd's longest header."""
 
 
 def unpacked_size(head: bytes, size: int) -> int:
-    """How many bytes `unpack` returns for a column of `size` bytes, by its `head` alone."""
+    """Return how many bytes `unpack` would return for a column of `size` bytes that begins with `head`."""
     if head[:1] == bytes((RAW,)):
         return size - 1
     try:
@@ -357,10 +366,11 @@ def unpacked_size(head: bytes, size: int) -> int:
 
 
 def read_blobs(connection: Connection, ids: Iterable[int]) -> dict[int, bytes]:
-    """The bytes of blobs by id. Raises StoreError when one is missing or damaged."""
+    """Return the bytes of blobs by id. Raises StoreError if one is missing or damaged."""
     missing_ids = set(ids)
     query = select(blobs.c.id, blobs.c.codec, blobs.c.data).where(blobs.c.id.in_(json_values(sorted(missing_ids))))
-    decompress = zstandard.ZstdDecompressor().decompress  # to make one takes longer than a small blob
+    # creating a decompressor takes longer than decompressing a small blob
+    decompress = zstandard.ZstdDecompressor().decompress
     by_id = {
         key: _plain(codec, data, f"blob {key}", decompress) for key, codec, data in connection.execute(query).all()
     }
@@ -370,9 +380,9 @@ def read_blobs(connection: Connection, ids: Iterable[int]) -> dict[int, bytes]:
 
 
 def read_nodes(connection: Connection, ends: Select[Any] | CompoundSelect[Any]) -> dict[int, tuple[int, int]]:
-    """All nodes of some conversations: id → (id of the node before it, id of the blob that it adds).
+    """Return all nodes of some conversations: id → (id of the node before it, id of its blob).
 
-    `ends` is a query that returns the ids of the last nodes of these conversations.
+    `ends` is a query for the ids of the conversations' last nodes.
     """
     columns = (nodes.c.id, nodes.c.parent_id, nodes.c.blob_id)
     chain = select(*columns).where(nodes.c.id.in_(ends)).cte("path", recursive=True)
@@ -381,7 +391,7 @@ def read_nodes(connection: Connection, ends: Select[Any] | CompoundSelect[Any]) 
 
 
 def extend_nodes(connection: Connection, tree: dict[int, tuple[int, int]], ends: Iterable[int]) -> list[int]:
-    """Add the nodes of some conversations to `tree`, and return those that are new: only these are read."""
+    """Add the nodes of some conversations to `tree`, reading only those that it lacks. Returns the new nodes."""
     new: list[int] = []
     missing_nodes = {node for node in ends if node != EMPTY and node not in tree}
     columns, steps = (nodes.c.id, nodes.c.parent_id, nodes.c.blob_id), _STEPS
@@ -403,7 +413,7 @@ def extend_nodes(connection: Connection, tree: dict[int, tuple[int, int]], ends:
 
 
 def blob_path(tree: Mapping[int, tuple[int, int]], node: int) -> list[int]:
-    """The blob ids of a conversation, first message first. Raises StoreError when a node is missing."""
+    """Return the blob ids of a conversation, first message first. Raises StoreError if a node is missing."""
     steps: list[int] = []
     while node != EMPTY:
         if node not in tree or len(steps) > len(tree):

@@ -1,4 +1,4 @@
-"""Copies of whole stores, from one database to another: what was interrupted goes on, and the end is compared."""
+"""Copies whole stores between databases. An interrupted copy can be continued, and the result is compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HASH_MASK = (1 << 128) - 1
 
 
 class TableCopy(Struct, frozen=True):
-    """How many rows of a table there are, and how many of them were written now."""
+    """How many rows a table has, and how many of them this copy wrote."""
 
     name: str
     rows: int
@@ -30,10 +30,11 @@ class TableCopy(Struct, frozen=True):
 
 
 def copy_store(source: Store, target: Store, report: Callable[[str], None] = lambda line: None) -> list[TableCopy]:
-    """Copy all that a store holds into another, which is empty or an unfinished copy of it, and compare the two.
+    """Copy everything in a store into another, which must be empty or an unfinished copy of it, then compare the
+    two.
 
-    Numbers of rows stay what they are. Raises StoreError where the target holds something else, or where they
-    differ in the end: then the source was written meanwhile, and the same again brings the rest.
+    Row ids stay the same. Raises StoreError if the target holds something else, or if the stores differ at the end
+    because the source was written meanwhile; calling it again then copies the rest.
     """
     _refuse_another(source, target)
     written = {table.name: _copy_table(source, target, table, report) for table in metadata.sorted_tables}
@@ -44,8 +45,8 @@ def copy_store(source: Store, target: Store, report: Callable[[str], None] = lam
         ours, theirs = _summary(source, table), _summary(target, table)
         if ours != theirs:
             raise StoreError(
-                f"{target.location}: {table.name} has {theirs[0]} rows, {source.location} has {ours[0]} "
-                "rows, or their content differs; run the same command again while nothing writes to the source"
+                f"{target.location}: {table.name} has {theirs[0]} rows, {source.location} has {ours[0]}, or "
+                "their contents differ; run the same command again while nothing writes to the source"
             )
         copies.append(TableCopy(str(table.name), ours[0], written[table.name]))
     _check_contents(target, report)
@@ -53,7 +54,7 @@ def copy_store(source: Store, target: Store, report: Callable[[str], None] = lam
 
 
 def _refuse_another(source: Store, target: Store) -> None:
-    """Raise StoreError where the target has a row by whose key the source has another, or none."""
+    """Raise StoreError if the first row of a table in the target differs from the source's."""
     for name in ("runs", "blobs", "sources"):
         table = metadata.tables[name]
         first = select(table).order_by(*table.primary_key).limit(1)
@@ -64,13 +65,13 @@ def _refuse_another(source: Store, target: Store) -> None:
         with source._database.reading() as connection:  # pyright: ignore[reportPrivateUsage]
             if connection.execute(first).one_or_none() != row:
                 raise StoreError(
-                    f"{target.location} has other content than {source.location}; give an empty target, or the "
+                    f"{target.location} holds other data than {source.location}; name an empty target, or an "
                     "unfinished copy of this store"
                 )
 
 
 def _number_of(table: Table) -> Any:
-    """The column that numbers the rows of a table; None where none does."""
+    """Return the column that numbers the rows of a table, or None if there is none."""
     columns = list(table.primary_key)
     if table is turns:
         return row_id(turns).label("rowid")
@@ -82,7 +83,7 @@ def _number_of(table: Table) -> Any:
 
 
 def _rows(store: Store, table: Table, after: int) -> Iterator[Sequence[tuple[Any, ...]]]:
-    """The rows of a table in batches; those that have numbers in their order, behind a number."""
+    """Yield the rows of a table in batches; numbered rows in order, from those after the number `after`."""
     number = _number_of(table)
     while True:
         query = select(*table.columns)
@@ -119,7 +120,7 @@ def _copy_table(source: Store, target: Store, table: Table, report: Callable[[st
 
 
 def _finish(context: WriteContext) -> None:
-    """Let new rows have numbers behind those that were copied: PostgreSQL counts by itself."""
+    """Make new rows get numbers after the copied ones. PostgreSQL's sequences do not notice explicit numbers."""
     if context.session.dialect != "postgresql":
         return
     for table in metadata.sorted_tables:
@@ -132,7 +133,7 @@ def _finish(context: WriteContext) -> None:
 
 
 def _summary(store: Store, table: Table) -> tuple[int, int]:
-    """How many rows a table has, and the sum of their hashes, in whatever order they come."""
+    """Return how many rows a table has, and the sum of their hashes, which does not depend on their order."""
     count = total = 0
     for rows in _rows(store, table, 0):
         count += len(rows)
@@ -143,7 +144,7 @@ def _summary(store: Store, table: Table) -> tuple[int, int]:
 
 
 def _check_contents(store: Store, report: Callable[[str], None]) -> None:
-    """Read every content, and raise StoreError where one does not match its hash."""
+    """Read every content. Raises StoreError if one does not match its hash."""
     blobs = metadata.tables["blobs"]
     report("reading every content")
     after = 0

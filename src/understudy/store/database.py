@@ -1,4 +1,4 @@
-"""The connections of a store and its one writer, which all repositories share; columns that hold JSON."""
+"""The connections of a store, its single writer, which all repositories share, and columns that hold JSON."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ _findings = msgspec.json.Decoder(tuple[Finding, ...]).decode
 
 
 def error_column(error: ErrorInfo | None) -> bytes | None:
-    """The column of an error. What is not valid Unicode in its message (a file name, say) is replaced."""
+    """Encode an error for its column. Invalid Unicode in its message (as in a file name) is replaced."""
     if error is None:
         return None
     return encode(msgspec.structs.replace(error, message=_unicode(error.message)))
 
 
 def read_error(column: bytes | None) -> ErrorInfo | None:
-    """The error in a column."""
+    """Decode the error in a column."""
     return None if column is None else _error(column)
 
 
 def findings_column(findings: Sequence[Finding]) -> bytes:
-    """The column of findings; what is not valid Unicode in their messages is replaced."""
+    """Encode findings for their column. Invalid Unicode in their messages is replaced."""
     return encode([msgspec.structs.replace(finding, message=_unicode(finding.message)) for finding in findings])
 
 
 def read_findings(column: bytes | None) -> tuple[Finding, ...]:
-    """The findings in a column."""
+    """Decode the findings in a column."""
     return () if column is None else _findings(column)
 
 
 def json_column(encoder: Callable[[object], bytes], value: object, what: str) -> bytes:
-    """The column of a value. Raises StoreError with `what` in its message when the value is not JSON."""
+    """Encode a value as JSON. Raises StoreError, naming it as `what`, if it cannot be encoded."""
     try:
         return encoder(value)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
@@ -63,7 +63,9 @@ def json_column(encoder: Callable[[object], bytes], value: object, what: str) ->
 
 
 def row_reader(kind: type[T], **decoders: Callable[[Any], Any]) -> Callable[[Row], T]:
-    """What reads a row into a struct with fields of the same names; `decoders` read the columns that they name."""
+    """Return a function that reads a row into a struct with the same field names; `decoders` decode the named
+    columns.
+    """
 
     def read(row: Row) -> T:
         fields: dict[str, Any] = {**row, **{name: decode(row[name]) for name, decode in decoders.items()}}
@@ -77,10 +79,12 @@ def _unicode(text: str) -> str:
 
 
 GROUP = 256
-"""The most writes of one transaction: bounds how long the first of them waits."""
+"""The most writes in one transaction, which bounds how long the first of them waits."""
 
 GATHER_S = 0.0002
-"""How long a group is waited for after one of several: who was answered together comes back together."""
+"""How long to wait for more writes after a group of several: clients that were answered together return
+together.
+"""
 
 
 class WriteContext:
@@ -93,12 +97,12 @@ class WriteContext:
         self.recent = RecentTokens()
 
     def forget(self) -> None:
-        """Drop every cache, after a rollback."""
+        """Clear all caches, after a rollback."""
         self.contents.forget()
         self.recent.clear()
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Return the connection to the pool."""
         self.session.close()
 
 
@@ -111,9 +115,9 @@ class _QueuedWrite(Generic[T]):
 
 
 class Writer:
-    """Runs writes in the order they come. The thread starts with the first.
+    """Runs writes in the order in which they were queued, in a thread that starts with the first write.
 
-    Where the connection is lost, writes wait for a new one as long as the driver says, and go on with it.
+    If the connection is lost, writes wait for a new one, for as long as the driver says.
     """
 
     def __init__(self, driver: DatabaseDriver) -> None:
@@ -126,23 +130,24 @@ class Writer:
         self._closed = False
 
     def submit(self, work: Callable[[WriteContext], T]) -> Future[T]:
-        """Queue a write. The future has its result once that is durable, else a StoreError.
+        """Queue a write. Its future resolves once the write is durable, or fails with a StoreError.
 
-        Cancelling the future before its turn drops the write. Raises StoreError after `close`.
+        Cancelling the future before the write's turn drops the write. Raises StoreError after `close`.
         """
         write = _QueuedWrite(work)
         with self._lock:
             if self._closed:
                 raise StoreError(f"{self._driver.name} is closed; nothing more can be written")
             if self._thread is None:
-                # A daemon: a program that forgot to close the store still ends, with all that was answered.
+                # A daemon thread lets a program end that forgot to close the store. Every acknowledged write is
+                # durable then.
                 self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
                 self._thread.start()
             self._queue.put(write)
         return write.future
 
     def close(self) -> None:
-        """Finish what is queued and end the thread."""
+        """Finish the queued writes and end the thread."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
@@ -174,7 +179,7 @@ class Writer:
             self._context.close()
 
     def _write(self, group: list[_QueuedWrite[Any]]) -> None:
-        """Commit a group, or tell who waits for it. A group that met a passing fault is committed again."""
+        """Commit a group of writes, or fail their futures. After a temporary error the group is tried again."""
         began, pause_s = time.monotonic(), 0.05
         while left := [write for write in group if not write.future.done()]:
             try:
@@ -197,12 +202,14 @@ class Writer:
         context: WriteContext,
         group: list[_QueuedWrite[Any]],
     ) -> None:
-        """One transaction for the group. When one of it fails, which is rare, each is tried alone.
+        """Run a group of writes in one transaction. If one of them fails, which is rare, each is run by itself.
 
-        Raises what makes a new connection necessary; then those without a result may have been committed or not.
+        Raises errors that need a new connection. It is then unknown whether writes without a result were
+        committed.
         """
         session = context.session
-        # A group that is tried again has its number again.
+        # A group that is tried again keeps its number, by which the driver recognises that it was committed
+        # before.
         if not (repeated := group[0].group):
             self._group += 1
         number, has_begun = repeated or self._group, False
@@ -247,22 +254,22 @@ class Database:
 
     @contextmanager
     def reading(self) -> Generator[Connection]:
-        """A connection to read with; what goes wrong inside is raised as a StoreError that names the database."""
+        """Yield a connection for reading. Errors inside are raised as a StoreError that names the database."""
         with self.driver.errors(), self.driver.connect() as connection:
             yield connection
 
     def read_content(self, query: Select[Any]) -> bytes | None:
-        """The blob whose id a query returns; None when it returns no row, or NULL."""
+        """Return the blob whose id a query returns, or None if it returns no row or NULL."""
         with self.reading() as connection:
             blob: int | None = connection.execute(query).scalar()
             return None if blob is None else read_blobs(connection, [blob])[blob]
 
 
 class Repository:
-    """The reads and writes on one kind of record.
+    """The reads and writes for one kind of record.
 
-    Reads run at once, in the caller's thread. Writes (methods with `@queued`) return a future, resolved once the
-    write survives a power cut, else with a StoreError; arguments must not be changed before that.
+    Reads run synchronously in the caller's thread. Writes (methods with `@queued`) return a future, which resolves
+    once the write is durable, or fails with a StoreError; do not change arguments before that.
     """
 
     def __init__(self, database: Database) -> None:
@@ -270,21 +277,21 @@ class Repository:
         self._reading = database.reading
 
     def _read_all(self, query: Select[*tuple[Any, ...]], read: Callable[[RowMapping], T]) -> list[T]:
-        """What `read` makes of each row of a query."""
+        """Return what `read` makes of each row of a query."""
         with self._reading() as connection:
             return [read(row) for row in connection.execute(query).mappings()]
 
     @property
     def _name(self) -> str:
-        """What errors call the store."""
+        """The name of the store in error messages."""
         return self._database.driver.name
 
 
 def queued(write: Callable[Concatenate[R, WriteContext, P], T]) -> Callable[Concatenate[R, P], Future[T]]:
-    """Make a repository's method a write: callers leave the context out, and get a future of the result.
+    """Make a repository's method a queued write: callers omit the context, and get a future of the result.
 
-    The method runs in the writer's thread, inside its transaction. It may run twice: when another write of the
-    same group failed, each is repeated alone.
+    The method runs in the writer's thread, inside its transaction. It may run twice: if another write of the same
+    group fails, every write is repeated by itself.
     """
 
     @functools.wraps(write)

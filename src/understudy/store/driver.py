@@ -1,4 +1,4 @@
-"""What the store asks of a database: `store.sqlite` and `store.postgresql` answer it, each in its own way."""
+"""What the store needs from a database. `store.sqlite` and `store.postgresql` implement it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from understudy.store.statements import DatabaseDialect, HotStatement
 
 
 class WriterSession(ABC):
-    """The writer's connection: its transactions, and the statements that bypass SQLAlchemy."""
+    """The writer's connection: its transactions, and the hot statements that bypass SQLAlchemy."""
 
     dialect: ClassVar[DatabaseDialect]
 
@@ -27,46 +27,46 @@ class WriterSession(ABC):
 
     @abstractmethod
     def begin(self, group: int) -> bool:
-        """Begin the transaction of the group with this number. False when it was committed before.
+        """Begin the transaction of the group with this number. Returns False if that group was committed already.
 
-        That happens where the connection was lost while it was committed, so that nobody knew.
+        This happens if the connection was lost during the commit, when its outcome was unknown.
         """
 
     @abstractmethod
     def commit(self, group: int) -> None:
-        """End it, so that all of it survives a power cut."""
+        """Commit the transaction, so that all of it is durable."""
 
     @abstractmethod
     def rollback(self) -> None:
-        """Undo it, if it was begun."""
+        """Roll back the transaction if there is one."""
 
     @abstractmethod
     def insert(self, statement: HotStatement, row: Sequence[Any]) -> int | None:
-        """Insert a row; its number, or None where the statement did nothing, as there is an equal one."""
+        """Insert a row. Returns its number, or None if the statement did nothing because an equal row exists."""
 
     @abstractmethod
     def fetch_one(self, statement: HotStatement, values: Sequence[Any]) -> tuple[Any, ...] | None:
-        """The first row of a query."""
+        """Return the first row of a query, or None."""
 
     @abstractmethod
     def fetch_all(self, statement: HotStatement, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """The rows of a query."""
+        """Return the rows of a query."""
 
     @abstractmethod
     def insert_many(self, statement: HotStatement, rows: Sequence[Sequence[Any]]) -> None:
-        """Insert rows."""
+        """Insert several rows."""
 
     @abstractmethod
     def notify(self) -> None:
-        """Wake those who wait for changes, once the transaction is committed."""
+        """Wake up processes that wait for changes, once the transaction is committed."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give the connection back."""
+        """Return or drop the connection."""
 
 
 class DatabaseDriver(ABC):
-    """One database with a store in it, open. `name` is what errors call it, and never has a password in it."""
+    """An open database with a store in it. `name` identifies it in errors, and never contains a password."""
 
     dialect: ClassVar[DatabaseDialect]
     exceptions: tuple[type[Exception], ...]
@@ -77,42 +77,47 @@ class DatabaseDriver(ABC):
 
     @abstractmethod
     def open_session(self) -> WriterSession:
-        """A connection to write with."""
+        """Open a connection for writing."""
 
     @abstractmethod
     def store_error(self, error: Exception) -> StoreError:
-        """The StoreError that says what happened to which database, and what to do next."""
+        """Convert an error to a StoreError that says what happened to which database, and what to do next."""
 
     @abstractmethod
     def repeatable_for_s(self, error: Exception) -> float:
-        """For how many seconds a write that met this error is tried again; 0: it is not."""
+        """Return for how many seconds a write that met this error should be retried; 0 for never."""
 
     @abstractmethod
     def turns_connection(self) -> AbstractContextManager[sqlite3.Connection]:
-        """A connection that reads the tables of sessions alone, for expressions of users, which are SQLite's."""
+        """Open a connection that can only read the session tables, for users' expressions, which are in
+        SQLite's SQL.
+        """
 
     @abstractmethod
     def wait_for_change(self, timeout_s: float) -> None:
-        """Wait until another process says that something changed, or the time is over."""
+        """Wait until another process announces a change, or until the timeout."""
 
     @abstractmethod
     def hold(self, name: str, busy: str) -> AbstractContextManager[object]:
-        """Hold a lock of this store, which ends with this process. Raises ConfigError(busy) if it is held."""
+        """Hold a lock of this store, which ends with this process.
+
+        Raises ConfigError(busy) if another one holds it.
+        """
 
     @abstractmethod
     def file_size(self) -> tuple[int, int | None]:
-        """The bytes that the database takes on disk, and how many of them hold nothing; None: not known."""
+        """Return the bytes that the database takes on disk, and how many of them are unused (None: unknown)."""
 
     @abstractmethod
     def compact(self) -> str:
-        """Give what holds nothing back to the file system. Returns why that was not done; "" where it was."""
+        """Return unused space to the file system. Returns why that was not done, or "" if it was."""
 
     @abstractmethod
     def close(self) -> None:
         """Close all connections."""
 
     def connect(self) -> Connection:
-        """A connection to read with; where the server is away, as soon as it is back."""
+        """Take a connection for reading. If the server is unavailable, wait until it is back."""
         began, pause_s = time.monotonic(), 0.05
         while True:
             try:
@@ -125,7 +130,9 @@ class DatabaseDriver(ABC):
 
     @contextmanager
     def errors(self) -> Generator[None]:
-        """Raise what SQLAlchemy, the DB-API, msgspec and readers raise inside as a StoreError with the name."""
+        """Raise errors of SQLAlchemy, the DB-API, msgspec and readers inside the block as StoreErrors with the
+        name.
+        """
         try:
             yield
         except StoreError as error:

@@ -1,6 +1,6 @@
-"""Keys of a gateway that runs alone, and the clients that they were issued to.
+"""API keys of a gateway that runs alone, and the clients that they were issued to.
 
-A client is an attempt without a rollout: it runs from when it is named, and does not end.
+A client is an attempt without a rollout. It runs from its creation and never ends.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from understudy.store.statements import HotStatement
 from understudy.types import Attempt
 
 CLIENT = "client-"
-"""What the attempt id of a client begins with; the rest is its name."""
+"""The prefix of a client's attempt id; the rest is its name."""
 
 _LONGEST_NAME = 200
 _NOTHING: Mapping[str, Any] = {}
-# Runs with every request: a third of the time that it takes through Core.
+# This runs with every request, in a third of the time that SQLAlchemy Core needs.
 _FIND = HotStatement(select(keys).where(keys.c.digest == bindparam("digest")), "digest")
 
 
 class StoredKey(Struct, frozen=True, kw_only=True):
-    """A key as it is stored: by its hash alone, with what it allows. Times are Unix seconds.
+    """A key as it is stored: only its hash, with what it allows. Times are Unix seconds.
 
-    A key that expired or was revoked stays here; whether a key is still valid is for the reader to check.
+    A key that expired or was revoked stays in the store, so the reader must check whether it is still valid.
     """
 
     digest: bytes
@@ -55,11 +55,11 @@ _key = row_reader(StoredKey, sampling=decode_object, budget=decode_object)
 
 
 class KeyRepository(Repository):
-    """`Store.keys`: API keys by their hash, and the clients that have them."""
+    """`Store.keys`: API keys by hash, and the clients that have them."""
 
     @queued
     def add_client(self, context: WriteContext, name: str) -> Attempt:
-        """Create a client; again is fine. Returns its attempt, which has no rollout and does not end."""
+        """Create a client, unless it exists. Returns its attempt, which has no rollout and does not end."""
         if not name or not name.isprintable() or name != name.strip() or len(name) > _LONGEST_NAME:
             raise StoreError(
                 f"invalid client name {name[:_LONGEST_NAME]!r}: expected 1 to {_LONGEST_NAME} printable "
@@ -77,7 +77,7 @@ class KeyRepository(Repository):
         return existing
 
     def clients(self) -> list[Attempt]:
-        """The attempts that have no rollout, oldest first."""
+        """Return the attempts that have no rollout, oldest first."""
         alone = select(attempts).where(attempts.c.rollout_id.is_(None))
         return self._read_all(alone.order_by(attempts.c.started_at, attempts.c.id), read_attempt)
 
@@ -92,9 +92,9 @@ class KeyRepository(Repository):
         budget: Mapping[str, Any] = _NOTHING,
         expires_at: float | None = None,
     ) -> None:
-        """Store the hash of an attempt's key, and what the key allows.
+        """Store the hash of an attempt's key, and what the key allows, in place of a revoked or expired one.
 
-        It takes the place of one that was revoked or expired. StoreError while another one is valid.
+        Raises StoreError if the attempt has a valid key.
         """
         now = time.time()
         query = select(keys).where(keys.c.attempt_id == attempt_id)
@@ -115,18 +115,18 @@ class KeyRepository(Repository):
 
     @queued
     def revoke(self, context: WriteContext, attempt_id: str) -> bool:
-        """Revoke an attempt's key. False when there is none, or it was revoked before."""
+        """Revoke an attempt's key. Returns False if there is none, or if it was revoked before."""
         valid = and_(keys.c.attempt_id == attempt_id, keys.c.revoked_at.is_(None))
         change = update(keys).where(valid).values(revoked_at=time.time())
         return context.connection.execute(change).rowcount == 1
 
     def find(self, digest: bytes) -> StoredKey | None:
-        """The key with this hash, also one that expired or was revoked; None when there is none."""
+        """Return the key with this hash, even if it expired or was revoked; None if there is none."""
         statement = _FIND.text(self._database.driver.dialect)
         with self._reading() as connection:
             row = connection.exec_driver_sql(statement, (digest,)).mappings().one_or_none()
         return None if row is None else _key(row)
 
     def all(self) -> list[StoredKey]:
-        """All keys, oldest first, also those that expired or were revoked."""
+        """Return all keys, oldest first, including expired and revoked ones."""
         return self._read_all(select(keys).order_by(keys.c.created_at, keys.c.attempt_id), _key)

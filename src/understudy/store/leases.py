@@ -1,10 +1,10 @@
 """Leases: which worker holds which attempts, and until when.
 
-An attempt's number is its fencing number: a rollout's attempts are numbered, and only that with the highest number
-can be open. A lease that ends unrenewed is taken away: the attempt becomes unresponsive and its rollout requeuing,
-in one transaction. Every write of an attempt (its calls, its start, its end with patch and verdict) looks in its
-own transaction whether that has happened, and is refused with LeaseLost then: a worker that was thought dead does
-no harm when it wakes. Leases end by the database's clock, and none while its server has only just been started.
+The attempts of a rollout are numbered, and only the one with the highest number can be open, so the number serves
+as a fencing token. When a lease expires, its attempt becomes unresponsive and its rollout is requeued, in one
+transaction. Every write of an attempt (its calls, its start, its end with patch and verdict) checks in its own
+transaction whether that happened, and is then refused with LeaseLost: a worker that was given up does no harm if
+it comes back. Leases expire by the database's clock, but not right after the database server started.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ from understudy.store.statements import json_field, server_started, store_clock
 from understudy.types import ENDED, Attempt, ErrorInfo, Rollout, RolloutStatus
 
 RETRY_PAUSE_S = 1.0
-"""How long a rollout whose attempt failed rests before it can be claimed again."""
+"""How long a rollout whose attempt failed waits before it can be claimed again."""
 
 MAX_LOST = 5
-"""A rollout that took so many workers with it is not tried again. Those that were told to stop do not count."""
+"""A rollout whose attempts lost this many workers is not tried again.
+
+Workers that were told to stop do not count.
+"""
 
 FORGET_WORKER_S = 3600.0
-"""For how long a worker that was lost is listed still."""
+"""How long a lost worker stays in the list of workers."""
 
 GATEWAY = "(gateway)"
-"""In the place of a run's id: what a gateway executes that answers the clients of a store. No run is called so."""
+"""Stands in place of a run id for the gateway that serves a store's clients. No run can have this id."""
 
 _SILENT_S = 30.0
-"""A process that executes a run alone is alive that long after it was heard of, whatever its lease."""
+"""A process that executes a run alone counts as alive for this long after it was last seen, whatever its lease."""
 
 
 class ClaimedRollout(Struct, frozen=True):
-    """A rollout with the attempt that a worker may make now, and how many attempts have failed before."""
+    """A rollout with the attempt that a worker may now make, and the number of its earlier failed attempts."""
 
     rollout: Rollout
     attempt: Attempt
@@ -50,9 +53,9 @@ class ClaimedRollout(Struct, frozen=True):
 
 
 class OpenRun(Struct, frozen=True):
-    """A run that workers may work on, and the release of Understudy that it was enqueued with.
+    """A run that workers may claim rollouts of, and the release of Understudy that enqueued it.
 
-    `served` is what answers it, as JSON, where that is a matter of a training loop's.
+    For a training loop's run, `served` is the server that answers it, as JSON.
     """
 
     id: str
@@ -61,7 +64,10 @@ class OpenRun(Struct, frozen=True):
 
 
 class RunQueue(Struct, frozen=True, kw_only=True):
-    """A run with its rollouts by status; the oldest of the queued ones has been so for `oldest_s` seconds."""
+    """A run with its numbers of rollouts by status.
+
+    `oldest_s`: for how long its oldest queued rollout has waited.
+    """
 
     run_id: str
     engine: str
@@ -71,16 +77,16 @@ class RunQueue(Struct, frozen=True, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether rollouts of it have not ended."""
+        """Whether some of its rollouts have not ended."""
         return not self.rollouts.keys() <= set(ENDED)
 
 
 class Worker(Struct, frozen=True, kw_only=True):
-    """A process that claims rollouts or, where it has a `run_id`, executes that run alone.
+    """A process that claims rollouts or, if it has a `run_id`, executes that run alone.
 
-    It has `held` attempts. `leaves` are the runs that it leaves to others now, with the reasons. It is `alive`
-    while its leases have not ended or, executing a run alone, while it was heard of lately; `silent_s` seconds ago
-    it renewed them. Times in Unix seconds by the database's clock.
+    `held` is the number of attempts that it holds. `leaves` are the runs that it leaves to other workers, with the
+    reasons. It is `alive` while its lease has not expired or, if it executes a run alone, while it was seen
+    recently; it last renewed its leases `silent_s` seconds ago. Times are Unix seconds by the database's clock.
     """
 
     id: str
@@ -98,7 +104,7 @@ _worker = row_reader(Worker, leaves=msgspec.json.Decoder(dict[str, str]).decode,
 
 
 class LeaseRepository(Repository):
-    """`Store.leases`: claims of rollouts by workers."""
+    """`Store.leases`: workers' claims of rollouts."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -106,9 +112,9 @@ class LeaseRepository(Repository):
 
     @queued
     def open_to_workers(self, context: WriteContext, run_id: str, release: str) -> None:
-        """From now on workers of this release of Understudy may claim the rollouts of a run.
+        """Let workers of this release of Understudy claim the rollouts of a run.
 
-        Raises StoreError while a process executes it alone.
+        Raises StoreError while a process executes the run alone.
         """
         values = {"engine": "workers", "release": release}
         context.connection.execute(update(runs).where(runs.c.id == run_id).values(values))
@@ -117,11 +123,12 @@ class LeaseRepository(Repository):
 
     @queued
     def execute_alone(self, context: WriteContext, run_id: str, lease: Lease, release: str) -> None:
-        """From now on a process executes a run alone, till its lease ends; the same again renews that.
+        """Let a process execute a run alone until its lease expires. Calling it again renews the lease.
 
-        Workers claim nothing of it. Raises StoreError while another process executes it, or workers hold attempts.
+        Workers can then claim none of its rollouts. Raises StoreError while another process executes it, or
+        workers hold attempts of it.
         """
-        # First, for it waits for claims that are under way: what they took is seen then.
+        # This comes first because it waits for claims in progress, so that their attempts are seen below.
         context.connection.execute(update(runs).where(runs.c.id == run_id).values(engine="local"))
         self._refuse_others(context, run_id, _alone(run_id), lease.worker)
         self._refuse_others(context, run_id, _holders(run_id), lease.worker)
@@ -131,18 +138,18 @@ class LeaseRepository(Repository):
 
     @queued
     def serve_alone(self, context: WriteContext, lease: Lease, release: str) -> None:
-        """From now on one gateway answers the store's clients, till its lease ends; the same again renews that.
+        """Let one gateway serve the store's clients until its lease expires. Calling it again renews the lease.
 
-        Of two that begin at the same moment, both may succeed the first time; at least one fails the second time.
-        Raises LeaseLost while another gateway does so.
+        If two gateways start at the same moment, both may succeed the first time, but at least one fails on
+        renewal. Raises LeaseLost while another gateway serves the store.
         """
         others = [each for each in context.connection.execute(_alone(GATEWAY)).scalars() if each != lease.worker]
         if others:
             raise LeaseLost(
-                f"another gateway already serves this store: {', '.join(sorted(others))}; stop it; or, "
-                f"if it was killed, retry in a minute, when its lease has expired"
+                f"another gateway already serves this store: {', '.join(sorted(others))}; stop it, or, if it was "
+                "killed, retry in a minute, when its lease has expired"
             )
-        # Of one whose lease has ended only: the row of one that began at the same moment must refuse this one.
+        # Delete only expired rows: the row of a gateway that started at the same moment must make this one fail.
         earlier = (workers.c.run_id == GATEWAY) & (workers.c.lease_until < store_clock())
         earlier &= workers.c.id != lease.worker
         context.connection.execute(delete(workers).where(earlier))
@@ -157,12 +164,12 @@ class LeaseRepository(Repository):
     def announce(
         self, context: WriteContext, lease: Lease, release: str, capacity: int, leaves: Mapping[str, str]
     ) -> None:
-        """Let others know of a worker, and which runs it leaves to them, and why."""
+        """Publish that a worker exists, which runs it leaves to others, and why."""
         self._announced[lease.worker] = release, capacity, leaves
         _write_worker(context, lease, release, capacity=capacity, leaves=leaves)
 
     def workers(self) -> list[Worker]:
-        """The workers that there are, and those that were lost not long ago; the oldest first."""
+        """Return the current workers and those that were lost recently, oldest first."""
         columns = [column for column in workers.c if column.name not in ("seen_at", "lease_until")]
         recently_seen = workers.c.run_id.is_not(None) & (workers.c.seen_at >= store_clock() - _SILENT_S)
         alive = ((workers.c.lease_until >= store_clock()) | recently_seen).label("alive")
@@ -173,7 +180,7 @@ class LeaseRepository(Repository):
         return self._read_all(query, _worker)
 
     def open_runs(self) -> list[OpenRun]:
-        """The runs that workers may work on and that have queued rollouts, oldest first."""
+        """Return the runs that workers may claim rollouts of and that have queued ones, oldest first."""
         waiting = rollouts.c.status.in_(("queuing", "requeuing"))
         query = (
             select(runs.c.id, runs.c.release, json_field(runs.c.config, "served").label("served"))
@@ -184,7 +191,7 @@ class LeaseRepository(Repository):
         return self._read_all(query, lambda row: OpenRun(row["id"], row["release"], row["served"]))
 
     def queues(self) -> list[RunQueue]:
-        """The runs that have rollouts, the oldest first."""
+        """Return the runs that have rollouts, oldest first."""
         since = func.min(rollouts.c.updated_at).label("since")
         query = (
             select(
@@ -209,7 +216,7 @@ class LeaseRepository(Repository):
         return list(queues.values())
 
     def holders(self, run_id: str) -> list[str]:
-        """The workers that hold attempts of a run now."""
+        """Return the workers that hold attempts of a run now."""
         with self._reading() as connection:
             return sorted(connection.execute(_holders(run_id)).scalars())
 
@@ -230,11 +237,14 @@ class LeaseRepository(Repository):
         limit: int,
         max_starting: int | None = None,
     ) -> list[ClaimedRollout]:
-        """Start an attempt each of at most `limit` queued rollouts of runs, that nobody else is claiming now.
+        """Start one attempt for each of at most `limit` queued rollouts of these runs that no other worker is
+        claiming.
 
-        With `max_starting` so few that no more attempts than that wait for their sandbox, of all workers together.
+        With `max_starting`, only so many are claimed that no more attempts than that wait for their sandbox, over
+        all workers.
         """
-        # Held to the end, so that nobody begins to execute one of them alone meanwhile; or counts what starts.
+        # These row locks are held until the commit, so that meanwhile no process begins to execute one of the runs
+        # alone, or counts the attempts that are starting.
         open_now = select(runs.c.id).where(runs.c.id.in_(run_ids), runs.c.engine == "workers").order_by(runs.c.id)
         alone = max_starting is not None
         locked = open_now.with_for_update(read=not alone, key_share=alone)
@@ -268,9 +278,9 @@ class LeaseRepository(Repository):
 
     @queued
     def renew(self, context: WriteContext, lease: Lease, attempt_ids: Sequence[str]) -> frozenset[str]:
-        """Renew the lease of a worker and its attempts; returns those that are still its own, and open.
+        """Renew the lease of a worker and its attempts. Returns the attempts that are still open and its own.
 
-        A worker that was forgotten meanwhile is listed again, as this store announced it last.
+        A worker whose row was deleted meanwhile is listed again as it was last announced here.
         """
         seen = {"seen_at": store_clock(), "lease_until": store_clock() + lease.seconds}
         renewed = context.connection.execute(update(workers).where(workers.c.id == lease.worker).values(seen))
@@ -288,7 +298,7 @@ class LeaseRepository(Repository):
 
     @queued
     def give_back(self, context: WriteContext, lease: Lease) -> int:
-        """Queue again what a worker holds, which stops now and is forgotten. Returns how many."""
+        """Requeue everything that a stopping worker holds, and delete the worker. Returns how many attempts."""
         query = (
             select(attempts.c.id, attempts.c.rollout_id)
             .where(attempts.c.worker == lease.worker, attempts.c.status.in_(OPEN_ATTEMPTS))
@@ -305,10 +315,11 @@ class LeaseRepository(Repository):
 
     @queued
     def requeue_expired(self, context: WriteContext, grace_s: float) -> int:
-        """Take away the leases that have ended, and queue their rollouts again. Returns how many.
+        """Take away expired leases and requeue their rollouts. Returns how many.
 
-        None is taken in the first `grace_s` seconds of the database's server: who could not renew it can now. What
-        is being written at this moment keeps its lease till the next time.
+        None is taken during the first `grace_s` seconds after the database server started, because workers could
+        not renew them while it was down. Attempts that are being written to at this moment are skipped until the
+        next time.
         """
         settled = store_clock() - server_started() > literal(grace_s)
         query = (
@@ -336,7 +347,7 @@ class LeaseRepository(Repository):
 
 
 def executed_elsewhere(run_id: str, who: Sequence[str]) -> str:
-    """What is said where a run cannot be executed, since others do so."""
+    """Return the error message for a run that cannot be executed because others execute it."""
     return (
         f"run {run_id} is being executed by {', '.join(who)}; wait for that, or if it has died, run the same "
         "command again when its lease has ended"
@@ -344,12 +355,12 @@ def executed_elsewhere(run_id: str, who: Sequence[str]) -> str:
 
 
 def _alone(run_id: str) -> Select[tuple[Any]]:
-    """The process that executes a run alone now."""
+    """Select the process that executes a run alone now."""
     return select(workers.c.id).where(workers.c.run_id == run_id, workers.c.lease_until >= store_clock())
 
 
 def _holders(run_id: str) -> Select[tuple[Any]]:
-    """The workers that hold attempts of a run now."""
+    """Select the workers that hold attempts of a run now."""
     return (
         select(attempts.c.worker)
         .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
@@ -368,7 +379,7 @@ def _write_worker(
     run_id: str | None = None,
     leaves: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write the row of a worker, which keeps the time at which it started."""
+    """Insert or update the row of a worker. Its start time is kept."""
     values = {
         "release": release,
         "capacity": capacity,

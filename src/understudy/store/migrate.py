@@ -1,4 +1,4 @@
-"""Alembic's migrations, run over a connection of either database."""
+"""Runs Alembic's migrations over a connection to either kind of database."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from understudy.store.schema import HEAD
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
-# Alembic's operations go through module-level proxies: one migration at a time in a process.
+# Alembic's operations use module-level proxies, so only one migration can run at a time in a process.
 _migrating = threading.Lock()
 
 
 def unknown_schema(version: str) -> str | None:
-    """What is wrong with a store whose schema this release does not know; None where it does."""
+    """Return what is wrong with a store whose schema this release does not know, or None if it is known."""
     from alembic.script import ScriptDirectory
 
     revisions = {script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()}
@@ -26,9 +26,9 @@ def unknown_schema(version: str) -> str | None:
 
 
 def migrate_connection(connection: Connection, *, stamp: bool = False) -> None:
-    """Bring a database up to the newest schema, within the connection's transaction.
+    """Migrate a database to the newest schema, within the connection's transaction.
 
-    With `stamp` its tables were made as they are now, and it is only noted where it stands.
+    `stamp`: its tables were created with the newest schema, so only the schema version is recorded.
     """
     from alembic import command
     from alembic.config import Config

@@ -1,8 +1,8 @@
-"""The one place that decides what became of a rollout: which attempt decided it, and whether it solved its task.
+"""The one place that decides how a rollout ended: which attempt decides it, and whether it solved its task.
 
-A rollout is *decided* when it has ended (succeeded or failed) and one of its attempts was graded: by the last of
-these. It is *solved* when the reward of that attempt says so (`types.is_solved`). Everything is computed in SQL,
-in a number of queries that does not depend on how many rollouts there are.
+A rollout is *decided* if it has ended (succeeded or failed) and at least one of its attempts was graded; the last
+graded attempt decides. It is *solved* if that attempt's reward says so (`types.is_solved`). Everything is computed
+in SQL, with a number of queries that does not depend on the number of rollouts.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from understudy.types import (
 
 
 class RolloutOutcome(Struct, frozen=True, kw_only=True):
-    """A rollout as it stands now.
+    """The current state of a rollout.
 
-    `reward`, `reason`, `integrity` and `ended` are those of the attempt that decided; None where none did. `turns`
-    (calls that were answered), tokens, `cost_usd` and `seconds` (from its start to its end) are that attempt's
-    too; where none decided, the last attempt's.
+    `reward`, `reason`, `integrity` and `ended` are those of the attempt that decided it, None if there is none.
+    `turns` (answered calls), tokens, `cost_usd` and `seconds` (duration) are also that attempt's or, if none
+    decided, the last attempt's.
     """
 
     task_id: str
@@ -73,9 +73,9 @@ class RolloutOutcome(Struct, frozen=True, kw_only=True):
 
 
 class ListedRollout(RolloutOutcome, frozen=True, kw_only=True):
-    """A rollout as lists show it. `attempt_id` is the attempt that its figures are of, None before the first.
+    """A rollout as lists show it. `attempt_id` is the attempt that its figures belong to, None before the first.
 
-    `reviewed` when a person has said whether that attempt's patch is clean. Times in Unix seconds.
+    `reviewed`: a person decided whether that attempt's patch is clean. Times are Unix seconds.
     """
 
     id: str
@@ -88,7 +88,9 @@ class ListedRollout(RolloutOutcome, frozen=True, kw_only=True):
 
 
 class ChangeMark(Struct, frozen=True):
-    """How far changes of rollouts have been read: the newest change, the newest verdict, how many there are."""
+    """Up to where changes of rollouts were read: the time of the newest change, the newest verdict, and the
+    count.
+    """
 
     updated_at: float = 0.0
     verdict_id: int = 0
@@ -96,10 +98,10 @@ class ChangeMark(Struct, frozen=True):
 
 
 class RunCounts(AttemptUsage, frozen=True, kw_only=True):
-    """Counts over a run: its rollouts by status; those decided, as `solved` or `unsolved`.
+    """Counts over a run: rollouts by status, and those that are decided, as `solved` or `unsolved`.
 
-    `suspicious` counts those, of either, whose patch may deceive the grader. Calls, tokens and costs are those of
-    all attempts.
+    `suspicious` counts decided rollouts whose patch may deceive the grader. Calls, tokens and costs cover all
+    attempts.
     """
 
     rollouts: dict[RolloutStatus, int]
@@ -109,11 +111,11 @@ class RunCounts(AttemptUsage, frozen=True, kw_only=True):
 
 
 class TaskCounts(Struct, frozen=True):
-    """The ended rollouts of a task: those `solved`, those with a verdict, and those that failed without one.
+    """The ended rollouts of a task: how many are `solved`, `graded`, or `failed` without a verdict.
 
-    `differ` says whether rollouts of one agent ended differently, so that there is something to learn: of a task
-    that one agent always solved and another never, there is not. It goes by verdicts alone: what a trainer takes
-    off rewards, for overlong rollouts, is not counted.
+    `differ`: some rollouts of the same agent ended differently, so that training has something to learn. A task
+    that one agent always solves and another never does not differ. Only verdicts count, not what a trainer deducts
+    for overlong rollouts.
     """
 
     solved: int
@@ -123,7 +125,7 @@ class TaskCounts(Struct, frozen=True):
 
 
 class GradedRollout(Struct, frozen=True):
-    """A rollout that was decided, with the attempt that decided it."""
+    """A decided rollout with the attempt that decided it."""
 
     rollout: Rollout
     attempt: Attempt
@@ -131,10 +133,10 @@ class GradedRollout(Struct, frozen=True):
 
 
 class GradedSelection(Struct, frozen=True):
-    """The rollouts to learn from by instance id, in order.
+    """The rollouts to learn from, by instance id, in order.
 
-    `left_out` counts, by status, those that are not decided, and as `VOTED_OUT` those that people excluded;
-    `suspicious`, by instance, those left out for their patch.
+    `left_out` counts, by status, rollouts that are not decided and, as `VOTED_OUT`, those that people excluded.
+    `suspicious` counts, by instance, rollouts left out because of their patch.
     """
 
     rollouts: dict[str, list[GradedRollout]]
@@ -142,7 +144,7 @@ class GradedSelection(Struct, frozen=True):
     suspicious: dict[str, int]
 
     def groups(self) -> dict[tuple[str, AgentIdentity], list[GradedRollout]]:
-        """The rollouts by instance id and agent: those that may be compared with each other."""
+        """Return the rollouts grouped by instance id and agent. Only those of one group may be compared."""
         groups: dict[tuple[str, AgentIdentity], list[GradedRollout]] = {}
         for task_id, members in self.rollouts.items():
             for graded in members:
@@ -151,21 +153,21 @@ class GradedSelection(Struct, frozen=True):
 
 
 VOTED_OUT = "excluded by votes"
-"""The reason for which a rollout that people voted out is left out."""
+"""The reason given for leaving out a rollout that people voted out."""
 
 
 class AttemptFault(Struct, frozen=True):
-    """The error that ended an attempt, and whether its rollout failed for it in the end."""
+    """The error that ended an attempt, and whether the rollout finally failed because of it."""
 
     error: ErrorInfo
     given_up: bool
 
 
 class VersionUse(Struct, frozen=True, kw_only=True):
-    """The answered calls that ended with one version of the weights; None: no version is known.
+    """The answered calls that ended with one version of the weights (None: unknown version).
 
-    `mixed` counts those during which the weights were updated, so that more than one version sampled them. Times
-    in Unix seconds.
+    `mixed` counts calls during which the weights were updated, so that several versions sampled them. Times are
+    Unix seconds.
     """
 
     version: str | None
@@ -178,19 +180,19 @@ class VersionUse(Struct, frozen=True, kw_only=True):
 
 _START = ChangeMark()
 _LATE_S = 5.0
-"""A change may be stored so much later than it says: writes wait for each other."""
+"""A change may be stored this much later than its timestamp, because writes are queued."""
 
 
 class OutcomeRepository(Repository):
-    """`Store.outcomes`: what became of rollouts, tasks and runs. Reads only."""
+    """`Store.outcomes`: how rollouts, tasks and runs ended. It only reads."""
 
     def of_run(self, run_id: str) -> list[RolloutOutcome]:
-        """What became of each rollout of a run, by task and sample index."""
+        """Return the outcome of each rollout of a run, ordered by task and sample index."""
         query = _outcomes(rollouts.c.run_id == run_id, rollouts.c.task_id, rollouts.c.sample_index)
         return self._read_all(query.order_by(rollouts.c.task_id, rollouts.c.sample_index), _outcome)
 
     def listed(self, rollout_ids: Sequence[str]) -> list[ListedRollout]:
-        """Rollouts by their ids, in no order; those that are not there are left out."""
+        """Return rollouts by id, in no particular order. Unknown ids are left out."""
         reviewed = select(rewards.c.attempt_id).where(rewards.c.review.is_not(None))
         chosen = rollouts.c.id.in_(json_values(rollout_ids, Text))
         columns = (each for each in rollouts.c if each.key not in ("status", "error"))
@@ -201,7 +203,9 @@ class OutcomeRepository(Repository):
         return [_listed_rollout(row, by_person) for row in rows]
 
     def changed(self, since: ChangeMark = _START) -> tuple[list[str], ChangeMark]:
-        """The ids of rollouts that may have changed since a mark, those on their way among them; the next mark."""
+        """Return the ids of rollouts that may have changed since a mark, including unfinished ones, and the
+        next mark.
+        """
         newest = select(
             select(func.max(rollouts.c.updated_at)).scalar_subquery(),
             select(func.max(rewards.c.verdict_id)).scalar_subquery(),
@@ -221,7 +225,7 @@ class OutcomeRepository(Repository):
         return ids, ChangeMark(updated_at or 0.0, verdict_id or 0, number)
 
     def by_task(self, run_id: str) -> dict[str, TaskCounts]:
-        """Counts of the ended rollouts of each task of a run, over all its agents."""
+        """Return counts of the ended rollouts of each task of a run, over all its agents."""
         attempt = _attempt_that_counts(and_(rollouts.c.run_id == run_id, rollouts.c.status.in_(_ENDED)))
         query = (
             select(
@@ -247,7 +251,7 @@ class OutcomeRepository(Repository):
         return counts
 
     def counts(self, run_id: str) -> RunCounts:
-        """Counts over a run, as it stands now."""
+        """Return counts over a run in its current state."""
         attempt = _attempt_that_counts(rollouts.c.run_id == run_id)
         decided = select(
             _count(attempt.c.reward >= SOLVED_REWARD).label("solved"),
@@ -276,19 +280,19 @@ class OutcomeRepository(Repository):
             )
 
     def decision(self, rollout_id: str) -> GradedRollout | None:
-        """The rollout with the attempt that decided it; None where it has not ended, or none was graded."""
+        """Return a rollout with the attempt that decided it; None if it has not ended or was not graded."""
         return next(iter(self._decisions(rollouts.c.id == rollout_id)), None)
 
     def decisions(self, run_id: str | None = None) -> list[GradedRollout]:
-        """The rollouts of a run, or all, that are decided; oldest first, then by task and sample index."""
+        """Return the decided rollouts of a run (or all), oldest first, then by task and sample index."""
         return self._decisions(true() if run_id is None else rollouts.c.run_id == run_id)
 
     def select_graded(self, run_id: str | None = None, *, include_suspicious: bool = False) -> GradedSelection:
-        """The rollouts of a run, or all, to learn from: without those whose patch is suspicious, unless included.
+        """Return the rollouts of a run (or all) to learn from, leaving out suspicious patches unless asked to
+        include them.
 
-        Rollouts that people voted out (`VoteRepository.excluded_rollouts`) are not among them, in no case.
-
-        Raises ConfigError when the store has no such run, or only clients of a gateway.
+        Rollouts that people voted out (`VoteRepository.excluded_rollouts`) are always left out. Raises ConfigError
+        if the store has no such run, or only clients of a gateway.
         """
         with self._reading() as connection:
             run_ids = connection.execute(select(runs.c.id).order_by(runs.c.created_at, runs.c.id)).scalars().all()
@@ -299,10 +303,12 @@ class OutcomeRepository(Repository):
                 statuses = statuses.where(rollouts.c.run_id == run_id)
             by_rollout: dict[str, str] = {row.id: row.status for row in connection.execute(statuses)}
         if run_id is not None and run_id not in run_ids:
-            raise ConfigError(f"the store has no run {run_id!r}; it has: {', '.join(run_ids) or 'none'}")
+            raise ConfigError(
+                f"the store has no run {run_id!r}; expected one of: {', '.join(run_ids) or 'none, it has no runs'}"
+            )
         if not run_ids and has_clients:
             raise ConfigError(
-                "this is the store of a gateway without runs, so it has calls but no rollouts to export; name a "
+                "this store belongs to a gateway without runs: it has calls but no rollouts to export; name a "
                 "key with --key, or read the calls with: understudy show"
             )
         selected: dict[str, list[GradedRollout]] = {}
@@ -322,7 +328,7 @@ class OutcomeRepository(Repository):
         )
 
     def faults(self, run_id: str) -> list[AttemptFault]:
-        """The errors that ended attempts of a run, whether they were retried or not, in order of attempt."""
+        """Return the errors that ended attempts of a run, retried or not, in order of the attempts."""
         query = (
             select(attempts.c.error, attempts.c.number, rollouts.c.status)
             .add_columns(func.max(attempts.c.number).over(partition_by=attempts.c.rollout_id).label("last"))
@@ -338,7 +344,7 @@ class OutcomeRepository(Repository):
         ]
 
     def timings(self, run_id: str) -> list[dict[str, float]]:
-        """The seconds that each phase of an ended attempt of a run took, by name of the phase."""
+        """Return, for each ended attempt of a run, the seconds that each phase took, by phase name."""
         query = (
             select(attempts.c.timings)
             .join(rollouts, and_(rollouts.c.id == attempts.c.rollout_id, rollouts.c.run_id == run_id))
@@ -348,7 +354,7 @@ class OutcomeRepository(Repository):
             return [read_timings(column) for column in connection.execute(query).scalars()]
 
     def versions(self, run_id: str) -> list[VersionUse]:
-        """The versions of the weights that a run's calls were answered by, in order of their first call."""
+        """Return the versions of the weights that answered a run's calls, ordered by their first call."""
         mixed = case((json_array_length(calls.c.policy_spans) > 1, 1), else_=0)
         query = (
             select(
@@ -390,9 +396,9 @@ class OutcomeRepository(Repository):
 
 
 def _outcomes(condition: ColumnElement[bool], *columns: ColumnElement[Any], listed: bool = False) -> Select[Any]:
-    """The fields of a RolloutOutcome of the rollouts that meet a condition, after some columns of `rollouts`.
+    """Select the fields of RolloutOutcome for the rollouts that meet a condition, after the given columns.
 
-    With `listed` the `attempt_id` too, whose figures they are.
+    `listed` adds the `attempt_id` of the attempt that the figures belong to.
     """
     attempt = _attempt_that_counts(condition)
     usage = (
@@ -440,10 +446,11 @@ _ENDED: tuple[RolloutStatus, ...] = ("succeeded", "failed")
 
 
 def _attempt_that_counts(condition: ColumnElement[bool]) -> Subquery:
-    """One row for each rollout that meets a condition: the attempt that decided it, else its last one, else NULLs.
+    """Select one row for each rollout that meets a condition: the attempt that decided it, else its last one, else
+    NULLs.
 
-    Columns: `rollout_id`, `attempts` (how many it has), `attempt_id`, `status`, `started_at`, `ended_at` of the
-    attempt, `decides`, and `reward`, `reason`, `integrity`, which are NULL where no attempt decides.
+    Columns: `rollout_id`; `attempts`, their number; `attempt_id`, `status`, `started_at` and `ended_at` of the
+    attempt; `decides`; and `reward`, `reason`, `integrity`, which are NULL unless the attempt decides.
     """
     decides = and_(rollouts.c.status.in_(_ENDED), rewards.c.attempt_id.is_not(None))
     ranked = (
@@ -469,5 +476,5 @@ def _attempt_that_counts(condition: ColumnElement[bool]) -> Subquery:
 
 
 def _count(condition: ColumnElement[bool]) -> ColumnElement[int]:
-    """How many rows meet a condition."""
+    """Count the rows that meet a condition."""
     return func.coalesce(func.sum(case((condition, 1), else_=0)), 0)

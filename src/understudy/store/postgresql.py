@@ -1,10 +1,9 @@
-"""Everything that only PostgreSQL understands: connecting, its errors, the writer's connection, texts.
+"""Everything specific to PostgreSQL: connecting, its errors, the writer's connection, texts.
 
-psycopg 3 does it (the extra `postgres`): the store works in threads, not in asyncio, and libpq reads every URL,
-password file and variable that other programs do.
-
-A text of the store may hold what PostgreSQL's cannot: NUL, or what is not valid Unicode (then it is bytes, as with
-SQLite). Such characters are written behind `_ESCAPE`, which no text of people contains, and read again.
+It uses psycopg 3 (the extra `postgres`), because the store works in threads rather than in asyncio, and libpq
+reads all URLs, password files and variables that other programs read. A text of the store may contain characters
+that PostgreSQL cannot store: NUL and invalid Unicode (in which case it is bytes, as with SQLite). They are escaped
+with `_ESCAPE`, which ordinary texts do not contain, and unescaped when read.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ if TYPE_CHECKING:
     import psycopg
 
 OLDEST = 140_000
-"""The oldest server that is taken, in libpq's numbers: what comes before has no support any more."""
+"""The oldest supported server version, in libpq's numbers. Older ones are no longer maintained."""
 
 OUTAGE_S = 120.0
-"""How long writes wait for a server that went away."""
+"""How long writes wait for an unavailable server, in seconds."""
 
 CONNECT_S = 10
 CHANNEL = "understudy"
-"""What LISTEN and NOTIFY are about: rollouts that can be claimed."""
+"""The LISTEN/NOTIFY channel. A notification means that there are rollouts to claim."""
 
 _SETTINGS = (
     "lock_timeout = '30s'",
-    # A machine that vanished must not hold its locks for long.
+    # A client that vanished must not keep its locks for long.
     "idle_in_transaction_session_timeout = '30s'",
     "tcp_keepalives_idle = 10",
     "tcp_keepalives_interval = 5",
@@ -56,7 +55,7 @@ _SETTINGS = (
 _UNIQUE_TEXT_KEY = "understudy store"
 
 _SMALL_TABLE = 1 << 20
-"""A table of fewer bytes is not worth writing anew."""
+"""A table with fewer bytes is not worth rewriting."""
 
 _own = MetaData()
 _writers = Table(
@@ -66,12 +65,15 @@ _writers = Table(
     Column("group_number", BigInteger, nullable=False),
     Column("committed_at", Float, nullable=False),
 )
-"""The last group that each writer committed: so a writer whose connection was lost knows what became of it."""
+"""The last group that each writer committed.
+
+It tells a writer whose connection was lost whether its commit succeeded.
+"""
 
 _FORGET_WRITER = (
     "DELETE FROM store_writers WHERE committed_at < extract(epoch FROM clock_timestamp()) - 86400 AND id <> %s"
 )
-"""The note of a writer that ended. One that is alive asks for its own for `OUTAGE_S`, and makes it anew."""
+"""Deletes the rows of writers that ended. A running writer whose row was deleted creates it again."""
 _NOTE_WRITER = (
     "INSERT INTO store_writers VALUES (%s, 0, extract(epoch FROM clock_timestamp())) ON CONFLICT (id) DO NOTHING"
 )
@@ -97,7 +99,7 @@ _MARK = "ffff"
 
 
 def escape_text(value: str | bytes) -> str:
-    """A text as PostgreSQL takes it. Raises UnicodeEncodeError for one that should be bytes (`TextOrBytes`)."""
+    """Escape a text for PostgreSQL. Raises UnicodeEncodeError for a text that should be bytes (`TextOrBytes`)."""
     if isinstance(value, bytes):
         value = value.decode(errors="surrogatepass")
     elif value.isascii():
@@ -112,7 +114,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def unescape_text(text: str) -> str | bytes:
-    """The text that was escaped; bytes where it is not valid Unicode."""
+    """Return the text that was escaped, or bytes if it is not valid Unicode."""
     if _ESCAPE not in text:
         return text
     text = _ESCAPED.sub(lambda match: _ESCAPE if match[1] == _MARK else chr(int(match[1], 16)), text)
@@ -124,12 +126,12 @@ def unescape_text(text: str) -> str | bytes:
 
 
 class PostgresqlSession(WriterSession):
-    """A connection to write with; `writer` is the name under which its groups are numbered."""
+    """A connection for writing. `writer` is the name under which its groups are numbered."""
 
     dialect = "postgresql"
 
     def __init__(self, connection: Connection, writer: str, alone: str = "") -> None:
-        """With `alone`, the store's name, no transaction begins while an earlier release has it open."""
+        """`alone` is the store's name: then no transaction begins while an earlier release has the store open."""
         super().__init__(connection)
         self._alone = alone
         self._raw = _raw(connection)
@@ -140,7 +142,10 @@ class PostgresqlSession(WriterSession):
         self._raw.execute(_NOTE_WRITER, (writer,))
 
     def begin(self, group: int) -> bool:
-        """Begin. Waits for a transaction of this writer whose connection was lost to end."""
+        """Begin.
+
+        Waits for an unfinished transaction of this writer on a lost connection, then checks if it was committed.
+        """
         self._raw.execute("BEGIN")
         if self._alone:
             postgresql_lock.refuse_earlier_releases(self._raw, self._alone)
@@ -151,44 +156,44 @@ class PostgresqlSession(WriterSession):
         return row is None or row[0] < group
 
     def commit(self, group: int) -> None:
-        """Note the number of the group, and commit."""
+        """Record the number of the group, and commit."""
         self._cursor.execute(_NOTE_GROUP, (self._writer, group))
         self._raw.execute("COMMIT")
         self._recent_group = group
 
     def rollback(self) -> None:
-        """Undo it; a server that can be reached no more does that itself."""
+        """Roll back. A server that cannot be reached does this by itself."""
         import psycopg
 
         with suppress(psycopg.Error):
             self._raw.execute("ROLLBACK")
 
     def insert(self, statement: HotStatement, row: Sequence[Any]) -> int | None:
-        """Insert a row."""
+        """Insert a row. Returns its number, or None."""
         row_found = self._run(statement, row).fetchone()
         return None if row_found is None else row_found[0]
 
     def fetch_one(self, statement: HotStatement, values: Sequence[Any]) -> tuple[Any, ...] | None:
-        """The first row of a query."""
+        """Return the first row of a query, or None."""
         return self._run(statement, values).fetchone()
 
     def fetch_all(self, statement: HotStatement, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """The rows of a query."""
+        """Return the rows of a query."""
         return self._run(statement, values).fetchall()
 
     def insert_many(self, statement: HotStatement, rows: Sequence[Sequence[Any]]) -> None:
-        """Insert rows, in one round trip."""
+        """Insert rows in one round trip."""
         self._cursor.executemany(statement.postgresql.encode(), [_with_texts(statement, row) for row in rows])
 
     def _run(self, statement: HotStatement, values: Sequence[Any]) -> psycopg.Cursor[Any]:
         return self._cursor.execute(statement.postgresql.encode(), _with_texts(statement, values))
 
     def notify(self) -> None:
-        """Wake those who listen, at the commit."""
+        """Notify listeners when the transaction commits."""
         self._raw.execute(f"NOTIFY {CHANNEL}")
 
     def close(self) -> None:
-        """Drop the connection. The note of its groups stays for a day: by these notes readers see changes."""
+        """Drop the connection. The writer's row stays for a day, since readers detect changes by these rows."""
         self.connection.invalidate()
         self.connection.close()
 
@@ -198,7 +203,7 @@ def _raw(connection: Connection) -> psycopg.Connection[Any]:
 
 
 def _with_texts(statement: HotStatement, values: Sequence[Any]) -> Sequence[Any]:
-    """The values, with the texts escaped that are bytes; psycopg escapes the others."""
+    """Return the values with those texts escaped that are bytes. psycopg's dumper escapes the others."""
     for position in statement.texts:
         if isinstance(values[position], bytes):
             texts = frozenset(statement.texts)
@@ -210,7 +215,7 @@ def _with_texts(statement: HotStatement, values: Sequence[Any]) -> Sequence[Any]
 
 
 class PostgresqlDriver(DatabaseDriver):
-    """A PostgreSQL database."""
+    """A store in a PostgreSQL database."""
 
     dialect = "postgresql"
 
@@ -224,12 +229,12 @@ class PostgresqlDriver(DatabaseDriver):
         waits: bool = False,
         outage_s: float = OUTAGE_S,
     ) -> None:
-        """Connect, and bring it up to the newest schema; with `read_only` the server takes no write.
+        """Connect, and migrate to the newest schema. With `read_only`, the server refuses writes.
 
-        A server that goes away is waited for `outage_s`; if this `waits`, one that is away already is too. Every
-        connection shares a lock of the database; with `exclusive` this process alone has it, as long as its one
-        connection lasts: a lost one ends the work, as others may have written since. Raises StoreError;
-        ConfigError without psycopg.
+        A server that becomes unavailable is waited for up to `outage_s` seconds; with `waits`, also one that is
+        unavailable now. Every connection shares a lock of the database; with `exclusive`, this process alone holds
+        it through its only connection. If that connection is lost, the work ends, because others may have written
+        since. Raises StoreError, or ConfigError without psycopg.
         """
         self._exclusive = exclusive
         self._was_alone = False
@@ -245,7 +250,7 @@ class PostgresqlDriver(DatabaseDriver):
             isolation_level="AUTOCOMMIT",
             pool_pre_ping=True,
             hide_parameters=True,
-            # One connection: a lock of its own would keep a second one out.
+            # Only one connection, since a second one could not get the exclusive lock.
             poolclass=StaticPool if exclusive else QueuePool,
         )
         super().__init__(str(url), engine)
@@ -263,22 +268,23 @@ class PostgresqlDriver(DatabaseDriver):
         psycopg = _psycopg()
         if self._was_alone:
             raise StoreError(
-                f"{self.url}: the connection was lost, and others may have used the store since; what was done is "
-                "whole; run the same command again"
+                f"{self.url}: the connection was lost, so other processes may have used the store since; "
+                "everything done so far is consistent; run the same command again"
             )
         connection = psycopg.connect(
             self.url.secret_url,
             autocommit=True,
             connect_timeout=CONNECT_S,
             application_name=postgresql_lock.CLIENT_NAME,
-            # A server whose machine vanished is noticed within half a minute.
+            # This detects within half a minute that the server's machine vanished.
             keepalives_idle=10,
             keepalives_interval=5,
             keepalives_count=3,
             tcp_user_timeout=30_000,
         )
         connection.execute("; ".join(f"SET {setting}" for setting in self._settings))
-        # Answered means durable, also where the server's own default is otherwise; stronger ones stay.
+        # An acknowledged commit must be durable even if the server's default is weaker; stronger settings are
+        # kept.
         connection.execute(
             "SELECT set_config('synchronous_commit', 'on', false) "
             "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
@@ -314,8 +320,8 @@ class PostgresqlDriver(DatabaseDriver):
             return
         if version is None and not create:
             raise StoreError(
-                f"{self.name} has no store; give a database that `understudy run --store` or "
-                "`understudy store copy` wrote"
+                f"{self.name} has no store; name a database that `understudy run --store` or `understudy store "
+                "copy` wrote"
             )
         if read_only:
             raise StoreError(
@@ -323,7 +329,7 @@ class PostgresqlDriver(DatabaseDriver):
                 f"understudy show --dir '{self.name}'"
             )
         with _exclusive(connection):
-            version = self._version(connection)  # again, now that nobody else migrates
+            version = self._version(connection)  # again, now that no other process can migrate
             if version == HEAD:
                 return
             if version is None:
@@ -335,7 +341,7 @@ class PostgresqlDriver(DatabaseDriver):
             migrate_connection(connection, stamp=version is None)
 
     def _version(self, connection: Connection) -> str | None:
-        """The migration that the database is at; None when it is empty. Raises StoreError when it is no store."""
+        """Return the database's schema version; None if it is empty. Raises StoreError if it is not a store."""
         query = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
         names = set(connection.exec_driver_sql(query).scalars())
         if not names:
@@ -348,7 +354,7 @@ class PostgresqlDriver(DatabaseDriver):
         return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
 
     def open_session(self) -> PostgresqlSession:
-        """A connection to write with."""
+        """Open a connection for writing."""
         connection = self.engine.connect()
         try:
             return PostgresqlSession(connection, self._writer, self.name if self._exclusive else "")
@@ -357,7 +363,7 @@ class PostgresqlDriver(DatabaseDriver):
             raise
 
     def store_error(self, error: Exception) -> StoreError:
-        """What happened to the database."""
+        """Convert an error to a StoreError with a hint on what to do."""
         if isinstance(error, StoreError):
             return error
         cause: Any = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
@@ -372,9 +378,10 @@ class PostgresqlDriver(DatabaseDriver):
         return StoreError(f"{self.name}: the store cannot be read or written: {type(cause).__name__}: {text}")
 
     def repeatable_for_s(self, error: Exception) -> float:
-        """For an outage; and at once where transactions met, of which PostgreSQL undid this one.
+        """Return how long to retry: during outages, and after conflicts in which PostgreSQL rolled back this
+        transaction.
 
-        Never for who has the store alone.
+        Never if this process has the store alone.
         """
         if self._exclusive:
             return 0.0
@@ -391,7 +398,7 @@ class PostgresqlDriver(DatabaseDriver):
 
     @contextmanager
     def hold(self, name: str, busy: str) -> Generator[None]:
-        """Hold a lock in the database, as long as a connection of its own lasts."""
+        """Hold an advisory lock on a connection of its own."""
         query = "SELECT pg_try_advisory_lock(hashtext(%s), hashtext(current_schema()))"
         with self.errors():
             connection = self.engine.connect()
@@ -406,9 +413,10 @@ class PostgresqlDriver(DatabaseDriver):
             connection.close()
 
     def changes(self) -> tuple[int, int, int]:
-        """Which database it is, a number that differs after every commit, and the last one's time in nanoseconds.
+        """Return the database's identity, a number that differs after every commit, and the last commit's time in
+        ns.
 
-        Every writer counts its transactions in a row of its own. Raises StoreError.
+        It sums the transactions that every writer counts in a row of its own. Raises StoreError.
         """
         with self.errors(), self.engine.connect() as connection:
             identity, count, committed_ns = connection.exec_driver_sql(_CHANGES).one()
@@ -416,7 +424,9 @@ class PostgresqlDriver(DatabaseDriver):
 
     @contextmanager
     def turns_connection(self) -> Generator[sqlite3.Connection]:
-        """A copy of the columns of turns and traces in memory: an expression means the same in every database."""
+        """Copy the columns of turns and traces to SQLite in memory, so that expressions mean the same in every
+        database.
+        """
         with self.errors(), self.engine.connect() as connection:
             memory = sqlite3.connect(":memory:", isolation_level=None)
             try:
@@ -436,13 +446,13 @@ class PostgresqlDriver(DatabaseDriver):
                 memory.close()
 
     def wait_for_change(self, timeout_s: float) -> None:
-        """Listen; where that is impossible, wait a moment."""
+        """Listen for a notification; if that is impossible, wait for a moment."""
         psycopg = _psycopg()
         try:
             if self._listener is None:
                 self._listener = self._connect()
                 self._listener.execute(f"LISTEN {CHANNEL}")
-                return  # what came before is asked for once more
+                return  # return at once, since changes from before the LISTEN are not notified
             for _ in self._listener.notifies(timeout=timeout_s, stop_after=1):
                 return
         except psycopg.Error:
@@ -452,13 +462,13 @@ class PostgresqlDriver(DatabaseDriver):
             time.sleep(min(timeout_s, 1.0))
 
     def file_size(self) -> tuple[int, int | None]:
-        """What the database takes; how much of it holds nothing is not known."""
+        """Return the size of the database; how much of it is unused is unknown."""
         with self.engine.connect() as connection:
             size = connection.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one()
         return size, None
 
     def compact(self) -> str:
-        """Write those tables anew of which a quarter holds nothing; of the others let that be used again."""
+        """Rewrite tables of which a quarter is unused, and make unused space of the others reusable."""
         with self.engine.connect() as connection:
             for table in metadata.sorted_tables:
                 whole, rows = connection.exec_driver_sql(
@@ -477,10 +487,12 @@ class PostgresqlDriver(DatabaseDriver):
 
 
 _UNREAD = frozenset({"node_id", "answer_id", "action_id", "system_id", "tools_id", "read_at", "parent", "losses"})
-"""Columns that no expression can name."""
+"""Columns that expressions cannot name."""
 
 _PASSING = ("08", "57P01", "57P02", "57P03", "53300", "40001", "40P01", "25P03", "25P02")
-"""Classes of SQLSTATE that pass: lost connections, a server that stops or starts, too many clients, deadlocks."""
+"""Classes of SQLSTATE that are temporary: lost connections, a server that stops or starts, too many clients,
+deadlocks.
+"""
 
 _HINTS = {
     "28": "the server refused the user; check the user's name, and the password in PGPASSWORD or ~/.pgpass",
@@ -500,7 +512,7 @@ _HINTS = {
     "could not translate host name": "there is no such host; check the address",
     "failed to resolve host": "there is no such host; check the address",
 }
-"""By a class of SQLSTATE, or by words of a message, what is the matter."""
+"""Maps a class of SQLSTATE, or words of a message, to an explanation with a remedy."""
 
 
 def _is_outage(error: Exception) -> bool:
@@ -516,14 +528,15 @@ def _psycopg() -> Any:
         import psycopg
     except ImportError as error:
         raise ConfigError(
-            f"a store in PostgreSQL needs psycopg ({error}); install it with: pip install 'understudy[postgres]'"
+            f"a store in PostgreSQL needs psycopg, which cannot be imported ({error}); install it with: pip "
+            "install 'understudy[postgres]'"
         ) from error
     return psycopg
 
 
 @contextmanager
 def _exclusive(connection: Connection) -> Generator[None]:
-    """One process at a time, in one transaction: what is not finished leaves nothing."""
+    """Run the block in one transaction that only one process can be in at a time. An error rolls it back."""
     execute = connection.exec_driver_sql
     execute("BEGIN")
     try:
@@ -531,13 +544,15 @@ def _exclusive(connection: Connection) -> Generator[None]:
         yield
         execute("COMMIT")
     except BaseException:
-        with suppress(Exception):  # the first error is the one that says what happened
+        with suppress(Exception):  # the first error is the informative one
             execute("ROLLBACK")
         raise
 
 
 def _register_types(connection: psycopg.Connection[Any]) -> None:
-    """Texts as `escape_text` has them; sums of integers, which PostgreSQL makes numerics, as integers."""
+    """Register converters: texts through `escape_text`, and sums of integers as integers (PostgreSQL sends
+    numerics).
+    """
     from psycopg.adapt import Loader
     from psycopg.types.string import StrDumperUnknown
 

@@ -1,7 +1,7 @@
 """The lock on a store in PostgreSQL: shared by all who have it open, or held by one process alone.
 
-It is an advisory lock of a connection, and ends with it. Releases that did not know it are told by the names of
-their connections.
+It is an advisory lock, and ends with its connection. Releases that do not know the lock are recognised by the
+names of their connections.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import psycopg
 
 CLIENT_NAME = f"understudy {__version__}"
-"""What a connection that knows the lock is called at the server; earlier ones are called `understudy`."""
+"""The name of connections that know the lock. Those of earlier releases are named `understudy`."""
 
 _LOCK = "hashtext('understudy store in use'), hashtext(current_schema())"
 _EARLIER = (
@@ -24,16 +24,19 @@ _EARLIER = (
 )
 _HOLDERS = "SELECT id FROM workers WHERE lease_until >= extract(epoch FROM clock_timestamp()) ORDER BY id LIMIT 3"
 _END_S = 1.0
-"""How long connections that were closed may take to end at the server."""
+"""How long the server may take to end closed connections, in seconds."""
 
 
 def share(connection: psycopg.Connection[Any]) -> None:
-    """Share the lock until the connection ends; while a process holds it alone, wait."""
+    """Share the lock until the connection ends. Waits while a process holds it alone."""
     connection.execute(f"SELECT pg_advisory_lock_shared({_LOCK})")
 
 
 def take_alone(connection: psycopg.Connection[Any], name: str) -> None:
-    """Hold the lock of the store `name` alone until the connection ends. Raises StoreInUse where others do."""
+    """Hold the lock of the store `name` alone until the connection ends.
+
+    Raises StoreInUse if others have it open.
+    """
     end = time.monotonic() + _END_S
     while True:
         try:
@@ -56,15 +59,15 @@ def refuse_earlier_releases(connection: psycopg.Connection[Any], name: str) -> N
     row = connection.execute(_EARLIER).fetchone()
     if row is not None and row[0]:
         raise StoreInUse(
-            f"{name} is in use: {row[0]} connections are of an earlier release, which would write meanwhile; end "
-            "its processes, then run the same command again"
+            f"{name} is in use: {row[0]} connections belong to an earlier release, which could write at the same "
+            "time; end its processes, then run the same command again"
         )
 
 
 def refuse_lease_holders(connection: psycopg.Connection[Any], name: str) -> None:
-    """Raise StoreInUse while leases are alive: who holds them goes on, even with no connection at the moment."""
+    """Raise StoreInUse while leases are alive: their holders continue even without a connection at the moment."""
     if holders := [row[0] for row in connection.execute(_HOLDERS)]:
         raise StoreInUse(
-            f"{name} is in use: the leases of {', '.join(holders)} have not ended; end these processes, or "
-            "where they were killed wait a minute, then run the same command again"
+            f"{name} is in use: the leases of {', '.join(holders)} have not expired; end these processes, or, if "
+            "they were killed, wait a minute, then run the same command again"
         )

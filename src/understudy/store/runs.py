@@ -1,6 +1,6 @@
-"""Runs, their tasks, rollouts and attempts: what is stored of them, and every change of their states.
+"""Runs, their tasks, rollouts and attempts: what is stored about them, and every change of their status.
 
-The tables of `types.py` say which change of a state is legal; the store refuses any other.
+The tables in `types.py` say which status changes are legal; the store refuses all others.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ read_timings = msgspec.json.Decoder(dict[str, float]).decode
 
 
 class Lease(Struct, frozen=True):
-    """What a worker asks for: its name, which no other has, and for how many seconds an attempt is its own."""
+    """What a worker requests: its unique name, and for how many seconds an attempt belongs to it."""
 
     worker: str
     seconds: float
@@ -77,9 +77,9 @@ class RunRepository(Repository):
 
     @queued
     def create(self, context: WriteContext, run_id: str, config: Mapping[str, Any]) -> None:
-        """Store a run; the same run again changes nothing but what it is `served` by.
+        """Store a run. Storing the same run again only updates what it is `served` by.
 
-        StoreError when its configuration is another.
+        Raises StoreError if the run is stored with another configuration.
         """
         column = json_column(canonical, dict(config), f"the configuration of run {run_id}")
         existing = context.connection.execute(select(runs.c.config).where(runs.c.id == run_id)).scalar()
@@ -92,17 +92,17 @@ class RunRepository(Repository):
                 context.connection.execute(update(runs).where(runs.c.id == run_id).values(config=column))
                 return
             raise StoreError(
-                f"run {run_id} has another configuration in the store (different: {changed}); "
-                f"continue with the same one, or choose another output directory"
+                f"run {run_id} is stored with another configuration (different: {changed}); continue with the "
+                "same one, or choose another output directory"
             )
 
     def all(self) -> list[Run]:
-        """All runs, oldest first."""
+        """Return all runs, oldest first."""
         query = select(runs.c.id, runs.c.config, runs.c.created_at).order_by(runs.c.created_at, runs.c.id)
         return self._read_all(query, _run)
 
     def of_wave(self, wave: str) -> Run | None:
-        """The run that is this wave of a training loop; None where there is none."""
+        """Return the run that is this wave of a training loop, or None."""
         query = select(runs.c.id, runs.c.config, runs.c.created_at).where(
             json_field(runs.c.config, "wave") == wave
         )
@@ -110,7 +110,10 @@ class RunRepository(Repository):
 
     @queued
     def add_tasks(self, context: WriteContext, run_id: str, new: Sequence[Task]) -> None:
-        """Store the tasks of a run; the same again change nothing. StoreError when the content of one differs."""
+        """Store the tasks of a run.
+
+        Storing the same again changes nothing; raises StoreError if a task's content differs.
+        """
         query = select(tasks.c.id, tasks.c.blob_id).where(tasks.c.run_id == run_id)
         existing: dict[str, int] = {row.id: row.blob_id for row in context.connection.execute(query)}
         for task in new:
@@ -121,12 +124,12 @@ class RunRepository(Repository):
                 existing[task.instance_id] = blob
             elif existing[task.instance_id] != blob:
                 raise StoreError(
-                    f"task {task.instance_id} is in run {run_id} with different "
-                    f"content; continue with the same tasks, or choose another output directory"
+                    f"task {task.instance_id} is stored in run {run_id} with different content; continue with "
+                    "the same tasks, or choose another output directory"
                 )
 
     def task(self, run_id: str, task_id: str) -> Task:
-        """A task of a run. Raises StoreError when there is none."""
+        """Return a task of a run. Raises StoreError if there is none."""
         query = select(tasks.c.blob_id).where(tasks.c.run_id == run_id, tasks.c.id == task_id)
         if (content := self._database.read_content(query)) is None:
             raise NotInStore(f"{self._name}: run {run_id} has no task {task_id}")
@@ -145,8 +148,8 @@ class RunRepository(Repository):
     ) -> None:
         """Store rollouts (id, task id, sample index) of an agent as queuing.
 
-        Of those that exist, the ones that are queued take the version of the agent that will work on them now; the
-        others are left alone. StoreError when an id, or a sample of a task by this agent, is another rollout's.
+        Existing rollouts stay as they are, except that queued ones take the agent's version that will now work on
+        them. Raises StoreError if an id, or a sample of a task by this agent, belongs to another rollout.
         """
         table = rollouts.c
         query = select(table.id, table.run_id, table.task_id, table.agent, table.sample_index, table.status)
@@ -184,7 +187,7 @@ class RunRepository(Repository):
                 context.connection.execute(change)
 
     def rollouts(self, run_id: str | None = None) -> list[Rollout]:
-        """The rollouts of a run, or all, oldest first, then by task and sample index."""
+        """Return the rollouts of a run (or all), oldest first, then by task and sample index."""
         query = select(rollouts).order_by(
             rollouts.c.created_at, rollouts.c.run_id, rollouts.c.task_id, rollouts.c.sample_index
         )
@@ -193,13 +196,16 @@ class RunRepository(Repository):
         return self._read_all(query, read_rollout)
 
     def rollout(self, rollout_id: str) -> Rollout:
-        """A rollout by its id. Raises StoreError when there is none."""
+        """Return a rollout by its id. Raises StoreError if there is none."""
         for rollout in self._read_all(select(rollouts).where(rollouts.c.id == rollout_id), read_rollout):
             return rollout
         raise NotInStore(f"{self._name}: there is no rollout {rollout_id}")
 
     def find_rollout(self, prefix: str) -> Rollout:
-        """The one rollout whose id is `prefix`, or starts with it. Raises StoreError for none or several."""
+        """Return the one rollout whose id is or begins with `prefix`.
+
+        Raises StoreError if there is none, or several.
+        """
         starts = func.substr(rollouts.c.id, 1, len(prefix)) == prefix
         matches = self._read_all(select(rollouts).where(starts), read_rollout)
         if exact := [rollout for rollout in matches if rollout.id == prefix]:
@@ -209,21 +215,21 @@ class RunRepository(Repository):
         if len(matches) > 1:
             some = ", ".join(rollout.id for rollout in matches[:5])
             many = f"the ids of {len(matches)} rollouts begin with {prefix!r}: {some}, …"
-            raise StoreError(f"{self._name}: {many}; type more of the id")
+            raise StoreError(f"{self._name}: {many}; type more characters of the id")
         return matches[0]
 
     @queued
     def set_rollout_status(
         self, context: WriteContext, rollout_id: str, status: RolloutStatus, *, error: ErrorInfo | None = None
     ) -> None:
-        """Cancel a rollout or queue it again, while no attempt works on it. StoreError when that is illegal."""
+        """Cancel or requeue a rollout while no attempt works on it. Raises StoreError if that is illegal."""
         _move_rollout(context, rollout_id, status, error)
 
     @queued
     def recover(self, context: WriteContext, run_id: str) -> int:
-        """After a kill: open attempts become unresponsive, their rollouts requeuing. Returns how many.
+        """Clean up after a kill: mark open attempts as unresponsive and requeue their rollouts. Returns how many.
 
-        Those that a worker holds a lease of are left alone.
+        Attempts whose worker holds a lease are left alone.
         """
         query = (
             select(attempts.c.id, attempts.c.rollout_id)
@@ -240,7 +246,7 @@ class RunRepository(Repository):
 
     @queued
     def requeue_failed(self, context: WriteContext, run_id: str) -> int:
-        """Queue again what failed for reasons of infrastructure or was cancelled. Returns how many."""
+        """Requeue rollouts that failed because of the infrastructure or were cancelled. Returns how many."""
         ended = and_(rollouts.c.run_id == run_id, rollouts.c.status.in_(("failed", "cancelled")))
         ids = context.connection.execute(select(rollouts.c.id).where(ended)).scalars().all()
         for rollout_id in ids:
@@ -251,18 +257,18 @@ class RunRepository(Repository):
 
     @queued
     def start_attempt(self, context: WriteContext, rollout_id: str, lease: Lease | None = None) -> Attempt:
-        """Start the next attempt of a queuing or requeuing rollout; both are preparing then."""
+        """Start the next attempt of a queuing or requeuing rollout; both become preparing."""
         return begin_attempt(context, rollout_id, lease)
 
     @queued
     def mark_running(self, context: WriteContext, attempt_id: str) -> None:
-        """An attempt and its rollout turn from preparing to running."""
+        """Move an attempt and its rollout from preparing to running."""
         _move(context, "attempt", attempt_id, "running", heartbeat_at=time.time())
         _move_rollout(context, _rollout_of(context, attempt_id), "running", None)
 
     @queued
     def heartbeat(self, context: WriteContext, attempt_ids: Sequence[str]) -> None:
-        """Note that attempts are alive now; those that ended are left alone."""
+        """Record that attempts are alive now. Ended attempts are left alone."""
         alive = and_(attempts.c.id.in_(attempt_ids), attempts.c.status.in_(OPEN_ATTEMPTS))
         context.connection.execute(update(attempts).where(alive).values(heartbeat_at=time.time()))
 
@@ -281,7 +287,10 @@ class RunRepository(Repository):
         timings: Mapping[str, float] = _NOTHING,
         findings: Sequence[Finding] = (),
     ) -> None:
-        """End an attempt, with its rollout and all its results, in one transaction. Timings in seconds."""
+        """End an attempt, storing its rollout's new status and all its results in one transaction.
+
+        Timings are in seconds.
+        """
         store = context.contents.blob
         _move(
             context,
@@ -303,22 +312,22 @@ class RunRepository(Repository):
             context.connection.execute(insert(log_table).values(values))
 
     def attempts(self, rollout_id: str) -> list[Attempt]:
-        """The attempts of a rollout, first to last."""
+        """Return the attempts of a rollout in order."""
         query = select(attempts).where(attempts.c.rollout_id == rollout_id).order_by(attempts.c.number)
         return self._read_all(query, read_attempt)
 
     def attempt(self, attempt_id: str) -> Attempt:
-        """An attempt by its id. Raises StoreError when there is none."""
+        """Return an attempt by its id. Raises StoreError if there is none."""
         for attempt in self._read_all(select(attempts).where(attempts.c.id == attempt_id), read_attempt):
             return attempt
         raise NotInStore(f"{self._name}: there is no attempt {attempt_id}")
 
     def patch(self, attempt_id: str) -> bytes | None:
-        """The patch of an attempt, if it came so far."""
+        """Return the patch of an attempt, or None if it did not get that far."""
         return self._database.read_content(select(attempts.c.patch_id).where(attempts.c.id == attempt_id))
 
     def logs(self, attempt_id: str) -> dict[str, bytes]:
-        """The log files of an attempt, by name."""
+        """Return the log files of an attempt by name."""
         query = (
             select(log_table.c.name, log_table.c.blob_id)
             .where(log_table.c.attempt_id == attempt_id)
@@ -330,21 +339,24 @@ class RunRepository(Repository):
         return {name: contents[blob] for name, blob in blobs.items()}
 
     def verdict(self, attempt_id: str) -> Verdict | None:
-        """The grader's verdict on an attempt, if it was graded; its integrity as it was last reviewed."""
+        """Return the grader's verdict on an attempt, or None; its integrity reflects the last review."""
         with self._reading() as connection:
             return read_verdicts(connection, [attempt_id]).get(attempt_id)
 
     @queued
     def replace_verdict(self, context: WriteContext, attempt_id: str, verdict: Verdict) -> None:
-        """Put a new verdict in the place of an attempt's, which it keeps as its last `earlier` one.
+        """Replace an attempt's verdict. The new verdict keeps the old one as the last of its `earlier` verdicts.
 
-        What a person decided on the patch's integrity stands. Raises StoreError when the attempt has no verdict.
+        A person's decision on the patch's integrity is kept. Raises StoreError if the attempt has no verdict.
         """
         row = context.connection.execute(
             select(rewards.c.verdict_id, rewards.c.review).where(rewards.c.attempt_id == attempt_id)
         ).one_or_none()
         if row is None:
-            raise StoreError(f"attempt {attempt_id} has no verdict that could be replaced")
+            raise StoreError(
+                f"attempt {attempt_id} has no verdict that could be replaced; only graded attempts can be graded "
+                "again"
+            )
         before = _verdict(read_blobs(context.connection, [row.verdict_id])[row.verdict_id])
         earlier = (*before.earlier, msgspec.structs.replace(before, earlier=()))
         values = _reward_columns(context, attempt_id, msgspec.structs.replace(verdict, earlier=earlier))
@@ -354,14 +366,19 @@ class RunRepository(Repository):
 
     @queued
     def review(self, context: WriteContext, attempt_id: str, status: IntegrityStatus, note: str) -> None:
-        """A person's decision on whether a patch is suspicious, and why. StoreError when it has no verdict."""
+        """Store a person's decision on whether a patch is suspicious, and why.
+
+        Raises StoreError if there is no verdict.
+        """
         change = update(rewards).where(rewards.c.attempt_id == attempt_id).values(integrity=status, review=note)
         if context.connection.execute(change).rowcount != 1:
-            raise StoreError(f"attempt {attempt_id} has no verdict to review")
+            raise StoreError(
+                f"attempt {attempt_id} has no verdict to review; only graded attempts can be reviewed"
+            )
 
 
 def _reward_columns(context: WriteContext, attempt_id: str, verdict: Verdict) -> dict[str, Any]:
-    """What the table of rewards has of a verdict; the verdict itself is stored."""
+    """Store a verdict as a content, and return the values of its row in the rewards table."""
     if not math.isfinite(verdict.reward):
         raise StoreError(f"attempt {attempt_id}: expected a finite number as reward, got {verdict.reward}")
     content = json_column(encode, verdict, f"the verdict of attempt {attempt_id}")
@@ -374,7 +391,7 @@ def _reward_columns(context: WriteContext, attempt_id: str, verdict: Verdict) ->
 
 
 def begin_attempt(context: WriteContext, rollout_id: str, lease: Lease | None) -> Attempt:
-    """Start the next attempt of a rollout. StoreError when that is not queued."""
+    """Start the next attempt of a rollout. Raises StoreError if the rollout is not queued."""
     _move_rollout(context, rollout_id, "preparing", None)
     query = select(func.max(attempts.c.number)).where(attempts.c.rollout_id == rollout_id)
     number = (context.connection.execute(query).scalar() or 0) + 1
@@ -388,7 +405,7 @@ def begin_attempt(context: WriteContext, rollout_id: str, lease: Lease | None) -
 def take_attempt(
     context: WriteContext, attempt_id: str, rollout_id: str, error: ErrorInfo, status: RolloutStatus = "requeuing"
 ) -> None:
-    """Take an open attempt from who works on it: nothing that he writes of it later is stored."""
+    """Take an open attempt away from its worker, so that none of the worker's later writes to it are stored."""
     ended = {"ended_at": time.time(), "error": error_column(error)}
     _move(context, "attempt", attempt_id, "unresponsive", **ended)
     _move_rollout(context, rollout_id, status, error if status == "failed" else None)
@@ -408,7 +425,7 @@ def insert_attempt(
 
 
 def read_rollout(row: Row) -> Rollout:
-    """The rollout in a row of its table."""
+    """Read a rollout from a row of its table."""
     agent = AgentIdentity(row["agent"], row["agent_version"])
     fields: dict[str, Any] = {**row, "error": read_error(row["error"]), "agent": agent}
     del fields["agent_version"]
@@ -416,7 +433,7 @@ def read_rollout(row: Row) -> Rollout:
 
 
 def read_attempt(row: Row) -> Attempt:
-    """The attempt in a row of its table."""
+    """Read an attempt from a row of its table."""
     fields: dict[str, Any] = {
         **row,
         "error": read_error(row["error"]),
@@ -429,9 +446,9 @@ def read_attempt(row: Row) -> Attempt:
 
 
 def read_verdicts(connection: Connection, attempt_ids: Sequence[str] | Select[tuple[str]]) -> dict[str, Verdict]:
-    """The verdicts on those of some attempts that were graded, by attempt id.
+    """Return the verdicts on those of these attempts that were graded, by attempt id.
 
-    Where a person reviewed a patch, that decision takes the place of the grader's integrity.
+    If a person reviewed a patch, that decision replaces the grader's integrity.
     """
     columns = (rewards.c.attempt_id, rewards.c.verdict_id, rewards.c.integrity, rewards.c.review)
     rows = connection.execute(select(*columns).where(rewards.c.attempt_id.in_(attempt_ids))).all()
@@ -453,9 +470,9 @@ def _move_rollout(context: WriteContext, rollout_id: str, status: RolloutStatus,
 
 
 def _move(context: WriteContext, noun: str, key: str, status: Any, **values: Any) -> None:
-    """Change the status of a row, and more of its columns. Raises StoreError when the change is illegal."""
+    """Change the status and other columns of a row. Raises StoreError if the change is illegal."""
     table, transitions = _TABLES[noun]
-    # An illegal change finds no row to update: check and change are one statement.
+    # An illegal change updates no row, so checking and changing are a single statement.
     sources = [source for source, targets in transitions.items() if status in targets]
     change = (
         update(table).where(table.c.id == key, table.c.status.in_(sources)).values({"status": status, **values})
@@ -464,7 +481,7 @@ def _move(context: WriteContext, noun: str, key: str, status: Any, **values: Any
         return
     current = context.connection.execute(select(table.c.status).where(table.c.id == key)).scalar()
     if current is None:
-        raise NotInStore(f"the store has no {noun} {key}")
+        raise NotInStore(f"the store has no {noun} {key}; `understudy show` lists what it has")
     legal = ", ".join(sorted(transitions[current])) or "nothing: that is a final state"
     kind = LeaseLost if current == "unresponsive" else StoreError
     raise kind(f"{noun} {key} is {current} and cannot become {status}; it may become {legal}")

@@ -1,27 +1,27 @@
-"""The tables. `migrations/` makes them; a test holds the two equal.
+"""The tables. `migrations/` creates them; a test checks that both agree.
 
-Contents (message, system prompt, tool list, response, patch, log, task) are rows of `blobs`, once each. A
-conversation is a node of a prefix tree: `nodes` has the node before it and the message it adds, and node 0,
-which has no row, is the conversation without messages.
+Contents (message, system prompt, tool list, response, patch, log, task) are rows of `blobs`, each stored once. A
+conversation is a node of a prefix tree: a row of `nodes` has the node before it and the message that it adds. Node
+0, which has no row, is the conversation without messages.
 
-A run's `engine` is `local`, where one process executes it, or `workers`, where any worker of the `release` may
-claim its rollouts. An attempt is its `worker`'s until `lease_until` (Unix seconds, by the database's clock).
-`workers` are the processes that claim rollouts, or that execute the run `run_id` alone: what they leave to others
-is a JSON object of reasons by run, and `seen_at` when they last renewed their leases.
+A run's `engine` is `local` if one process executes it, or `workers` if any worker of the `release` may claim its
+rollouts. An attempt belongs to its `worker` until `lease_until` (Unix seconds, by the database's clock). `workers`
+are the processes that claim rollouts, or that execute the run `run_id` alone: `leaves` is a JSON object with the
+reasons why they leave runs to others, by run, and `seen_at` the time at which they last renewed their leases.
 
-A rollout's `agent` is the name of the agent that works on it; `agent_version` is NULL where it is not known.
+A rollout's `agent` is the name of the agent that works on it; `agent_version` is NULL if it is unknown.
 `token_values` are what a trainer computed for the tokens of calls in one of its steps.
 
-An attempt without a rollout is a client of a gateway that runs alone. A key is kept as its hash only. A reward's
-`integrity` is clean, suspicious or forged, as the grader said or, where `review` says why, a person after it;
-the evidence is in the verdict.
+An attempt without a rollout is a client of a gateway that runs alone. Only the hash of a key is stored. A reward's
+`integrity` is clean, suspicious or forged: the grader's finding or, if `review` gives a reason, a person's later
+decision. The evidence is in the verdict.
 
 `votes` are labels that people gave to rollouts and to preference pairs, by their ids.
 
-`sources` are the log files that were read, `traces` and `turns` what was in them: a turn's context is a node of
-the same prefix tree, each with a list of messages that the trace's renderer made; `answer_id` is the node that the
-turn's action ends in as later turns see it, NULL where they see nothing. `replays` are what was asked of
-teachers, with the choices made; an `ask` is there before its request is sent.
+`sources` are the log files that were read, `traces` and `turns` their contents: a turn's context is a node of the
+same prefix tree, whose nodes hold a list of messages made by the trace's renderer; `answer_id` is the node in
+which the turn's action ends, as later turns see it, NULL if they see nothing. `replays` hold the configurations of
+replays, and `asks` their questions to teachers; an ask is stored before its request is sent.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ from sqlalchemy import Text as _SqliteText
 from sqlalchemy.types import TypeEngine
 
 HEAD = "0008"
-"""The newest migration: what this release reads and writes.
+"""The newest migration, which is the schema that this release reads and writes.
 
-Raise it together with `_READ_BY_VIEWS` in `store.sqlite`, and write the views for what is new: else a store of the
-release before, on a medium that cannot be written, cannot be read any more.
+When raising it, extend `_READ_BY_VIEWS` in `store.sqlite` with views for what is new. Otherwise stores of the
+release before could no longer be read on read-only media.
 """
 
 metadata = MetaData()
 
-# SQLite's integers have 64 bits and its texts are compared byte by byte; PostgreSQL has to be asked for both.
+# SQLite has 64-bit integers and compares texts by bytes; PostgreSQL does so only if told to.
 Integer = BigInteger().with_variant(_SqliteInteger(), "sqlite")
 Text = _SqliteText().with_variant(_SqliteText(collation="C"), "postgresql")
 
 
 def _columns(kind: type[Any] | TypeEngine[Any], *names: str, nullable: bool = False) -> Iterator[Column[Any]]:
-    """Columns of one type, in this order; NOT NULL unless they are `nullable`."""
+    """Return columns of one type, in this order. They are NOT NULL unless `nullable`."""
     return (Column(name, kind, nullable=nullable) for name in names)
 
 
 def _reference(name: str, column: str, *, nullable: bool = False, primary_key: bool = False) -> Column[Any]:
-    """A column that names a row of another table: `column` is that table's key, as in "blobs.id"."""
+    """Return a column that refers to a row of another table; `column` is that table's key, such as "blobs.id"."""
     kind: TypeEngine[Any] = Integer if column in ("blobs.id", "calls.key", "traces.key") else Text
     return Column(name, kind, ForeignKey(column), primary_key=primary_key, nullable=nullable)
 
@@ -183,9 +183,10 @@ logs = Table(
     _reference("blob_id", "blobs.id"),
 )
 
-# From `skeleton_id` to `logprobs` are the contents: the request as skeleton + system + tools + conversation, and
-# the tokens, where the prompt is `shared` bytes of the base call's prompt + completion and then `suffix`. A call
-# without tokens has none of them but the base, so that the call after it finds the tokens before it.
+# The columns from `skeleton_id` to `logprobs` are the contents: the request as skeleton + system + tools +
+# conversation, and the tokens. The prompt consists of the first `shared` bytes of the base call's prompt +
+# completion, followed by `suffix`. A call without tokens only has the base, by which the next call finds the
+# tokens before it.
 calls = Table(
     "calls",
     metadata,

@@ -1,4 +1,4 @@
-"""Logged conversations and their states as lists show them: rows, sums and counts, a page at a time."""
+"""Logged conversations and their states as lists show them: rows, sums and counts, one page at a time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from understudy.store.turn_filters import select_turns
 
 
 class SessionRow(Struct, frozen=True, kw_only=True):
-    """A logged conversation. Signals are sums over its turns; `losses` count what its log does not hold.
+    """A logged conversation. Signals are summed over its turns; `losses` counts what its log does not hold.
 
-    `tests`, `feedback` and `fidelity` count turns by value; `began` is the first timestamp of one.
+    `tests`, `feedback` and `fidelity` count turns by value; `began` is the earliest timestamp of a turn.
     """
 
     trace_id: str
@@ -46,7 +46,7 @@ class SessionRow(Struct, frozen=True, kw_only=True):
 
 
 class StateRow(Struct, frozen=True):
-    """A state: one turn of a logged conversation, with what became of it; fields as in `TurnRow`."""
+    """A state: one turn of a logged conversation, with what became of it. Fields are as in `TurnRow`."""
 
     state_id: str
     trace_id: str
@@ -86,9 +86,10 @@ class SessionListRepository(Repository):
         log_format: str | None = None,
         text: str | None = None,
     ) -> tuple[list[tuple[int, SessionRow]], int]:
-        """Traces by their keys, in the order of these behind `after`, and how many there are.
+        """Return a page of traces with their keys, in order of the keys after `after`, and the total number of
+        traces.
 
-        `text` is a part of the path of the log or of the session's id.
+        `text` is a substring of the log's path or of the session id.
         """
         chosen: list[ColumnElement[bool]] = [
             column == value
@@ -127,9 +128,9 @@ class SessionListRepository(Repository):
     def states(
         self, start: int, limit: int, *, trace_id: str | None = None, where: str | None = None
     ) -> tuple[list[StateRow], int]:
-        """Some turns as rows, from number `start` on, and how many there are; `where` as `select` takes it.
+        """Return `limit` turns from number `start` on, and how many there are in total. `where` is as in `select`.
 
-        With `trace_id` those of one trace. Raises ConfigError as `select`.
+        `trace_id` restricts them to one trace. Raises ConfigError like `select`.
         """
         if trace_id is not None:
             quoted = trace_id.replace("'", "''")
@@ -142,7 +143,7 @@ class SessionListRepository(Repository):
 
 
 def _text(value: Any) -> Any:
-    """A column for people: SQLite may hold bytes where a log's text was no Unicode."""
+    """Return a column for display. SQLite may hold bytes if a log's text was not valid Unicode."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 

@@ -1,6 +1,7 @@
-"""Sessions that other programs logged: the logs they were read from, their traces, and a row for each turn.
+"""Sessions that other programs logged: the logs that were read, their traces, and a row for each turn.
 
-The store knows nothing of log formats: contents come as bytes, and `ingest.trace_store` decides what is in them.
+The store knows nothing about log formats: contents come as bytes, and `ingest.trace_store` decides what is in
+them.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ from understudy.store.statements import HotStatement, hot_insert, json_field, js
 from understudy.store.turn_filters import COLUMNS, sample_rank, select_turns
 
 TextOrBytes = Any
-"""A text; where it is not valid Unicode, as names of files may be, bytes: UTF-8 with surrogates let through."""
+"""A text; if it is not valid Unicode, as with some file names, bytes in UTF-8 that may encode surrogates."""
 
 
 class LogSource(Struct, frozen=True, array_like=True):
-    """A log as it was when it was read.
+    """A log's state at the time when it was read.
 
-    `batch` names the logs that are read together, `reader` the version and options of reading (`ingest.collect`).
+    `batch` names the logs that are read together, `reader` the version and options of the reader (see
+    `ingest.collect`).
     """
 
     path: TextOrBytes
@@ -51,10 +53,10 @@ class LogSource(Struct, frozen=True, array_like=True):
 
 
 class TurnRow(Struct, array_like=True, kw_only=True):
-    """A turn. `node` and `answer` are indexes of nodes of its trace, -1 for the beginning.
+    """A turn. `node` and `answer` are indexes of its trace's nodes (-1: the beginning).
 
-    `action`, `system` and `tools` are indexes of contents; `system` and `tools` are None where they are those of
-    the trace. `notes` are a JSON list. The signals have the names of `ingest.trace.TurnSignals`.
+    `action`, `system` and `tools` are indexes of contents; `system` and `tools` are None if they are the trace's.
+    `notes` is a JSON list. The signals are named as in `ingest.trace.TurnSignals`.
     """
 
     state_id: str
@@ -85,9 +87,9 @@ class TurnRow(Struct, array_like=True, kw_only=True):
 class TraceRow(Struct, array_like=True, kw_only=True):
     """A trace with some of its turns and the nodes that they need.
 
-    A node is the index of the node before it (-1: none) and the index of a content. `parent`, `outcome` and
-    `losses` are JSON; `system` and `tools` are indexes of contents. `former_states` has the ids of its turns by
-    those that earlier releases gave them.
+    A node is a pair: the index of the node before it (-1: none), and the index of a content. `parent`, `outcome`
+    and `losses` are JSON; `system` and `tools` are indexes of contents. `former_states` maps state ids given by
+    earlier releases to the current ids.
     """
 
     id: TextOrBytes
@@ -113,7 +115,7 @@ PackedTrace = tuple[TraceRow, list[Packed]]
 
 
 class TraceChanges(Struct, frozen=True):
-    """The result of storing a trace: how many of its turns were new, were changed, and were there as they are."""
+    """The result of storing a trace: how many of its turns were new, changed, or stored already (`same`)."""
 
     new: int = 0
     changed: int = 0
@@ -121,7 +123,7 @@ class TraceChanges(Struct, frozen=True):
 
 
 def decoded(value: TextOrBytes) -> str:
-    """A text of the store as it was before it was stored."""
+    """Return a stored text as a string, as it was before it was stored."""
     return value if isinstance(value, str) else value.decode(errors="surrogatepass")
 
 
@@ -143,7 +145,7 @@ _PUT_SOURCE = hot_insert(sources, *_SOURCE, replaces="path")
 
 
 class SessionSummary(Struct, frozen=True, kw_only=True):
-    """A session in a list: how many conversations and states it has, and when its last turn was."""
+    """A session in a list: how many conversations and states it has, and the time of its last turn."""
 
     session_id: TextOrBytes
     format: str
@@ -154,7 +156,7 @@ class SessionSummary(Struct, frozen=True, kw_only=True):
 
 
 class TurnSelection(Mapping[int, "array[int]"]):
-    """The turns that were chosen: the keys of their traces, each with the keys of its turns, in order."""
+    """Selected turns: the keys of their traces, each with the keys of its turns, in order."""
 
     def __init__(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._turns: dict[int, array[int]] = {}
@@ -173,7 +175,7 @@ class TurnSelection(Mapping[int, "array[int]"]):
 
 
 class SessionRepository(Repository):
-    """`Store.sessions`: logs that were read, their traces and their turns."""
+    """`Store.sessions`: logs that were read, with their traces and turns."""
 
     @queued
     def add(
@@ -181,8 +183,9 @@ class SessionRepository(Repository):
     ) -> TraceChanges:
         """Store traces, all or none, and record `sources` as read.
 
-        A log's source is given with the last of its traces. Turns that exist are brought up to date; turns that a
-        trace does not have any more stay in the store.
+        Pass a log's source with the last of its traces.
+
+        Existing turns are updated. Turns that a trace no longer has stay in the store.
         """
         totals = TraceChanges()
         for trace, contents in new:
@@ -196,17 +199,17 @@ class SessionRepository(Repository):
         return totals
 
     def sources(self) -> dict[TextOrBytes, LogSource]:
-        """The logs that were read, by path."""
+        """Return the logs that were read, by path."""
         query = select(*(sources.c[name] for name in _SOURCE[:-1]))
         return {source.path: source for source in self._read_all(query, lambda row: LogSource(**row))}
 
     def select(
         self, where: str | None = None, *, limit: int | None = None, seed: int | None = None
     ) -> TurnSelection:
-        """The turns for which an SQL expression over `COLUMNS` is true, in the order in which they were stored.
+        """Select the turns that match an SQL expression over `COLUMNS`, in the order in which they were stored.
 
-        `limit` is the most turns: the first ones, or with a `seed` a random sample, the same for the same seed.
-        Raises ConfigError for an expression that is invalid or takes too long.
+        `limit` is the maximum number of turns: the first ones or, with `seed`, a random sample that is the same
+        for the same seed. Raises ConfigError if the expression is invalid or takes too long.
         """
         with self._database.driver.turns_connection() as raw:
             return TurnSelection(select_turns(raw, ("trace_key", "turn_key"), where, limit, seed=seed))
@@ -220,10 +223,10 @@ class SessionRepository(Repository):
         seed: int,
         first: Set[str] = frozenset(),
     ) -> TurnSelection:
-        """A random sample, as `select` takes it, of the turns that `accept` is true of as well.
+        """Select a random sample, like `select`, among the turns that `accept` accepts.
 
-        `accept` gets some of `COLUMNS` of each turn; the states `first` are taken before others. Raises
-        ConfigError as `select`.
+        `accept` gets `columns` of each turn. The states in `first` are preferred. Raises ConfigError like
+        `select`.
         """
 
         def order(row: Mapping[str, Any]) -> tuple[bool, int]:
@@ -243,20 +246,23 @@ class SessionRepository(Repository):
         limit: int | None = None,
         seed: int | None = None,
     ) -> list[tuple[Any, ...]]:
-        """Some of `COLUMNS` of the turns that `select` would select. Raises ConfigError as `select`."""
+        """Return some of `COLUMNS` for the turns that `select` would select. Raises ConfigError like `select`."""
         with self._database.driver.turns_connection() as raw:
             return select_turns(raw, [name for name in columns if name in COLUMNS], where, limit, seed=seed)
 
     def count(self, where: str | None = None) -> tuple[int, int]:
-        """For how many turns an expression is true, of how many traces. Raises ConfigError as `select`."""
+        """Return how many turns match an expression, and how many traces they belong to.
+
+        Raises ConfigError like `select`.
+        """
         with self._database.driver.turns_connection() as raw:
             ((turns_, traces_),) = select_turns(raw, ("count(*)", "count(DISTINCT trace_key)"), where, None)
         return turns_, traces_
 
     def count_by(self, column: str, where: str | None = None) -> list[tuple[Any, int, int]]:
-        """For each value of a column: of how many turns it is, and of how many traces; most turns first.
+        """Return, for each value of a column, the numbers of its turns and traces, sorted by turns (most first).
 
-        Raises ConfigError for a column that is not one of `COLUMNS`, and as `select`.
+        Raises ConfigError if the column is not in `COLUMNS`, and like `select`.
         """
         if column not in COLUMNS:
             raise ConfigError(f"unknown column {column!r}; expected one of: {', '.join(COLUMNS)}")
@@ -265,9 +271,10 @@ class SessionRepository(Repository):
             return [(row[0], row[1], row[2]) for row in select_turns(raw, counts, where, None, group=column)]
 
     def ids_that_begin(self, prefix: str, most: int = 6) -> tuple[list[str], list[str]]:
-        """The ids of states and of sessions that are `prefix`, else those that begin with it, `most` of each.
+        """Return the ids of states and of sessions that equal `prefix`, else those that begin with it, at most
+        `most` each.
 
-        A session is also named by the id of one of its traces.
+        A session can also be named by the id of one of its traces.
         """
 
         def matching(column: ColumnElement[Any], *names: ColumnElement[Any]) -> list[str]:
@@ -287,7 +294,7 @@ class SessionRepository(Repository):
         return whole if any(whole) else (states, sessions)
 
     def summaries(self, limit: int) -> tuple[list[SessionSummary], int]:
-        """The sessions, those with the newest turns first, at most `limit`; and how many there are in all."""
+        """Return at most `limit` sessions, those with the newest turns first, and the total number of sessions."""
         last = func.max(turns.c.timestamp)
         columns = {
             "session_id": traces.c.session_id,
@@ -309,16 +316,16 @@ class SessionRepository(Repository):
             return [SessionSummary(**row) for row in connection.execute(query).mappings()], total
 
     def conversation_of(self, state_id: str) -> TurnSelection:
-        """All turns of the trace that a state belongs to."""
+        """Select all turns of the trace that a state belongs to."""
         trace = select(turns.c.trace_key).where(turns.c.state_id == state_id)
         return self._turns_of(turns.c.trace_key.in_(trace))
 
     def whole_conversations(self, chosen: TurnSelection) -> TurnSelection:
-        """All turns of the traces that some turns were chosen of."""
+        """Select all turns of the traces that have a selected turn."""
         return self._turns_of(turns.c.trace_key.in_(json_values(list(chosen))))
 
     def session(self, session_id: str) -> TurnSelection:
-        """All turns of a session: of its own traces, and of those of the subagents that it started."""
+        """Select all turns of a session: of its own traces, and of the subagents that it started."""
         started = json_field(traces.c.parent, "session_id") == session_id
         own = select(traces.c.key).where(or_(traces.c.session_id == session_id, started))
         return self._turns_of(turns.c.trace_key.in_(own))
@@ -330,7 +337,10 @@ class SessionRepository(Repository):
             return TurnSelection([(trace, turn) for trace, turn in rows])
 
     def read(self, given: TurnSelection) -> Iterator[tuple[TraceRow, list[bytes]]]:
-        """The traces of the chosen turns, with these turns only, and their contents; each is read when needed."""
+        """Yield the traces of the selected turns, with only these turns, and their contents.
+
+        Each is read when needed.
+        """
         for key, keys in given.items():
             with self._reading() as connection:
                 read = _read(connection, key, keys)
@@ -385,9 +395,9 @@ def _write_trace(context: WriteContext, row: TraceRow, contents: Sequence[Packed
 
 
 def _replace_turn(context: WriteContext, former: str, state_id: str) -> None:
-    """Remove a turn that is stored under another id now, and its trace when that has no turns left.
+    """Remove a turn that is now stored under another id, and its trace if that has no turns left.
 
-    What was asked about it belongs to the new one.
+    What teachers were asked about the turn is moved to the new id.
     """
     key = context.connection.execute(select(turns.c.trace_key).where(turns.c.state_id == former)).scalar()
     if key is None:
@@ -399,7 +409,7 @@ def _replace_turn(context: WriteContext, former: str, state_id: str) -> None:
 
 
 def _content(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The values of a turn without its position, which moves when another turn is found before it."""
+    """Return the values of a turn without its position, which moves when another turn is found before it."""
     return values[:_POSITION] + values[_POSITION + 1 :]
 
 
@@ -469,12 +479,12 @@ def _turn(row: RowMapping, at: Mapping[int, int], places: _Places) -> TurnRow:
 
 
 class _Places(dict[int, int]):
-    """Ids of blobs → their index in the order in which they were first asked for."""
+    """Maps blob ids to their index, in the order in which they were first looked up."""
 
     def __missing__(self, key: int) -> int:
         self[key] = position = len(self)
         return position
 
     def of(self, key: int | None) -> int | None:
-        """The index of a blob; None for None."""
+        """Return the index of a blob, or None for None."""
         return None if key is None else self[key]

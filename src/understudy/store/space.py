@@ -1,9 +1,9 @@
-"""How much room a store takes, and what can be removed of it.
+"""How much space a store takes, and what can be removed from it.
 
-Runs share contents and conversations, so what a run takes alone is not known before it is removed: then whatever
-no row names any more is removed too. All removals need a store that nobody else has open (`Store.open` with
-`exclusive`): writers remember contents that they have stored, and readers read in several transactions. Whatever
-interrupts them leaves a whole store, and the same again goes on.
+Runs share contents and conversations, so what a run takes by itself is known only once it is removed: contents
+that no row refers to any more are then removed too. All removals need a store that nobody else has open
+(`Store.open` with `exclusive`), because writers cache the ids of contents, and readers read in several
+transactions. An interrupted removal leaves a consistent store, and repeating it continues.
 """
 
 from __future__ import annotations
@@ -66,10 +66,11 @@ _PRUNED_SKELETON = split_body(PRUNED_REQUEST).skeleton
 
 
 class RunSpace(Struct, frozen=True, kw_only=True):
-    """What the rows of a run take that are its alone, in bytes; contents may be other runs' too.
+    """The bytes that belong to a run alone. Contents are not included, because other runs may share them.
 
-    It is `ended` when each of its rollouts is; `changed_at` (Unix seconds) is when the last one changed. Of
-    `calls`, `pruned` have no request and no response any more. In a database a training loop's has its `wave`.
+    `ended`: all its rollouts have ended. `changed_at` (Unix seconds): when the last of them changed. `pruned`
+    counts the calls whose request and response were removed. `wave` is set for a training loop's run in a
+    database.
     """
 
     run_id: str
@@ -85,22 +86,22 @@ class RunSpace(Struct, frozen=True, kw_only=True):
 
 
 class UnusedContents(Struct, frozen=True):
-    """Contents that no row names: how many, and the bytes that they take."""
+    """Contents that no row refers to: how many, and their size in bytes."""
 
     contents: int = 0
     bytes: int = 0
 
 
 class SpaceRepository(Repository):
-    """`Store.space`: how much room there is, and what goes."""
+    """`Store.space`: how much space is used, and its removal."""
 
     def file_size(self) -> tuple[int, int | None]:
-        """The bytes that the store takes on disk, and how many of them hold nothing; None: not known."""
+        """Return the bytes that the store takes on disk, and how many of them are unused (None: unknown)."""
         with self._database.driver.errors():
             return self._database.driver.file_size()
 
     def runs(self) -> list[RunSpace]:
-        """The runs, oldest first."""
+        """Return the runs, oldest first."""
         open_ = func.sum(case((rollouts.c.status.in_(ENDED), 0), (rollouts.c.id.is_(None), 0), else_=1))
         query = (
             select(
@@ -135,7 +136,9 @@ class SpaceRepository(Repository):
     def unused(
         self, without_runs: Collection[str] = _NONE, without_bodies: Collection[str] = _NONE
     ) -> UnusedContents:
-        """The contents that no row names; what there would be without some runs, or the bodies of their calls."""
+        """Return the contents that no row refers to, or would refer to without some runs or the bodies of some
+        runs' calls.
+        """
         query = select(func.count(), func.coalesce(func.sum(func.length(blobs.c.data)), 0)).where(
             blobs.c.id.not_in(_named_contents(without_runs, without_bodies))
         )
@@ -149,9 +152,11 @@ class SpaceRepository(Repository):
         values: Collection[str] = _NONE,
         report: Callable[[str], None] = lambda line: None,
     ) -> UnusedContents:
-        """Remove runs; of others the bodies of calls, or the trainers' values; then what no row names.
+        """Remove some runs, the bodies of other runs' calls, or trainers' values; then contents that no row refers
+        to.
 
-        Each run is removed in one transaction, contents some thousands at a time. Returns which contents went.
+        Each run is removed in one transaction, contents a few thousand at a time. Returns the contents that were
+        removed.
         """
         with self._indexed_references():
             for change, run_ids in (
@@ -165,7 +170,7 @@ class SpaceRepository(Repository):
             return self._sweep(report)
 
     def compact(self) -> str:
-        """Give what holds nothing back to the file system. Returns why that was not done; "" where it was."""
+        """Return unused space to the file system. Returns why that was not done, or "" if it was."""
         with self._database.driver.errors():
             return self._database.driver.compact()
 
@@ -187,7 +192,10 @@ class SpaceRepository(Repository):
 
     @queued
     def _drop_bodies(self, context: WriteContext, run_id: str) -> None:
-        """Requests and responses, in whose place it says so, and the logs of attempts, in which they are too."""
+        """Replace the requests and responses of a run by a note.
+
+        Logs of attempts, which repeat them, are deleted.
+        """
         note = {"understudy": "pruned", "at": time.strftime("%Y-%m-%d", time.gmtime())}
         skeleton = context.contents.blob(_PRUNED_SKELETON)
         values = {
@@ -208,7 +216,10 @@ class SpaceRepository(Repository):
         _drop_values(context, run_id)
 
     def _sweep(self, report: Callable[[str], None]) -> UnusedContents:
-        """The last nodes go first: one that stays for the moment never lacks the node before it."""
+        """Delete unreferenced nodes, then contents.
+
+        Higher ids go first, so that no remaining node ever lacks its parent.
+        """
         for table, living in ((nodes, _living_nodes(_NONE)), (blobs, _named_contents(_NONE, _NONE))):
             query = select(table.c.id).where(table.c.id.not_in(living)).order_by(table.c.id.desc())
             with self._reading() as connection:
@@ -237,7 +248,7 @@ class SpaceRepository(Repository):
         try:
             yield
         except BaseException:
-            # What happened first is raised, also where the connection is lost; the same again drops them.
+            # The original error is raised even if the connection is lost; the next removal drops the indexes.
             with suppress(StoreError):
                 self._drop_indexes().result()
             raise
@@ -245,7 +256,10 @@ class SpaceRepository(Repository):
 
     @queued
     def _index_references(self, context: WriteContext) -> None:
-        """Who removes a row is asked whether others name it: without these indexes by reading all of them."""
+        """Create indexes on references.
+
+        Without them, deleting a row reads whole tables to check for references to it.
+        """
         for name, table, column in _unindexed():
             context.connection.exec_driver_sql(f"CREATE INDEX IF NOT EXISTS {name} ON {table} ({column})")
 
@@ -269,7 +283,7 @@ def _drop_values(context: WriteContext, run_id: str) -> None:
 
 
 def _by_run(*columns: ColumnElement[Any]) -> Select[Any]:
-    """Sums over the calls of each run."""
+    """Select sums over the calls of each run."""
     return (
         select(rollouts.c.run_id, *columns)
         .select_from(rollouts)
@@ -280,17 +294,17 @@ def _by_run(*columns: ColumnElement[Any]) -> Select[Any]:
 
 
 def _size(columns: Sequence[ColumnElement[Any]]) -> ColumnElement[int]:
-    """The bytes in some columns of all rows."""
+    """Sum the bytes in some columns over all rows."""
     return func.sum(sum((func.coalesce(func.length(each), 0) for each in columns), literal(0)))
 
 
 def _pruned_skeleton() -> ScalarSelect[int]:
-    """The content that is the skeleton of a call without its request."""
+    """Select the content that is the skeleton of a pruned request."""
     return select(blobs.c.id).where(blobs.c.hash == content_hash(_PRUNED_SKELETON)).scalar_subquery()
 
 
 def _living_nodes(without: Collection[str]) -> Select[Any]:
-    """The nodes of all conversations but those of the calls of some runs."""
+    """Select the nodes of all conversations, except those of the calls of some runs."""
     ends = [select(calls.c.node_id.label("id")).where(_not_of(calls.c.attempt_id, without))]
     ends += [select(turns.c[name].label("id")) for name in ("node_id", "answer_id")]
     living = select(union(*ends).subquery().c.id).cte("living", recursive=True)
@@ -299,7 +313,9 @@ def _living_nodes(without: Collection[str]) -> Select[Any]:
 
 
 def _named_contents(runs_: Collection[str], bodies: Collection[str]) -> Select[Any]:
-    """The contents that rows name; those that some runs name alone, or their calls and logs, are left out."""
+    """Select the contents that rows refer to, ignoring rows of the runs `runs_` and of the calls and logs of
+    `bodies`.
+    """
     both = {*runs_, *bodies}
     without = {calls: both, logs: both, attempts: runs_, rewards: runs_}
     named: list[Select[Any]] = []
@@ -324,7 +340,9 @@ def _not_of(attempt: ColumnElement[str], run_ids: Collection[str]) -> ColumnElem
 
 
 def _unindexed() -> Iterator[tuple[str, str, str]]:
-    """The columns that name rows of other tables and that no index begins with: (name for one, table, column)."""
+    """Yield columns that refer to other tables and that no index begins with: (name for an index, table,
+    column).
+    """
     for table in metadata.sorted_tables:
         keys_ = [*table.constraints, *table.indexes]
         first = {next(iter(key.columns)).name for key in keys_ if isinstance(key, _INDEXED) and len(key.columns)}

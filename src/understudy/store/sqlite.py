@@ -1,4 +1,4 @@
-"""Everything that only SQLite understands: opening a file, errors, the writer's connection, filters of turns."""
+"""Everything specific to SQLite: opening a file, errors, the writer's connection, filters of turns."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _HINTS = {
 
 
 def to_store_error(error: Exception, file: Path) -> StoreError:
-    """The StoreError that says what happened to which file, and what to do next."""
+    """Convert an error to a StoreError that says what happened to which file, and what to do next."""
     if isinstance(error, StoreError):
         return error
     cause: BaseException | Any = error.orig if isinstance(error, DBAPIError) else error
@@ -68,7 +68,9 @@ def to_store_error(error: Exception, file: Path) -> StoreError:
 
 @contextmanager
 def translate_errors(file: Path) -> Generator[None]:
-    """Raise what SQLAlchemy, sqlite3, msgspec and readers raise inside as a StoreError that names the file."""
+    """Raise errors of SQLAlchemy, sqlite3, msgspec and readers inside the block as StoreErrors that name the
+    file.
+    """
     try:
         yield
     except StoreError as error:
@@ -83,8 +85,8 @@ FILE = "store.db"
 BUSY_S = 30.0
 _POLL_S = 0.5
 
-# FULL: a commit that was answered survives a power cut. The rest trades a WAL of up to 32 MiB, and as much memory,
-# for checkpoints that are rare enough not to be felt.
+# FULL: an acknowledged commit survives a power cut. The other settings allow a WAL of up to 32 MiB, and as much
+# memory, so that checkpoints are rare.
 _PRAGMAS = ("foreign_keys = ON", "synchronous = FULL", "wal_autocheckpoint = 8000", "cache_size = -32768")
 
 _VOTES = "CREATE TEMP TABLE votes (subject, subject_id, voter, label, note, voted_at)"
@@ -109,11 +111,10 @@ it is on a medium that cannot be written, or is only to be read."""
 
 
 def _make_private(directory: Path, file: Path) -> None:
-    """Let the owner alone read a store: it has everything that agents and people wrote.
+    """Make a store readable for its owner only, since it holds everything that agents and people wrote.
 
-    So the directory is the owner's alone where it holds a store or nothing yet; one with other things in it
-    belongs to more than the store, and the file alone is made private. What SQLite puts beside it gets the
-    file's mode.
+    The directory is made private too if it is empty or already holds a store. If it has other contents, it may
+    serve other purposes, so only the file is made private. SQLite gives the files beside it the same mode.
     """
     if not file.exists():
         directory_is_ours = not any(directory.iterdir())
@@ -127,15 +128,15 @@ def _make_private(directory: Path, file: Path) -> None:
 
 
 def _make_database(file: Path) -> None:
-    """Put a database without tables where there is no file; one that another process puts there first stays.
+    """Create a database without tables unless there is a file. A file that another process creates first is kept.
 
-    It appears as a whole, so a file without content is never a store that was about to be made.
+    The database is renamed into place, so that an empty file is always a damaged store, never an unfinished one.
     """
     handle, name = tempfile.mkstemp(prefix=f".{FILE}-", dir=file.parent)
     os.close(handle)
     try:
         with contextlib.closing(sqlite3.connect(name)) as connection:
-            connection.execute("PRAGMA journal_mode = WAL")  # writes the first page
+            connection.execute("PRAGMA journal_mode = WAL")  # this writes the first page
         with _alone(file.parent):
             if not file.exists():
                 Path(name).rename(file)
@@ -144,10 +145,12 @@ def _make_database(file: Path) -> None:
 
 
 def open_engine(directory: Path, *, create: bool, read_only: bool = False, exclusive: bool = False) -> Engine:
-    """An engine on the store in `directory`, at the newest schema; with `exclusive` one connection, alone on it.
+    """Open an engine on the store in `directory`, migrated to the newest schema.
 
-    Connections are in autocommit mode; who writes says BEGIN and COMMIT. One that cannot be written here is opened
-    to be read, and with `read_only` any is: it is not brought up to the newest schema then. Raises StoreError.
+    `exclusive`: one connection, alone.
+
+    Connections are in autocommit mode, so writers issue BEGIN and COMMIT themselves. A store that is not writable
+    here, or opened with `read_only`, is opened for reading and not migrated. Raises StoreError.
     """
     file = directory / FILE
     try:
@@ -156,7 +159,7 @@ def open_engine(directory: Path, *, create: bool, read_only: bool = False, exclu
             _make_private(directory, file)
         elif not file.is_file():
             raise StoreError(
-                f"{directory} has no store ({FILE} is missing); give a directory that `understudy run` or "
+                f"{directory} has no store ({FILE} is missing); name a directory that `understudy run` or "
                 "`understudy ingest` wrote"
             )
         if file.stat().st_size == 0:
@@ -165,7 +168,9 @@ def open_engine(directory: Path, *, create: bool, read_only: bool = False, exclu
                 f"to start with an empty store"
             )
     except (OSError, sqlite3.Error) as error:
-        raise StoreError(f"{directory} cannot contain a store: {error}; give a writable directory") from error
+        raise StoreError(
+            f"{directory} cannot contain a store: {error}; name a directory that you can write to"
+        ) from error
     writable = is_writable(file) and not read_only
     address = str(file) if writable else reading_uri(file)
     engine = create_engine(
@@ -187,7 +192,7 @@ def open_engine(directory: Path, *, create: bool, read_only: bool = False, exclu
         with translate_errors(file), engine.connect() as connection:
             if (version := _version(connection, file)) != HEAD:
                 if not writable and version in _READ_BY_VIEWS:
-                    # Nothing can be migrated here. What later migrations added is shown by views instead.
+                    # This store cannot be migrated here, so views stand in for what later migrations added.
                     event.listen(engine, "connect", partial(_add_views, _READ_BY_VIEWS[version]))
                     engine.dispose()
                 elif read_only and is_writable(file):
@@ -197,9 +202,9 @@ def open_engine(directory: Path, *, create: bool, read_only: bool = False, exclu
                     )
                 elif not writable:
                     raise StoreError(
-                        f"{file} is at schema {version or 'none'}, this release at {HEAD}, and it cannot be "
-                        "written here; copy its directory to a writable place, and migrate it there with: "
-                        "understudy show"
+                        f"{file} is at schema {version or 'none'}, this release at {HEAD}, and the file is not "
+                        "writable, so it cannot be migrated; copy its directory to a writable place, and "
+                        "migrate it there with: understudy show"
                     )
                 else:
                     with _alone(directory):
@@ -211,9 +216,9 @@ def open_engine(directory: Path, *, create: bool, read_only: bool = False, exclu
 
 
 def _refuse_others(engine: Engine, file: Path) -> None:
-    """Take the file's lock, which every open connection shares. Raises StoreError where there are others."""
+    """Take the file's lock, which every open connection shares. Raises StoreError if others have it open."""
     if not is_writable(file):
-        raise StoreError(f"{file} cannot be written by this user; let its owner do this")
+        raise StoreError(f"{file} is not writable for this user; run this command as its owner")
     try:
         with engine.connect() as connection:
             connection.exec_driver_sql("BEGIN EXCLUSIVE")
@@ -223,20 +228,20 @@ def _refuse_others(engine: Engine, file: Path) -> None:
             raise to_store_error(error, file) from error
         raise StoreInUse(
             f"{file} is in use: another process has it open (a run, a worker, a gateway, an export or a viewer); "
-            "end that, then run the same command again"
+            "end that process, then run the same command again"
         ) from error
 
 
 def is_writable(file: Path) -> bool:
-    """Whether this process can write a store's file, or make it, and SQLite's log beside it."""
+    """Whether this process can write or create a store's file, and SQLite's log beside it."""
     return os.access(file.parent, os.W_OK) and (not os.access(file, os.F_OK) or os.access(file, os.W_OK))
 
 
 def reading_uri(file: Path) -> str:
-    """The URI by which SQLite only reads a store. Raises StoreError when that needs what is not there.
+    """Return the URI with which SQLite opens a store read-only. Raises StoreError if that is impossible.
 
-    Reading beside others needs their log and its index. Where both are absent nobody writes, and they cannot be
-    made in a directory that is read-only: then the file is all there is, and is taken not to change.
+    Reading while others write needs their log (-wal) and its index (-shm). If both are absent, nobody is writing,
+    and in a read-only directory they cannot be created: then the file is complete and treated as immutable.
     """
     uri = f"{file.absolute().as_uri()}?mode=ro"
     log, index = (file.with_name(file.name + suffix) for suffix in ("-wal", "-shm"))
@@ -244,14 +249,14 @@ def reading_uri(file: Path) -> str:
         return uri
     if log.exists() and log.stat().st_size:
         raise StoreError(
-            f"{file}: its last writes are still in {log.name}, and the directory is read-only; copy "
-            f"the directory, with that file, to a writable place"
+            f"{file}: its last writes are still in {log.name}, and the directory is read-only, so they cannot be "
+            "read; copy the directory, with that file, to a writable place"
         )
     return f"{uri}&immutable=1"
 
 
 class SqliteSession(WriterSession):
-    """A connection to a store's file, to write with."""
+    """A connection for writing to a store's file."""
 
     dialect = "sqlite"
 
@@ -270,21 +275,21 @@ class SqliteSession(WriterSession):
         self._raw.execute("COMMIT")
 
     def rollback(self) -> None:
-        """Undo what SQLite did not undo itself, as it does on a full disk."""
+        """Roll back, unless SQLite has already done so, as it does on a full disk."""
         if self._raw.in_transaction:
             self._raw.execute("ROLLBACK")
 
     def insert(self, statement: HotStatement, row: Sequence[Any]) -> int | None:
-        """Insert a row."""
+        """Insert a row. Returns its number, or None if nothing was inserted."""
         cursor = self._cursor.execute(statement.sqlite, row)
         return cursor.lastrowid if cursor.rowcount == 1 else None
 
     def fetch_one(self, statement: HotStatement, values: Sequence[Any]) -> tuple[Any, ...] | None:
-        """The first row of a query."""
+        """Return the first row of a query, or None."""
         return self._cursor.execute(statement.sqlite, values).fetchone()
 
     def fetch_all(self, statement: HotStatement, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """The rows of a query."""
+        """Return the rows of a query."""
         return self._cursor.execute(statement.sqlite, values).fetchall()
 
     def insert_many(self, statement: HotStatement, rows: Sequence[Sequence[Any]]) -> None:
@@ -292,44 +297,44 @@ class SqliteSession(WriterSession):
         self._cursor.executemany(statement.sqlite, rows)
 
     def notify(self) -> None:
-        """Nothing: who waits for a file's changes asks again and again."""
+        """Do nothing: processes that wait for changes of a file poll it."""
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Return the connection to the pool."""
         self.connection.close()
 
 
 class SqliteDriver(DatabaseDriver):
-    """A store's file."""
+    """A store in an SQLite file."""
 
     dialect = "sqlite"
     exceptions = (sqlite3.Error,)
 
     def __init__(self, directory: Path, *, create: bool, read_only: bool, exclusive: bool = False) -> None:
-        """Open it, as `open_engine`."""
+        """Open it; see `open_engine`."""
         self.file = directory / FILE
         self._read_only = read_only
         engine = open_engine(directory, create=create, read_only=read_only, exclusive=exclusive)
         super().__init__(str(self.file), engine)
 
     def open_session(self) -> SqliteSession:
-        """A connection to write with."""
+        """Open a connection for writing."""
         return SqliteSession(self.engine.connect())
 
     def store_error(self, error: Exception) -> StoreError:
-        """What happened to the file."""
+        """Convert an error to a StoreError that names the file."""
         return to_store_error(error, self.file)
 
     def repeatable_for_s(self, error: Exception) -> float:
-        """Never: SQLite itself waits for the lock."""
+        """Return 0: SQLite itself waits for locks."""
         return 0.0
 
     def turns_connection(self) -> AbstractContextManager[sqlite3.Connection]:
-        """A connection for expressions of users."""
+        """Open a restricted connection for users' expressions."""
         return filter_connection(self.file)
 
     def wait_for_change(self, timeout_s: float) -> None:
-        """Wait a moment."""
+        """Sleep for a moment, since changes of a file are polled."""
         time.sleep(min(timeout_s, _POLL_S))
 
     def hold(self, name: str, busy: str) -> AbstractContextManager[object]:
@@ -337,7 +342,7 @@ class SqliteDriver(DatabaseDriver):
         return locked(self.file.parent / name, busy=busy, remedy="give a directory that you can write")
 
     def file_size(self) -> tuple[int, int | None]:
-        """What the file and its log take, and the pages that hold nothing."""
+        """Return the size of the file and its log, and the bytes of its free pages."""
         size = sum(
             path.stat().st_size for path in (self.file, self.file.with_name(f"{FILE}-wal")) if path.exists()
         )
@@ -349,11 +354,12 @@ class SqliteDriver(DatabaseDriver):
         return size, free[0] * free[1]
 
     def compact(self) -> str:
-        """Write the file anew, where at least a twentieth of it holds nothing."""
+        """Rewrite the file if at least a twentieth of it is unused."""
         size, free = self.file_size()
         if not free or free * 20 < size:
             return ""
-        # A copy of what is left, then the same in the log, before the file is cut.
+        # VACUUM needs room for a copy of the data, and again for the same in the log, before the file is
+        # truncated.
         needed, room = 2 * (size - free), shutil.disk_usage(self.file.parent).free
         if needed > room:
             return (
@@ -362,7 +368,7 @@ class SqliteDriver(DatabaseDriver):
             )
         with self.engine.connect() as connection:
             raw = typing.cast(sqlite3.Connection, connection.connection.dbapi_connection)
-            # So that a signal, as of Ctrl-C, is heeded meanwhile: the file stays as it was then.
+            # The handler lets Python process signals such as Ctrl-C during VACUUM; the file then stays unchanged.
             raw.set_progress_handler(lambda: 0, 100_000)
             try:
                 raw.execute("VACUUM")
@@ -374,7 +380,7 @@ class SqliteDriver(DatabaseDriver):
         return ""
 
     def close(self) -> None:
-        """Leave one file that can be copied."""
+        """Write the log back, so that a single file remains, and close all connections."""
         try:
             if is_writable(self.file) and not self._read_only:
                 with self.errors(), self.engine.connect() as connection:
@@ -384,9 +390,9 @@ class SqliteDriver(DatabaseDriver):
 
 
 class ChangeCounter:
-    """Says whether other processes, or other connections, have written a store since it was last asked.
+    """Tells whether other processes, or other connections, wrote to a store since it was last asked.
 
-    Raises StoreError when the file cannot be read.
+    Raises StoreError if the file cannot be read.
     """
 
     def __init__(self, file: Path) -> None:
@@ -397,7 +403,7 @@ class ChangeCounter:
             )
 
     def read(self) -> int:
-        """A number that differs from the last one where something was committed in between."""
+        """Return a number that changes whenever another connection has committed."""
         with translate_errors(self._file):
             return self._raw.execute("PRAGMA data_version").fetchone()[0]
 
@@ -409,7 +415,8 @@ class ChangeCounter:
 def _set_up(exclusive: bool, raw: DBAPIConnection, _: ConnectionPoolEntry) -> None:
     cursor = raw.cursor()
     if exclusive:
-        # Before anything is read: then the lock is on the file, which all connections share while they are open.
+        # This must come before anything is read, so that the lock covers the file, which all open connections
+        # share.
         cursor.execute("PRAGMA locking_mode = EXCLUSIVE")
     for pragma in _PRAGMAS:
         cursor.execute(f"PRAGMA {pragma}")
@@ -424,23 +431,23 @@ def _add_views(views: Sequence[str], raw: DBAPIConnection, _: ConnectionPoolEntr
 
 
 def _version(connection: Connection, file: Path) -> str | None:
-    """The migration that the file is at; None when it is empty."""
+    """Return the file's schema version, or None if it is empty."""
     names = set(connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars())
     if not names:
         return None
     if "alembic_version" not in names:
-        raise StoreError(f"{file} is an SQLite database but not a store; give another directory")
+        raise StoreError(f"{file} is an SQLite database but not a store of Understudy; name another directory")
     return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
 
 
 def _migrate(connection: Connection, file: Path) -> None:
-    version = _version(connection, file)  # again, now that nobody else migrates
+    version = _version(connection, file)  # again, now that no other process can migrate
     if version == HEAD:
         return
     if version is not None and (message := unknown_schema(version)):
         raise StoreError(f"{file} {message}")
     connection.exec_driver_sql("PRAGMA journal_mode = WAL")
-    # A table that is made anew is dropped in between, which rows that name its rows would forbid.
+    # Recreating a table drops it in between, which foreign keys would forbid.
     connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
     connection.exec_driver_sql("BEGIN IMMEDIATE")
     try:
@@ -462,7 +469,9 @@ def _migrate(connection: Connection, file: Path) -> None:
 
 @functools.cache
 def _newest_schema() -> tuple[str, ...]:
-    """The statements that make in an empty database what all migrations come to, in a thirtieth of their time."""
+    """Return the statements that create the newest schema in an empty database, 30 times faster than all
+    migrations.
+    """
     dialect = SQLiteDialect_pysqlite()
     tables = metadata.sorted_tables
     creations = [*map(CreateTable, tables), *(CreateIndex(index) for table in tables for index in table.indexes)]
@@ -480,7 +489,10 @@ def _in_transaction(connection: Connection) -> bool:
 
 @contextmanager
 def _alone(directory: Path) -> Generator[None]:
-    """One process at a time, by a lock on the directory itself; it goes with the process."""
+    """Hold a lock on the directory itself, so that one process at a time runs the block.
+
+    It ends with the process.
+    """
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -491,7 +503,7 @@ def _alone(directory: Path) -> Generator[None]:
 
 @contextmanager
 def filter_connection(file: Path) -> Generator[sqlite3.Connection]:
-    """A connection that reads, of the tables of sessions alone."""
+    """Open a connection that can only read the session tables."""
     with translate_errors(file):
         raw = sqlite3.connect(reading_uri(file), uri=True, isolation_level=None)
         try:

@@ -1,9 +1,9 @@
-"""Token ids and logprobs as bytes, so that comparing, cutting and keeping long prompts costs next to nothing.
+"""Token ids and logprobs as bytes, so that comparing, slicing and keeping long prompts costs almost nothing.
 
-`Ids` are token ids one after another, each as MessagePack writes an integer: one to five bytes for any real
-vocabulary. That is made as fast as a fixed width of four bytes or faster, and is smaller where small ids are
-frequent. A prompt is stored as the number of *bytes* it
-shares with what came before it and the bytes that follow; a cut within an id heals when the two are joined.
+`Ids` are concatenated token ids, each encoded as a MessagePack integer of one to five bytes. That is as fast to
+produce as four fixed bytes, and smaller if small ids are frequent. A prompt is stored as the number of *bytes*
+that it shares with what came before it, and the bytes that follow. A cut in the middle of an id does no harm,
+since the two are always joined again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _decode = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
 
 
 class TokenIds(Sequence[int]):
-    """Token ids that are packed already: on their way to the store nobody needs them one by one.
+    """Token ids that are packed already, because nobody needs them one by one on their way to the store.
 
-    Equal to the tuple of the same ids.
+    Equal to a tuple of the same ids.
     """
 
     def __init__(self, packed: Ids, count: int) -> None:
@@ -66,9 +66,9 @@ class TokenIds(Sequence[int]):
 
 
 class StoredPlace(NamedTuple):
-    """Where a stored prompt is: its call's row, the row that it is stored after, how many bytes they share.
+    """Where a stored prompt is: its call's row, the row that it builds on, and how many bytes it shares with that.
 
-    What comes first in that row are the prompt and the completion of its call.
+    The shared bytes are the beginning of that row's prompt followed by its completion.
     """
 
     key: int
@@ -77,9 +77,9 @@ class StoredPlace(NamedTuple):
 
 
 class StoredIds(TokenIds):
-    """Token ids that are in the store: read whenever they are looked at, and not remembered here.
+    """Token ids in the store. They are read at each access and not cached.
 
-    `size` is how many bytes they take, and `place` of a prompt where it is.
+    `size` is their size in bytes, and `place` says where a prompt is stored.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class StoredIds(TokenIds):
 
     @property
     def packed(self) -> Ids:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The packed ids, as they are read now. Raises StoreError when they are damaged."""
+        """The packed ids, read from the store now. Raises StoreError if they are damaged."""
         return self._load()
 
     @property
@@ -101,9 +101,9 @@ class StoredIds(TokenIds):
 
 
 def begins_with(now: Sequence[int], *before: Sequence[int]) -> bool:
-    """Whether a prompt begins with these ids, one after another: the prompt of an earlier call, its completion.
+    """Whether a prompt begins with these ids, concatenated: the prompt of an earlier call and its completion.
 
-    What the store knows of that is not read.
+    If the place in the store already answers this, no ids are read.
     """
     first = before[0] if before else ()
     if isinstance(now, StoredIds) and isinstance(first, StoredIds) and now.place and first.place:
@@ -114,19 +114,21 @@ def begins_with(now: Sequence[int], *before: Sequence[int]) -> bool:
 
 
 def pack_ids(ids: Sequence[int]) -> Ids:
-    """Pack token ids. Raises StoreError when one does not fit in 64 bits."""
+    """Pack token ids. Raises StoreError if one does not fit in 64 bits."""
     if isinstance(ids, TokenIds):
         return ids.packed
     try:
         data = _encode(ids)
     except (TypeError, OverflowError) as error:
-        raise StoreError(f"token ids must be integers ({error}); check the backend's response") from error
-    # The array's own header, which tells the count: one, three or five bytes.
+        raise StoreError(
+            f"token ids must be integers that fit in 64 bits ({error}); check the backend's response"
+        ) from error
+    # Drop the array's header, which holds the count in one, three or five bytes.
     return data[1 if len(ids) < 16 else 3 if len(ids) < 65_536 else 5 :]
 
 
 def unpack_ids(ids: Ids, count: int) -> tuple[int, ...]:
-    """The `count` token ids that were packed. Raises StoreError when they are damaged."""
+    """Unpack `count` token ids. Raises StoreError if they are damaged."""
     try:
         return _decode(_ARRAY_32.pack(0xDD, count) + ids)
     except msgspec.MsgspecError as error:
@@ -134,9 +136,10 @@ def unpack_ids(ids: Ids, count: int) -> tuple[int, ...]:
 
 
 def pack_logprobs(values: Sequence[float]) -> bytes:
-    """Pack logprobs, bit for bit: as float32 where they are, as model servers give them, else as float64.
+    """Pack logprobs without loss: as float32 if all are exactly representable (as from model servers), else as
+    float64.
 
-    Raises StoreError when one is not a number.
+    Raises StoreError if one is not a number.
     """
     size = len(values)
     try:
@@ -152,24 +155,24 @@ def pack_logprobs(values: Sequence[float]) -> bytes:
 
 
 def unpack_logprobs(data: bytes) -> tuple[float, ...]:
-    """The logprobs that were packed."""
+    """Unpack logprobs."""
     kind, width = ("f", 4) if data[:1] == b"f" else ("d", 8)
     return struct.unpack(f"<{(len(data) - 1) // width}{kind}", data[1:])
 
 
 def pack_float32(values: Iterable[float]) -> bytes:
-    """Pack numbers as float32, little-endian; what is not exact as such is rounded."""
+    """Pack numbers as little-endian float32, with rounding."""
     numbers = list(values)
     return struct.pack(f"<{len(numbers)}f", *numbers)
 
 
 def unpack_float32(data: bytes) -> tuple[float, ...]:
-    """The numbers that were packed."""
+    """Unpack float32 numbers."""
     return struct.unpack(f"<{len(data) // 4}f", data)
 
 
 def shared_bytes(before: Ids, prompt: Ids) -> int:
-    """How many leading bytes the two have in common."""
+    """Return how many leading bytes the two have in common."""
     low, high = 0, min(len(before), len(prompt))
     if prompt.startswith(before[:high]):
         return high
@@ -183,7 +186,7 @@ def shared_bytes(before: Ids, prompt: Ids) -> int:
 
 
 class RecentTokens:
-    """The tokens of the calls used last, up to `limit` bytes of them. What is not there is read again."""
+    """Caches the tokens of recently used calls, up to `limit` bytes. Others are read from the store."""
 
     def __init__(self, limit: int = 64 << 20) -> None:
         self._limit = limit
@@ -191,19 +194,19 @@ class RecentTokens:
         self._ids: OrderedDict[int, Ids] = OrderedDict()
 
     def get(self, key: int) -> Ids | None:
-        """The prompt and completion of a call, if it was used lately."""
+        """Return the packed prompt and completion of a call if they are cached."""
         if (ids := self._ids.get(key)) is not None:
             self._ids.move_to_end(key)
         return ids
 
     def put(self, key: int, ids: Ids) -> None:
-        """Keep the prompt and completion of a call."""
+        """Cache the packed prompt and completion of a call."""
         self._size += len(ids) - len(self._ids.pop(key, b""))
         self._ids[key] = ids
         while self._size > self._limit:
             self._size -= len(self._ids.popitem(last=False)[1])
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Drop all cached tokens."""
         self._ids.clear()
         self._size = 0

@@ -1,4 +1,4 @@
-"""What a trainer computed for the sampled tokens of calls: logprobs, ratios and advantages, by its step."""
+"""What a trainer computed for the sampled tokens of calls, by its step: logprobs, ratios and advantages."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class TokenValues(Struct, frozen=True, kw_only=True):
 
 
 class StepTokenValues(TokenValues, frozen=True, kw_only=True):
-    """The values of a call in the update of a `step`, which made the weights of `version`."""
+    """The values of a call in the update of a `step`, which produced the weights of `version`."""
 
     step: int
     version: str
 
 
 class StepSize(Struct, frozen=True):
-    """How many `calls` a store has values of in a `step`, and how many bytes these take."""
+    """How many `calls` have values in a `step`, and their size in bytes."""
 
     step: int
     calls: int
@@ -60,11 +60,11 @@ class TrainingRepository(Repository):
     def record(
         self, context: WriteContext, step: int, version: str, values: Iterable[TokenValues], *, limit_bytes: int
     ) -> int:
-        """Store the values of a step, in place of those that it had; returns of how many calls.
+        """Store the values of a step, replacing earlier ones of that step. Returns the number of calls stored.
 
-        Calls of other stores are ignored: a step learns from several waves, each with a store of its own. All
-        values of a store take at most `limit_bytes`: what a step has beyond that is left out, and the oldest steps
-        are removed until the rest fits.
+        Calls of other stores are ignored, because a step may learn from several waves with a store each. All
+        values in a store take at most `limit_bytes`: values of this step beyond that are left out, and the oldest
+        steps are removed until the rest fits.
         """
         connection, pack = context.connection, context.contents.pack
         connection.execute(delete(token_values).where(token_values.c.step == step))
@@ -84,20 +84,25 @@ class TrainingRepository(Repository):
 
     @queued
     def prune(self, context: WriteContext, limit_bytes: int = 0) -> int:
-        """Remove the values of the oldest steps until the rest takes at most `limit_bytes`; returns how many."""
+        """Remove the values of the oldest steps until the rest fits in `limit_bytes`.
+
+        Returns how many were removed.
+        """
         return _prune(context, limit_bytes)
 
     def steps(self) -> list[StepSize]:
-        """The steps that there are values of, oldest first."""
+        """Return the steps that have values, oldest first."""
         query = select(token_values.c.step, func.count(), _SIZE).group_by(token_values.c.step)
         return self._read_all(query.order_by(token_values.c.step), lambda row: StepSize(*row.values()))
 
     def of_call(self, call_id: str) -> list[StepTokenValues]:
-        """The values of a call in every step that learned from it, oldest first; empty where none were kept."""
+        """Return the values of a call in every step that learned from it, oldest first; empty if none were
+        kept.
+        """
         return self._read(token_values.c.call_id == call_id)
 
     def of_step(self, step: int) -> list[StepTokenValues]:
-        """The values of all calls in a step, by call id."""
+        """Return the values of all calls in a step, by call id."""
         return self._read(token_values.c.step == step)
 
     def _read(self, condition: ColumnElement[bool]) -> list[StepTokenValues]:

@@ -1,4 +1,6 @@
-"""Expressions of users over the states of sessions: SQL of SQLite, bounded, that reads these tables alone."""
+"""Users' expressions over the states of sessions: SQLite SQL, restricted to these tables and bounded in time
+and memory.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from typing import Any, Final
 from understudy.errors import ConfigError
 
 PATIENCE_S: Final = 60.0
-"""How long an expression is waited for: far longer than an honest one takes on millions of turns."""
+"""How long an expression may run, in seconds: far longer than any reasonable one needs for millions of turns."""
 
 _OF_TURN = (
     "state_id", "message_id", "position", "branch", "fidelity", "notes", "model", "family", "timestamp",
@@ -23,7 +25,7 @@ _OF_TRACE = ("session_id", "format", "source", "role", "project", "agent", "vers
 _OF_OUTCOME = ("resolved", "reward", "task", "exit_status")
 
 COLUMNS: Final = (*_OF_TURN, "trace_id", *_OF_TRACE, *_OF_OUTCOME)
-"""What an expression can name, and a table of turns show."""
+"""What an expression can refer to, and what a table of turns can show."""
 
 _VIEW = ", ".join(
     (
@@ -49,19 +51,19 @@ _READABLE = frozenset({"turns", "traces", ""})
 _ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_FUNCTION})
 _FORBIDDEN = frozenset({"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"})
 _STEPS = 20_000
-_LONGEST = 64 << 20  # bytes of one value: no expression fills the memory
+_LONGEST = 64 << 20  # limit on the size of one value in bytes, so that no expression can fill the memory
 
 
 def restrict_to_turns(raw: sqlite3.Connection) -> None:
-    """Let a connection do nothing but read the tables of sessions, and bound what it may hold."""
+    """Restrict a connection to reading the session tables, and limit the size of its values."""
     raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
     raw.set_authorizer(_authorize)
 
 
 def sample_rank(id: str | bytes, seed: int) -> int:
-    """A number for a state or a task that looks random: a sample of n are the n with the lowest ones.
+    """Return a pseudo-random number for a state or task id. A sample of size n consists of the n lowest numbers.
 
-    So the same seed gives the same ones, and a larger sample contains a smaller one.
+    So the same seed gives the same sample, and a larger sample contains a smaller one.
     """
     data = id.encode(errors="surrogatepass") if isinstance(id, str) else id
     return int.from_bytes(hashlib.blake2b(b"%d:%b" % (seed, data), digest_size=8).digest()) >> 1
@@ -77,10 +79,10 @@ def select_turns(
     seed: int | None = None,
     group: str | None = None,
 ) -> list[tuple[Any, ...]]:
-    """Columns of the turns that an expression is true of, in order: the first `limit`, or with a seed a sample.
+    """Return columns of the turns that match an expression, in order: the first `limit` or, with `seed`, a sample.
 
-    With `group`, one of `COLUMNS`, there is a row for each of its values, those of most turns first.
-    Raises ConfigError as `SessionRepository.select`.
+    `group`, one of `COLUMNS`, gives one row for each of its values, those with most turns first. Raises
+    ConfigError like `SessionRepository.select`.
     """
     if where is not None and not where.strip():
         raise _wrong(where, "it is empty")
@@ -109,7 +111,7 @@ def select_turns(
     except sqlite3.OperationalError as error:
         late = str(error) == "interrupted"
         if late and time.monotonic() <= until:
-            # Ctrl-C reached Python while SQLite asked whether to go on, and SQLite keeps what is raised there.
+            # Ctrl-C was raised inside SQLite's progress handler, where SQLite swallows exceptions; raise it again.
             raise KeyboardInterrupt from error
         if where is None:
             raise
@@ -129,7 +131,7 @@ def _authorize(action: int, first: str | None, second: str | None, *_: Any) -> i
 
 
 def _wrong(where: str, reason: str) -> ConfigError:
-    # The first line: others quote our own query, which stands around the expression.
+    # Use only the first line: the others quote our own query around the expression.
     reason = reason.partition("\n")[0].rstrip(".")
     return ConfigError(
         f"{where!r} cannot select states: {reason}. Give an SQL expression over the columns {', '.join(COLUMNS)}; "

@@ -16,13 +16,13 @@ from understudy.store.schema import rollouts, votes
 VoteSubject = Literal["rollout", "pair"]
 
 EXCLUDE = "exclude"
-"""The label of a rollout that nothing shall be learned from."""
+"""The label of a rollout that should not be learned from."""
 CHOSEN = "chosen"
-"""The label of a pair whose chosen answer is the better one; a pair with any other is doubted."""
+"""The label of a pair whose chosen answer is the better one. A pair with any other label is doubted."""
 
 
 class Vote(Struct, frozen=True, kw_only=True):
-    """One person's label on a rollout or a pair, by its id. `voted_at` in Unix seconds."""
+    """One person's label on a rollout or a pair, given by id. `voted_at` is in Unix seconds."""
 
     subject: VoteSubject
     subject_id: str
@@ -36,13 +36,13 @@ _vote = row_reader(Vote)
 
 
 class VoteRepository(Repository):
-    """`Store.votes`: what people said of rollouts and pairs, one label of each person on each."""
+    """`Store.votes`: labels that people gave to rollouts and pairs, one label per person and subject."""
 
     @queued
     def put(
         self, context: WriteContext, subject: VoteSubject, subject_id: str, voter: str, label: str, note: str = ""
     ) -> None:
-        """Store a vote, in place of an earlier one by this person. StoreError when there is no such rollout."""
+        """Store a vote, replacing the person's earlier one. Raises StoreError if there is no such rollout."""
         if subject == "rollout":
             query = select(rollouts.c.id).where(rollouts.c.id == subject_id)
             if context.connection.execute(query).first() is None:
@@ -60,22 +60,24 @@ class VoteRepository(Repository):
 
     @queued
     def remove(self, context: WriteContext, subject: VoteSubject, subject_id: str, voter: str) -> bool:
-        """Take a vote back; False when there was none."""
+        """Remove a vote. Returns False if there was none."""
         return _remove(context, subject, subject_id, voter)
 
     def all(self, subject: VoteSubject | None = None) -> list[Vote]:
-        """The votes on one kind of subject, or all, oldest first."""
+        """Return all votes, or those on one kind of subject, oldest first."""
         query = select(votes).order_by(votes.c.voted_at, votes.c.subject_id, votes.c.voter)
         if subject is not None:
             query = query.where(votes.c.subject == subject)
         return self._read_all(query, _vote)
 
     def excluded_rollouts(self) -> frozenset[str]:
-        """The rollouts of which more than half of the votes say that nothing shall be learned from them."""
+        """Return the rollouts that more than half of their votes exclude from learning."""
         return frozenset(key for key, labels in self._labels("rollout").items() if _most(labels, EXCLUDE))
 
     def doubted_pairs(self) -> frozenset[str]:
-        """The pairs of which at least half of the votes do not say that the chosen answer is the better one."""
+        """Return the pairs of which at least half of the votes do not confirm that the chosen answer is the
+        better one.
+        """
         return frozenset(
             key
             for key, labels in self._labels("pair").items()

@@ -1,1 +1,1 @@
-"""The viewer: a local web server that shows stores, and the JSON API that its page reads."""
+"""The viewer: a local web server that shows stores, and the JSON API that its page uses."""

@@ -1,4 +1,7 @@
-"""What answers each route of the API. Every method named in `routes` takes the path's parts and the query."""
+"""Answers the routes of the API.
+
+Every method named in `routes` takes the variable parts of the path, and the query.
+"""
 
 from __future__ import annotations
 
@@ -79,20 +82,23 @@ Parts = Mapping[str, str]
 
 
 _HEAD_READS_S = 0.1
-"""So long an answer about the whole of a rollout reads more of its calls; the page shows those meanwhile."""
+"""For this many seconds, an answer about a whole rollout reads more of its calls; the page shows the part read
+so far.
+"""
 
 
 class RawBody(Struct, frozen=True):
-    """A part of a body, and the size of the whole, in bytes."""
+    """Part of a body, and the size of the whole, in bytes."""
 
     content: bytes
     size: int
 
 
 class ViewApi:
-    """Answers about the stores of a catalog. Its methods run in threads, several at once.
+    """Answers requests about the stores of a catalog. Its methods run in threads, several at once.
 
-    `tokenizer` is a model's directory for the texts of tokens, instead of what a run's configuration names.
+    `tokenizer` is the directory of the model whose tokenizer shows the texts of tokens, instead of the one in a
+    run's configuration.
     """
 
     def __init__(self, catalog: Catalog, *, may_write: bool = True, tokenizer: Path | None = None) -> None:
@@ -104,7 +110,7 @@ class ViewApi:
         self._indexes: dict[str, RolloutIndex] = {}
 
     def close(self) -> None:
-        """Let go of all stores and indexes."""
+        """Close all stores and indexes."""
         for index in self._indexes.values():
             index.close()
         self.catalog.close()
@@ -148,7 +154,7 @@ class ViewApi:
             viewed = self.catalog.store(store_id(location))
             return viewed.id, viewed.reading()
         except (ViewRefused, UnderstudyError):
-            return None  # a loop removes old waves; its own counts are shown then
+            return None  # a loop removes old waves, so its own counts are shown
 
     # --- rollouts --------------------------------------------------------------------------------------
 
@@ -270,7 +276,7 @@ class ViewApi:
             decision = store.outcomes.decision(order.rollout_id)
             if decision is None:
                 raise missing(
-                    f"rollout {order.rollout_id[:100]} has no verdict that could be reviewed",
+                    f"rollout {order.rollout_id[:100]} has no verdict to review yet",
                     "wait until it is graded",
                 )
             store.runs.review(decision.attempt.id, order.status, order.note).result()
@@ -278,12 +284,12 @@ class ViewApi:
 
     @contextmanager
     def _writing(self, parts: Parts) -> Generator[Store]:
-        """A store opened to be written, for one order."""
+        """Open a store for writing, for one request."""
         viewed, _ = self._open(parts)
         with Store.open(viewed.location, create=False) as store:
             yield store
 
-    # --- what all of them need -------------------------------------------------------------------------
+    # --- shared helpers --------------------------------------------------------------------------------
 
     def _open(self, parts: Parts) -> tuple[ViewedStore, Store]:
         viewed = self.catalog.store(parts["store"])
@@ -308,7 +314,7 @@ class ViewApi:
     def _reading(
         self, parts: Parts, attempt_id: str | None, until: int | None = None, within_s: float | None = None
     ) -> Generator[Transcript]:
-        """The transcript of an attempt of a rollout; without `attempt_id` of the one that is shown."""
+        """Yield the transcript of an attempt of a rollout; without `attempt_id`, of the attempt that is shown."""
         viewed, store = self._open(parts)
         attempt = rollouts.shown_attempt(store, parts["rollout"], attempt_id)
         if attempt.attempt is None:
@@ -318,7 +324,7 @@ class ViewApi:
             yield transcript
 
     def whole_turns(self, parts: Parts, attempt_id: str | None) -> tuple[TurnView, ...]:
-        """All turns of an attempt of a rollout with whole texts, which may be large."""
+        """Return all turns of an attempt of a rollout with complete texts, which may be large."""
         _, store = self._open(parts)
         attempt = rollouts.shown_attempt(store, parts["rollout"], attempt_id)
         return () if attempt.attempt is None else transcripts.whole_turns(store, attempt.attempt.id)
@@ -329,7 +335,7 @@ def _votes(store: Store, subject: VoteSubject | None) -> list[VoteView]:
 
 
 def _labels(store: Store) -> dict[str, dict[str, int]]:
-    """How many votes each label has, by rollout."""
+    """Return how many votes each label has, by rollout."""
     labels: dict[str, dict[str, int]] = {}
     for vote in store.votes.all("rollout"):
         counts = labels.setdefault(vote.subject_id, {})
@@ -338,12 +344,12 @@ def _labels(store: Store) -> dict[str, dict[str, int]]:
 
 
 def _until(query: TurnQuery) -> int | None:
-    """How many calls must be read for a page; None for all."""
+    """Return how many calls must be read for a page; None for all."""
     return query.start + query.limit if query.branch is None and query.call is None else None
 
 
 def _start(transcript: Transcript, query: TurnQuery) -> int:
-    """The index to begin at: that of the call that is named, within the branch."""
+    """Return the index of the first turn: that of the named call, counted within the branch."""
     if query.call is None:
         return query.start
     turns, index = transcript.of_branch(query.branch), transcript.index(query.call)

@@ -1,4 +1,4 @@
-"""The stores that the viewer was started with: those below directories, and those in databases."""
+"""The stores that the viewer shows: those below the given directories, and the given databases."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ _MOST: Final = 5_000
 class Catalog:
     """The stores below some directories, and in some databases.
 
-    Nothing outside of the directories is ever opened, through no link either. Raises ConfigError for a directory
-    that is not there, StoreError for a database that cannot be read.
+    Nothing outside of the directories is ever opened, not even through links. Raises ConfigError if a directory
+    does not exist, StoreError if a database cannot be read.
     """
 
     def __init__(self, locations: Sequence[StoreLocation]) -> None:
         self.roots = [each.resolve() for each in locations if isinstance(each, Path)]
         for root in self.roots:
             if not root.is_dir():
-                raise ConfigError(f"{root} is not a directory; give one that a run, a loop or a gateway wrote to")
+                raise ConfigError(
+                    f"{root} is not a directory; give a directory that a run, a loop or a gateway wrote to"
+                )
         self._databases = [ViewedDatabase(each) for each in locations if isinstance(each, StoreUrl)]
         self._lock = threading.Lock()
         self._stores: dict[str, ViewedStore] = {}
@@ -41,11 +43,14 @@ class Catalog:
 
     @property
     def locations(self) -> list[StoreLocation]:
-        """The directories and databases that are viewed."""
+        """The directories and databases that are shown."""
         return [*self.roots, *(each.url for each in self._databases)]
 
     def scan(self) -> list[ViewedStore]:
-        """Look for stores again; those there are. One that vanished can still be asked for by id."""
+        """Search for stores again, and return those that exist.
+
+        A store that vanished can still be requested by id.
+        """
         stores: dict[str, ViewedStore] = {each.id: each for each in self._databases}
         for root in self.roots:
             for inner in find_stores(root):
@@ -61,7 +66,7 @@ class Catalog:
             return [self._stores[key] for key in stores]
 
     def store(self, key: str) -> ViewedStore:
-        """The store with an id. Raises ViewRefused where there is none."""
+        """Return the store with an id. Raises ViewRefused if there is none."""
         with self._lock:
             existing = self._stores.get(key)
         if existing is None:
@@ -80,7 +85,7 @@ class Catalog:
         return existing
 
     def _is_inside(self, directory: Path) -> bool:
-        """Whether a directory is still below the given ones, now that links are followed."""
+        """Whether a directory is still below the given ones, after following links."""
         try:
             real = directory.resolve()
         except OSError:
@@ -88,7 +93,7 @@ class Catalog:
         return any(real.is_relative_to(root) for root in self.roots)
 
     def close(self) -> None:
-        """Let go of all stores."""
+        """Close all stores."""
         with self._lock:
             stores = list(self._stores.values())
         for store in stores:

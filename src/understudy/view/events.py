@@ -1,4 +1,4 @@
-"""Server-sent events: a line for every change of a store, found by polling the store's own change counter."""
+"""Server-sent events: one for every change of a store, found by polling the store's own change counter."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from understudy.view.viewed import ViewedStore
 
 POLL_S: Final = 0.25
 PING_S: Final = 15.0
-"""So often a comment is sent, so that a connection that is gone is noticed."""
+"""How often a comment is sent, in seconds, so that a lost connection is noticed."""
 MOST_FOLLOWED: Final = 200
-"""So many stores are followed at once; of more, those that were written last."""
+"""How many stores are followed at once: if there are more, the ones written to last."""
 
 Follow = Callable[[], Sequence[ViewedStore]]
 
@@ -30,7 +30,10 @@ class ChangeWatch:
         self._stores: dict[str, ViewedStore] = {}
 
     def poll(self, *, rescan: bool) -> list[StoreChange]:
-        """What changed since the last time; with `rescan` new stores are looked for too. First nothing."""
+        """Return the stores that changed since the last call; with `rescan`, also look for new stores.
+
+        The first call returns nothing.
+        """
         first = not self._stores
         if rescan or first:
             stores = sorted(self._follow(), key=lambda each: each.stamp()[2::3], reverse=True)[:MOST_FOLLOWED]
@@ -50,7 +53,10 @@ class ChangeWatch:
 async def send_events(
     watch: ChangeWatch, write: Callable[[bytes], Awaitable[None]], stopping: asyncio.Event
 ) -> None:
-    """Send the changes that a watch sees until the server stops; its caller ends it with the connection."""
+    """Send the changes that a watch finds until the server stops.
+
+    The caller cancels it when the connection ends.
+    """
     await write(b"retry: 1000\n: connected\n\n")
     loop = asyncio.get_running_loop()
     await asyncio.to_thread(watch.poll, rescan=True)

@@ -1,7 +1,8 @@
-"""One HTML file with the viewer's page and the answers that it needs: `understudy view --export`.
+"""One HTML file with the viewer's page and all answers that it needs: `understudy view --export`.
 
-The page asks as it asks a server; what it gets is in the file, by path (`ui/src/api/embedded.ts`). Such a file
-loads nothing from elsewhere: its policy lets no more run than the one script whose digest it has.
+The page sends the same requests as to a server, and gets the answers from the file, by path
+(`ui/src/api/embedded.ts`). The file loads nothing from elsewhere: its content security policy allows only the one
+script with the given digest.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ from understudy.view.schema.rollouts import RolloutHead, RolloutRow, TextRange, 
 from understudy.view.schema.stores import StoreList, StoreSummary
 
 MOST_BYTES: Final = 50_000_000
-"""The most bytes of answers in a file, unless told otherwise: a browser reads all of them at once."""
+"""The default limit for the answers in a file, in bytes, because a browser reads all of them at once."""
 HIDDEN_TOKEN: Final = -1
-"""The id of a token that redaction took out; its text is `█`."""
+"""The id of a token that redaction removed. Its text is `█`."""
 
 _ALL: Final = 1 << 53
 _NOTHING: Final = NoParameters()
 
 
 class ExportedPage(Struct, frozen=True, kw_only=True):
-    """A file's content. `replaced` counts places by rule of redaction; `notes` say what is not in it."""
+    """The contents of a file. `replaced` counts redactions by rule; `notes` say what the file lacks."""
 
     content: bytes
     rollouts: int
@@ -64,7 +65,7 @@ class ExportedPage(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
     def write(self, path: Path) -> None:
-        """Put the file in place whole, unredacted ones for the owner alone. Raises ConfigError."""
+        """Write the file atomically; an unredacted one is readable for the owner only. Raises ConfigError."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(path, self.content, mode=None if self.redacted else 0o600)
@@ -73,7 +74,7 @@ class ExportedPage(Struct, frozen=True, kw_only=True):
 
 
 class AnswerFile:
-    """Answers of the API by path, at most `most_bytes` of them as JSON."""
+    """Answers of the API by path, up to `most_bytes` bytes of JSON."""
 
     def __init__(self, api: ViewApi, most_bytes: int = MOST_BYTES) -> None:
         self.api = api
@@ -84,10 +85,10 @@ class AnswerFile:
         self._tokens: dict[str, TokenPage] = {}
         self._stores: list[StoreSummary] = []
 
-    # --- what is in the file ---------------------------------------------------------------------------
+    # --- the answers in the file -----------------------------------------------------------------------
 
     def add(self, path: str, answer: Struct) -> None:
-        """Put an answer into the file. Raises ConfigError where the file becomes too large."""
+        """Add an answer to the file. Raises ConfigError if the file becomes too large."""
         self._grow(len(encode(answer)))
         self._answers[path] = msgspec.to_builtins(answer)
 
@@ -95,12 +96,12 @@ class AnswerFile:
         self._bytes += size
         if self._bytes > self._most_bytes:
             raise ConfigError(
-                f"the file would be larger than {self._most_bytes / 1e6:,.0f} MB, after {self.rollouts} whole "
-                "rollouts; name the rollouts that are to be in it, or allow more with --max-mb"
+                f"--export: the file would be larger than {self._most_bytes / 1e6:,.0f} MB, after "
+                f"{self.rollouts} complete rollouts; name fewer rollouts, or raise the limit with --max-mb"
             )
 
     def add_store(self, store: str, chosen: Sequence[str] = (), *, with_rollouts: bool = True) -> list[RolloutRow]:
-        """Put the lists of a run into the file: all its rollouts, or those chosen. Returns them."""
+        """Add the lists of a run: all its rollouts, or the chosen ones. Returns these rollouts."""
         api, parts, base = self.api, {"store": store}, f"/api/stores/{store}"
         self.add_summary(api.read_store(parts, _NOTHING))
         self.add(f"{base}/health", api.read_health(parts, _NOTHING))
@@ -126,18 +127,18 @@ class AnswerFile:
         return chosen_rows
 
     def add_summary(self, summary: StoreSummary) -> None:
-        """Put a store into the list of stores. Its path on this machine stays here."""
+        """Add a store to the list of stores, without its path on this machine."""
         plain = msgspec.structs.replace(summary, path=summary.name, live=False)
         self.add(f"/api/stores/{summary.id}", plain)
         self._stores.append(plain)
 
     def add_task(self, store: str, task_id: str) -> None:
-        """Put a task's rollouts, side by side, into the file."""
+        """Add a task's rollouts side by side."""
         group = self.api.read_group({"store": store}, GroupQuery(task=task_id))
         self.add(f"/api/stores/{store}/group?task={task_id}", group)
 
     def add_rollout(self, store: str, rollout: str) -> None:
-        """Put all attempts of a rollout into the file, with turns, calls, patch, logs and tokens."""
+        """Add all attempts of a rollout, with turns, calls, patch, logs and tokens."""
         parts = {"store": store, "rollout": rollout}
         head_view = self._head(parts, None)
         for attempt in (None, *(each.id for each in head_view.attempts if each.id != head_view.attempt_id)):
@@ -147,7 +148,7 @@ class AnswerFile:
 
     def _head(self, parts: dict[str, str], attempt: str | None) -> RolloutHead:
         while (head := self.api.read_rollout(parts, AttemptQuery(attempt=attempt))).unread:
-            pass  # each answer has read more calls
+            pass  # each answer reads more of the calls
         return head
 
     def _add_attempt(self, parts: dict[str, str], attempt: str | None, head: RolloutHead) -> None:
@@ -186,7 +187,7 @@ class AnswerFile:
     # --- the file --------------------------------------------------------------------------------------
 
     def page(self, start: str, title: str, redactor: Redactor | None) -> ExportedPage:
-        """The whole file; the page opens at `start`. Raises ConfigError where the page is not built."""
+        """Return the whole file. The page opens at `start`. Raises ConfigError if the page is not built."""
         stores = StoreList(stores=tuple(self._stores), directories=(), may_write=False, version=__version__)
         self.add("/api/stores", stores)
         replaced = Counter[str]()
@@ -211,10 +212,10 @@ class AnswerFile:
 def export_rollouts(
     api: ViewApi, location: StoreLocation, chosen: Sequence[str], most_bytes: int
 ) -> tuple[AnswerFile, str]:
-    """The file of a run with its rollouts, or those chosen, and the page it opens at.
+    """Return the file of a run with its rollouts, or the chosen ones, and the page to open.
 
-    Of a loop all lists are in it, and the transcripts of chosen rollouts. Raises ConfigError for what is neither,
-    for rollouts that are not there, and where the file would be too large.
+    For a loop, the file has all lists, and the transcripts of chosen rollouts. Raises ConfigError if it is
+    neither, if a rollout does not exist, or if the file would be too large.
     """
     file = AnswerFile(api, most_bytes)
     try:
@@ -261,11 +262,13 @@ def _fill(file: AnswerFile, location: StoreLocation, chosen: Sequence[str]) -> s
 
 
 LISTED: Final = 2_000
-"""Up to so many rollouts, a report's file has the lists of them too."""
+"""A report's file includes the lists of rollouts for up to this many."""
 
 
 def export_report(figures: ReportFigures, locations: Sequence[StoreLocation]) -> tuple[AnswerFile, str]:
-    """The file of a report, with the loop's page or the runs' lists where there are stores, and its first page."""
+    """Return the file of a report, with the loop's page or the runs' lists if there are stores, and the page to
+    open.
+    """
     with_store = [
         each for each in locations if isinstance(each, StoreUrl) or is_loop(each) or (each / FILE).is_file()
     ]
@@ -283,13 +286,13 @@ def export_report(figures: ReportFigures, locations: Sequence[StoreLocation]) ->
 
 
 def add_loop(file: AnswerFile, summary: StoreSummary) -> None:
-    """Put a loop's page into a file."""
+    """Add a loop's page to a file."""
     file.add_summary(summary)
     file.add(f"/api/stores/{summary.id}/loop", file.api.read_loop({"store": summary.id}, _NOTHING))
 
 
 def _pages(read: Callable[[Any], Any], field: str) -> list[Any]:
-    """All rows of a list that comes in pages."""
+    """Return all rows of a paged list."""
     rows: list[Any] = []
     cursor: Any = None
     while True:
@@ -301,7 +304,7 @@ def _pages(read: Callable[[Any], Any], field: str) -> list[Any]:
 
 
 def _whole(read: Callable[[int], TextRange | None]) -> TextRange:
-    """A text that comes in ranges, as one."""
+    """Return the whole of a text that is sent in ranges."""
     parts: list[str] = []
     at: int | None = 0
     while at is not None and (part := read(at)) is not None:
@@ -317,7 +320,10 @@ def _whole(read: Callable[[int], TextRange | None]) -> TextRange:
 def redact_answers(
     answers: dict[str, Any], tokens: dict[str, TokenPage], title: str, redactor: Redactor, notes: list[str]
 ) -> tuple[dict[str, Any], dict[str, TokenPage], str]:
-    """The answers without secrets. A value that is one in one of them is replaced in all, and in their paths."""
+    """Return the answers without secrets.
+
+    A secret in one of them is replaced in all of them, and in their paths.
+    """
     segments = list(_segments(tokens))
     joined = ["".join(text for _, page in pages for text in page.texts) for pages in segments]
     scope = redactor.scoped_to([*answers.values(), *joined, title])
@@ -354,7 +360,7 @@ def redact_answers(
 
 
 def _segments(tokens: dict[str, TokenPage]) -> Iterator[list[tuple[str, TokenPage]]]:
-    """The pages of tokens by segment: one page for each call, in the order of the calls."""
+    """Return the token pages by segment: one page for each call, in the order of the calls."""
     segments: dict[tuple[str, ...], list[tuple[str, TokenPage]]] = {}
     for path, page in tokens.items():
         if page.segment is not None:
@@ -363,7 +369,7 @@ def _segments(tokens: dict[str, TokenPage]) -> Iterator[list[tuple[str, TokenPag
 
 
 def _without_voters(answer: Any, voters: dict[str, str]) -> Any:
-    """An answer in which people who voted are numbered."""
+    """Return an answer in which people who voted are replaced by numbers."""
     for vote in answer.get("votes") or ():
         vote["voter"] = voters.setdefault(vote["voter"], f"voter {len(voters) + 1}")
     return answer
@@ -373,17 +379,17 @@ def _without_voters(answer: Any, voters: dict[str, str]) -> Any:
 
 
 def _document(title: str, data: bytes) -> bytes:
-    """The page as one document. Raises ConfigError where it is not built."""
+    """Return the page as one document. Raises ConfigError if it is not built."""
     page = Page()
     if not page.is_built:
         raise ConfigError(f"--export: {NOT_BUILT.splitlines()[0]} Build it with `make view`.")
     script = page.files["/assets/viewer.js"].content
-    # In a string, a template or a pattern `\\x3c` is `<`; a document's parser must see none of these.
+    # In a string, a template or a regular expression, `\x3c` is `<`. The HTML parser must not see these tags.
     for ending in (b"</script", b"<script", b"<!--"):
         script = script.replace(ending, b"\\x3c" + ending[1:])
     style = page.files["/assets/viewer.css"].content
     policy = f"default-src 'none'; img-src data:; script-src {_digest(script)}; style-src {_digest(style)}"
-    # `<` is in no JSON but in texts, where it may be escaped: no end of the element can be in there.
+    # In JSON, `<` occurs only inside strings, where it can be escaped, so the text cannot end its element.
     data = data.replace(b"<", b"\\u003c")
     return b"".join(
         (

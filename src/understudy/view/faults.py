@@ -1,4 +1,4 @@
-"""What the viewer refuses or cannot do, with the status and the words that a client gets for it."""
+"""What the viewer refuses or cannot do, with the HTTP status and the text for the client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from understudy.view.schema.stores import ErrorAnswer, ViewError
 
 
 class ViewRefused(Exception):
-    """A request that is answered with an error: its HTTP status, a type for programs, and what to do."""
+    """A request that is answered with an error: its HTTP status, a type for programs, and a remedy."""
 
     def __init__(self, status: int, kind: str, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -17,17 +17,17 @@ class ViewRefused(Exception):
         self.error = ViewError(kind, message, remedy)
 
     def body(self) -> bytes:
-        """The answer's body."""
+        """Return the body of the response."""
         return encode(ErrorAnswer(self.error))
 
 
 def missing(what: str, remedy: str) -> ViewRefused:
-    """The fault that something is not there."""
+    """Return the error for something that does not exist."""
     return ViewRefused(404, "not_found", what, remedy)
 
 
 def fault_of(error: UnderstudyError) -> ViewRefused:
-    """An error of ours as a client gets it: a store's is the store's, anything else what was asked for."""
+    """Convert one of our errors for a client: StoreErrors are the store's fault, all others the request's."""
     if isinstance(error, NotInStore):
         return missing(str(error), "reload the list: what is asked for is not in the store")
     if isinstance(error, StoreError):
@@ -38,7 +38,7 @@ def fault_of(error: UnderstudyError) -> ViewRefused:
 
 
 def encode(answer: object) -> bytes:
-    """An answer as JSON; a text that is no Unicode, as models and programs write them, with escapes."""
+    """Encode an answer as JSON. Invalid Unicode in texts of models and programs is escaped."""
     try:
         return msgspec.json.encode(answer)
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""A gateway as its operator sees it: what it is doing, its clients, and orders to it."""
+"""A gateway as its operator sees it: its state, its clients, and control of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WAIT_S = 10.0
 
 
 def gateway_view(store: Store, location: StoreLocation) -> GatewayView:
-    """A gateway's state, where it runs and its admin key can be read, and its clients from the store."""
+    """Return a gateway's state, if it runs and its admin key can be read, and its clients from the store."""
     keys = {key.attempt_id: key for key in store.keys.all()}
     clients: list[GatewayClient] = []
     for client in store.keys.clients():
@@ -59,14 +59,17 @@ def gateway_view(store: Store, location: StoreLocation) -> GatewayView:
 
 
 def _directory(location: StoreLocation) -> Path:
-    """Where a gateway leaves its address and its admin key. Raises ConfigError for a database."""
+    """Return the directory with a gateway's address and admin key. Raises ConfigError for a database."""
     if isinstance(location, StoreUrl):
-        raise ConfigError("a gateway's address and admin key are in its directory, and this store is a database")
+        raise ConfigError(
+            "a gateway's address and admin key are in its directory, and this store is a database; start the "
+            "viewer with the gateway's directory"
+        )
     return location
 
 
 def pause(directory: Path, order: PauseOrder) -> None:
-    """Pause a gateway or let it go on. Raises ViewRefused where it does not run, or rejects the order."""
+    """Pause a gateway, or let it continue. Raises ViewRefused if it does not run, or rejects the request."""
     try:
         if order.paused:
             _order(directory, "POST", "/pause", {"drain_s": order.drain_s})

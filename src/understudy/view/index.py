@@ -1,7 +1,7 @@
-"""The disposable index of a store's rollouts: a file in the cache, by which lists are filtered, sorted, searched.
+"""A disposable index of a store's rollouts: a file in the cache, for filtering, sorting and searching lists.
 
-The store is never written. What of it changed is read again before a list is answered (`RolloutIndex.refresh`);
-an index that is lost, damaged or of another form is made anew.
+The store is never written to. Its changes are read before a list is answered (`RolloutIndex.refresh`). An index
+that is missing, damaged or of another format is rebuilt.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from understudy.view.schema import PAGE_BYTES
 from understudy.view.schema.rollouts import RolloutPage, RolloutRow, TaskGridPage, TaskGridRow, TaskSample
 
 _FORM: Final = 3
-"""Raise it with any change of the tables: indexes of another form are made anew."""
+"""The format of the index. Raise it with any change of the tables: indexes in another format are rebuilt."""
 _AT_ONCE: Final = 2_000
 _SEARCH_S: Final = 1.5
-"""How long a search reads transcripts that are not in the index yet."""
+"""For how many seconds a search reads transcripts that are not in the index yet."""
 _TEXT_LIMIT: Final = 2_000_000
 _LOWEST: Final = "-1e308"
 _PENDING: Final = "'preparing', 'running'"
@@ -71,7 +71,7 @@ _QUOTED: Final = re.compile(r'"([^"]*)"|(\S+)')
 
 
 class RolloutIndex:
-    """The index of one store, in `file`; in memory where that cannot be written. Safe to use from many threads."""
+    """The index of one store, in `file`, or in memory if that cannot be written. Safe to use from many threads."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -80,7 +80,7 @@ class RolloutIndex:
         self._stamp: object = None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             if self._raw is not None:
                 self._raw.close()
@@ -89,14 +89,17 @@ class RolloutIndex:
     # --- keeping it up to date -------------------------------------------------------------------------
 
     def refresh(self, store: Store, stamp: object, identity: str) -> None:
-        """Read what changed in the store. `stamp` differs after every change, `identity` is that of its file."""
+        """Read what changed in the store.
+
+        `stamp` differs after every change of the store; `identity` identifies its file.
+        """
         with self._lock:
             if self._raw is not None and stamp == self._stamp:
                 return
             try:
                 self._refresh(store, identity)
             except sqlite3.DatabaseError:
-                # The cache was damaged or removed meanwhile; nothing in it is worth more than its making.
+                # The cache was damaged or removed meanwhile. Its contents can always be rebuilt.
                 self._remove()
                 self._refresh(store, identity)
             self._stamp = stamp
@@ -107,12 +110,12 @@ class RolloutIndex:
         before = ChangeMark() if fact is None else msgspec.json.decode(fact[0], type=ChangeMark)
         changed, mark = store.outcomes.changed(before)
         if mark.rollouts < before.rollouts or mark.verdict_id < before.verdict_id:
-            # Some were removed, and numbers may have been given again.
+            # Rollouts were removed, and their numbers may have been reused.
             self._remove()
             raw = self._open(identity)
             changed, mark = store.outcomes.changed()
-        # On its way when it was last read, so it changes for sure: clocks of several machines may differ by more
-        # than `changed` allows for.
+        # The rollout was unfinished when it was last read, so it will certainly change. The clocks of several
+        # machines may differ by more than `changed` allows for.
         pending = raw.execute(f"SELECT id FROM rollouts WHERE status IN ({_PENDING})").fetchall()
         ids = list(dict.fromkeys([*changed, *(key for (key,) in pending)]))
         for start in range(0, len(ids), _AT_ONCE):
@@ -149,7 +152,7 @@ class RolloutIndex:
             self._file.chmod(0o600)
         except (OSError, sqlite3.Error):
             raw = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        # What a power cut destroys is made anew.
+        # No durability: an index that a power cut destroys is rebuilt.
         for pragma in ("journal_mode = WAL", "synchronous = OFF", "cache_size = -16384", "temp_store = MEMORY"):
             raw.execute(f"PRAGMA {pragma}")
         return raw
@@ -164,9 +167,9 @@ class RolloutIndex:
     # --- reading ---------------------------------------------------------------------------------------
 
     def page(self, store: Store, query: RolloutFilter, labels: dict[str, dict[str, int]]) -> RolloutPage:
-        """A page of the rollouts that meet a filter. `labels` are the votes on rollouts by id and label.
+        """Return a page of the rollouts that match a filter. `labels` are the votes on rollouts by id and label.
 
-        Raises ViewRefused for a cursor that is none.
+        Raises ViewRefused for an invalid cursor.
         """
         with self._lock:
             raw = self._connection()
@@ -193,7 +196,7 @@ class RolloutIndex:
         )
 
     def tasks(self, query: TaskGridQuery) -> TaskGridPage:
-        """A page of the grid of tasks and samples."""
+        """Return a page of the grid of tasks and samples."""
         where, values = "1", list[Any]()
         if query.run is not None:
             where, values = "run_id = ?", [query.run]
@@ -219,7 +222,7 @@ class RolloutIndex:
         )
 
     def rows_of(self, task_id: str | None = None, run_id: str | None = None) -> list[RolloutRow]:
-        """The rollouts of a task, or of a run, or all."""
+        """Return the rollouts of a task, or of a run, or all."""
         conditions = {"task_id = ?": task_id, "run_id = ?": run_id}
         chosen = {condition: value for condition, value in conditions.items() if value is not None}
         with self._lock:
@@ -231,7 +234,7 @@ class RolloutIndex:
             return [_row(row, {}) for row in rows.fetchall()]
 
     def row(self, rollout_id: str, labels: dict[str, dict[str, int]]) -> RolloutRow | None:
-        """A rollout by its id."""
+        """Return a rollout by its id."""
         with self._lock:
             query = f"SELECT {', '.join(_COLUMNS)} FROM rollouts WHERE id = ?"
             row = self._connection().execute(query, (rollout_id,)).fetchone()
@@ -245,7 +248,7 @@ class RolloutIndex:
     # --- full text -------------------------------------------------------------------------------------
 
     def _search_more(self, raw: sqlite3.Connection, store: Store) -> int:
-        """Put transcripts into the index for a while; returns how many rollouts are not in it yet."""
+        """Index more transcripts for a limited time. Returns how many rollouts are not indexed yet."""
         until = time.monotonic() + _SEARCH_S
         behind = "attempt_id IS NOT NULL AND searched IS NOT attempt_id || ' ' || turns"
         waiting = raw.execute(
@@ -268,7 +271,7 @@ class RolloutIndex:
 
 def _values(each: ListedRollout) -> tuple[Any, ...]:
     error = None if each.error is None else msgspec.json.encode(each.error).decode()
-    # As the health of a run words it, whose reasons are links to the rollouts that have them.
+    # Worded like the health of a run, whose reasons link to the rollouts that have them.
     reason = None if each.reward is None else current_reason(each.reason or "no reason given")
     plain = {"agent": str(each.agent), "error": error, "reason": reason, "reviewed": int(each.reviewed)}
     return tuple(plain[name] if name in plain else getattr(each, name) for name in _COLUMNS)
@@ -304,7 +307,7 @@ def _task_row(raw: sqlite3.Connection, task_id: str, where: str, values: Sequenc
 
 
 def _conditions(query: RolloutFilter, labels: dict[str, dict[str, int]]) -> tuple[str, list[Any]]:
-    """The SQL of a filter, and its parameters."""
+    """Return the SQL of a filter, and its parameters."""
     parts: list[tuple[str, tuple[Any, ...]]] = []
     for name, value in (("run_id", query.run), ("status", query.status), ("integrity", query.integrity)):
         if value is not None:
@@ -331,7 +334,7 @@ def _conditions(query: RolloutFilter, labels: dict[str, dict[str, int]]) -> tupl
 
 
 def _expression(text: str) -> str:
-    """What a person typed as an FTS5 expression: every word, and every phrase in quotes, must be there."""
+    """Convert a user's query to an FTS5 expression in which every word, and every phrase in quotes, must occur."""
     terms = [quoted or word for quoted, word in _QUOTED.findall(text)]
     terms = [term.replace('"', "").replace("\0", " ") for term in terms]  # SQLite ends an expression at a NUL
     phrases = [f'"{term}"' for term in terms if any(sign.isalnum() for sign in term)]
@@ -341,7 +344,7 @@ def _expression(text: str) -> str:
 
 
 def _matches(raw: sqlite3.Connection, text: str, ids: Sequence[str]) -> dict[str, str]:
-    """The text around the first match in each of some rollouts."""
+    """Return the text around the first match in each of some rollouts."""
     rows = raw.execute(
         "SELECT rollouts.id, snippet(transcripts, 0, '', '', '…', 24) FROM transcripts "
         "JOIN rollouts ON rollouts.key = transcripts.rowid WHERE transcripts MATCH ? "
@@ -352,7 +355,7 @@ def _matches(raw: sqlite3.Connection, text: str, ids: Sequence[str]) -> dict[str
 
 
 def _text(contents: Iterable[bytes]) -> str:
-    """All strings of some JSON values, up to a limit; of what is no JSON, its text."""
+    """Return all strings in some JSON values, up to a limit. Values that are not JSON are used as text."""
     parts: list[str] = []
     size = 0
     for content in contents:
@@ -369,7 +372,7 @@ def _text(contents: Iterable[bytes]) -> str:
 
 
 def fitting(rows: Sequence[Any], limit: int = PAGE_BYTES - 2_000) -> int:
-    """How many of the first rows a page has room for; at least one, where there is one."""
+    """Return how many of the first rows fit on a page; at least one if there is one."""
     size = 0
     for number, row in enumerate(rows):
         try:

@@ -1,4 +1,4 @@
-"""A loop's curves, and why of what a step collected nothing or little was trained on."""
+"""A loop's curves, and why little or nothing of what a step collected was trained on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from understudy.util.statistics import wilson
 from understudy.view.schema.stores import FunnelStage, LoopEvaluation, LoopStep, LoopView
 
 OpenWave = Callable[[StoreLocation], tuple[str, Store] | None]
-"""The id and the store that has a wave; None where it is not there or cannot be read."""
+"""Returns the id and the store of a wave, or None if it does not exist or cannot be read."""
 
 
 def loop_view(store_id: str, root: Path, open_wave: OpenWave) -> LoopView:
-    """A loop as it stands. Raises StoreError for a state that cannot be read."""
+    """Return the current state of a loop. Raises StoreError if it cannot be read."""
     directory = LoopDirectory(root)
     config = read_state(root / "loop.json", LoopConfig)
     state = directory.load() or LoopState(version="", weights="")
@@ -92,13 +92,13 @@ def _numbers(report: dict[str, Any]) -> dict[str, int | float]:
 def _funnel(
     step: StepState, numbers: dict[str, float], wave: Store | None, name: str | None
 ) -> tuple[FunnelStage, ...]:
-    """How many rollouts, groups and tokens were left at each stage, and why the others were not."""
+    """Return how many rollouts, groups and tokens were left at each stage, and why the others were dropped."""
     stages: list[FunnelStage] = []
     if wave is not None:
         try:
             stages += _collected(wave, name)
         except StoreError:
-            stages = []  # the store is being removed or is damaged: the loop's own counts are shown
+            stages = []  # the store is being removed or is damaged, so the loop's own counts are shown
     lost = {"too old, or nothing to learn from": len(step.dropped), "wait for the next step": len(step.held)}
     used = FunnelStage(
         stage="groups used",

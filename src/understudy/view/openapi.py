@@ -1,4 +1,4 @@
-"""The API as an OpenAPI 3.1 document, made of the table of routes and the structs that it names."""
+"""The API as an OpenAPI 3.1 document, generated from the table of routes and the structs that it names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPONENTS = "#/components/schemas/{name}"
 
 
 def document() -> dict[str, Any]:
-    """The OpenAPI document, ready for JSON: a schema for every struct, a path for every route."""
+    """Return the OpenAPI document as JSON types: a schema for every struct, a path for every route."""
     answers = [route.answer for route in ROUTES if _is_struct(route.answer)]
     bodies = [route.body for route in ROUTES if route.body is not None]
     queries = {route.query.__name__ for route in ROUTES}
@@ -27,7 +27,7 @@ def document() -> dict[str, Any]:
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas, components)
     for name, kind in _structs([ErrorAnswer, *answers]).items():
-        # Answers have every field, whatever its default, but for structs that leave defaults out.
+        # Answers contain every field, even those with default values, except structs that omit defaults.
         if not kind.__struct_config__.omit_defaults:
             components[name]["required"] = list(components[name]["properties"])
     return {
@@ -43,7 +43,7 @@ def _is_struct(kind: Any) -> bool:
 
 
 def _structs(kinds: list[type[Any]]) -> dict[str, type[Struct]]:
-    """The structs that some structs hold at any depth, themselves among them, by name."""
+    """Return the structs that occur at any depth inside some structs, including these, by name."""
     structs: dict[str, type[Struct]] = {}
     waiting: list[Any] = list(msgspec.inspect.multi_type_info(kinds))
     while waiting:

@@ -1,4 +1,4 @@
-"""The built page that comes with the package, and how its files are served."""
+"""The built page that is shipped with the package, and how its files are served."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TEXT: Final = ("text/", "application/json", "image/svg")
 
 
 class PageFile(Struct, frozen=True):
-    """A file of the page: its bytes, plain and compressed (None where that is no gain), and its headers."""
+    """A file of the page: its bytes, plain and compressed (None if that saves nothing), and its headers."""
 
     content: bytes
     packed: bytes | None
@@ -29,7 +29,7 @@ class PageFile(Struct, frozen=True):
 
 
 class Page:
-    """All files of a built page, read once. A path that is none of them is never looked for on disk."""
+    """All files of a built page, read once. No other path is ever looked up on disk."""
 
     def __init__(self, directory: Path = ASSETS) -> None:
         self.files: dict[str, PageFile] = {}
@@ -40,11 +40,13 @@ class Page:
 
     @property
     def is_built(self) -> bool:
-        """Whether there is a page."""
+        """Whether the page was built."""
         return "/index.html" in self.files
 
     def at(self, path: str) -> PageFile | None:
-        """The file at a path; the page itself for the paths that its own router knows, None for other files."""
+        """Return the file at a path; for paths that the page's router handles, the page itself; None for
+        others.
+        """
         if path in self.files:
             return self.files[path]
         return None if path.startswith("/assets/") else self.files.get("/index.html")
@@ -55,7 +57,8 @@ def _page_file(path: Path) -> PageFile:
     kind = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     is_text = kind.startswith(_TEXT)
     packed = gzip.compress(content, 9, mtime=0) if is_text and len(content) > 1_000 else None
-    # Vite puts a digest of the content into the names of all files but the page's own.
+    # Vite puts a content digest into the names of all files except the page itself, so those can be cached
+    # forever.
     immutable = path.suffix != ".html" and _HASHED.search(path.name) is not None
     caching = b"public, max-age=31536000, immutable" if immutable else b"no-cache"
     headers = (

@@ -15,7 +15,10 @@ from understudy.view.schema.report import ReportChart, ReportCurve, ReportReason
 
 
 def report_view(figures: ReportFigures, stores: Collection[str]) -> ReportView:
-    """A report with its charts. `stores` are the ids of those that the page can open; paths are left out."""
+    """Return a report with its charts.
+
+    `stores` are the ids of the stores that the page can open; paths are left out.
+    """
     verdict, mood = formatting.describe_judgement(figures)
     store_ids = [store_id(parse_location(point.directory)) for point in figures.points]
     headline = figures.headline

@@ -44,9 +44,9 @@ class ShownAttempt(Struct, frozen=True):
 
 
 def shown_attempt(store: Store, name: str, attempt_id: str | None) -> ShownAttempt:
-    """A rollout or a client by its id, with an attempt: the named one, else the one that decided, else the last.
+    """Return a rollout or client by its id, with the named attempt, else the one that decided it, else the last.
 
-    Raises ViewRefused for an attempt that is not the rollout's, StoreError where there is no such rollout.
+    Raises ViewRefused if the attempt belongs to another rollout, StoreError if there is no such rollout.
     """
     if name.startswith(CLIENT):
         client = store.runs.attempt(name)
@@ -71,7 +71,7 @@ def head(
     transcript: Transcript | None,
     votes: Sequence[VoteView],
 ) -> RolloutHead:
-    """All of a rollout but its turns, tokens, patch and raw bodies."""
+    """Return everything about a rollout except its turns, tokens, patch and raw bodies."""
     attempt, rollout = shown.attempt, shown.rollout
     task = None if rollout is None else store.runs.task(rollout.run_id, rollout.task_id)
     verdicts = {each.id: store.runs.verdict(each.id) for each in shown.attempts}
@@ -166,14 +166,14 @@ def _reused_verdict(store: Store, attempt_id: str) -> ReusedVerdict:
 
 
 def patch_view(store: Store, shown: ShownAttempt, offset: int, length: int) -> PatchView:
-    """A part of the shown attempt's patch."""
+    """Return part of the shown attempt's patch."""
     content = None if shown.attempt is None else store.runs.patch(shown.attempt.id)
     part = None if content is None else text_range(content.decode(errors="replace"), offset, length)
     return PatchView(attempt_id=None if shown.attempt is None else shown.attempt.id, patch=part)
 
 
 def log_range(store: Store, shown: ShownAttempt, name: str, offset: int, length: int) -> TextRange:
-    """A part of a log file of the shown attempt. Raises ViewRefused where it has none of that name."""
+    """Return part of a log file of the shown attempt. Raises ViewRefused if there is no log with that name."""
     logs = {} if shown.attempt is None else store.runs.logs(shown.attempt.id)
     if name not in logs:
         raise missing(f"the attempt has no log {name[:100]!r}", f"it has: {', '.join(sorted(logs)) or 'none'}")
@@ -184,7 +184,9 @@ def log_range(store: Store, shown: ShownAttempt, name: str, offset: int, length:
 
 
 def task_group(task_id: str, members: Sequence[tuple[RolloutRow, tuple[GroupTurn, ...]]]) -> TaskGroup:
-    """The rollouts of a task side by side: what each did, and the first turn where solved and unsolved part."""
+    """Return the rollouts of a task side by side: what each did, and the first turn where solved and unsolved
+    differ.
+    """
     rewards = [row.reward for row, _ in members if row.reward is not None]
     mean = fmean(rewards) if rewards else 0.0
     members_shown: list[GroupMember] = []
@@ -202,7 +204,7 @@ def task_group(task_id: str, members: Sequence[tuple[RolloutRow, tuple[GroupTurn
 
 
 def _parting(members: Sequence[GroupMember]) -> int | None:
-    """The first turn that no solved and unsolved rollout have in common any more; None where nothing differs."""
+    """Return the first turn that no solved and unsolved rollout have in common; None if nothing differs."""
     solved = [each for each in members if each.row.reward is not None and is_solved(each.row.reward)]
     unsolved = [each for each in members if each.row.reward is not None and not is_solved(each.row.reward)]
     together = [
@@ -214,7 +216,7 @@ def _parting(members: Sequence[GroupMember]) -> int | None:
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many of the first turns of two rollouts are the same."""
+    """Return how many of the first turns of two rollouts are equal."""
     count = 0
     for first, second in zip(one, other, strict=False):
         if first != second:

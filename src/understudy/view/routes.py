@@ -1,4 +1,7 @@
-"""The routes of the API: path, what it takes, what it answers. The server and the OpenAPI document read it."""
+"""The routes of the API: their paths, parameters and answers.
+
+The server and the OpenAPI document use this table.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +49,14 @@ SortKey = Literal[
 
 
 class NoParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A route without parameters in its query."""
+    """A route without query parameters."""
 
 
 class RolloutFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which rollouts, in which order. `task` matches a part of its id, `reason` of the reason or the error."""
+    """Which rollouts, in which order.
+
+    `task` matches a substring of the id, `reason` of the reason or the error.
+    """
 
     run: Annotated[str, Meta(max_length=500)] | None = None
     task: Annotated[str, Meta(max_length=500)] | None = None
@@ -77,20 +83,20 @@ class TaskGridQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class GroupQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The rollouts of a task; of a run where a store has several."""
+    """The rollouts of a task; `run` selects a run if the store has several."""
 
     task: Identifier
     run: Annotated[str, Meta(max_length=500)] | None = None
 
 
 class AttemptQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An attempt of the rollout [default: the one that decided it, else its last]."""
+    """An attempt of the rollout [default: the one that decided it, else the last]."""
 
     attempt: Identifier | None = None
 
 
 class TurnQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Turns from an index on, or from the one of a call; all branches unless one is named."""
+    """Turns from an index on, or from the turn of a call; of all branches unless one is named."""
 
     attempt: Identifier | None = None
     branch: Annotated[str, Meta(max_length=500)] | None = None
@@ -100,7 +106,7 @@ class TurnQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class BodyQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a block's text or arguments, or of the data URL of an image in it, by its `ref`."""
+    """Part of a block's text or arguments, or of the data URL of an image in it. `ref` identifies the block."""
 
     ref: Annotated[str, Meta(min_length=1, max_length=600)]
     field: Literal["text", "arguments", "image"] = "text"
@@ -111,7 +117,7 @@ class BodyQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a patch or a log, in characters."""
+    """Part of a patch or a log, in characters."""
 
     attempt: Identifier | None = None
     offset: Start = 0
@@ -119,13 +125,13 @@ class TextQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LogQuery(TextQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a log file of the attempt."""
+    """Part of a log file of the attempt."""
 
     name: Identifier
 
 
 class TokenQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The tokens of a call, or of its whole segment; `start` counts within the segment."""
+    """The tokens of a call, or of its whole segment; `start` is an index within the segment."""
 
     call: Identifier
     attempt: Identifier | None = None
@@ -135,7 +141,7 @@ class TokenQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RawQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A range of bytes of a body as it was sent; the answer has `x-size`, the bytes of the whole."""
+    """A byte range of a body as it was sent. The response header `x-size` gives the size of the whole."""
 
     part: Literal["request", "response"] = "request"
     offset: Start = 0
@@ -150,7 +156,7 @@ class CompareQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ReportQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The runs that are compared, the first one as the baseline, or one run or loop: ids with commas between."""
+    """The runs to compare, the first one being the baseline, or one run or loop: ids separated by commas."""
 
     stores: Annotated[str, Meta(min_length=1, max_length=2_000)]
 
@@ -169,7 +175,9 @@ class SessionFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class StateFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which states: of a conversation, or where an SQL condition holds, as in `understudy states --where`."""
+    """Which states: those of a conversation, or those that match an SQL condition, as in `understudy states
+    --where`.
+    """
 
     trace: Identifier | None = None
     where: Annotated[str, Meta(max_length=2_000)] | None = None
@@ -178,14 +186,14 @@ class StateFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class StateQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The messages of a state from an index on; negative `start` counts from the end."""
+    """The messages of a state from an index on; a negative `start` counts from the end."""
 
     start: int = -20
     limit: Limit = 50
 
 
 class PairQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which pairs, as `understudy pairs` makes them."""
+    """Which pairs, with the options of `understudy pairs`."""
 
     origin: Literal["replay", "rollouts"] = "rollouts"
     start: Start = 0
@@ -199,7 +207,7 @@ class VoteQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RedactionQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rollout [default: the newest ones], with at most so many samples of a rule."""
+    """A rollout [default: the newest ones], with at most this many samples per rule."""
 
     rollout: Identifier | None = None
     samples: Annotated[int, Meta(ge=0, le=20)] = 3
@@ -212,7 +220,7 @@ class EventQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """One path of the API. `name` is the function that answers; `events` and `raw` answers are no JSON."""
+    """One path of the API. `name` is the method that answers; answers with `events` or `raw` are not JSON."""
 
     method: Literal["GET", "POST"]
     path: str
@@ -282,4 +290,4 @@ ROUTES: Final[tuple[Route, ...]] = (
         summary="Server-sent events named `change`, one for every change of a store.",
     ),
 )
-"""Every route of the API. None of those with a body is there with --read-only."""
+"""Every route of the API. With --read-only, routes with a body are rejected."""

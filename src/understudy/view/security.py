@@ -1,8 +1,9 @@
-"""Who may ask the viewer: exact checks of host and origin, a token for any address but loopback, and the headers.
+"""Access control of the viewer: exact checks of host and origin, a token for any address but loopback, and
+headers.
 
-A page of any site can send requests to a server on this machine, and by DNS rebinding read what it answers. So a
-request must name this server in `host`, must not come from another origin, and where others than this machine can
-reach the server, must have the token.
+A page of any site can send requests to a server on this machine and, by DNS rebinding, read the answers. So a
+request must name this server in `host`, must not come from another origin, and, if other machines can reach the
+server, must have the token.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ HEADERS: Final[tuple[tuple[bytes, bytes], ...]] = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
 )
-"""Sent with every answer."""
+"""The headers of every response."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address that is listened on can be reached from this machine alone."""
+    """Whether an address to listen on can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -45,7 +46,7 @@ def is_loopback(host: str) -> bool:
 
 
 class AccessRules:
-    """What a request must have. `token` is None where only this machine can reach the server."""
+    """What a request must have. `token` is None if only this machine can reach the server."""
 
     def __init__(self, host: str, port: int) -> None:
         self.token = None if is_loopback(host) else secrets.token_urlsafe(24)
@@ -55,7 +56,7 @@ class AccessRules:
         self._any_address = host in ("0.0.0.0", "::")
 
     def check(self, method: str, headers: Mapping[bytes, bytes], token: str | None) -> None:
-        """Raise ViewRefused unless a request may be answered; `token` is the one in its query, if there is one."""
+        """Raise ViewRefused unless a request may be answered. `token` is the one in its query, if any."""
         host = headers.get(b"host", b"").lower()
         if host not in self._hosts and not (self._any_address and self._is_address(host)):
             raise ViewRefused(
@@ -74,7 +75,7 @@ class AccessRules:
                 "open the viewer's own address in the browser",
             )
         from_elsewhere = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
-        # A link on another site may open the page, but nothing there may load what is behind it.
+        # A link on another site may open the page, but such a site may not load anything else.
         if from_elsewhere and not (method == "GET" and headers.get(b"sec-fetch-mode") == b"navigate"):
             raise ViewRefused(
                 403, "origin", "the request comes from another site", "open the viewer's own address"
@@ -88,7 +89,7 @@ class AccessRules:
             )
 
     def _is_address(self, host: bytes) -> bool:
-        """Whether a `host` is an address with the port: a name could be one that an attacker rebinds."""
+        """Whether a `host` is an IP address with the port. A name could be one that an attacker rebinds."""
         name, _, port = host.decode("latin-1").rpartition(":")
         try:
             ipaddress.ip_address(name.strip("[]"))
@@ -109,5 +110,5 @@ class AccessRules:
         return any(hmac.compare_digest(each.encode("latin-1", "replace"), expected) for each in sent)
 
     def cookie(self) -> bytes:
-        """The header's value by which a browser that had the token in the address keeps it."""
+        """Return the header with which a browser that had the token in its address keeps it."""
         return f"{COOKIE}={self.token}; Path=/; HttpOnly; SameSite=Strict".encode()

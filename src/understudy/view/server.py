@@ -28,13 +28,13 @@ _log = logging.getLogger(__name__)
 
 BODY_LIMIT: Final = 20_000
 WORKERS: Final = 4
-"""How many answers are made at the same time; more wait."""
+"""How many answers are computed at the same time. Further requests wait."""
 _NO_STORE: Final = ((b"cache-control", b"no-store"), *HEADERS)
 _EVENTS: Final = [(b"content-type", b"text/event-stream; charset=utf-8"), *_NO_STORE]
 
 
 class ViewServer:
-    """The ASGI application. `stopping` ends the streams of events."""
+    """The ASGI application. `stopping` ends the event streams."""
 
     def __init__(self, api: ViewApi, rules: AccessRules, page: Page) -> None:
         self._api = api
@@ -99,7 +99,7 @@ class ViewServer:
             await request.send_response(200, content, _NO_STORE)
 
     def _route(self, method: str, segments: Sequence[str]) -> tuple[Route, dict[str, str]]:
-        """The route of a request, and the parts of its path. Raises ViewRefused."""
+        """Return the route of a request, and the variable parts of its path. Raises ViewRefused."""
         other: list[str] = []
         for route, pattern in self._routes:
             if (parts := _match(pattern, segments)) is not None:
@@ -120,10 +120,10 @@ class ViewServer:
         )
 
     async def _body(self, request: HttpRequest, kind: type[Struct]) -> Struct:
-        """The body of a request that writes. Raises ViewRefused for one that is too large or not as expected."""
+        """Return the body of a writing request. Raises ViewRefused if it is too large or invalid."""
         declared = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if declared != b"application/json":
-            # Another site's form can send other types without asking; JSON it cannot.
+            # Another site's form can send other content types without a preflight request, but not JSON.
             raise ViewRefused(415, "content_type", "expected content-type: application/json", "send JSON")
         body = bytearray()
         async for chunk in request.body_chunks():
@@ -176,7 +176,7 @@ class ViewServer:
         await request.send_response(200, content, [*own.items(), *headers], content_type=kind)
 
     def close(self) -> None:
-        """Let go of threads and stores, once no request is being answered."""
+        """Close threads and stores, once no request is being answered."""
         self._workers.shutdown(cancel_futures=True)
         self._api.close()
 
@@ -186,7 +186,7 @@ def _pattern(path: str) -> list[str]:
 
 
 def _match(pattern: Sequence[str], segments: Sequence[str]) -> dict[str, str] | None:
-    """The variable parts of a path by name; None where it is another one."""
+    """Return the variable parts of a path by name, or None if the path does not match."""
     if len(pattern) != len(segments):
         return None
     parts: dict[str, str] = {}
@@ -199,7 +199,7 @@ def _match(pattern: Sequence[str], segments: Sequence[str]) -> dict[str, str] | 
 
 
 def _decoded(data: bytes | Mapping[str, str], kind: type[Struct], what: str) -> Struct:
-    """A query or a body as its struct. Raises ViewRefused that names the field."""
+    """Decode a query or a body into its struct. Raises ViewRefused naming the field."""
     try:
         if isinstance(data, bytes):
             return msgspec.json.decode(data, type=kind)
@@ -212,9 +212,9 @@ def _decoded(data: bytes | Mapping[str, str], kind: type[Struct], what: str) -> 
 async def serve_view(
     api: ViewApi, host: str, port: int, started: Callable[[str, str | None], None], page: Page | None = None
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `started` gets the address and, where one is needed, the token.
+    """Serve until SIGINT or SIGTERM. `started` gets the address and, if one is required, the token.
 
-    Raises ConfigError where the address cannot be listened on.
+    Raises ConfigError if the address cannot be listened on.
     """
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()

@@ -33,11 +33,11 @@ from understudy.view.schema.sessions import (
 
 _PROMPT_TAIL = 6
 _PREVIEWED = 50
-"""So many conversations are looked through for a preview of a whole store."""
+"""How many conversations of a whole store are searched for a preview."""
 
 
 def session_page(store: Store, query: SessionFilter) -> SessionPage:
-    """A page of conversations, in the order in which they were stored."""
+    """Return a page of conversations in the order in which they were stored."""
     after = _number(query.cursor)
     listed, total = store.session_lists.traces(
         after, query.limit + 1, project=query.project, agent=query.agent, log_format=query.format, text=query.q
@@ -51,7 +51,7 @@ def session_page(store: Store, query: SessionFilter) -> SessionPage:
 
 
 def state_page(store: Store, query: StateFilter) -> StatePage:
-    """A page of states, in the order of their conversations. Raises ConfigError for a condition that is none."""
+    """Return a page of states in the order of their conversations. Raises ConfigError for an invalid condition."""
     start = _number(query.cursor)
     rows, total = store.session_lists.states(start, query.limit, trace_id=query.trace, where=query.where)
     count = fitting(rows)
@@ -70,7 +70,7 @@ def _number(cursor: str | None) -> int:
 
 
 def state_view(store: Store, state_id: str, query: StateQuery) -> StateView:
-    """A state with some of its messages. Raises ViewRefused where there is none."""
+    """Return a state with some of its messages. Raises ViewRefused if there is none."""
     quoted = state_id.replace("'", "''")
     listed, _ = store.session_lists.states(0, 1, where=f"state_id = '{quoted}'")
     state = next(_states(store, f"state_id = '{quoted}'"), None) if listed else None
@@ -118,7 +118,7 @@ def _call(ref: str, call: dict[str, Any]) -> BlockView:
 
 
 def _blocks(message: Message, ref: str) -> list[BlockView]:
-    """A chat message as blocks."""
+    """Convert a chat message to blocks."""
     role = str(message.get("role", ""))
     blocks: list[BlockView] = []
     if thinking := message.get("reasoning_content"):
@@ -147,7 +147,7 @@ def _action(action: TurnAction) -> tuple[BlockView, ...]:
 
 
 def pair_page(store: Store, query: PairQuery, votes: Sequence[VoteView]) -> PairPage:
-    """Some of a store's preference pairs, as `understudy pairs --unredacted` makes them."""
+    """Return some of a store's preference pairs, as `understudy pairs --unredacted` makes them."""
     tally, checks = PairCounts(), Checks(honours_votes=False)
     if query.origin == "replay":
         pairs_made = replay_pairs(store, checked=checks, tally=tally)
@@ -188,7 +188,7 @@ def pair_page(store: Store, query: PairQuery, votes: Sequence[VoteView]) -> Pair
 
 
 def redaction_view(store: Store, turns: Sequence[TurnView] | None, samples: int) -> RedactionView:
-    """What redaction would replace in a rollout's transcript, or in the first conversations of a store."""
+    """Return what redaction would replace in a rollout's transcript, or in the first conversations of a store."""
     conversations = islice(_conversations(store, turns), _PREVIEWED)
     preview = preview_redaction(conversations, Redactor.from_user_key(), samples=samples)
     return RedactionView(
@@ -218,7 +218,9 @@ def _conversations(store: Store, turns: Sequence[TurnView] | None) -> Iterator[C
 
 
 def agreement(votes: Sequence[VoteView]) -> tuple[float | None, int]:
-    """The share of pairs of votes on one subject that agree (None without such pairs); how many subjects."""
+    """Return the share of pairs of votes on one subject that agree (None without such pairs), and the number of
+    subjects.
+    """
     labels: dict[tuple[str, str], list[str]] = {}
     for vote in votes:
         labels.setdefault((vote.subject, vote.subject_id), []).append(vote.label)

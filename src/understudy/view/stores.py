@@ -1,4 +1,4 @@
-"""Stores as a whole: what each holds, how its run goes, and two runs by task."""
+"""Whole stores: what each contains, how its run is going, and comparisons of two runs by task."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REASONS = 20
 
 
 def summary(viewed: ViewedStore) -> StoreSummary:
-    """What a store holds. One that cannot be read, or is gone, is a summary that says so."""
+    """Return what a store contains. If it cannot be read or is gone, the summary says so."""
     try:
         return _loop_summary(viewed) if viewed.kind == "loop" else _store_summary(viewed, viewed.reading())
     except ViewRefused as refused:
@@ -127,7 +127,7 @@ def _changed_at(viewed: ViewedStore) -> float | None:
 
 
 def _about(run: Run) -> dict[str, str]:
-    """Of a run's configuration what a reader asks for first."""
+    """Return the most interesting parts of a run's configuration."""
     config = run.config
     values = {
         "purpose": config.get("purpose"),
@@ -140,7 +140,9 @@ def _about(run: Run) -> dict[str, str]:
 
 
 def health(store: Store, rows: Sequence[RolloutRow]) -> StoreHealth:
-    """How the runs of a store go: what waits, seconds by phase, faults by boundary, why some were not solved."""
+    """Return how the runs of a store are going: queues, seconds by phase, faults by boundary, unsolved
+    rollouts.
+    """
     phases: dict[str, list[float]] = {}
     faults: list[AttemptFault] = []
     versions = Counter[str]()
@@ -201,7 +203,7 @@ def _by_boundary(faults: Sequence[AttemptFault]) -> tuple[BoundaryFaults, ...]:
 def compared(
     before: ViewedStore, after: ViewedStore, first: Sequence[RolloutRow], second: Sequence[RolloutRow]
 ) -> ComparedRuns:
-    """Two stores by task, those with the greatest change first."""
+    """Compare two stores by task, with the greatest change first."""
     one, other = _by_task(first), _by_task(second)
     difference = compare(one, other)
     zero = SolveCounts(0, 0)
@@ -242,16 +244,16 @@ def _share(counts: SolveCounts | None) -> float:
 
 
 class SummaryCache:
-    """Summaries of stores that did not change, and of large ones that change all the time, for a while."""
+    """Caches summaries of unchanged stores, and for a while those of large stores that change constantly."""
 
     def __init__(self) -> None:
         self._summaries: dict[str, tuple[tuple[int, ...], float, StoreSummary]] = {}
 
     def of(self, viewed: ViewedStore) -> StoreSummary:
-        """The summary of a store: at most as old as ten times what making it took."""
+        """Return the summary of a store. It is at most ten times as old as the time that making it took."""
         stamp, now = viewed.stamp(), time.monotonic()
         cached = self._summaries.get(viewed.id)
-        # A store's file grows: one that is another, or smaller, was put in its place.
+        # A store's file only grows. A different or smaller file means that the store was replaced.
         is_same_file = cached is not None and cached[0][:1] == stamp[:1] and cached[0][1:2] <= stamp[1:2]
         if cached is not None and (cached[0] == stamp or (is_same_file and now < cached[1])):
             return cached[2]

@@ -1,4 +1,6 @@
-"""The tokens of a call: ids, texts, logprobs, mask and versions, with what trainers computed for them."""
+"""The tokens of a call: ids, texts, logprobs, mask and versions, with the values that trainers computed for
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,21 @@ from understudy.view.transcripts import Transcript, segment_of, segment_view
 
 
 class TokenTexts:
-    """The texts of token ids by a model's own tokenizer. Raises ConfigError where the directory has none."""
+    """The texts of token ids, by a model's own tokenizer. Raises ConfigError if the directory has none."""
 
     def __init__(self, directory: Path, name: str | None = None) -> None:
         self.name = name or str(directory)
         file = directory / "tokenizer.json"
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # what `tokenizers` raises has no narrower class
+        except Exception as error:  # `tokenizers` raises no narrower class
             raise ConfigError(
                 f"{file} cannot be read: {error}; give a model's directory with --tokenizer, or leave it out"
             ) from error
         self._texts: dict[int, str] = {}
 
     def of(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """The text of each id; a part of a character is shown as the replacement character."""
+        """Return the text of each id. Part of a character is shown as the replacement character."""
         return tuple(self._text(each) for each in ids)
 
     def _text(self, token_id: int) -> str:
@@ -50,7 +52,7 @@ class TokenTexts:
 
 
 class TokenizerFinder:
-    """The tokenizers of runs: the one that was chosen, else the one that a run's configuration names."""
+    """Finds the tokenizers of runs: the chosen one, else the one that a run's configuration names."""
 
     def __init__(self, directory: Path | None) -> None:
         self._chosen = None if directory is None else TokenTexts(directory_of(directory))
@@ -59,7 +61,7 @@ class TokenizerFinder:
         self._scripted: TokenTexts | None = None
 
     def of_run(self, config: Mapping[str, Any]) -> TokenTexts | None:
-        """The tokenizer of a run; None where none is on this machine. Nothing is fetched."""
+        """Return the tokenizer of a run, or None if it is not on this machine. Nothing is downloaded."""
         if self._chosen is not None:
             return self._chosen
         high = _at(config, "gateway", "models", "high")
@@ -83,7 +85,7 @@ class TokenizerFinder:
                 try:
                     self._by_directory[directory] = TokenTexts(directory)
                 except ConfigError:
-                    # The ids are shown without texts: the run's model may have changed since.
+                    # Show the ids without texts, since the run's model may have changed meanwhile.
                     self._by_directory[directory] = None
             return self._by_directory[directory]
 
@@ -96,7 +98,7 @@ def _at(value: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 
 def token_page(store: Store, transcript: Transcript, query: TokenQuery, texts: TokenTexts | None) -> TokenPage:
-    """The tokens of a call, or of its whole segment. Raises ViewRefused where there is no such call."""
+    """Return the tokens of a call, or of its whole segment. Raises ViewRefused if there is no such call."""
     turn = transcript.turn(transcript.index(query.call))
     segments = transcript.outlined.segments
     index = next((n for n, each in enumerate(segments) if query.call in each.call_ids), None)
@@ -150,7 +152,7 @@ def token_page(store: Store, transcript: Transcript, query: TokenQuery, texts: T
 
 
 def _versions(calls: Sequence[Call], segment: Segment) -> tuple[list[int], tuple[str, ...]]:
-    """For each token of a segment the index of the version that sampled it, -1 where it is not known."""
+    """Return for each token of a segment the index of the version that sampled it, -1 for unknown."""
     names: dict[str, int] = {}
     versions = [-1] * len(segment.token_ids)
     for call, (start, end) in zip(calls, segment.completions, strict=True):
@@ -158,7 +160,7 @@ def _versions(calls: Sequence[Call], segment: Segment) -> tuple[list[int], tuple
             for span in call.policy_spans:
                 number = names.setdefault(span.version, len(names))
                 if span.start is None or span.end is None:
-                    # Two versions of which nobody knows where the one gave way to the other.
+                    # The weights changed during the call, and it is unknown at which token.
                     if len(call.policy_spans) == 1:
                         versions[start:end] = [number] * (end - start)
                     continue
@@ -171,7 +173,7 @@ def _versions(calls: Sequence[Call], segment: Segment) -> tuple[list[int], tuple
 
 
 def _trainer(store: Store, segment: Segment, start: int, stop: int) -> tuple[TrainerTokens, ...]:
-    """What updates computed for the tokens from `start` to `stop` of a segment, by step."""
+    """Return what updates computed for the tokens in [start, stop) of a segment, by step."""
     by_step: dict[int, dict[str, StepTokenValues]] = {}
     for call_id, (low, high) in zip(segment.call_ids, segment.completions, strict=True):
         if low < stop and high > start:

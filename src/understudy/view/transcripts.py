@@ -1,8 +1,8 @@
-"""The calls of an attempt as turns: read piece by piece, cut to what each call adds, and remembered for a while.
+"""The calls of an attempt as turns: read piece by piece, reduced to what each call adds, and cached for a while.
 
-A call's request repeats the whole conversation; a turn has what is new in it, and of long texts the beginning. So
-reading takes the length of the conversation, not its square, and the first turns can be shown before the last are
-read. The rest of a text, and tokens, are read when they are asked for.
+A call's request repeats the whole conversation; a turn has only what is new in it, and only the beginning of long
+texts. So reading takes time linear in the conversation's length, and the first turns can be shown before the last
+are read. The rest of a text, and tokens, are read on request.
 """
 
 from __future__ import annotations
@@ -45,23 +45,26 @@ from understudy.wire.model import Block, Conversation, Part, image_url
 from understudy.wire.stored import CutText, RequestReader, characters, image_data, read_request, read_response
 
 _SHORT = 300
-"""Where a turn's blocks would not fit into a page, so much of each text is shown."""
+"""If a turn's blocks do not fit on a page, this many characters of each text are shown."""
 _WHOLE = 1 << 53
 _ACTION = 160
 _PIECE = 100
 """How many calls are read at once."""
 _PAUSE_S = 0.0005
-"""For so long the lock of a transcript is free between two pieces: who waits for it would not get it otherwise."""
+"""How many seconds the lock of a transcript is released between two pieces, so that waiting threads can get it."""
 _CACHE_BYTES = 20_000_000
-"""About how many characters of results are kept of an attempt: of very many results shorter beginnings."""
+"""About how many characters of tool results are kept per attempt.
+
+If there are very many results, less of each is kept.
+"""
 MOST_ACTIONS = 200
 """The most turns of a rollout that are compared with those of others."""
 
 
 class Transcript:
-    """An attempt's calls so far, in their order. `total` is how many there are, some of which may not be read yet.
+    """An attempt's calls read so far, in order. `total` is how many there are.
 
-    `nodes` are of a tree that may grow: use it within `TranscriptCache.reading`.
+    `nodes` belong to a tree that may grow, so use them only within `TranscriptCache.reading`.
     """
 
     def __init__(self, nodes: tuple[Node, ...] = (), total: int = 0) -> None:
@@ -79,7 +82,7 @@ class Transcript:
 
     @cached_property
     def outlined(self) -> Outlined:
-        """The token sequences without tokens."""
+        """The token sequences without their tokens."""
         return outline(Trajectory(self.nodes))
 
     @cached_property
@@ -89,7 +92,7 @@ class Transcript:
 
     @cached_property
     def actions(self) -> tuple[GroupTurn, ...]:
-        """The first main turns on a line each, one more than are shown."""
+        """One line for each of the first main turns, with one turn more than is shown."""
         main = (
             _action(index, node)
             for index, node in enumerate(self.nodes)
@@ -98,28 +101,28 @@ class Transcript:
         return tuple(islice(main, MOST_ACTIONS + 1))
 
     def index(self, call_id: str) -> int:
-        """The number of a call. Raises ViewRefused where there is none."""
+        """Return the index of a call. Raises ViewRefused if there is none."""
         index = self._by_call.get(call_id)
         if index is None:
             raise missing(f"this attempt has no call {call_id[:100]!r}", "take a `call_id` of its turns")
         return index
 
     def of_branch(self, branch: str | None) -> Sequence[int]:
-        """The numbers of a branch's calls, or of all."""
+        """Return the indexes of a branch's calls, or of all calls."""
         if branch is None:
             return range(len(self.nodes))
         return [index for index, node in enumerate(self.nodes) if node.branch == branch]
 
     def turn(self, index: int, cut: int = TEXT_CHARACTERS) -> TurnView:
-        """A call as a turn, with at most `cut` characters of each text."""
+        """Return a call as a turn, with at most `cut` characters of each text."""
         return _turn(index, self.nodes[index], cut)
 
 
 class TranscriptReader:
-    """Reads the calls of an attempt piece by piece: each call costs what is new in it.
+    """Reads the calls of an attempt piece by piece. Each call costs only what is new in it.
 
-    The beginnings of tools' results are kept; all of them if it is to be `whole`. `size` is about how many
-    characters are held.
+    Only the beginnings of tool results are kept, unless `whole` is set. `size` is about how many characters are
+    held.
     """
 
     def __init__(self, attempt_id: str, *, whole: bool = False) -> None:
@@ -141,29 +144,29 @@ class TranscriptReader:
         self._held = self.size = 0
 
     def read(self, store: Store, until: int | None) -> Transcript:
-        """The transcript with at least `until` calls [default: all]."""
+        """Return the transcript with at least `until` calls (default: all)."""
         needed = self.wanted(store, until)
         while self.extend(store, needed):
             pass
         return self.transcript()
 
     def wanted(self, store: Store, until: int | None) -> int:
-        """How many calls to read, of those that there are now, for the first `until` [default: all]."""
+        """Return how many of the calls that exist now must be read for the first `until` calls (default: all)."""
         self._total = total = store.calls.count(self._attempt_id)
-        # Where a call that began earlier was stored later: the tree is of the calls in the order they began.
+        # A call that began earlier may be stored later, but the tree needs calls in the order in which they began.
         if not self._read or store.calls.count(self._attempt_id, self._last) != self._read:
             self._begin(total)
         return total if until is None else min(total, until)
 
     def transcript(self) -> Transcript:
-        """What has been read."""
+        """Return what has been read so far."""
         transcript = self._transcript
         if transcript is None or transcript.total != self._total or len(transcript.nodes) != self._read:
             transcript = self._transcript = Transcript(self._builder.trajectory().nodes, self._total)
         return transcript
 
     def extend(self, store: Store, needed: int) -> bool:
-        """Read the next piece of the first `wanted` calls; False where there is none."""
+        """Read the next piece of the first `wanted` calls. Returns False if there is none."""
         if self._read >= needed:
             return False
         limit = min(needed - self._read, _PIECE)
@@ -194,7 +197,7 @@ class TranscriptReader:
 
 
 class TranscriptCache:
-    """The transcripts that were read last, up to `limit` characters of them. Safe to use from many threads."""
+    """Caches recently read transcripts, up to `limit` characters in total. Safe to use from many threads."""
 
     def __init__(self, limit: int = 40_000_000) -> None:
         self._limit = limit
@@ -205,9 +208,9 @@ class TranscriptCache:
     def reading(
         self, store: Store, key: str, attempt_id: str, until: int | None = None, within_s: float | None = None
     ) -> Generator[Transcript]:
-        """The transcript of an attempt with the first `until` calls at least [default: all].
+        """Yield the transcript of an attempt with at least the first `until` calls (default: all).
 
-        With `within_s` what can be read in so many seconds, and at least one piece more. Raises StoreError.
+        `within_s` limits the reading to this many seconds, but at least one more piece. Raises StoreError.
         """
         with self._lock:
             reader = self._readers.get((key, attempt_id))
@@ -216,7 +219,7 @@ class TranscriptCache:
             self._readers.move_to_end((key, attempt_id))
         with reader.lock:
             needed = reader.wanted(store, until)
-        # Who asks for calls that are read already does not wait for the others.
+        # Requests for calls that are read already do not wait for other requests.
         end = math.inf if within_s is None else time.monotonic() + within_s
         while self._extended(reader, store, needed) and time.monotonic() < end:
             time.sleep(_PAUSE_S)
@@ -233,13 +236,13 @@ class TranscriptCache:
 
 
 def whole_turns(store: Store, attempt_id: str) -> tuple[TurnView, ...]:
-    """The turns of an attempt with whole texts. Raises StoreError."""
+    """Return the turns of an attempt with complete texts. Raises StoreError."""
     transcript = TranscriptReader(attempt_id, whole=True).read(store, None)
     return tuple(transcript.turn(index, _WHOLE) for index in range(len(transcript.nodes)))
 
 
 def _request_blocks(node: Node) -> list[Block]:
-    """What is new in a request. A superseded call's is shown with the call that was made in its place."""
+    """Return what is new in a request. What a superseded call asked is shown with the call that replaced it."""
     return [] if node.superseded else _not_answers(node.conversation.blocks[node.fresh :])
 
 
@@ -284,7 +287,7 @@ def _turn(index: int, node: Node, cut: int) -> TurnView:
 
 
 def _action(index: int, node: Node) -> GroupTurn:
-    """What a turn did, on one line, and a digest of all of it."""
+    """Return what a turn did on one line, and a digest of all of it."""
     parts: list[str] = []
     digest = hashlib.sha256()
     for block in node.answer or ():
@@ -303,7 +306,7 @@ def _call_id(node: Node | None) -> str | None:
 
 
 def segment_of(store: Store, segment: SegmentOutline) -> tuple[Segment, list[Call]]:
-    """A segment with its tokens, and the calls that it is of. Raises StoreError."""
+    """Return a segment with its tokens, and the calls that it consists of. Raises StoreError."""
     calls = store.calls.with_tokens(segment.call_ids)
     by_id = {call.id: call for call in calls}
     ordered = [by_id[call_id] for call_id in segment.call_ids]
@@ -314,7 +317,7 @@ def segment_of(store: Store, segment: SegmentOutline) -> tuple[Segment, list[Cal
 
 
 def turn_page(transcript: Transcript, branch: str | None, start: int, limit: int) -> TurnPage:
-    """Turns of a branch, or all, from `start` on, as many as a page has room for."""
+    """Return turns of a branch, or all turns, from `start` on, as many as fit on a page."""
     turns = transcript.of_branch(branch)
     total = transcript.total if branch is None else len(turns)
     views: list[TurnView] = []
@@ -341,7 +344,7 @@ def _encoded(view: object) -> bytes:
 
 
 def _shortened(turn: TurnView) -> TurnView:
-    """A turn that a page has room for: short texts, and only the last of what was asked."""
+    """Return a turn that fits on a page: with short texts, and only the last of its request's new blocks."""
     answered = tuple(map(_short, turn.answered))
     view = msgspec.structs.replace(turn, asked=(), answered=answered)
     room = PAGE_BYTES - 10_000 - len(_encoded(view))
@@ -364,7 +367,7 @@ def _views(blocks: Sequence[Block], prefix: str, cut: int) -> tuple[BlockView, .
 
 
 def block_view(block: Block, ref: str, cut: int = TEXT_CHARACTERS) -> BlockView:
-    """A block with a text of at most `cut` characters."""
+    """Return a block with at most `cut` characters of its text."""
     return BlockView(
         ref=ref,
         role=block.role,
@@ -382,13 +385,13 @@ def block_view(block: Block, ref: str, cut: int = TEXT_CHARACTERS) -> BlockView:
 
 
 def _image_view(image: Part) -> ImageView:
-    """An image without its data, whole or cut (`cut_block`)."""
+    """Return an image without its data, whether the image is complete or cut (`cut_block`)."""
     media_type, characters = image_data(image)
     return ImageView(media_type=media_type, size=characters * 3 // 4)
 
 
 def body_range(store: Store, transcript: Transcript, query: BodyQuery) -> TextRange:
-    """A part of a block's text, arguments or image. Raises ViewRefused for what names none."""
+    """Return part of a block's text, arguments or image. Raises ViewRefused if there is no such block."""
     ref = query.ref
     call_id, _, rest = ref.rpartition("/")
     call_id, _, part = call_id.rpartition("/")
@@ -412,7 +415,7 @@ def body_range(store: Store, transcript: Transcript, query: BodyQuery) -> TextRa
 
 
 def text_range(text: str, offset: int, length: int) -> TextRange:
-    """A part of a text that a page has room for."""
+    """Return the part of a text that fits on a page."""
     part = text[offset : offset + length]
     while len(_encoded(part)) > PAGE_BYTES - 2_000:
         part = part[: len(part) // 2]
@@ -421,7 +424,7 @@ def text_range(text: str, offset: int, length: int) -> TextRange:
 
 
 def call_page(transcript: Transcript, branch: str | None, start: int, limit: int) -> CallPage:
-    """Calls of a branch, or all, a line each."""
+    """Return the calls of a branch, or all calls, on one line each."""
     turns = transcript.of_branch(branch)
     total = transcript.total if branch is None else len(turns)
     lines = [_call_line(index, transcript.nodes[index]) for index in turns[start : start + limit]]
@@ -450,7 +453,7 @@ def _call_line(index: int, node: Node) -> CallLine:
 
 
 def _branch_views(nodes: Sequence[Node], indices: dict[str, int]) -> tuple[BranchView, ...]:
-    """A line for each branch, in the order of their first calls."""
+    """Return a line for each branch, in order of their first calls."""
     branches: dict[str, list[Node]] = {}
     for node in nodes:
         branches.setdefault(node.branch, []).append(node)
@@ -459,7 +462,10 @@ def _branch_views(nodes: Sequence[Node], indices: dict[str, int]) -> tuple[Branc
 
 
 def _above(first: Node, branches: dict[str, list[Node]]) -> str | None:
-    """The branch that one hangs under. What goes on after a compaction stands beside what was summed up."""
+    """Return the branch that a branch hangs under.
+
+    What follows a compaction is a sibling of what was summarised.
+    """
     while first.continues is not None and (before := first.continues.parent) is not None:
         first = branches[before.branch][0]
     node = first.spawned_by or first.parent
@@ -492,12 +498,12 @@ def _branch_view(name: str, nodes: Sequence[Node], above: dict[str, str | None],
 
 
 def segment_views(transcript: Transcript) -> tuple[SegmentView, ...]:
-    """The token sequences, and why each begins where it does."""
+    """Return the token sequences, and why each begins where it does."""
     return tuple(segment_view(index, segment) for index, segment in enumerate(transcript.outlined.segments))
 
 
 def segment_view(index: int, segment: SegmentOutline) -> SegmentView:
-    """One token sequence without its tokens."""
+    """Return one token sequence without its tokens."""
     return SegmentView(
         index=index,
         reason=segment.reason,

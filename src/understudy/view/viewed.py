@@ -1,4 +1,4 @@
-"""One store as the viewer reads it: a directory with a store or with a loop, or a database."""
+"""One store as the viewer reads it: a directory with a store or a loop, or a database."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from understudy.view.faults import ViewRefused, missing
 from understudy.view.schema.stores import StoreState
 
 Stamp = tuple[int, ...]
-"""Changes with every write. Of each file, or of the database: its identity, its size, and when it was written."""
+"""Changes with every write: for each file, or for the database, its identity, size and last write time."""
 
 
 class ViewedStore(ABC):
-    """A store, or a loop, and where it is. `name` is what lists call it."""
+    """A store or a loop, and its location. `name` is its name in lists."""
 
     def __init__(
         self, location: StoreLocation, name: str, kind: Literal["store", "loop"], parent_id: str | None
@@ -36,7 +36,7 @@ class ViewedStore(ABC):
 
     @property
     def directory(self) -> Path:
-        """The directory that it is in. Raises ViewRefused for one in a database."""
+        """The directory that contains it. Raises ViewRefused for a store in a database."""
         if isinstance(self.location, StoreUrl):
             raise ViewRefused(
                 400,
@@ -48,26 +48,26 @@ class ViewedStore(ABC):
 
     @abstractmethod
     def stamp(self) -> Stamp:
-        """What changes with every write; empty when the store is gone or cannot be reached."""
+        """Return a value that changes with every write; empty if the store is gone or cannot be reached."""
 
     @abstractmethod
     def state(self) -> tuple[StoreState, object]:
-        """Whether it can be read, and what differs after every change of it."""
+        """Return whether it can be read, and a value that changes with every write."""
 
     @abstractmethod
     def reading(self) -> Store:
-        """The store, open for reading alone; opened again where another one is in its place.
+        """Return the store, opened read-only, and reopened if another one took its place.
 
-        Raises ViewRefused where it is gone, StoreError where it cannot be read.
+        Raises ViewRefused if it is gone, StoreError if it cannot be read.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
 
 
 class ViewedDirectory(ViewedStore):
-    """A directory with a store, or with a loop; it is named by its path below the directory that was given."""
+    """A directory with a store or a loop. Its name is its path relative to the given directory."""
 
     def __init__(self, directory: Path, name: str, kind: Literal["store", "loop"], parent_id: str | None) -> None:
         super().__init__(directory, name, kind, parent_id)
@@ -76,7 +76,7 @@ class ViewedDirectory(ViewedStore):
         self._file: tuple[int, int] | None = None
 
     def stamp(self) -> Stamp:
-        """Sizes and times of the files."""
+        """Return sizes and times of the files."""
         names = ("state.json", "loop.json", "metrics.jsonl") if self.kind == "loop" else (FILE, f"{FILE}-wal")
         stamp: list[int] = []
         for name in names:
@@ -88,7 +88,10 @@ class ViewedDirectory(ViewedStore):
         return tuple(stamp)
 
     def reading(self) -> Store:
-        """The store; opened again where another file is in its place: SQLite would go on reading the former."""
+        """Return the store.
+
+        It is reopened if its file was replaced, because SQLite would continue to read the old one.
+        """
         with self._lock:
             self._check_file()
             if self._store is None:
@@ -96,7 +99,7 @@ class ViewedDirectory(ViewedStore):
             return self._store
 
     def state(self) -> tuple[StoreState, object]:
-        """The state, and a number that differs after every change by another process."""
+        """Return the state, and a number that changes with every write of another process."""
         stamp = self.stamp()
         if not stamp:
             return "missing", None
@@ -117,7 +120,7 @@ class ViewedDirectory(ViewedStore):
             return self._counter.read()
 
     def _check_file(self) -> None:
-        """Let go of a file that was deleted or replaced: SQLite would go on reading it."""
+        """Close a file that was deleted or replaced, because SQLite would continue to read it."""
         try:
             status = (self.directory / FILE).stat()
         except OSError as error:
@@ -131,7 +134,7 @@ class ViewedDirectory(ViewedStore):
             self._file = (status.st_dev, status.st_ino)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._release()
 
@@ -146,7 +149,7 @@ class ViewedDirectory(ViewedStore):
 
 
 class ViewedDatabase(ViewedStore):
-    """A store in PostgreSQL, named as its database. The server itself refuses writes of these connections."""
+    """A store in PostgreSQL, named after its database. The server itself rejects writes on these connections."""
 
     def __init__(self, url: StoreUrl) -> None:
         super().__init__(url, url.database, "store", None)
@@ -157,21 +160,21 @@ class ViewedDatabase(ViewedStore):
         self._away: tuple[float, str] | None = None
 
     def stamp(self) -> Stamp:
-        """The counter of its writers' transactions, and when the last one was committed."""
+        """Return the counter of its writers' transactions, and the time of the last commit."""
         try:
             return self._changes()
         except UnderstudyError:
             return ()
 
     def state(self) -> tuple[StoreState, object]:
-        """The state, and the stamp; of a database that cannot be reached, what is the matter."""
+        """Return the state and the stamp; for a database that cannot be reached, the reason."""
         try:
             return "ok", self._changes()
         except UnderstudyError as error:
             return "unreadable", str(error)
 
     def reading(self) -> Store:
-        """The store; opened again where the database was made anew."""
+        """Return the store. It is reopened if the database was recreated."""
         self._changes()
         return self._opened()[1]
 
@@ -182,7 +185,7 @@ class ViewedDatabase(ViewedStore):
         try:
             stamp = self._opened()[0].changes()
         except StoreError as error:
-            # A host that does not even refuse is waited for long, and other stores with it: it is asked seldom.
+            # A host that does not respond at all delays this and other stores, so it is tried rarely.
             if (took := time.monotonic() - began) > 1:
                 self._away = time.monotonic() + 3 * took, str(error)
             raise
@@ -195,7 +198,7 @@ class ViewedDatabase(ViewedStore):
     def _opened(self) -> tuple[PostgresqlDriver, Store]:
         with self._lock:
             if self._driver is None or self._store is None:
-                # A server that is away is an error on the page at once, and asked again with the next request.
+                # An unavailable server is shown as an error at once, and tried again with the next request.
                 self._driver = PostgresqlDriver(self.url, create=False, read_only=True, outage_s=0.0)
                 self._store = Store(self.url, self._driver)
             return self._driver, self._store

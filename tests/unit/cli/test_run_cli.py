@@ -42,7 +42,7 @@ from support import understudy
 def test_a_former_command_line_is_answered_with_the_present_one(former: str, now: str):
     words = shlex.split(former)
     assert current_spelling(words) == f"understudy run {now}"
-    with pytest.raises(ConfigError, match="new form"):
+    with pytest.raises(ConfigError, match="old syntax"):
         refuse_old_spelling(words)
     # What is answered is no former spelling itself.
     refuse_old_spelling(shlex.split(now, posix=True) and ["run", *shlex.split(now)])

@@ -132,9 +132,9 @@ def test_excluded_tasks_are_looked_for_in_what_was_sent(tmp_path: Path):
 def test_what_cannot_be_exported_is_named(tmp_path: Path):
     put_clients(tmp_path / "gateway")
     with Store.open(tmp_path / "gateway", create=False) as store:
-        with pytest.raises(ConfigError, match=r"no key 'carol'; it has: 'alice'"):
+        with pytest.raises(ConfigError, match=r"no key 'carol'; expected one of: 'alice'"):
             trl.export_tokens(corpus(store, "carol"), tmp_path / "out")
-        with pytest.raises(ConfigError, match="no calls with these keys in this time"):
+        with pytest.raises(ConfigError, match="no calls with these keys in the chosen time"):
             hf.export(corpus(store, "alice", since=1e9), tmp_path / "out")
         with pytest.raises(ConfigError, match="--unredacted"):
             Corpus(store, corpus(store, "alice").selection)
@@ -154,7 +154,7 @@ def test_the_command_takes_keys_and_times(tmp_path: Path):
     assert "is redacted" in output
     for options, reason in (
         (("--key", "alice"), "--unredacted"),
-        (("--since", "1970-01-01"), "--since: expected with --key"),
+        (("--since", "1970-01-01"), "--since only applies with --key"),
         (("--key", "alice", "--since", "yesterday"), "--since: expected a time in ISO 8601"),
         (("--key", "alice", "--run", "run1"), "--run: applies to sessions and rollouts"),
     ):

@@ -260,7 +260,7 @@ def test_a_run_that_is_not_there_is_named(tmp_path: Path):
 def test_a_gateways_own_store_is_refused(tmp_path: Path):
     with Store.open(tmp_path) as store:
         store.keys.add_client("me").result()
-        with pytest.raises(ConfigError, match="store of a gateway without runs"):
+        with pytest.raises(ConfigError, match="belongs to a gateway without runs"):
             export(store, tmp_path)
 
 

@@ -314,7 +314,7 @@ def test_what_cannot_be_shown_is_said(store: Path, tmp_path: Path):
     assert wrong.returncode == 2 and "no such column: modle" in wrong.stderr and "model" in wrong.stderr
     assert "has no store" in understudy("states", str(tmp_path / "none")).stderr
     both = understudy("states", str(store), "--json", "--output", str(tmp_path / "x.jsonl"))
-    assert "give one of them" in both.stderr
+    assert "give only one of them" in both.stderr
 
 
 def rows_back(path: Path) -> Iterator[dict[str, Any]]:

@@ -88,7 +88,7 @@ def test_nothing_secret_is_shown_unless_asked_for_and_nothing_steers_the_termina
 
 def test_an_id_that_is_none_or_not_one_is_refused_with_what_to_do(store: Path):
     several = show(store, "aaaa-", code=2)
-    assert "sessions aaaa-1, aaaa-2" in several and "type more of the id" in several
+    assert "sessions aaaa-1, aaaa-2" in several and "type more characters of the id" in several
     assert "no id of a session or state begins with 'zzz'" in show(store, "zzz", code=2)
     assert "expected at most" in show(store, "aaaa-1", "more", code=2)
     assert "expected at most" in show(store, "aaaa-1", "--dir", str(store), code=2)

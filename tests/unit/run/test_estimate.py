@@ -45,7 +45,7 @@ def test_an_estimate_is_the_measured_means_times_the_rollouts(place: Path):
 def test_nothing_to_measure_by_is_said(tmp_path: Path):
     with Store.open(tmp_path / "empty"):
         pass
-    with pytest.raises(ConfigError, match=r"has no graded rollout.*--limit 4"):
+    with pytest.raises(ConfigError, match=r"no graded rollout.*--limit 4"):
         measure([tmp_path / "empty"])
 
 

@@ -72,7 +72,7 @@ async def test_a_fleet_gives_up_after_several_errors_in_a_row_of_each_actor(
     fleet = fleet_of(_Method(*[ERROR] * 9999))
     fleet.start("run")
     tries = 0
-    with pytest.raises(ConfigError, match="3 times in a row, the last one by: the database is away"):
+    with pytest.raises(ConfigError, match="3 times in a row, the last one with: the database is away"):
         while True:
             tries += "begins anew" in fleet.waits()
             await asyncio.sleep(0.01)

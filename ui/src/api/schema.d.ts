@@ -470,14 +470,14 @@ export interface components {
     schemas: {
         /**
          * ErrorAnswer
-         * @description The body of every answer whose status is 400 or more.
+         * @description The body of every response with a status of 400 or more.
          */
         ErrorAnswer: {
             error: components["schemas"]["ViewError"];
         };
         /**
          * ViewError
-         * @description What went wrong: a `type` for programs, a `message` for people, and what to do about it (`remedy`).
+         * @description What went wrong: a `type` for programs, a `message` for people, and the `remedy`.
          */
         ViewError: {
             type: string;
@@ -498,9 +498,9 @@ export interface components {
          * StoreSummary
          * @description A store, or a loop with the stores of its waves (whose `parent_id` is the loop's id).
          *
-         *         `name` is the path relative to the directory that was given, `id` does not change while the path does not.
-         *         `rollouts` counts by status. `solve_rate` has a 95 % interval and is None where nothing is graded. `live` when
-         *         rollouts are on their way. `error` says why a store whose `state` is not ok cannot be read.
+         *         `name` is the path relative to the given directory; `id` is the same as long as the path is. `rollouts` counts
+         *         by status. `solve_rate` has a 95 % interval and is None if nothing is graded. `live`: some rollouts are in
+         *         progress. `error` says why a store whose `state` is not ok cannot be read.
          */
         StoreSummary: {
             id: string;
@@ -566,7 +566,7 @@ export interface components {
         };
         /**
          * StoreHealth
-         * @description How a run goes: what waits, who works, phases, faults by boundary, why graded rollouts were not solved.
+         * @description How a run is going: queues, workers, phases, faults by boundary, and why graded rollouts were not solved.
          */
         StoreHealth: {
             open: components["schemas"]["OpenRollouts"][];
@@ -604,7 +604,7 @@ export interface components {
         };
         /**
          * PhaseTimes
-         * @description How long a phase of attempts took, in seconds: the median and the 99th percentile of `attempts`.
+         * @description How long a phase of attempts took, in seconds: the median and the 99th percentile over `attempts`.
          */
         PhaseTimes: {
             phase: string;
@@ -614,7 +614,8 @@ export interface components {
         };
         /**
          * BoundaryFaults
-         * @description Faults that crossed one boundary: attempts that met one, rollouts given up for it, a message.
+         * @description Faults at one boundary: the attempts that met one, the rollouts given up because of it, and a sample
+         *         message.
          */
         BoundaryFaults: {
             boundary: string;
@@ -624,9 +625,10 @@ export interface components {
         };
         /**
          * RolloutPage
-         * @description A page of the rollouts that meet the filter; `total` is how many do. `matches` is the text around `q`.
+         * @description A page of the rollouts that match the filter; `total` is their number.
          *
-         *         `unsearched` is how many rollouts the full-text index lacks yet: asked again, there are fewer.
+         *         `matches` holds the text around matches of `q`. `unsearched` is how many rollouts the full-text index still
+         *         lacks; it shrinks with each request.
          */
         RolloutPage: {
             rollouts: components["schemas"]["RolloutRow"][];
@@ -640,10 +642,11 @@ export interface components {
         };
         /**
          * RolloutRow
-         * @description A rollout in a list. Reward, reason and integrity are of the attempt that decided, None where none did.
+         * @description A rollout in a list.
          *
-         *         Turns, tokens, cost and seconds are of that attempt, else of the last one. `reviewed` when a person has said
-         *         whether its patch is clean.
+         *         Reward, reason and integrity are those of the attempt that decided it, None if there is none. Turns, tokens,
+         *         cost and seconds are also that attempt's, else the last one's. `reviewed`: a person decided whether its patch
+         *         is clean.
          */
         RolloutRow: {
             id: string;
@@ -690,7 +693,7 @@ export interface components {
         };
         /**
          * TaskGridPage
-         * @description Tasks in the order of their ids.
+         * @description Tasks in order of their ids.
          */
         TaskGridPage: {
             tasks: components["schemas"]["TaskGridRow"][];
@@ -724,7 +727,7 @@ export interface components {
          * TaskGroup
          * @description All rollouts of a task by one agent. `parting` is the first turn in which solved and unsolved ones differ.
          *
-         *         Of long rollouts only the first turns are compared; `cut` says that.
+         *         Of long rollouts only the first turns are compared, which `cut` says.
          */
         TaskGroup: {
             task_id: string;
@@ -734,7 +737,7 @@ export interface components {
         };
         /**
          * GroupMember
-         * @description A rollout of a task beside the others. `advantage` is its reward less the group's mean.
+         * @description One of a task's rollouts that are shown side by side. `advantage` is its reward minus the group's mean.
          */
         GroupMember: {
             row: components["schemas"]["RolloutRow"];
@@ -743,7 +746,7 @@ export interface components {
         };
         /**
          * GroupTurn
-         * @description What a rollout did in one turn, on one line, and a digest of it by which rollouts are aligned.
+         * @description What a rollout did in one turn, on one line, and a digest of it for aligning rollouts.
          */
         GroupTurn: {
             call_id: string;
@@ -753,11 +756,13 @@ export interface components {
         };
         /**
          * RolloutHead
-         * @description All of a rollout but its turns, tokens, patch and raw bodies. `attempt_id` is the attempt that is shown.
+         * @description Everything about a rollout except its turns, tokens, patch and raw bodies.
          *
-         *         A client of a gateway that runs alone has neither row nor task nor verdict. `segments` are empty where the
-         *         backend gave no token ids; `segment_reasons` counts why segments begin. Of a long rollout `unread` calls are
-         *         not read yet, which branches and segments then lack: asked again, there are fewer.
+         *         `attempt_id` is the shown attempt.
+         *
+         *         A client of a gateway that runs alone has no row, task or verdict. `segments` is empty if the backend returned
+         *         no token ids; `segment_reasons` counts the reasons why segments begin. Of a long rollout, `unread` calls are
+         *         not read yet and missing in branches and segments; the number shrinks with each request.
          */
         RolloutHead: {
             id: string;
@@ -816,7 +821,7 @@ export interface components {
         };
         /**
          * TaskView
-         * @description The task of a rollout. `gold_patch` is what the grader holds as the solution.
+         * @description The task of a rollout. `gold_patch` is the reference solution that the grader has.
          */
         TaskView: {
             task_id: string;
@@ -850,8 +855,8 @@ export interface components {
          * GradedTest
          * @description A test that decides: its outcome with the patch, and without it, as validation of the task found.
          *
-         *         `unpatched` is None where the task does not say; `regraded` is the outcome in the verdict that this one took
-         *         the place of, None where it is the first.
+         *         `unpatched` is None if the task does not say; `regraded` is the outcome in the verdict that this one replaced,
+         *         None if this is the first verdict.
          */
         GradedTest: {
             id: string;
@@ -864,7 +869,7 @@ export interface components {
         };
         /**
          * IntegrityView
-         * @description What the grader says of a patch's integrity, or a person after it (`review`).
+         * @description What the grader found about a patch's integrity, or what a person decided after it (`review`).
          */
         IntegrityView: {
             /** @enum {unknown} */
@@ -901,7 +906,8 @@ export interface components {
          * BranchView
          * @description A branch of the calls: the session itself, a subagent, a compaction, a retry.
          *
-         *         `above` is the branch that it hangs under; `spawned_by` and `continues` are ids of the calls that started it.
+         *         `above` is the branch that it hangs under; `spawned_by` and `continues` are the ids of the calls that started
+         *         it.
          */
         BranchView: {
             name: string;
@@ -924,7 +930,7 @@ export interface components {
         };
         /**
          * SegmentView
-         * @description A token sequence of one or more calls, and why it begins where it does.
+         * @description A token sequence of one or more calls, and the reason why it begins where it does.
          */
         SegmentView: {
             index: number;
@@ -938,7 +944,7 @@ export interface components {
         };
         /**
          * VoteView
-         * @description A person's label on a rollout or a pair; a later one by the same voter takes its place.
+         * @description A person's label on a rollout or a pair. A later label by the same voter replaces it.
          */
         VoteView: {
             /** @enum {unknown} */
@@ -951,7 +957,7 @@ export interface components {
         };
         /**
          * TurnPage
-         * @description Turns from `start` on, of `total`; `next` is the index to go on with, None at the end.
+         * @description Turns from `start` on, of `total`. `next` is the index to continue with, None at the end.
          */
         TurnPage: {
             turns: components["schemas"]["TurnView"][];
@@ -963,9 +969,9 @@ export interface components {
          * TurnView
          * @description A call: what is new in its request (`asked`), and its answer (`answered`). `index` counts from 0.
          *
-         *         `superseded`: the same request was made again later. `alternative`: one of several samples asked for at once,
-         *         and not the one that the conversation went on from. `left_out` is how many of the first blocks of `asked` are
-         *         not in the page, as it would be too large.
+         *         `superseded`: the same request was made again later. `alternative`: one of several samples requested at once,
+         *         and not the one with which the conversation continued. `left_out` is how many of the first blocks of `asked`
+         *         were left out to fit the page.
          */
         TurnView: {
             index: number;
@@ -1008,8 +1014,8 @@ export interface components {
          * BlockView
          * @description One block of a conversation. `text` and `arguments` are cut; their sizes are those of the whole.
          *
-         *         `ref` names the block for the route that reads the rest. `arguments` of a tool call are the JSON text that the
-         *         model wrote.
+         *         `ref` identifies the block for the route that reads the rest. A tool call's `arguments` are the JSON text that
+         *         the model wrote.
          */
         BlockView: {
             ref: string;
@@ -1037,7 +1043,9 @@ export interface components {
         };
         /**
          * ImageView
-         * @description An image in a block: its type, as the agent said, and about how many bytes; those elsewhere have no type.
+         * @description An image in a block: its media type as the agent stated it, and its approximate bytes.
+         *
+         *         Linked images have no type.
          */
         ImageView: {
             media_type: string;
@@ -1072,7 +1080,7 @@ export interface components {
         };
         /**
          * CallLine
-         * @description A call on one line: for the waterfall, the swimlanes and for jumping from turn to turn.
+         * @description A call on one line, for the waterfall, the swimlanes and for jumping between turns.
          */
         CallLine: {
             index: number;
@@ -1091,7 +1099,8 @@ export interface components {
         };
         /**
          * TextRange
-         * @description A part of a long text: `text` begins at `offset`; `size` is the whole, `next` where to go on.
+         * @description Part of a long text: `text` begins at `offset`; `size` is that of the whole, `next` the offset to
+         *         continue with.
          */
         TextRange: {
             text: string;
@@ -1101,12 +1110,12 @@ export interface components {
         };
         /**
          * TokenPage
-         * @description Tokens of a call: what is new in its prompt, then what was sampled. Columns have one value for each token.
+         * @description The tokens of a call: what is new in its prompt, then what was sampled. Columns have one value per token.
          *
-         *         `start` is where the page begins among the `total` tokens of the call's segment, and `call_start` to `call_end`
-         *         the tokens that the call sampled there. `mask` is 1 on sampled tokens. `texts` are empty where no tokenizer is
-         *         known, and `tokenizer` says which one it is. `versions` are indices into `policy_versions`, -1 where none is
-         *         known. `segment` is None for a call without token ids.
+         *         `start` is where the page begins among the `total` tokens of the call's segment, in which the call sampled the
+         *         tokens from `call_start` to `call_end`. `mask` is 1 for sampled tokens. `texts` is empty if no tokenizer is
+         *         known; `tokenizer` names the one used. `versions` are indexes into `policy_versions`, -1 for unknown. `segment`
+         *         is None for a call without token ids.
          */
         TokenPage: {
             call_id: string;
@@ -1128,7 +1137,7 @@ export interface components {
         };
         /**
          * TrainerTokens
-         * @description What an update computed for the tokens of the page: one value each, None off the mask or where unknown.
+         * @description What an update computed for the tokens of the page: one value each, None for unmasked or unknown tokens.
          */
         TrainerTokens: {
             step: number;
@@ -1139,7 +1148,7 @@ export interface components {
         };
         /**
          * PatchView
-         * @description The patch of the shown attempt, as a range; None where no attempt came so far.
+         * @description The patch of the shown attempt, as a range; None if no attempt got that far.
          */
         PatchView: {
             attempt_id: string | null;
@@ -1149,7 +1158,8 @@ export interface components {
          * ComparedRuns
          * @description Two runs by task, those with the greatest change first. `difference` has a 95 % interval.
          *
-         *         `p_value` is two-sided, of exchanging the two results of every task. None where no task is graded in both.
+         *         `p_value` is two-sided, from exchanging the two results of every task. Both are None if no task is graded in
+         *         both runs.
          */
         ComparedRuns: {
             before: string;
@@ -1174,9 +1184,9 @@ export interface components {
         };
         /**
          * ReportView
-         * @description A report: what its figures come to (`verdict`, `sentence`, `reasons`), and the charts of it.
+         * @description A report: its conclusion (`verdict`, `sentence`, `reasons`), figures and charts.
          *
-         *         `point_stores` are the ids of the stores of `figures.points`, None where one cannot be opened.
+         *         `point_stores` are the ids of the stores of `figures.points`, None for a store that cannot be opened.
          */
         ReportView: {
             figures: components["schemas"]["ReportFigures"];
@@ -1360,10 +1370,10 @@ export interface components {
         };
         /**
          * VersionUse
-         * @description The answered calls that ended with one version of the weights; None: no version is known.
+         * @description The answered calls that ended with one version of the weights (None: unknown version).
          *
-         *         `mixed` counts those during which the weights were updated, so that more than one version sampled them. Times
-         *         in Unix seconds.
+         *         `mixed` counts calls during which the weights were updated, so that several versions sampled them. Times are
+         *         Unix seconds.
          */
         VersionUse: {
             version: string | null;
@@ -1394,7 +1404,7 @@ export interface components {
         };
         /**
          * ReportReason
-         * @description A sentence that speaks for a difference beyond chance (`holds`), or against it.
+         * @description A sentence that supports a real difference (`holds`), or speaks against it.
          */
         ReportReason: {
             holds: boolean;
@@ -1402,7 +1412,7 @@ export interface components {
         };
         /**
          * ReportChart
-         * @description Curves on one pair of axes. `share`: the values are shares of 1.
+         * @description Curves on one pair of axes. `share`: the values are between 0 and 1.
          */
         ReportChart: {
             title: string;
@@ -1413,7 +1423,7 @@ export interface components {
         };
         /**
          * ReportCurve
-         * @description Values over whole numbers, with bounds where there are intervals. `main` is what matters more.
+         * @description Values over integers, with bounds if there are intervals. `main` marks the more important curves.
          */
         ReportCurve: {
             name: string;
@@ -1425,7 +1435,7 @@ export interface components {
         };
         /**
          * LoopView
-         * @description A loop: its curves and, for each step, why what was collected did or did not reach the update.
+         * @description A loop: its curves and, for each step, why collected rollouts did or did not reach the update.
          */
         LoopView: {
             store_id: string;
@@ -1440,9 +1450,9 @@ export interface components {
         };
         /**
          * LoopStep
-         * @description A step of a loop. `store_id` is the store of its wave, None where it is gone.
+         * @description A step of a loop. `store_id` is the store of its wave, None if it is gone.
          *
-         *         `values` are the trainer's numbers by name (loss, mismatch, entropy, clip fraction, …).
+         *         `values` are the trainer's metrics by name (loss, mismatch, entropy, clip fraction, …).
          */
         LoopStep: {
             step: number;
@@ -1473,7 +1483,7 @@ export interface components {
         };
         /**
          * FunnelStage
-         * @description How many are left at one stage of a step, and why the others are not.
+         * @description How many are left at one stage of a step, and why the others were dropped.
          */
         FunnelStage: {
             /** @enum {unknown} */
@@ -1485,7 +1495,7 @@ export interface components {
         };
         /**
          * LoopEvaluation
-         * @description What a version solved of the held-out tasks.
+         * @description How many held-out tasks a version solved.
          */
         LoopEvaluation: {
             step: number;
@@ -1498,7 +1508,7 @@ export interface components {
         };
         /**
          * SessionPage
-         * @description Conversations, by project and order of reading.
+         * @description Conversations, by project and in the order in which they were read.
          */
         SessionPage: {
             sessions: components["schemas"]["SessionRow"][];
@@ -1507,9 +1517,9 @@ export interface components {
         };
         /**
          * SessionRow
-         * @description A logged conversation. Signals are sums over its turns; `losses` count what its log does not hold.
+         * @description A logged conversation. Signals are summed over its turns; `losses` counts what its log does not hold.
          *
-         *         `tests`, `feedback` and `fidelity` count turns by value; `began` is the first timestamp of one.
+         *         `tests`, `feedback` and `fidelity` count turns by value; `began` is the earliest timestamp of a turn.
          */
         SessionRow: {
             trace_id: string;
@@ -1555,7 +1565,7 @@ export interface components {
         };
         /**
          * StateRow
-         * @description A state: one turn of a logged conversation, with what became of it; fields as in `TurnRow`.
+         * @description A state: one turn of a logged conversation, with what became of it. Fields are as in `TurnRow`.
          */
         StateRow: {
             state_id: string;
@@ -1578,7 +1588,7 @@ export interface components {
         };
         /**
          * StateView
-         * @description A state with its messages, `first` of `total` on; `action` is what the model did.
+         * @description A state with its messages from number `first` on, of `total`. `action` is what the model did.
          */
         StateView: {
             state_id: string;
@@ -1590,7 +1600,7 @@ export interface components {
         };
         /**
          * PairPage
-         * @description Pairs from `start` on. `compared` and `left_out` count what was looked at and why it gave no pair.
+         * @description Pairs from `start` on. `compared` counts the comparisons, and `left_out` why they gave no pair.
          */
         PairPage: {
             pairs: components["schemas"]["PairView"][];
@@ -1603,7 +1613,7 @@ export interface components {
         };
         /**
          * PairView
-         * @description A preference pair: what was asked, the chosen and the rejected answer, and the evidence.
+         * @description A preference pair: the prompt, the chosen and the rejected answer, and the evidence.
          */
         PairView: {
             id: string;
@@ -1619,9 +1629,9 @@ export interface components {
         };
         /**
          * GatewayView
-         * @description A gateway. `reachable` is false where none runs or its admin key is not readable; `note` says why.
+         * @description A gateway. `reachable` is false if none runs or its admin key cannot be read; `note` says why.
          *
-         *         `in_flight` generations run, `waiting` requests are held by a pause.
+         *         `in_flight` generations run, and `waiting` requests are held by a pause.
          */
         GatewayView: {
             reachable: boolean;
@@ -1635,7 +1645,7 @@ export interface components {
         };
         /**
          * GatewayClient
-         * @description A client of a gateway that runs alone: what it used of what it may use. Keys are stored as hashes only.
+         * @description A client of a gateway that runs alone: what it used, and what it may use. Keys are stored as hashes only.
          */
         GatewayClient: {
             name: string;
@@ -1651,7 +1661,7 @@ export interface components {
         };
         /**
          * VoteList
-         * @description Votes, and how far voters agree: the share of pairs of votes on one subject with one label.
+         * @description Votes, and how far voters agree: the share of pairs of votes on one subject that have the same label.
          */
         VoteList: {
             votes: components["schemas"]["VoteView"][];
@@ -1660,7 +1670,7 @@ export interface components {
         };
         /**
          * RedactionView
-         * @description What redaction would replace: replacements and different secrets, by rule.
+         * @description What redaction would replace: by rule, the numbers of replacements and of distinct secrets.
          */
         RedactionView: {
             conversations: number;
@@ -1684,7 +1694,7 @@ export interface components {
         };
         /**
          * Written
-         * @description What was written is stored.
+         * @description The request was stored.
          */
         Written: {
             /** @default true */
@@ -1692,7 +1702,9 @@ export interface components {
         };
         /**
          * StoreChange
-         * @description The data of an event `change`: a store was written, vanished, or is back. `counter` grows with each.
+         * @description The data of an event `change`: a store was written, vanished, or is back.
+         *
+         *         `counter` grows with each event.
          */
         StoreChange: {
             store_id: string;
@@ -1702,9 +1714,9 @@ export interface components {
         };
         /**
          * VoteOrder
-         * @description A label to store: `chosen`, `rejected` or `skip` of a pair; `include`, `exclude` or another of a rollout.
+         * @description A label to store: `chosen`, `rejected` or `skip` for a pair; `include`, `exclude` or another for a rollout.
          *
-         *         Without a label the voter's vote is taken back.
+         *         Without a label, the voter's vote is removed.
          */
         VoteOrder: {
             /** @enum {unknown} */
@@ -1727,7 +1739,7 @@ export interface components {
         };
         /**
          * PauseOrder
-         * @description Pause a gateway, or let it go on.
+         * @description Pause a gateway, or let it continue.
          */
         PauseOrder: {
             paused: boolean;

@@ -1,1 +1,1 @@
-"""The commands of `understudy`: one module each, imported by `understudy.cli.app`."""
+"""The commands of `understudy`, one module each. `understudy.cli.app` imports them when they are called."""

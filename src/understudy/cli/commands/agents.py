@@ -1,4 +1,4 @@
-"""`understudy agents try`: what another version of an agent does otherwise."""
+"""`understudy agents try`: how another version of an agent behaves differently."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ def _agents() -> None:  # pyright: ignore[reportUnusedFunction]
 
 @app.command("try")
 def try_agent(
-    agent: Annotated[str, typer.Argument(metavar="NAME[@VERSION]", help="As claude-code@2.1.198.")],
+    agent: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME[@VERSION]",
+            help="The agent and its version, such as claude-code@2.1.198; without a version, the pinned one.",
+        ),
+    ],
     json_: Json = False,
 ) -> None:
-    """Run a version of an agent through conformance behaviours, and say what changed against the pinned one.
+    """Run a version of an agent through conformance tests, and show what changed compared with the pinned version.
 
-    The real agent works in local sandboxes without network, before a scripted model: edits, parallel tools, faults
-    of the server, limits. Without a version the pinned one runs alone. Ends with 1 where a behaviour is not as it
-    must be.
+    The real agent works in local sandboxes without network, with a scripted model: edits, parallel tools, server
+    errors, limits. Without a version, only the pinned one runs. Exits with 1 if a behaviour is not as required.
     """
     import asyncio
 

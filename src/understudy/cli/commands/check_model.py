@@ -1,4 +1,4 @@
-"""`understudy check-model`: whether a model server can do a run's work, before a night of it."""
+"""`understudy check-model`: whether a model server supports what a run needs, before a long run."""
 
 from __future__ import annotations
 
@@ -14,21 +14,30 @@ from understudy.gateway.check_model import ModelChecker
 
 
 def check_model(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address, as http://localhost:8000/v1.")],
-    model: Annotated[str | None, typer.Option(help="The model's name there [default: the first].")] = None,
-    key_env: Annotated[str | None, typer.Option(help="The environment variable with the server's key.")] = None,
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="The server's address, such as http://localhost:8000/v1.")
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="The model's name at the server [default: the server's first model].")
+    ] = None,
+    key_env: Annotated[
+        str | None, typer.Option(help="The environment variable that holds the server's API key.")
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Check a model server before a long run: a few short requests, none of which is stored.
+    """Check a model server before a long run, with a few short requests; none is stored.
 
-    That tools are in the prompt, that a tool call is read back, exact token ids, logprobs before and after
-    temperature, the context, thinking. Exits with 1 when something that a run needs is missing.
+    Checks that tools are in the prompt, that tool calls are parsed, exact token ids, logprobs before and after
+    temperature, the context length, and thinking. Exits with 1 if something that a run needs is missing.
     """
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"{url!r} is not a server address; expected http://host:port/v1")
     key = os.environ.get(key_env) if key_env else None
     if key_env and not key:
-        raise ConfigError(f"the environment variable {key_env} is not set; it must hold the server's key")
+        raise ConfigError(
+            f"the environment variable {key_env} is not set; set it to the server's API key, or leave out "
+            "--key-env"
+        )
     checks = asyncio.run(ModelChecker(url, model=model, key=key).run())
     usable = all(check.ok is not False for check in checks if check.required)
     if json_:

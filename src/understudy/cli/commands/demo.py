@@ -1,4 +1,6 @@
-"""`understudy demo`: the whole loop on this machine, in the commands that a person would type."""
+"""`understudy demo`: everything from tasks to a better model on this machine, with the commands that a user
+would type.
+"""
 
 from __future__ import annotations
 
@@ -16,35 +18,40 @@ _QUICK_TASKS = 10
 
 def demo(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Scripted models in place of one that learns; needs no torch.")
+        bool, typer.Option("--quick", help="Use scripted models in place of one that learns; needs no torch.")
     ] = False,
     agent: Annotated[
-        str | None, typer.Option(help="With --quick: the agent that works, as codex [default: claude-code].")
+        str | None, typer.Option(help="With --quick: the agent that works, such as codex [default: claude-code].")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of everything random in the demo.")] = 1,
     output_dir: Annotated[
         Path | None,
         typer.Option(
-            help="For all files [default: runs/demo/seed-N; with --quick runs/demo-quick, or runs/demo-AGENT]."
+            help=(
+                "Directory for all files [default: runs/demo/seed-N; with --quick runs/demo-quick, or "
+                "runs/demo-AGENT]."
+            )
         ),
     ] = None,
     tasks: Annotated[
         int | None,
         typer.Option(
-            min=1, help=f"To learn from [default: {_SIZE.tasks}; with --quick {_QUICK_TASKS} of each package]."
+            min=1,
+            help=f"Training tasks [default: {_SIZE.tasks}; with --quick {_QUICK_TASKS} of each package].",
         ),
     ] = None,
-    evaluated: Annotated[int, typer.Option(min=1, help="Held-out tasks.")] = _SIZE.evaluated,
-    steps: Annotated[int, typer.Option(min=1, help="Of GRPO.")] = _SIZE.steps,
-    groups: Annotated[int, typer.Option(min=1, help="Tasks a step of GRPO.")] = _SIZE.groups,
-    samples: Annotated[int, typer.Option(min=2, help="Rollouts a task of GRPO.")] = _SIZE.samples,
+    evaluated: Annotated[int, typer.Option(min=1, help="Number of held-out tasks.")] = _SIZE.evaluated,
+    steps: Annotated[int, typer.Option(min=1, help="Number of GRPO steps.")] = _SIZE.steps,
+    groups: Annotated[int, typer.Option(min=1, help="Tasks in each GRPO step.")] = _SIZE.groups,
+    samples: Annotated[int, typer.Option(min=2, help="Rollouts of each task in a GRPO step.")] = _SIZE.samples,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="End with 1 where the figures are not as expected.")
+        bool, typer.Option("--check/--no-check", help="Exit with 1 if the figures are not as expected.")
     ] = True,
 ) -> None:
-    """Run the whole loop: a small model works through the real CLI, learns, and is measured before and after.
+    """Run everything once: a small model works through the real CLI, learns, and is measured before and after.
 
-    Takes about ten minutes on two cores; with --quick one or two. Interrupted, the same command goes on.
+    Takes about ten minutes on two cores, with --quick one or two. After an interruption the same command
+    continues.
     """
     from understudy.cli.demo.quick import run_quick
     from understudy.cli.demo.training import run_training

@@ -1,4 +1,4 @@
-"""`understudy du` and `understudy prune`: what takes room, and removing what can go."""
+"""`understudy du` and `understudy prune`: what takes space, and removing what is not needed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def du(
     locations: Annotated[list[str] | None, typer.Argument(metavar="[DIR|URL]...", help=_DIRS_HELP)] = None,
     json_: Json = False,
 ) -> None:
-    """Show what takes room: stores, files of runs, weights of loops, the cache, prepared images.
+    """Show what takes space: stores, files of runs, weights of loops, the cache, prepared images.
 
-    "Can go" is what holds nothing, and what of the cache and of images nobody used for 30 days. It only reads.
+    "Can go" is unused space in databases, and caches and images that were not used for 30 days. Nothing is
+    changed.
     """
     from understudy.disk.stores import stores_of
     from understudy.disk.usage import cache_use, image_use, loop_use, store_use
@@ -52,30 +53,32 @@ def du(
 
 
 class PruneSettings(Struct, frozen=True, kw_only=True):
-    """All that `understudy prune` can be told."""
+    """The options of `understudy prune`."""
 
     locations: Annotated[tuple[str, ...], option(_DIRS_HELP, argument=True, metavar="DIR|URL")] = ()
     drop: Annotated[
         tuple[str, ...],
-        option("What of runs that ended is removed for good: runs, bodies or token-values. Repeatable."),
+        option("What to remove for good from runs that have ended: runs, bodies or token-values; repeatable."),
     ] = ()
     older_than: Annotated[
         str | None,
-        option("Only of runs that did not change, and caches and images not used, for so long, as 30d or 12h."),
+        option(
+            "Only touch runs, caches and images that were not changed or used for this long, such as 30d or 12h."
+        ),
     ] = None
-    keep_runs: Annotated[int | None, option("Drop nothing of so many of the newest runs.")] = None
-    keep_weights: Annotated[int | None, option("Keep the weights of so many steps of loops.")] = None
-    caches: Annotated[bool, option("Remove what of the cache nobody used for --older-than (30d).", "--caches")] = (
-        False
-    )
-    images: Annotated[
-        bool, option("Remove prepared images of the container engine made before --older-than (30d).", "--images")
+    keep_runs: Annotated[int | None, option("With --drop: keep this many of the newest runs.")] = None
+    keep_weights: Annotated[int | None, option("Keep the weights of this many loop steps.")] = None
+    caches: Annotated[
+        bool, option("Also remove cache entries that were not used for --older-than (30d).", "--caches")
     ] = False
-    dry_run: Annotated[bool, option("Remove nothing; show what would go.", "--dry-run", "-n")] = False
+    images: Annotated[
+        bool, option("Also remove prepared container images made before --older-than (30d).", "--images")
+    ] = False
+    dry_run: Annotated[bool, option("Remove nothing; show what would be removed.", "--dry-run", "-n")] = False
 
 
 class PruneSummary(Struct, frozen=True, kw_only=True):
-    """What went, or would go, in bytes and by its place."""
+    """What was, or would be, removed, in bytes and by place."""
 
     dry_run: bool
     stores: list[PrunedStore] = field(default_factory=list[PrunedStore])
@@ -87,10 +90,10 @@ class PruneSummary(Struct, frozen=True, kw_only=True):
 
 @command
 def prune(settings: PruneSettings, json_: Json = False) -> None:
-    """Remove what nothing needs: contents that no row names, room in databases that holds nothing.
+    """Remove what nothing needs: contents that no row refers to, and unused space in databases.
 
-    With --drop also things of runs that have ended, for good; with --caches and --images what can be made again.
-    Stores that others have open, runs that have not ended and what loops go on with are left alone.
+    --drop also removes things of ended runs for good; --caches and --images remove what can be made again. Stores
+    that others have open, runs that have not ended, and what loops need to continue are left alone.
     """
     from understudy.cli.interrupts import interrupt_on_termination
 
@@ -113,15 +116,18 @@ def prune(settings: PruneSettings, json_: Json = False) -> None:
 def _check(settings: PruneSettings) -> None:
     for name, value, least in (("runs", settings.keep_runs, 0), ("weights", settings.keep_weights, 1)):
         if value is not None and value < least:
-            raise ConfigError(f"--keep-{name}: expected {least} or more, got {value}")
+            raise ConfigError(f"--keep-{name}: expected a number of at least {least}, got {value}")
     if unknown := set(settings.drop) - LOST.keys():
-        raise ConfigError(f"--drop: invalid value {sorted(unknown)[0]!r}; expected {', '.join(LOST)}")
+        raise ConfigError(f"--drop: invalid value {sorted(unknown)[0]!r}; expected some of: {', '.join(LOST)}")
     if settings.drop and settings.older_than is None and settings.keep_runs is None:
         raise ConfigError(
-            "--drop needs --older-than or --keep-runs, which say of which runs; of all that ended: --keep-runs 0"
+            "--drop needs --older-than or --keep-runs, to select the runs; for all runs that have ended, use "
+            "--keep-runs 0"
         )
     if settings.keep_runs is not None and not settings.drop:
-        raise ConfigError("--keep-runs says nothing without --drop; add what is dropped of the others")
+        raise ConfigError(
+            "--keep-runs only applies with --drop; add --drop, which says what to remove from the other runs"
+        )
 
 
 def _prune(settings: PruneSettings) -> PruneSummary:
@@ -216,7 +222,7 @@ def _locations(texts: Sequence[str] | None) -> list[StoreLocation]:
 
 
 def size_text(size: float | None) -> str:
-    """A number of bytes in the unit that fits."""
+    """Format a number of bytes with a fitting unit."""
     if size is None:
         return ""
     power = min(len(_UNITS) - 1, (int(size).bit_length() - 1) // 10) if size >= 1 else 0

@@ -1,4 +1,4 @@
-"""`understudy doctor`: what a run needs and its state. `understudy setup`: fetch what is missing."""
+"""`understudy doctor`: what a run needs and whether it is there. `understudy setup`: fetch what is missing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class HealthCheck(Struct, frozen=True):
-    """One thing a run needs: whether it is there, what was found, and what to do when it is not."""
+    """One thing that a run needs: whether it is there, what was found, and what to do if it is missing."""
 
     name: str
     ok: bool
@@ -37,30 +37,41 @@ class HealthCheck(Struct, frozen=True):
 def doctor(
     gpu: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODEL", help="Calculate whether a GPU has the memory for this model, and nothing else."
-        ),
+        typer.Option(metavar="MODEL", help="Only calculate whether a GPU has enough memory for this model."),
     ] = None,
     context: Annotated[
-        int | None, typer.Option(min=1, help="With --gpu: tokens of a sequence [default: the model's context].")
+        int | None,
+        typer.Option(min=1, help="With --gpu: length of a sequence in tokens [default: the model's context]."),
     ] = None,
-    sequences: Annotated[int, typer.Option(min=1, help="With --gpu: sequences that are sampled at once.")] = 8,
-    micro_batch_tokens: Annotated[int, typer.Option(min=1, help="With --gpu: tokens learned at once.")] = 8192,
+    sequences: Annotated[
+        int, typer.Option(min=1, help="With --gpu: number of sequences that are sampled at once.")
+    ] = 8,
+    micro_batch_tokens: Annotated[
+        int, typer.Option(min=1, help="With --gpu: number of tokens in a training micro-batch.")
+    ] = 8192,
     lora_rank: Annotated[
-        int | None, typer.Option(min=1, help="With --gpu: train an adapter of this rank.")
+        int | None,
+        typer.Option(min=1, help="With --gpu: train a LoRA adapter of this rank instead of all weights."),
     ] = None,
     gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing", help="With --gpu: less memory, more time.")
+        bool,
+        typer.Option(
+            "--gradient-checkpointing",
+            help="With --gpu: recompute activations, which takes less memory and more time.",
+        ),
     ] = False,
     memory_gib: Annotated[
-        float | None, typer.Option(min=0.1, help="With --gpu: the GPU's memory [default: that of the first here].")
+        float | None,
+        typer.Option(
+            min=0.1, help="With --gpu: the GPU's memory in GiB [default: that of this machine's first GPU]."
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Show everything a run needs, with its state. Exits with 1 when something required is missing.
+    """Show everything that a run needs and whether it is there. Exits with 1 if something required is missing.
 
-    With --gpu MODEL, calculate the memory that serving and training the model take, beside that of a GPU; exits
-    with 1 when either does not fit.
+    With --gpu MODEL, calculate the memory for serving and training the model, and compare it with a GPU's; exits
+    with 1 if either does not fit.
     """
     if gpu is not None:
         from understudy.model.fetch import model_path
@@ -92,7 +103,7 @@ def doctor(
 
 
 def _print_memory(parameters: int, needed: MemoryEstimate, memory_gib: float | None, as_json: bool) -> None:
-    """Print what a model needs beside what there is. Exits with 1 where it does not fit."""
+    """Print what a model needs and what is available. Exits with 1 if it does not fit."""
     room = None if memory_gib is None else memory_gib * 2**30 * _USABLE
     fits = {name: None if room is None else getattr(needed, name) <= room for name in ("serving", "training")}
     if as_json:
@@ -111,23 +122,25 @@ def _print_memory(parameters: int, needed: MemoryEstimate, memory_gib: float | N
 
 
 def _gpu_memory_gib() -> float | None:
-    """The memory of the first GPU that torch can use; None where there is none."""
+    """Return the memory in GiB of the first GPU that torch can use, or None."""
     seen = _gpu()[1]
     match = re.search(r", ([0-9]+) GiB", seen)
     return float(match[1]) if match else None
 
 
 _USABLE = 0.9
-"""The share of a GPU's memory that weights and tensors get: the rest is the context's and lost between blocks."""
+"""The share of a GPU's memory for weights and tensors. The rest goes to the CUDA context and to fragmentation."""
 
 
 def setup(
     agent: Annotated[
         list[str] | None,
-        typer.Option(help="Also fetch this agent, as codex; may be repeated."),
+        typer.Option(help="Also fetch this agent, such as codex; repeatable."),
     ] = None,
 ) -> None:
-    """Fetch what a run needs and is not here yet: Claude Code, the tasks' environment, the pinned packages."""
+    """Fetch what a run needs and is not here yet: Claude Code, the tasks' Python environment, the pinned
+    packages.
+    """
     from understudy.agents.install import agent_package, install
     from understudy.config import cache_dir
     from understudy.tasks.environment import python_environment
@@ -160,7 +173,7 @@ def _print(checks: list[HealthCheck]) -> None:
     Console().print(table, markup=False)
 
 
-# --- the checks: whether the thing is there, what was found, and what to do when it is not ------------------
+# --- the checks: each returns whether the thing is there, what was found, and the remedy --------------------
 
 _Result = tuple[bool, str, str]
 
@@ -232,14 +245,17 @@ def _packages() -> _Result:
 
 
 def _extra(extra: str, *modules: str) -> _Result:
-    """The packages of an extra, by the names that they are imported by."""
+    """Check the packages of an extra, given by their import names."""
     if missing := [module for module in modules if find_spec(module) is None]:
         return False, f"not installed: {', '.join(missing)}", f"pip install 'understudy[{extra}]'"
     return True, ", ".join(f"{module} {version(module)}" for module in modules), ""
 
 
 def _gpu() -> _Result:
-    """The GPU as torch sees it. It is asked only where there is one: importing torch takes seconds."""
+    """Check the GPU as torch sees it.
+
+    Torch is only asked if there is a GPU, because importing it takes seconds.
+    """
     device = next((path for path in _GPU_DEVICES if Path(path).exists()), None)
     if device is None:
         return True, "none: models are trained on the CPU", ""
@@ -264,7 +280,7 @@ def _cache() -> _Result:
     from understudy.config import cache_dir
 
     cache = cache_dir()
-    # os.access, for Path.exists raises where we may not look
+    # os.access, because Path.exists raises if we may not look into the directory
     parent = next(path for path in (cache, *cache.parents) if os.access(path, os.F_OK))
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         return False, f"{cache} cannot be written", "set UNDERSTUDY_CACHE to a directory that you can write"
@@ -289,4 +305,4 @@ _CHECKS: tuple[tuple[str, bool, Callable[[], _Result]], ...] = (
     ("training", False, partial(_extra, "train", *_PACKAGES)),
     ("GPU (training)", False, _gpu),
 )
-"""What is checked, in this order: its name, whether a run needs it, and the check."""
+"""The checks, in order: the name, whether a run requires it, and the function."""

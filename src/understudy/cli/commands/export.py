@@ -1,4 +1,4 @@
-"""`understudy export`: what others learn from, out of a store; a command for each format that is installed."""
+"""`understudy export`: writes what others can learn from out of a store; one command for each installed format."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from understudy.trajectory.roles import Role
 
 _CORPUS_PARAMETERS = ("corpus", "output", "report")
-"""Parameters of an exporter that are no options of its command."""
+"""Parameters of an exporter that are not options of its command."""
 
 
 _MOST_ROWS = 8
-"""Names of files, of a summary."""
+"""The number of file names in a summary."""
 
 
 class _FormatCommands(TyperGroup):
-    """The formats as commands, each made when it is asked for."""
+    """The formats as commands. Each command is made when it is requested."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         from understudy.plugins import names
@@ -52,65 +52,71 @@ app = command_group("Write sessions and what a run gathered in a format that oth
 
 @app.callback()
 def _formats() -> None:  # pyright: ignore[reportUnusedFunction]
-    """Write sessions and what a run gathered in a format that others read."""
+    """Write sessions and rollouts in a format that other tools read."""
 
 
 def _common(
     directory: Annotated[
         str,
         typer.Argument(
-            metavar="DIR", help="The directory of a store, a run's output or sessions, or its database."
+            metavar="DIR", help="The directory of a store, or a run's or sessions' directory, or a database's URL."
         ),
     ],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write [default: DIR].")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The directory to write to [default: DIR].")
+    ] = None,
     from_: Annotated[
-        str, typer.Option("--from", metavar="sessions|rollouts|all", help="What to write.", show_default=True)
+        str, typer.Option("--from", metavar="sessions|rollouts|all", help="What to export.", show_default=True)
     ] = "all",
     run: Annotated[
-        str | None, typer.Option("--run", help="Which run of the store, or all [default: the latest].")
+        str | None, typer.Option("--run", help="The run in the store to export, or all [default: the latest].")
     ] = None,
     roles: Annotated[
-        str | None, typer.Option(help="Only calls of these roles: main, subagent, compaction, auxiliary.")
+        str | None, typer.Option(help="Only export calls with these roles: main, subagent, compaction, auxiliary.")
     ] = None,
     where: Annotated[
         str | None,
         typer.Option(
-            metavar="SQL", help="Only turns of sessions for which this condition holds, as \"tests = 'passed'\"."
+            metavar="SQL",
+            help="Only export session turns that match this SQL condition, such as \"tests = 'passed'\".",
         ),
     ] = None,
     test_share: Annotated[
         float,
         typer.Option(
-            "--test-share", min=0.0, max=0.99, help="Share of projects and tasks that go into the test split."
+            "--test-share", min=0.0, max=0.99, help="Share of projects and tasks that goes into the test split."
         ),
     ] = 0.1,
-    seed: Annotated[int, typer.Option(help="Seed of the choice of the test split.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for the test split.")] = 0,
     solved_only: Annotated[
         bool,
-        typer.Option("--solved-only/--unsolved-too", help="Leave out what did not solve its task, or keep it."),
+        typer.Option(
+            "--solved-only/--unsolved-too",
+            help="Leave out rollouts that did not solve their task, or include them.",
+        ),
     ] = False,
     include_suspicious: Annotated[
-        bool, typer.Option("--include-suspicious", help="Also rollouts whose patch may deceive the grader.")
+        bool, typer.Option("--include-suspicious", help="Also export rollouts whose patch may deceive the grader.")
     ] = False,
     unredacted: Annotated[
-        bool, typer.Option("--unredacted", help="Keep the secrets, names and paths that are in sessions.")
+        bool, typer.Option("--unredacted", help="Do not redact the secrets, names and paths in sessions.")
     ] = False,
     json_: Json = False,
 ) -> None:
-    """The options that every format has; the body is `_export`."""
+    """The options that every format has. The implementation is in `_export`."""
 
 
 def _overlap(
     drop_near_duplicates: Annotated[
         bool,
-        typer.Option("--drop-near-duplicates", help="Leave out sessions that nearly are another one, as copies."),
+        typer.Option("--drop-near-duplicates", help="Leave out sessions that are near duplicates of another one."),
     ] = False,
     apart_from: Annotated[
         list[str] | None,
         typer.Option(
             "--apart-from",
             metavar="STORE",
-            help="Treat the sessions of this store as exported before; can be repeated.",
+            help="Treat the sessions of this store as already exported, to avoid duplicates; repeatable.",
         ),
     ] = None,
     exclude_tasks: Annotated[
@@ -118,11 +124,14 @@ def _overlap(
         typer.Option(
             "--exclude-tasks",
             metavar="FILE",
-            help="Leave out what is of these tasks: rows with instance_id, repo, patch, as of SWE-bench.",
+            help=(
+                "Leave out sessions and rollouts of these tasks: a file of rows with instance_id, repo, patch, "
+                "as in SWE-bench."
+            ),
         ),
     ] = None,
 ) -> None:
-    """More options that every format has: what is left out because it is there twice, or should not be."""
+    """More options that every format has: leaving out duplicates and unwanted tasks."""
 
 
 def _of_clients(
@@ -131,36 +140,42 @@ def _of_clients(
         typer.Option(
             "--key",
             metavar="NAME",
-            help="The calls that a gateway served to this key, in place of sessions and rollouts; may be "
-            "repeated. They are not redacted, so --unredacted has to be said.",
+            help=(
+                "Export the calls that a gateway answered for this key, instead of sessions and rollouts; "
+                "repeatable. They are not redacted, so --unredacted is required."
+            ),
         ),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="With --key: calls that began at this time (ISO 8601, UTC) or later."),
+        typer.Option(
+            metavar="TIME", help="With --key: only calls that began at or after this time (ISO 8601, UTC)."
+        ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="With --key: calls that began before this time.")
+        str | None, typer.Option(metavar="TIME", help="With --key: only calls that began before this time.")
     ] = None,
 ) -> None:
-    """The options of formats that can be made of a gateway's calls."""
+    """The options of formats that can export a gateway's calls."""
 
 
 def _of_answers(
     include_lossy: Annotated[
         bool,
-        typer.Option("--include-lossy", help="Also turns whose log does not hold all that the model saw."),
+        typer.Option("--include-lossy", help="Also export turns whose log lacks part of what the model saw."),
     ] = False,
     thinking: Annotated[
         str | None,
         typer.Option(
             metavar="as-logged|both|strip|only-when-both",
-            help="Thinking of answers: as it is; only answers with it; none; only where all of a row have it "
-            "[default: only-when-both in pairs, else as-logged].",
+            help=(
+                "The thinking in answers: keep as logged; require it; strip it; or keep it only if all answers "
+                "of a row have it [default: only-when-both in pairs, else as-logged]."
+            ),
         ),
     ] = None,
 ) -> None:
-    """The options about what of a session, and of its answers, is learned."""
+    """The options about which turns, and how much of each answer, are learned."""
 
 
 def _of_lengths(
@@ -170,33 +185,39 @@ def _of_lengths(
             "--max-tokens",
             min=1,
             metavar="N",
-            help="Cut longer conversations at turns: the system prompt, the first user message and the newest "
-            "turns that fit stay; needs --tokenizer.",
+            help=(
+                "Shorten longer conversations to this many tokens: the system prompt, the first user message and "
+                "the newest turns are kept; needs --tokenizer."
+            ),
         ),
     ] = None,
     max_chars: Annotated[
-        int | None, typer.Option("--max-chars", min=1, metavar="N", help="The same in characters.")
+        int | None, typer.Option("--max-chars", min=1, metavar="N", help="The same limit in characters.")
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(metavar="MODEL_DIR", help="Measure in tokens, by this tokenizer and its chat template."),
+        typer.Option(
+            metavar="MODEL_DIR", help="The model directory whose tokenizer and chat template count the tokens."
+        ),
     ] = None,
     weight: Annotated[
         list[str] | None,
         typer.Option(
             metavar="W:SQL",
-            help='How often turns of sessions are learned for which this condition holds, as "3: tests = '
-            "'passed'\"; may be repeated, the first one that holds counts.",
+            help=(
+                "How often to learn session turns that match a condition, such as \"3: tests = 'passed'\"; "
+                "repeatable, the first match counts."
+            ),
         ),
     ] = None,
 ) -> None:
-    """The options about how long rows may be, and how often they stand in the export."""
+    """The options about the length of rows, and how often they occur in the export."""
 
 
 def _command(name: str, function: Callable[..., ExportSummary]) -> Any:
-    """The command of a format: the common options that it has a use for, then its own.
+    """Make the command of a format: the common options that apply to it, then its own.
 
-    Typer has click inside it in newer releases and beside it in older ones, so its types are not named here.
+    Newer releases of Typer contain click and older ones depend on it, so click's types are not named here.
     """
     from understudy.export.base import traits_of
 
@@ -220,7 +241,7 @@ def _command(name: str, function: Callable[..., ExportSummary]) -> Any:
 
 
 def _applies(name: str, traits: FormatTraits) -> bool:
-    """Whether an option says anything to a format."""
+    """Whether a common option applies to a format."""
     needs = {
         "from_": len(traits.origins) > 1,
         "where": "sessions" in traits.origins,
@@ -240,13 +261,15 @@ def _applies(name: str, traits: FormatTraits) -> bool:
 
 
 def _with_default(parameter: inspect.Parameter, traits: FormatTraits) -> inspect.Parameter:
-    """A common option with the default that a format has."""
+    """Return a common option with the default of a format."""
     from understudy.trajectory.roles import ROLES
 
     if parameter.name == "solved_only":
         return parameter.replace(default=traits.solved_only)
     if parameter.name == "output" and not traits.into_run:
-        option = typer.Option("--output", "-o", help="The directory to write to; an earlier export is replaced.")
+        option = typer.Option(
+            "--output", "-o", help="The directory to write to; an earlier export there is replaced."
+        )
         return parameter.replace(default=inspect.Parameter.empty, annotation=Annotated[Path, option])
     if parameter.name == "roles":
         usual = "all" if set(traits.roles) == set(ROLES) else ", ".join(traits.roles)
@@ -264,7 +287,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _own_options(function: Callable[..., ExportSummary]) -> dict[str, inspect.Parameter]:
-    """The options that a format declares by its keyword-only parameters."""
+    """Return the options that a format declares by its keyword-only parameters."""
     options: dict[str, inspect.Parameter] = {}
     for parameter in _parameters(function):
         if parameter.name in _CORPUS_PARAMETERS:
@@ -300,7 +323,7 @@ def _export(
     tokenizer: Path | None = options.get("tokenizer")
     location = parse_location(options["directory"])
     if isinstance(location, StoreUrl) and options["output"] is None:
-        raise ConfigError(f"{location} is a database; name the directory to write to with --output")
+        raise ConfigError(f"{location} is a database; name a directory to write to with --output")
     with Store.open(location, create=False) as store, chat_template(tokenizer) as template:
         origins = () if clients else _origins(options.get("from_", "all"), traits, store)
         unredacted: bool = options.get("unredacted", False)
@@ -351,19 +374,22 @@ _NOT_OF_CLIENTS = (
     "apart_from",
     "weight",
 )
-"""Options that say nothing of a gateway's calls."""
+"""Options that do not apply to a gateway's calls."""
 
 
 def _chosen_clients(options: Mapping[str, Any]) -> tuple[tuple[str, ...], float, float]:
-    """The keys whose calls are exported, and the bounds of the time when these began, in Unix seconds.
+    """Return the keys whose calls are exported, and the bounds of the calls' start times in Unix seconds.
 
-    Raises ConfigError for options that do not go together, and for what is no time.
+    Raises ConfigError for options that exclude each other, and for invalid times.
     """
     clients = tuple(options.get("key") or ())
     times = {name: text for name in ("since", "until") if (text := options.get(name)) is not None}
     if not clients:
         if times:
-            raise ConfigError(f"--{next(iter(times))}: expected with --key only, which names the key of a gateway")
+            raise ConfigError(
+                f"--{next(iter(times))} only applies with --key; name the key of a gateway's client, or leave "
+                "the option out"
+            )
         return (), -math.inf, math.inf
     for name in _NOT_OF_CLIENTS:
         if options.get(name):
@@ -376,7 +402,7 @@ def _chosen_clients(options: Mapping[str, Any]) -> tuple[tuple[str, ...], float,
 
 
 def _seconds(option: str, text: str) -> float:
-    """A time in Unix seconds; one without an offset is UTC. Raises ConfigError."""
+    """Parse an ISO 8601 time into Unix seconds. Without an offset it is UTC. Raises ConfigError."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
@@ -387,9 +413,9 @@ def _seconds(option: str, text: str) -> float:
 
 
 def _origins(requested: str, traits: FormatTraits, store: Store) -> tuple[Origin, ...]:
-    """What to export: what was named, else all that the format writes and the store has.
+    """Return what to export: what was requested, or by default all that the format writes and the store has.
 
-    Raises ConfigError for a word that is none.
+    Raises ConfigError for an unknown value.
     """
     from understudy.export.corpus import ORIGINS
 
@@ -397,11 +423,11 @@ def _origins(requested: str, traits: FormatTraits, store: Store) -> tuple[Origin
         if len(traits.origins) == 1:
             return traits.origins
         there = {"sessions": store.sessions.count()[0] > 0, "rollouts": bool(store.runs.all())}
-        # Without anything, rollouts: what is missing is then said in their words.
+        # For an empty store choose rollouts, so that the error about what is missing speaks of rollouts.
         chosen: tuple[Origin, ...] = tuple(each for each in traits.origins if there[each]) or ("rollouts",)
         if traits.into_run and len(chosen) > 1:
             raise ConfigError(
-                "the store has sessions and rollouts, which this format writes in different files; choose one: "
+                "the store has sessions and rollouts, which this format writes to different files; choose one: "
                 "--from sessions or --from rollouts"
             )
         return chosen
@@ -412,7 +438,7 @@ def _origins(requested: str, traits: FormatTraits, store: Store) -> tuple[Origin
 
 
 def _run_to_export(requested: str | None, store: Store, origins: tuple[Origin, ...]) -> str | None:
-    """The id of the run to export; None for all."""
+    """Return the id of the run to export; None for all."""
     if requested is not None or "rollouts" not in origins:
         return None if requested == "all" else requested
     runs = sorted(store.runs.all(), key=lambda each: each.created_at)
@@ -485,13 +511,13 @@ def _summarise_run(exported: ExportSummary, roles: tuple[Role, ...]) -> None:
 
 
 def shortened_list(names: Sequence[str]) -> str:
-    """Names of files, as many as can be read."""
+    """Return file names as a list that is short enough to read."""
     more = len(names) - _MOST_ROWS
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:_MOST_ROWS])} and {more} more"
 
 
 class ExportProgress:
-    """Shows on a terminal how far an export is."""
+    """Shows the progress of an export on a terminal."""
 
     def __init__(self) -> None:
         self._line = ProgressLine()
@@ -504,19 +530,21 @@ class ExportProgress:
 
 
 def push(
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="The directory of an export.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="The directory of the export to push.")],
     repo: Annotated[str, typer.Argument(metavar="REPO", help="The dataset on the hub: NAME/DATASET.")],
-    private: Annotated[bool, typer.Option("--private/--public", help="Who may see it.")] = True,
+    private: Annotated[
+        bool, typer.Option("--private/--public", help="Whether the dataset is private or public.")
+    ] = True,
     unredacted: Annotated[
-        bool, typer.Option("--unredacted", help="Push sessions even though they were not redacted.")
+        bool, typer.Option("--unredacted", help="Push sessions even if they were not redacted.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be pushed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be pushed.")] = False,
     json_: Json = False,
 ) -> None:
     """Push an export to the Hugging Face Hub as a dataset, with its card.
 
-    The hub's own library authenticates you: by `hf auth login`, or HF_TOKEN. After an interrupted push give the
-    same command again: what the hub has already is not sent twice.
+    The hub's own library authenticates you: use `hf auth login` or HF_TOKEN. After an interruption the same
+    command continues: what the hub has already is not sent again.
     """
     from understudy.export import push as pushing
 

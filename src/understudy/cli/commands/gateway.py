@@ -1,4 +1,4 @@
-"""`understudy gateway`: the gateway on its own, its keys, and orders to one that runs."""
+"""`understudy gateway`: runs the gateway on its own, manages its keys, and controls a running one."""
 
 from __future__ import annotations
 
@@ -26,41 +26,49 @@ if TYPE_CHECKING:
 app = command_group("Run the gateway on its own, give out keys for it, steer one that runs.")
 
 DEFAULT_DIR = Path("gateway")
-_Dir = Annotated[Path, typer.Option("--dir", "-d", help="The gateway's directory: store, admin key, address.")]
+_Dir = Annotated[
+    Path, typer.Option("--dir", "-d", help="The gateway's directory, with its store, admin key and address.")
+]
 _StoreOption = Annotated[
     str | None,
-    typer.Option("--store", metavar="URL", help="The store, where it is a database: postgresql://USER@HOST/NAME."),
+    typer.Option(
+        "--store", metavar="URL", help="The gateway's store if it is a database: postgresql://USER@HOST/NAME."
+    ),
 ]
 
 
 class ServeSettings(Struct, frozen=True, kw_only=True):
-    """All that `understudy gateway serve` can be told."""
+    """The options of `understudy gateway serve`."""
 
     table: ClassVar[str] = "serve"
     needs_table: ClassVar[bool] = False
     model: BackendSettings = BackendSettings()
-    directory: Annotated[Path, option("The gateway's directory: store, admin key, address.", "--dir", "-d")] = (
-        DEFAULT_DIR
-    )
+    directory: Annotated[
+        Path, option("The gateway's directory, with its store, admin key and address.", "--dir", "-d")
+    ] = DEFAULT_DIR
     store: Annotated[
         str | None,
         option(
-            "Keep keys and calls in this database, postgresql://USER@HOST/NAME; the rest stays in --dir "
-            "[default: --dir].",
+            "Keep keys and calls in this database, postgresql://USER@HOST/NAME; other files stay in --dir "
+            "[default: a store in --dir].",
             metavar="URL",
         ),
     ] = None
-    host: Annotated[str, option("Where to listen; every request needs a key, anywhere.")] = "127.0.0.1"
-    port: Annotated[int, option("The port; 0 takes a free one.", ge=0, le=65535)] = 8484
-    socket: Annotated[Path | None, option("Listen on this Unix socket too.")] = None
+    host: Annotated[
+        str, option("The address to listen on; every request needs a key, wherever it comes from.")
+    ] = "127.0.0.1"
+    port: Annotated[int, option("The port to listen on; 0 chooses a free one.", ge=0, le=65535)] = 8484
+    socket: Annotated[Path | None, option("Also listen on this Unix socket.")] = None
     admin_port: Annotated[
-        int, option("Port on loopback for orders and metrics; 0 takes a free one.", ge=0, le=65535)
+        int, option("The port on loopback for admin requests and metrics; 0 chooses a free one.", ge=0, le=65535)
     ] = 0
-    workers: Annotated[int, option("Worker processes, over one store.", "--workers", "-w", ge=1)] = 1
+    workers: Annotated[
+        int, option("Number of worker processes, which share the store.", "--workers", "-w", ge=1)
+    ] = 1
     streaming: Annotated[
         bool | None,
         option(
-            "Stream a response as it is generated, or send it once it is complete and stored.",
+            "Stream a response while it is generated, or send it once it is complete and stored.",
             "--streaming/--atomic",
         ),
     ] = None
@@ -69,7 +77,7 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
 @app.command()
 @command
 def serve(settings: ServeSettings) -> None:
-    """Answer agents on this machine until Ctrl-C, keeping every call.
+    """Answer agents on this machine until Ctrl-C, and store every call.
 
     The first start makes a key and shows it once; `understudy gateway issue` makes more.
     """
@@ -90,7 +98,7 @@ def serve(settings: ServeSettings) -> None:
 
 
 def _database(store: str | None) -> StoreUrl | None:
-    """The database that --store names; None where it was not given. Raises ConfigError for a directory."""
+    """Return the database that --store names, or None if it was not given. Raises ConfigError for a directory."""
     from understudy.store.address import StoreUrl, parse_location
 
     if store is None:
@@ -98,13 +106,16 @@ def _database(store: str | None) -> StoreUrl | None:
     location = parse_location(store)
     if not isinstance(location, StoreUrl):
         raise ConfigError(
-            f"--store: {location} is a directory; expected postgresql://USER@HOST/NAME (a directory is --dir)"
+            f"--store: {location} is a directory; expected postgresql://USER@HOST/NAME (use --dir for a directory)"
         )
     return location
 
 
 def _location(store: str | None, directory: Path) -> StoreLocation:
-    """Where the keys of a gateway are. Raises ConfigError where --store does not name their database."""
+    """Return where the keys of a gateway are.
+
+    Raises ConfigError if --store is not the database that holds them.
+    """
     from understudy.gateway.serve.admin import ADDRESS, GatewayAddress
 
     with suppress(OSError, msgspec.DecodeError):
@@ -117,7 +128,7 @@ def _location(store: str | None, directory: Path) -> StoreLocation:
 
 
 def _started(address: GatewayAddress, key: str | None) -> None:
-    """Say how to use the gateway; the key is shown this once."""
+    """Print how to use the gateway. The key is shown only this once."""
     key_text = key or "YOUR_KEY"
     if key:
         typer.echo(f"key: {key}", err=True)
@@ -128,17 +139,19 @@ def _started(address: GatewayAddress, key: str | None) -> None:
 
 @app.command()
 def issue(
-    name: Annotated[str, typer.Argument(help="Who the key is for; its calls are kept under this name.")],
+    name: Annotated[
+        str, typer.Argument(help="Name of the client that the key is for; its calls are stored under this name.")
+    ],
     directory: _Dir = DEFAULT_DIR,
     store_url: _StoreOption = None,
     expires: Annotated[
-        str | None, typer.Option(help="How long the key works: 90m, 8h, 30d [default: for ever].")
+        str | None, typer.Option(help="How long the key is valid, such as 90m, 8h or 30d [default: forever].")
     ] = None,
-    calls: Annotated[int | None, typer.Option(min=1, help="Calls that it may make.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens that it may use.")] = None,
-    cost_usd: Annotated[float | None, typer.Option(help="US dollars that it may spend.")] = None,
+    calls: Annotated[int | None, typer.Option(min=1, help="Maximum number of calls with this key.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Maximum number of tokens with this key.")] = None,
+    cost_usd: Annotated[float | None, typer.Option(help="Maximum cost with this key, in US dollars.")] = None,
 ) -> None:
-    """Make a key and print it: only its hash is kept. An older key of the same name stops working."""
+    """Make a key and print it. Only its hash is stored. An older key of the same client stops working."""
     from understudy.gateway.budget import Budget
     from understudy.gateway.serve.stored_keys import issue as issue_key
     from understudy.store import Store
@@ -152,11 +165,11 @@ def issue(
 
 @app.command()
 def revoke(
-    name: Annotated[str, typer.Argument(help="Whose key.")],
+    name: Annotated[str, typer.Argument(help="Name of the client whose key is revoked.")],
     directory: _Dir = DEFAULT_DIR,
     store_url: _StoreOption = None,
 ) -> None:
-    """Revoke a key; it stops working within a second."""
+    """Revoke a key. It stops working within a second."""
     from understudy.store import Store
     from understudy.store.keys import CLIENT
 
@@ -170,7 +183,7 @@ def revoke(
 
 @app.command()
 def keys(directory: _Dir = DEFAULT_DIR, store_url: _StoreOption = None) -> None:
-    """List the keys: who they are for, and whether they work. The keys themselves are not kept."""
+    """List the keys: the clients, and whether each key works. The keys themselves are not stored."""
     from understudy.store import Store
     from understudy.store.keys import CLIENT
 
@@ -183,16 +196,18 @@ def keys(directory: _Dir = DEFAULT_DIR, store_url: _StoreOption = None) -> None:
 
 @app.command()
 def state(directory: _Dir = DEFAULT_DIR) -> None:
-    """Show the state of the gateway: paused, policy version, calls under way and waiting."""
+    """Show the state of the gateway: whether it is paused, the policy version, and the calls in progress and
+    waiting.
+    """
     _order(directory, "GET", "/state")
 
 
 @app.command()
 def pause(
     directory: _Dir = DEFAULT_DIR,
-    drain: Annotated[float, typer.Option(min=0, help="Seconds to wait for the calls under way.")] = 60.0,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds to wait for calls in progress.")] = 60.0,
 ) -> None:
-    """Hold new calls, wait for those under way; the agents wait, none fails."""
+    """Hold new calls back and wait for calls in progress. Agents wait; no call fails."""
     _order(directory, "POST", "/pause", {"drain_s": drain})
 
 
@@ -201,7 +216,7 @@ def resume(
     directory: _Dir = DEFAULT_DIR,
     version: Annotated[str | None, typer.Option(help="The policy version that answers from now on.")] = None,
 ) -> None:
-    """Answer again after a pause."""
+    """Answer calls again after a pause."""
     _order(directory, "POST", "/resume", {} if version is None else {"version": version})
 
 
@@ -210,7 +225,7 @@ def publish(
     version: Annotated[str, typer.Argument(help="The policy version that answers from now on.")],
     directory: _Dir = DEFAULT_DIR,
 ) -> None:
-    """Say which weights answer; every later call records it."""
+    """Set the version of the weights that answers. Every later call records it."""
     _order(directory, "POST", "/publish", {"version": version})
 
 

@@ -1,4 +1,4 @@
-"""`understudy grade`: predictions made elsewhere in, verdicts and the harness's report files out."""
+"""`understudy grade`: reads predictions made elsewhere, and writes verdicts and SWE-bench's report files."""
 
 from __future__ import annotations
 
@@ -44,72 +44,79 @@ _MOST_ROWS = 20
 
 
 class GradeSettings(Struct, frozen=True, kw_only=True):
-    """All that `understudy grade` can be told."""
+    """The options of `understudy grade`."""
 
     table: ClassVar[str] = "grade"
     predictions: Annotated[
         str,
         option(
-            "A .jsonl or .json file of predictions as SWE-bench's harness takes them, or: gold.", argument=True
+            "A .jsonl or .json file of predictions in the format of SWE-bench's harness, or: gold.", argument=True
         ),
     ] = ""
     regrade: Annotated[
         str | None,
         option(
-            "Grade the patches of a run again instead, with this grader: its directory, or postgresql://…/DATABASE.",
+            "Instead, grade a run's patches again with the current grader: the run's directory, or "
+            "postgresql://…/DATABASE.",
             metavar="RUN",
         ),
     ] = None
     task: TaskSettings = TaskSettings()
     sandbox: Annotated[
-        str | None, option("local, docker or unsafe-local [default: docker where a task needs its image].")
+        str | None,
+        option("The kind of sandbox: local, docker or unsafe-local [default: docker if a task needs its image]."),
     ] = None
     run_id: Annotated[
         str | None,
         option(
-            "The name of the reports; under the same name grading continues [default: understudy, or official]."
+            "The name of the reports; grading continues under the same name [default: understudy, or official]."
         ),
     ] = None
-    output_dir: Annotated[Path, option("Where logs/ and the summary go.", "--output-dir", "-o")] = Path()
-    jobs: Annotated[int, option("Patches at a time [default: CPUs].", "--jobs", "-j", ge=1)] = field(
+    output_dir: Annotated[Path, option("The directory for logs/ and the summary.", "--output-dir", "-o")] = Path()
+    jobs: Annotated[int, option("Patches to grade at a time [default: CPUs].", "--jobs", "-j", ge=1)] = field(
         default_factory=available_cpus
     )
     timeout: (
-        Annotated[float, option("Seconds the tests of one may take [default: the task's own].", ge=1)] | None
+        Annotated[
+            float, option("Time limit for the tests of one patch, in seconds [default: the task's own].", ge=1)
+        ]
+        | None
     ) = None
     validate: Annotated[
         bool | None,
         option(
-            "Check that a task's gold patch passes and the empty one fails: for all tasks first, or for none "
-            "[default: those whose tests fail].",
+            "Check that the task's gold patch passes and the empty patch fails: for all tasks first, or for none "
+            "[default: for tasks whose tests fail].",
             "--validate/--no-validate",
         ),
     ] = None
-    official: Annotated[bool, option("Let the swebench package judge, on its own containers.", "--official")] = (
+    official: Annotated[bool, option("Grade with the swebench package, in its own containers.", "--official")] = (
         False
     )
-    config: Annotated[Path | None, option("Options from a table [grade].", metavar="FILE.toml")] = None
+    config: Annotated[Path | None, option("A TOML file with options in a table [grade].", metavar="FILE.toml")] = (
+        None
+    )
 
     @property
     def name(self) -> str:
-        """What the reports are called."""
+        """The name of the reports."""
         return self.run_id or ("official" if self.official else "understudy")
 
 
 @command
 def grade(settings: GradeSettings, json_: Json = False) -> None:
-    """Grade predictions, several at once, and write the report files of SWE-bench's harness.
+    """Grade predictions in parallel, and write the report files of SWE-bench's harness.
 
-    The same command again grades what has no report yet, or another patch now. Ctrl-C lets the running ones
-    finish; a second one stops at once. Exits with 1 when a prediction could not be graded.
+    The same command again grades only what has no report yet, or has another patch now. Ctrl-C lets running ones
+    finish; a second Ctrl-C stops at once. Exits with 1 if a prediction could not be graded.
     """
     if settings.regrade is not None:
         _regrade(settings, parse_location(settings.regrade), json_)
         return
     if not settings.predictions:
-        raise ConfigError("expected a file of predictions, `gold`, or --regrade RUN")
+        raise ConfigError("missing predictions; give a file of predictions, `gold`, or --regrade RUN")
     if not settings.task.tasks:
-        raise ConfigError("missing tasks: name those of the predictions with --tasks or --dataset-path")
+        raise ConfigError("missing tasks; give the tasks of the predictions with --tasks or --dataset-path")
     name_part(settings.name)
     settings = msgspec.structs.replace(settings, output_dir=settings.output_dir.absolute())
     loaded = asyncio.run(_load(settings))
@@ -127,14 +134,12 @@ def grade(settings: GradeSettings, json_: Json = False) -> None:
 
 
 def _regrade(settings: GradeSettings, run: StoreLocation, as_json: bool) -> None:
-    """Grade a run's patches again, in the kind of sandbox it had. Exits with 1 when one could not be graded.
+    """Grade a run's patches again in the same kind of sandbox. Exits with 1 if one could not be graded.
 
-    The files of a run in a database are written into the output directory.
+    If the run is in a database, its files are written to the output directory.
     """
     if settings.predictions or settings.task.tasks:
-        raise ConfigError(
-            "--regrade takes its patches and tasks from the run; leave out the predictions and --tasks"
-        )
+        raise ConfigError("--regrade takes patches and tasks from the run; leave out the predictions and --tasks")
     line = ProgressLine()
 
     async def work() -> RegradeSummary:
@@ -145,7 +150,8 @@ def _regrade(settings: GradeSettings, run: StoreLocation, as_json: bool) -> None
             kinds = {settings.sandbox or str(each.config["sandbox"]) for each in store.runs.all()}
             if len(kinds) != 1:
                 raise ConfigError(
-                    f"{run}: its runs had sandboxes of kind {sorted(kinds)}; choose one with --sandbox"
+                    f"{run}: its runs used sandboxes of different kinds ({', '.join(sorted(kinds)) or 'none'}); "
+                    "choose one with --sandbox"
                 )
             (kind,) = kinds
             sandboxes = load_sandboxes(kind, _options(kind))
@@ -183,9 +189,10 @@ def _with_timeout(task: Task, seconds: float | None) -> Task:
 
 
 async def _load(settings: GradeSettings) -> LoadedTasks:
-    """The tasks that are asked for. Raises ConfigError for an id that is none of theirs."""
+    """Return the requested tasks. Raises ConfigError for an id that none of them has."""
     task, sandbox = settings.task, settings.sandbox
-    # Without a choice it is for task folders only; whether it works here is asked when it is known to be used.
+    # Without a choice the sandboxes are only used for task folders. Whether they work here is checked once they
+    # are needed.
     sandboxes = load_sandboxes(sandbox, _options(sandbox)) if sandbox else plugins.load("sandboxes", LOCAL)()
     try:
         loaded = await load_tasks(
@@ -194,12 +201,14 @@ async def _load(settings: GradeSettings) -> LoadedTasks:
     finally:
         await sandboxes.aclose()
     if loaded.unknown:
-        raise ConfigError(f"--instance-ids: there is no task {loaded.unknown[0]!r} in {', '.join(task.tasks)}")
+        raise ConfigError(
+            f"--instance-ids: there is no task {loaded.unknown[0]!r} in {', '.join(task.tasks)}; check the id"
+        )
     return loaded
 
 
 def _options(sandbox: str) -> dict[str, Any]:
-    """The options of the sandboxes: those that fetch images report it on stderr."""
+    """Return the options of the sandboxes. Those that fetch images report it on stderr."""
 
     def report(text: str) -> None:
         typer.echo(text, err=True)
@@ -210,7 +219,7 @@ def _options(sandbox: str) -> dict[str, Any]:
 def _grade_officially(
     settings: GradeSettings, predictions: Predictions, tasks: Sequence[Task], as_json: bool
 ) -> None:
-    """Have SWE-bench's harness do it. Exits with 1 when a prediction could not be graded."""
+    """Grade with SWE-bench's own harness. Exits with 1 if a prediction could not be graded."""
     try:
         done = run_official(
             predictions,
@@ -240,7 +249,7 @@ def _grade_officially(
 def _grade(
     settings: GradeSettings, predictions: Predictions, loaded: LoadedTasks, tasks: Sequence[Task]
 ) -> tuple[GradingProgress, Path]:
-    """Grade all; the first Ctrl-C or SIGTERM lets what runs finish, the second stops at once."""
+    """Grade all predictions. The first Ctrl-C or SIGTERM lets running ones finish, the second stops at once."""
     stop = asyncio.Event()
     output, name = settings.output_dir, settings.name
 
@@ -315,7 +324,7 @@ async def _grade_until(
 
 
 class _GradeProgress:
-    """The progress of a grading on stderr."""
+    """Shows the progress of grading on stderr."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()

@@ -1,4 +1,4 @@
-"""`understudy ingest`: training states out of the logs of agents' sessions."""
+"""`understudy ingest`: extracts training states from the logs of agents' sessions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def ingest(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="PATH...", help="Logs, directories or zips [default: the projects directory of Claude Code]."
+            metavar="PATH...",
+            help="Logs, directories or zip archives [default: Claude Code's projects directory].",
         ),
     ] = None,
     directory: Annotated[
@@ -47,26 +48,30 @@ def ingest(
             "--dir",
             "-d",
             metavar="DIR",
-            help="The store to put the states into: a directory, or a database's URL [default: sessions].",
+            help="The store to write the states to: a directory or a database's URL [default: sessions].",
         ),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Write the states to a file instead: .jsonl, or .parquet."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the states to a .jsonl or .parquet file instead of a store.",
         ),
     ] = None,
     redact: Annotated[
-        bool, typer.Option("--redact", help="With --output: replace secrets, and what identifies a person.")
+        bool, typer.Option("--redact", help="With --output: replace secrets and what identifies a person.")
     ] = False,
     format: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Only logs of this format; a PATH that is a file is read as this format."
+            metavar="NAME", help="Only read logs of this format; a PATH that is a file is read in this format."
         ),
     ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="DATE", help="Only turns from this date or time on, as 2026-11-21T09:30.")
+        str | None,
+        typer.Option(metavar="DATE", help="Only turns from this date or time on, such as 2026-11-21T09:30."),
     ] = None,
     project: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Only sessions in directories whose path contains TEXT.")
@@ -80,23 +85,25 @@ def ingest(
     ] = False,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", "-j", min=1, help="Processes that read [default: one per CPU, at most 8]."),
+        typer.Option(
+            "--jobs", "-j", min=1, help="Number of processes that read [default: one per CPU, at most 8]."
+        ),
     ] = None,
     count_only: Annotated[
         bool | None,
         typer.Option(
             "--dry-run/--verify",
-            help="Write nothing: only count, or only check the states for gaps (exit code 1 if there are any).",
+            help="Write nothing: only count the states, or check them for gaps (exit code 1 if there are any).",
         ),
     ] = None,
     json_: Json = False,
 ) -> None:
     """Turn session logs into training states: what the model saw at each turn, and what it did.
 
-    The format of each log is found out. The states go into a store, which other commands read, or each is a line
-    of JSON in a file, its messages in OpenAI's form. They hold what the logs hold, word for word: NOTHING IS
+    The format of each log is detected. The states go into a store, which other commands read, or into a file with
+    one JSON object a line and messages in OpenAI's form. They hold what the logs hold, word for word: NOTHING IS
     REDACTED without --redact, so keep them to yourself. Logs are only read, never changed. The same command again
-    reads only what is new or changed.
+    reads only new or changed logs.
     """
     from understudy.ingest.batch_reader import StateSelection
     from understudy.ingest.collect import collect_to_file, collect_to_store, count_states, find_logs
@@ -108,7 +115,7 @@ def ingest(
 
     dry_run, verify = count_only is True, count_only is False
     if output is not None and directory is not None:
-        raise ConfigError("--output writes a file and --dir names a store; give one of them")
+        raise ConfigError("--output writes a file and --dir names a store; give only one of them")
     if redact and output is None and not dry_run:
         raise ConfigError(
             "--redact only applies to --output FILE: a store is not redacted, but exports from it are"
@@ -118,7 +125,7 @@ def ingest(
     begin = timestamp_seconds(since)
     if since is not None and begin is None:
         raise ConfigError(
-            f"--since: invalid date {since!r}; expected a date such as 2026-11-21 or 2026-11-21T09:30"
+            f"--since: invalid date {since!r}; expected a date or time such as 2026-11-21 or 2026-11-21T09:30"
         )
     selection = StateSelection(begin, project, min_turns, all_roles)
     only = None if format is None else format_named(format)
@@ -182,7 +189,7 @@ def _key() -> bytes:
 
 
 def _projects(env: Mapping[str, str]) -> Path:
-    """Where Claude Code keeps its logs. Raises ConfigError when there is no such directory."""
+    """Return the directory where Claude Code keeps its logs. Raises ConfigError if there is none."""
     home = env.get("CLAUDE_CONFIG_DIR")
     projects = (Path(home).expanduser() if home else Path.home() / ".claude") / "projects"
     if not projects.is_dir():
@@ -219,7 +226,7 @@ def _print_summary(
 
 
 def _print_report(report: VerifyReport, as_json: bool) -> None:
-    """Print what a check found. Raises typer.Exit with code 1 where it is anything."""
+    """Print what a check found. Raises typer.Exit with code 1 if it found anything."""
     from understudy.ingest.verify import CHECKS
     from understudy.util.text import visible
 
@@ -292,7 +299,7 @@ def _listed(counter: Counter[str]) -> str:
 
 
 def _label(kind: str) -> str:
-    """The name of a count, as words; some of it may stand in a log."""
+    """Return the name of a count for display; it may contain text from a log."""
     from understudy.util.text import visible
 
     return visible(kind.replace("_", " ").replace("-", " "))

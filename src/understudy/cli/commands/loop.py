@@ -1,4 +1,4 @@
-"""`understudy train loop`: collect, grade, update, publish, and again."""
+"""`understudy train loop`: repeatedly collects rollouts, grades them, updates the weights and publishes them."""
 
 from __future__ import annotations
 
@@ -42,57 +42,64 @@ SERVERS = ("embedded", "vllm", "sglang")
 
 
 class LoopSettings(Struct, frozen=True, kw_only=True):
-    """All that `understudy train loop` can be told. What of it decides the results becomes a `LoopConfig`."""
+    """The options of `understudy train loop`. Those that decide the results become a `LoopConfig`."""
 
     table: ClassVar[str] = "loop"
     model: Annotated[
         str,
         option(
-            f"A model's directory, a GGUF file, a fetched model's name, or {TINY}: the one that comes with us.",
+            f"A model's directory, a GGUF file, a fetched model's name, or {TINY} for the model shipped with "
+            "Understudy.",
             argument=True,
             metavar="MODEL",
         ),
     ]
     tasks: Annotated[
-        tuple[str, ...], option("What is learned from, as understudy run takes it; repeatable.", "--tasks", "-t")
+        tuple[str, ...],
+        option("The training tasks, in any form that `understudy run` takes; repeatable.", "--tasks", "-t"),
     ] = ()
     eval_tasks: Annotated[
-        tuple[str, ...], option("Held-out tasks, never learned from; repeatable.", "--eval-tasks", "-e")
+        tuple[str, ...],
+        option("Held-out tasks for evaluation, never learned from; repeatable.", "--eval-tasks", "-e"),
     ] = ()
     schedule: LoopSchedule = LoopSchedule()
     output_dir: Annotated[
-        Path | None, option("The loop's directory [default: runs/loop-ID].", "--output-dir", "-o")
+        Path | None, option("The loop's output directory [default: runs/loop-ID].", "--output-dir", "-o")
     ] = None
     eval_temperature: (
         Annotated[float, option("Temperature of evaluations [default: as --temperature].", ge=0)] | None
     ) = None
-    answer_tokens: Annotated[int, option("Tokens that an answer may have.", ge=1)] | None = None
+    answer_tokens: Annotated[int, option("Maximum number of tokens in an answer.", ge=1)] | None = None
     agent: AgentRunSettings = AgentRunSettings()
-    sandbox: Annotated[str | None, option("docker, local or unsafe-local [default: as understudy run].")] = None
+    sandbox: Annotated[
+        str | None, option("The kind of sandbox: docker, local or unsafe-local [default: as for understudy run].")
+    ] = None
     runtime: LoopRuntime = field(default_factory=LoopRuntime)
     drain_timeout: DrainTimeout = DRAIN_TIMEOUT_S
     measured_by: Annotated[
         Path | None,
-        option("With --dry-run: the output of a loop, or a run, of the same kind to estimate by.", metavar="DIR"),
+        option(
+            "With --dry-run: the output directory of a similar loop or run to base the estimate on.", metavar="DIR"
+        ),
     ] = None
-    dry_run: Annotated[bool, option("Only estimate hours, tokens and dollars; nothing is run.", "--dry-run")] = (
-        False
-    )
+    dry_run: Annotated[bool, option("Only estimate hours, tokens and dollars; run nothing.", "--dry-run")] = False
     config: Annotated[
-        Path | None, option("Options from its tables [loop] and, for the trainer, [grpo].", metavar="FILE.toml")
+        Path | None,
+        option("A TOML file with options in a table [loop] and, for the trainer, [grpo].", metavar="FILE.toml"),
     ] = None
-    track: Annotated[str, option("Also report to tensorboard, wandb or mlflow.", metavar="auto|none|NAME,…")] = (
-        "auto"
-    )
+    track: Annotated[
+        str, option("Also report metrics to tensorboard, wandb or mlflow.", metavar="auto|none|NAME,…")
+    ] = "auto"
     trainer: GRPOOptions = GRPOOptions()
 
 
 @command
 def loop(settings: LoopSettings, json_: Json = False) -> None:
-    """Improve a model by its own work: collect with it, grade, update it, publish the weights, collect again.
+    """Improve a model with its own work: collect rollouts, grade them, update the weights, publish them, and
+    repeat.
 
-    The same command again continues the loop where it ended, even after kill -9. Ctrl-C lets the running rollouts
-    finish, for --drain-timeout seconds; a second one stops at once.
+    The same command again continues the loop where it ended, even after kill -9. Ctrl-C lets running rollouts
+    finish, for up to --drain-timeout seconds; a second Ctrl-C stops at once.
     """
     _check(settings)
     if settings.dry_run:
@@ -128,7 +135,7 @@ def _check(settings: LoopSettings) -> None:
             "understudy tasks make functions --count 64 --output train.jsonl"
         )
     if agent.only_agent == "shell" and agent.agent_command is None:
-        raise ConfigError("the shell agent needs a command: --agent-command 'COMMAND'")
+        raise ConfigError("the shell agent needs a command; give one with --agent-command 'COMMAND'")
     if schedule.backend not in SERVERS:
         raise ConfigError(
             f"--backend {schedule.backend}: unsupported for training; expected one of {', '.join(SERVERS)}"
@@ -141,7 +148,8 @@ def _check(settings: LoopSettings) -> None:
         )
     if schedule.min_groups and settings.runtime.teacher.teacher is not None:
         raise ConfigError(
-            "--min-groups counts groups whose rewards differ, but with a teacher every group is used; leave it out"
+            "--min-groups counts groups with differing rewards, but with a teacher every group is used; leave "
+            "out --min-groups"
         )
     if schedule.min_groups and not settings.trainer.dynamic_sampling:
         raise ConfigError("--min-groups needs dynamic sampling; leave out --min-groups or --no-dynamic-sampling")
@@ -150,7 +158,7 @@ def _check(settings: LoopSettings) -> None:
 async def _run_loop(
     settings: LoopSettings, display: LoopDisplay, collectors: list[RolloutCollector]
 ) -> LoopSummary:
-    """Load the tasks, choose their sandboxes, and run the loop; its collector is put into `collectors`."""
+    """Load the tasks, choose their sandboxes, and run the loop. Its collector is appended to `collectors`."""
     display.stage("reading the tasks")
     sandboxes = load_sandboxes(settings.sandbox or LOCAL)
     try:
@@ -176,7 +184,7 @@ async def _run_loop(
 
 
 class LoopEstimate(Struct, frozen=True, kw_only=True):
-    """What a loop is likely to take. `update_hours` are None where nothing tells how long an update takes."""
+    """What a loop is likely to take. `update_hours` is None if nothing shows how long an update takes."""
 
     rollouts: RunEstimate
     update_hours: float | None
@@ -185,11 +193,15 @@ class LoopEstimate(Struct, frozen=True, kw_only=True):
 
 
 async def _estimate(settings: LoopSettings) -> LoopEstimate:
-    """Hours, tokens and dollars of a loop by those of another. Raises ConfigError where nothing was measured."""
+    """Estimate hours, tokens and dollars from an earlier loop or run.
+
+    Raises ConfigError if that has no measurements.
+    """
     source = settings.measured_by
     if source is None:
         raise ConfigError(
-            "--dry-run: give --measured-by DIR, the output of a loop of the same kind with --steps 1, or of a run"
+            "--dry-run needs a measurement; give --measured-by DIR, the output of a similar loop with --steps 1, "
+            "or of a run"
         )
     updates: list[float] = []
     directories = [source]
@@ -251,14 +263,18 @@ async def _load(specs: tuple[str, ...], sandboxes: Sandboxes) -> list[Task]:
 
 
 def loop_config_of(settings: LoopSettings, tasks: list[Task], eval_tasks: list[Task], sandbox: str) -> LoopConfig:
-    """What the loop is. Raises ConfigError for tasks that it cannot learn from, or cannot be measured by."""
+    """Return the configuration of the loop.
+
+    Raises ConfigError for tasks that it cannot learn from or be evaluated on.
+    """
     learned = task_digests(tasks)
-    # The same work under another name is the same work: what was learned from says nothing of what was learned.
+    # Tasks with the same content are the same task, even under another id: evaluating on training tasks proves
+    # nothing.
     contents = {digest(_nameless(task)) for task in tasks}
     for task in eval_tasks:
         if task.instance_id in learned or digest(_nameless(task)) in contents:
             raise ConfigError(
-                f"--eval-tasks: {task.instance_id} is also a training task (--tasks); use other tasks for the "
+                f"--eval-tasks: {task.instance_id} is also a training task (--tasks); use other tasks for "
                 "evaluation"
             )
     schedule, agent, trainer = settings.schedule, settings.agent, settings.trainer
@@ -298,14 +314,14 @@ def _nameless(task: Task) -> Task:
 
 
 def model_directory(name: str) -> Path:
-    """The directory that a model's name means. Raises ConfigError when there is none."""
+    """Return the directory of a model given by name. Raises ConfigError if there is none."""
     path = model_path(name, lambda text: typer.echo(text, err=True))
     check_model(path)
     return path
 
 
 class LoopDisplay(Watcher, LiveStatus):
-    """What a loop tells, as lines of text; thread-safe to read."""
+    """Shows the loop's progress as lines of text. Thread-safe to read."""
 
     plain_s = 15.0
 
@@ -355,11 +371,11 @@ class LoopDisplay(Watcher, LiveStatus):
         )
 
     def line(self) -> str:
-        """Where the loop stands."""
+        """Return the loop's current status as a line."""
         return self._stage if self._loop is None else self._loop.line()
 
     def new_lines(self) -> list[str]:
-        """The lines of steps and evaluations since the last time."""
+        """Return the lines about steps and evaluations since the last call."""
         with self._lock:
             lines, self._new_lines = self._new_lines, []
         return lines

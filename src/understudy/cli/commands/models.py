@@ -1,4 +1,4 @@
-"""`understudy models`: pretrained models, fetched once and checked."""
+"""`understudy models`: pretrained models, downloaded once and verified."""
 
 from __future__ import annotations
 
@@ -27,32 +27,34 @@ app = command_group("Fetch pretrained models, and list those that are here.")
 @app.command("fetch")
 def fetch_model(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A pinned model, as smollm2-135m, or OWNER/NAME on the hub.")
+        str, typer.Argument(metavar="NAME", help="A pinned model, such as smollm2-135m, or OWNER/NAME on the hub.")
     ],
     revision: Annotated[
-        str | None, typer.Option(metavar="COMMIT", help="The hub's branch, tag or commit [default: main].")
+        str | None, typer.Option(metavar="COMMIT", help="The branch, tag or commit on the hub [default: main].")
     ] = None,
     gguf: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Make the model of this GGUF file of the repository.")
+        str | None, typer.Option(metavar="FILE", help="Build the model from this GGUF file of the repository.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Fetch again what is here.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Download again what is already here.")] = False,
     json_: Json = False,
 ) -> None:
-    """Fetch a pretrained model to the cache, check it, and show its licence.
+    """Download a pretrained model to the cache, verify it, and show its licence.
 
-    A model that is here already is checked: every file against its SHA-256.
+    A model that is already here is verified too: every file against its SHA-256.
     """
     pinned = PINNED.get(name)
     if pinned is None and not is_hub_name(name):
         raise ConfigError(f"unknown model {name!r}; expected one of {', '.join(PINNED)}, or OWNER/NAME on the hub")
     if pinned is not None and (revision or gguf):
-        raise ConfigError(f"--revision and --gguf: {name} is pinned; leave them out")
+        raise ConfigError(
+            f"--revision and --gguf: unsupported for {name}, whose version is pinned; leave them out"
+        )
     cache = cache_dir()
     directory = cached_directory(name, cache)
     if directory.is_dir() and not overwrite:
         if revision or gguf:
             raise ConfigError(
-                f"{name} is already in the cache, in {directory}; give --overwrite to fetch it again"
+                f"{name} is already in the cache, in {directory}; use --overwrite to download it again"
             )
         fetched = FetchedModel(directory=str(directory), record=read_record(directory))
         verify_files(fetched)
@@ -68,7 +70,7 @@ def fetch_model(
 
 @app.command("list")
 def list_models(json_: Json = False) -> None:
-    """List the models that are in the cache, and the pinned ones that can be fetched."""
+    """List the models in the cache, and the pinned ones that can be downloaded."""
     fetched = fetched_models()
     here = {each.record.name for each in fetched}
     missing = [each for each in PINNED.values() if each.name not in here]

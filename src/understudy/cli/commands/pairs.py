@@ -1,4 +1,4 @@
-"""`understudy pairs`: preference pairs out of replays and rollouts."""
+"""`understudy pairs`: makes preference pairs from replays and rollouts."""
 
 from __future__ import annotations
 
@@ -41,40 +41,43 @@ _COMPARED = {
 
 
 class PairSettings(Struct, frozen=True, kw_only=True):
-    """Which pairs `understudy pairs` makes, and of what."""
+    """The options of `understudy pairs`: which pairs to make, and from what."""
 
     table: ClassVar[str] = "pairs"
-    origin: Annotated[str, option("What to make pairs of.", "--from", metavar="replay|rollouts|all")] = "all"
-    minimum: Annotated[int, option("Teachers that must agree.", ge=1)] = MINIMUM
+    origin: Annotated[str, option("What to make pairs from.", "--from", metavar="replay|rollouts|all")] = "all"
+    minimum: Annotated[int, option("Number of teachers that must agree.", ge=1)] = MINIMUM
     where: Annotated[
-        str | None, option('Only states for which this SQL condition holds, as "tool_errors > 0".', metavar="SQL")
+        str | None, option('Only states that match this SQL condition, such as "tool_errors > 0".', metavar="SQL")
     ] = None
     run: Annotated[str | None, option("Only rollouts of this run [default: all].")] = None
     include_suspicious: Annotated[
         bool, option("Also rollouts whose patch may deceive the grader.", "--include-suspicious")
     ] = False
     include_lossy: Annotated[
-        bool, option("Also states whose log does not hold all that the model saw.", "--include-lossy")
+        bool, option("Also states whose log lacks part of what the model saw.", "--include-lossy")
     ] = False
     thinking: Annotated[
         str,
         option(
-            "Thinking of the two answers: as it is; only pairs with both; none; only where both have it.",
+            "The thinking in the two answers: keep as logged; only pairs where both have it; strip it; or keep "
+            "it only if both have it.",
             metavar="as-logged|both|strip|only-when-both",
         ),
     ] = "only-when-both"
-    most: Annotated[int, option("The most pairs of the rollouts of one task.", ge=1)] = 16
+    most: Annotated[int, option("Maximum number of pairs from the rollouts of one task.", ge=1)] = 16
     tokenizer: Annotated[
         Path | None, option("Only pairs that this tokenizer's chat template can render.", metavar="MODEL_DIR")
     ] = None
-    max_chars: Annotated[int, option("The most characters of a prompt with its longer answer.", ge=1)] | None = (
+    max_chars: (
+        Annotated[int, option("Maximum length of a prompt with its longer answer, in characters.", ge=1)] | None
+    ) = None
+    max_tokens: Annotated[int, option("The same limit in tokens; needs --tokenizer.", ge=1)] | None = None
+    redacted: Annotated[
+        bool, option("Do not redact the secrets, names and paths in the sessions.", "--unredacted", off=True)
+    ] = True
+    config: Annotated[Path | None, option("A TOML file with options in a table [pairs].", metavar="FILE.toml")] = (
         None
     )
-    max_tokens: Annotated[int, option("The most tokens of the same; needs --tokenizer.", ge=1)] | None = None
-    redacted: Annotated[
-        bool, option("Keep the secrets, names and paths that are in the sessions.", "--unredacted", off=True)
-    ] = True
-    config: Annotated[Path | None, option("Options from a table [pairs].", metavar="FILE.toml")] = None
 
 
 @command
@@ -82,7 +85,7 @@ def pairs(
     directory: Annotated[
         str,
         typer.Argument(
-            metavar="DIR", help="The directory of a store, or its database: of a run, or of sessions and replays."
+            metavar="DIR", help="The directory or database of a store: of a run, or of sessions and replays."
         ),
     ],
     settings: PairSettings,
@@ -92,14 +95,14 @@ def pairs(
             "--output",
             "-o",
             metavar="FILE.jsonl",
-            help="The file to write, one pair a line [default: only count].",
+            help="The file to write, with one pair a line [default: only count the pairs].",
         ),
     ] = None,
     json_: Json = False,
 ) -> None:
     """Make preference pairs: a chosen and a rejected action after the same messages.
 
-    From a replay: what teachers agree on (chosen) and what the session did (rejected), where the two differ in
+    From a replay: what the teachers agree on (chosen) and what the session did (rejected), where the two differ in
     effect. From rollouts of one task: what a solved and an unsolved one did where they first differ. Without
     --output the pairs are only counted.
     """
@@ -139,7 +142,7 @@ def _pairs(
     checks: Checks,
     tallies: Mapping[str, PairCounts],
 ) -> Iterator[Pair]:
-    """The pairs, of each origin that has a tally."""
+    """Yield the pairs from each origin that has a tally."""
     if "replay" in tallies:
         yield from replay_pairs(
             store,
@@ -163,7 +166,7 @@ def _pairs(
 
 
 def _write(pairs: Iterator[Pair], output: Path) -> None:
-    """Write the pairs, all or nothing, for the user's eyes alone. Raises ConfigError when that cannot be done."""
+    """Write the pairs, all or none, readable for the user only. Raises ConfigError if that fails."""
 
     if output.is_dir():
         raise ConfigError(f"{output} is a directory; choose another --output")
@@ -178,14 +181,14 @@ def _write(pairs: Iterator[Pair], output: Path) -> None:
 
 
 class PairProgress(LiveStatus):
-    """How many were compared so far. It is polled, for there may be no pair among very many that are compared."""
+    """The number of comparisons so far. It is polled, because very many comparisons may give no pair."""
 
     def __init__(self, tallies: Mapping[str, PairCounts]) -> None:
         super().__init__()
         self._tallies = tallies.values()
 
     def line(self) -> str:
-        """How many were compared, and the pairs so far; nothing before the first."""
+        """Return the number of comparisons and pairs so far; "" before the first."""
         compared, pairs = sum(each.compared for each in self._tallies), sum(each.pairs for each in self._tallies)
         return f"compared {compared}, {pairs} pairs" if compared else ""
 

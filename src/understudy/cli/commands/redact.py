@@ -1,4 +1,4 @@
-"""`understudy redact preview`: what a redaction would replace, before an export is written."""
+"""`understudy redact preview`: shows what a redaction would replace, before an export is written."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def preview(
     ],
     where: Annotated[
         str | None,
-        typer.Option(metavar="SQL", help="Of a store only sessions with states for which this condition holds."),
+        typer.Option(metavar="SQL", help="Only sessions of a store with states that match this SQL condition."),
     ] = None,
-    samples: Annotated[int, typer.Option(min=0, metavar="N", help="The most samples of a rule.")] = 3,
+    samples: Annotated[int, typer.Option(min=0, metavar="N", help="Maximum number of samples per rule.")] = 3,
     json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Say what would be replaced by redaction: counts by rule, and samples with secrets masked. Writes no file.
+    """Show what redaction would replace: counts by rule, and samples with the secrets masked.
 
-    Rollouts of a run are looked through as well, although exports leave them as they are.
+    Writes no file. Rollouts of a run are searched as well, although exports do not redact them.
     """
     from msgspec import to_builtins
 
@@ -68,8 +68,8 @@ def _conversations(source: Path, where: str | None) -> Iterator[Conversation]:
     if not (source / FILE).is_file():
         if where is not None:
             raise ConfigError(
-                f"{source} is not a store, so --where cannot be used; "
-                "leave it out, or give the directory of a store"
+                f"{source} is not a store, so --where does not apply; leave it out, or give the directory of a "
+                "store"
             )
         yield from file_conversations(source)
         return

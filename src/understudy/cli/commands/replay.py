@@ -1,4 +1,4 @@
-"""`understudy replay`: what teachers would have done at the turns of the sessions in a store."""
+"""`understudy replay`: asks what teachers would have done at the turns of the sessions in a store."""
 
 from __future__ import annotations
 
@@ -42,35 +42,38 @@ def replay(
     directory: Annotated[
         str,
         typer.Argument(
-            metavar="DIR", help="The store, as `understudy ingest` made it, or postgresql://…/DATABASE."
+            metavar="DIR", help="The store that `understudy ingest` made: a directory, or postgresql://…/DATABASE."
         ),
     ],
     teachers: Annotated[
-        Path, typer.Option("--teachers", "-t", metavar="FILE.toml", help="The models to ask; see docs/replay.md.")
+        Path,
+        typer.Option(
+            "--teachers", "-t", metavar="FILE.toml", help="A TOML file with the models to ask; see docs/replay.md."
+        ),
     ],
     settings: ReplaySettings,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="The most tokens of an answer [default: 4096, or what the file says]."),
+        typer.Option(min=1, help="Maximum number of tokens in an answer [default: 4096, or the file's value]."),
     ] = None,
     judge: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="The teacher that decides where teachers disagree [default: [judge] of the file]."
+            metavar="NAME", help="The teacher that decides when teachers disagree [default: [judge] of the file]."
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the cost; nothing is sent.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the cost; send nothing.")] = False,
     json_: Json = False,
 ) -> None:
-    """Ask other models (teachers) what they would have done at the turns of sessions; keep their answers.
+    """Ask other models (teachers) what they would have done at the turns of sessions, and store their answers.
 
-    A teacher is not asked about turns of its own model family, and nobody about turns of an unknown model.
-    Sessions are redacted before they are sent. After Ctrl-C the requests under way still finish; the same command
-    continues.
+    A teacher is not asked about turns of its own model family, and no teacher about turns of an unknown model.
+    Sessions are redacted before they are sent. After Ctrl-C the requests in progress still finish; the same
+    command continues.
     """
     if not _NAME.fullmatch(settings.name):
         raise ConfigError(
-            f"--name: expected letters, digits, dots and hyphens, at most 80 of them, got {settings.name!r}"
+            f"--name: invalid name {settings.name!r}; expected at most 80 letters, digits, dots and hyphens"
         )
     selected = _select_teachers(read_teachers(teachers), teachers, judge, max_tokens)
     location = parse_location(directory)
@@ -90,7 +93,7 @@ def _select_teachers(teachers: Teachers, file: Path, judge: str | None, max_toke
     if judge is not None:
         if (named := teachers.named(judge)) is None:
             names = ", ".join(teacher.name for teacher in teachers.teachers)
-            raise ConfigError(f"--judge: unknown teacher {judge!r}; {file} has: {names}")
+            raise ConfigError(f"--judge: unknown teacher {judge!r}; expected one of those in {file}: {names}")
         teachers = Teachers(teachers.teachers, named)
     if max_tokens is None:
         return teachers
@@ -122,7 +125,7 @@ def _run(store: Store, work: Replay, settings: ReplaySettings, as_json: bool) ->
         raise typer.Exit(1)
 
 
-# --- what is told --------------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------------
 
 
 def _print_estimate(
@@ -211,7 +214,7 @@ def _dollars(sum_: float) -> str:
 
 
 class _ReplayProgress(LiveStatus):
-    """How many asks have ended, and what they have cost."""
+    """Shows how many asks have ended, and what they have cost."""
 
     def __init__(self, progress: AskProgress) -> None:
         super().__init__()
@@ -219,7 +222,7 @@ class _ReplayProgress(LiveStatus):
         self._started = time.monotonic()
 
     def line(self) -> str:
-        """Where the replay stands; nothing while its estimate is made and printed."""
+        """Return the replay's status as a line; "" while its estimate is made and printed."""
         at = self._progress
         if not (at.total or at.stopping):
             return ""

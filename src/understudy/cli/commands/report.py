@@ -1,4 +1,4 @@
-"""`understudy report`: what a run or a loop came to, as a page, a picture, or lines in the terminal."""
+"""`understudy report`: the results of a run or a loop, as a page, a picture, or text in the terminal."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ def report(
             "--output",
             "-o",
             metavar="FILE.html",
-            help=f"Where to write it [default: RUN/{_PAGE}; of a database ./{_PAGE}].",
+            help=f"The file to write [default: RUN/{_PAGE}; for a database ./{_PAGE}].",
         ),
     ] = None,
     png: Annotated[
-        bool, typer.Option("--png", help="Also write a picture, beside the page and under its name.")
+        bool, typer.Option("--png", help="Also write a picture (PNG) beside the page, with the same name.")
     ] = False,
     label: Annotated[
-        list[str] | None, typer.Option("--label", help="A run's name in the report; once for each, in order.")
+        list[str] | None,
+        typer.Option("--label", help="A run's name in the report; give one for each run, in order."),
     ] = None,
     unredacted: Annotated[
-        bool, typer.Option("--unredacted", help="Keep secrets, names and paths in the page.")
+        bool, typer.Option("--unredacted", help="Do not redact secrets, names and paths in the page.")
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
 ) -> None:
-    """Say whether the policy got better, and whether that is beyond chance.
+    """Report whether the policy got better, and whether the difference is more than chance.
 
-    Writes one HTML file, the viewer's pages: solve rates and rewards with 95 % intervals, tokens, turns, tasks,
-    failures by boundary, policy versions, the trainer's numbers, a loop's curves. Of several runs the first is the
-    baseline. A run that is still going is reported as it stands.
+    Writes one HTML file with the viewer's pages: solve rates and rewards with 95 % intervals, tokens, turns,
+    tasks, failures by boundary, policy versions, the trainer's numbers, a loop's curves. If there are several
+    runs, the first is the baseline. An unfinished run is reported in its current state.
     """
     from contextlib import closing
 
@@ -63,9 +64,12 @@ def report(
     figures = read_figures(locations, label or [])
     target = output if output is not None else _output_directory(figures, locations[-1]) / _PAGE
     if target.is_dir():
-        raise ConfigError(f"--output: {target} is a directory; give a file, such as {target / _PAGE}")
+        raise ConfigError(f"--output: {target} is a directory; name a file, such as {target / _PAGE}")
     if png and target.suffix == _PICTURE:
-        raise ConfigError(f"--output: {target} is the file that --png writes; give {target.with_suffix('.html')}")
+        raise ConfigError(
+            f"--output: {target} is the file that --png writes; name the page, such as "
+            f"{target.with_suffix('.html')}"
+        )
     redactor = None if unredacted else Redactor.from_user_key()
     answers, start = export_report(figures, locations)
     with closing(answers.api):
@@ -81,7 +85,10 @@ def report(
 
 
 def _output_directory(figures: ReportFigures, location: StoreLocation) -> Path:
-    """Where the page is written unless told: what lies in a model's own directory would be taken for its part."""
+    """Return the default directory of the page.
+
+    It is never a model's directory, whose files count as part of the model.
+    """
     from understudy.report.read import metrics_file
 
     if not isinstance(location, Path):
@@ -91,7 +98,7 @@ def _output_directory(figures: ReportFigures, location: StoreLocation) -> Path:
 
 
 def show(figures: ReportFigures) -> None:
-    """Print a report's figures, as wide as the terminal is."""
+    """Print a report's figures in the width of the terminal."""
     from understudy.cli.output import console
     from understudy.report.terminal import terminal
 

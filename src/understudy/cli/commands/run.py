@@ -1,4 +1,4 @@
-"""`understudy run`: tasks in, scored rollouts out."""
+"""`understudy run`: runs an agent on tasks, and grades the rollouts."""
 
 from __future__ import annotations
 
@@ -60,57 +60,63 @@ _log = logging.getLogger(__name__)
 
 
 class RunSettings(Struct, frozen=True, kw_only=True):
-    """All that `understudy run` can be told. What of it decides the results is resolved to a `RunConfig`."""
+    """The options of `understudy run`. Those that decide the results are resolved to a `RunConfig`."""
 
     table: ClassVar[str] = "run"
     needs_table: ClassVar[bool] = False
     model: ModelSettings = ModelSettings()
     task: TaskSettings = TaskSettings()
-    limit: Annotated[int, option("Only a random sample of N tasks, by --seed.", ge=1)] | None = None
+    limit: Annotated[int, option("Only run a random sample of N tasks, drawn with --seed.", ge=1)] | None = None
     samples: Annotated[int, option("Rollouts per task.", "--samples", "-n", ge=1)] = 1
-    concurrency: Annotated[int, option("Agents at a time [default: CPUs + 1].", "--concurrency", "-j", ge=1)] = (
-        field(default_factory=default_concurrency)
-    )
+    concurrency: Annotated[
+        int, option("Agents that run at a time [default: CPUs + 1].", "--concurrency", "-j", ge=1)
+    ] = field(default_factory=default_concurrency)
     max_concurrency: (
         Annotated[
             int,
             option(
-                "Let agents at a time follow the load of vLLM or SGLang, between --concurrency and this "
-                "[default: a fixed number].",
+                "Let the number of agents follow the load of vLLM or SGLang, between --concurrency and this "
+                "number [default: a fixed number].",
                 ge=1,
             ),
         ]
         | None
     ) = None
     cooldown_seconds: Annotated[
-        float, option("Seconds that an agent's place stays empty before the next one.", ge=0)
+        float, option("Seconds to wait before a finished agent's place is given to the next one.", ge=0)
     ] = 0.0
     seed: Annotated[int, option("Seed of everything random in the run.")] = 0
     agent: AgentRunSettings = AgentRunSettings()
     sandbox: SandboxSettings = SandboxSettings()
     output_dir: Annotated[
-        Path | None, option("Store and outputs [default: runs/BACKEND-POLICY-ID].", "--output-dir", "-o")
+        Path | None,
+        option(
+            "The directory for the store and all outputs [default: runs/BACKEND-POLICY-ID].", "--output-dir", "-o"
+        ),
     ] = None
     store: Annotated[
-        str | None, option("Where the store is, if not in the output directory: postgresql://USER@HOST/DATABASE.")
+        str | None,
+        option(
+            "Keep the store in this database instead of the output directory: postgresql://USER@HOST/DATABASE."
+        ),
     ] = None
     engine: Annotated[
         Literal["local", "workers", "detached", "ray"],
         option(
-            "Who executes: this process; workers (see understudy worker), waited for, or not waited for; or "
-            "workers that a Ray cluster starts."
+            "What executes the rollouts: local: this process; workers: processes of `understudy worker`, which "
+            "this command waits for; detached: the same without waiting; ray: workers that a Ray cluster starts."
         ),
     ] = "local"
     ray: RayOptions = RayOptions()
     rewrite_reports: Annotated[
-        bool, option("Write the files of rollouts that ended before once more.", "--rewrite-reports")
+        bool, option("Write the report files of rollouts that have already ended again.", "--rewrite-reports")
     ] = False
     drain_timeout: DrainTimeout = DRAIN_TIMEOUT_S
     max_cost_usd: (
         Annotated[
             float,
             option(
-                "The most US dollars that the run's calls may cost, over all invocations.",
+                "Maximum cost of the run's calls in US dollars, over all invocations.",
                 "--max-cost",
                 gt=0,
                 metavar="USD",
@@ -119,32 +125,32 @@ class RunSettings(Struct, frozen=True, kw_only=True):
         | None
     ) = None
     measured_by: Annotated[
-        Path | None, option("With --dry-run: the output of a run of the same kind to estimate by.", metavar="DIR")
+        Path | None,
+        option("With --dry-run: the output directory of a similar run to base the estimate on.", metavar="DIR"),
     ] = None
-    dry_run: Annotated[bool, option("Only estimate hours, tokens and dollars; nothing is run.", "--dry-run")] = (
-        False
-    )
+    dry_run: Annotated[bool, option("Only estimate hours, tokens and dollars; run nothing.", "--dry-run")] = False
     debug: Annotated[
-        bool, option("Keep debug.log in the output directory, and Claude Code's own in logs/.", "--debug")
+        bool,
+        option("Write debug.log to the output directory, and Claude Code's own debug logs to logs/.", "--debug"),
     ] = False
 
 
 @command
 def run(settings: RunSettings, json_: Json = False) -> None:
-    """Run an agent on tasks, keep every call, grade every patch.
+    """Run an agent on tasks, store every call, and grade every patch.
 
-    The same command again continues the run where it ended: rollouts that ended are not repeated, those that
-    failed for reasons of infrastructure are tried again. Ctrl-C lets the running rollouts finish, for
-    --drain-timeout seconds; a second one stops at once.
+    The same command again continues the run where it ended: rollouts that ended are not repeated, and those that
+    failed because of the infrastructure are tried again. Ctrl-C lets running rollouts finish, for up to
+    --drain-timeout seconds; a second Ctrl-C stops at once.
     """
     if not settings.task.tasks:
         raise ConfigError(
-            "missing tasks: give --tasks or --dataset-path; to make some: "
-            "understudy tasks make toolz --count 5 --output tasks.jsonl"
+            "missing tasks; give them with --tasks or --dataset-path, or make some: understudy tasks make toolz "
+            "--count 5 --output tasks.jsonl"
         )
     configs = [run_config_of(settings, agent) for agent in dict.fromkeys(settings.agent.agents)]
     if not configs:
-        raise ConfigError("--agent: expected an agent, got none")
+        raise ConfigError("--agent: expected the name of an agent, got none")
     if settings.max_cost_usd is not None:
         for config in configs:
             check_prices(config.gateway)
@@ -169,15 +175,15 @@ def run(settings: RunSettings, json_: Json = False) -> None:
 def _settings_of(
     settings: RunSettings, config: RunConfig, configs: list[RunConfig], spent_usd: float
 ) -> RunSettings:
-    """The settings of one of the runs, which have directories of their own where there are several.
+    """Return the settings of one of several runs. Each run has a directory of its own.
 
-    Those before it have spent some of their common ceiling. Raises ConfigError where nothing is left.
+    Earlier runs have already spent part of the common cost limit. Raises ConfigError if nothing is left.
     """
     if settings.max_cost_usd is not None:
         left = settings.max_cost_usd - spent_usd
         if left <= 0:
             raise ConfigError(
-                f"--max-cost: the runs of other agents have spent {spent_usd:.4f} US dollars, and no budget is "
+                f"--max-cost: the runs of other agents have spent {spent_usd:.4f} US dollars, so no budget is "
                 f"left for {config.agent}; run the same command again with a higher --max-cost"
             )
         settings = msgspec.structs.replace(settings, max_cost_usd=left)
@@ -189,7 +195,8 @@ def _settings_of(
 
 
 def run_config_of(settings: RunSettings, agent_name: str) -> RunConfig:
-    """What the run of an agent is, but for its sandboxes and tasks, which are known once the tasks are loaded.
+    """Return the configuration of an agent's run, except its sandboxes and tasks, which are known once the tasks
+    are loaded.
 
     Raises ConfigError for settings that contradict each other.
     """
@@ -217,11 +224,11 @@ def run_config_of(settings: RunSettings, agent_name: str) -> RunConfig:
 
 
 async def _estimate(configs: list[RunConfig], settings: RunSettings) -> RunEstimate:
-    """What the run, of every agent, is likely to take. Raises ConfigError where there is nothing to measure by."""
+    """Estimate what the runs of all agents are likely to take. Raises ConfigError without a measurement."""
     if settings.measured_by is None:
         raise ConfigError(
-            "--dry-run: give --measured-by DIR, the output of a small run of the same kind, such as one with "
-            "--limit 4"
+            "--dry-run needs a measurement; give --measured-by DIR, the output of a small run of the same kind, "
+            "such as one with --limit 4"
         )
     measured = measure([settings.measured_by])
     sandboxes = load_sandboxes(settings.sandbox.sandbox or LOCAL)
@@ -321,41 +328,49 @@ async def _run_in(
 
 
 def tasks_to_run(loaded: LoadedTasks, settings: RunSettings) -> list[Task]:
-    """The tasks to run; what was refused or not there goes to stderr. Raises TaskError for none."""
+    """Return the tasks to run.
+
+    Rejected and unavailable tasks are reported on stderr. Raises TaskError if none is left.
+    """
     for line in loaded.report():
         typer.echo(f"understudy: {line}", err=True)
     specs = ", ".join(settings.task.tasks)
     for id in loaded.unknown:
         typer.echo(f"understudy: there is no instance {id!r} in {specs}", err=True)
     if not loaded.tasks:
-        raise TaskError(f"no task is left to run; see the ids in {specs}, and the refused rows above")
+        raise TaskError(f"no task is left to run; check the ids in {specs}, and the rejected rows above")
     ids = sorted((task.instance_id for task in loaded.tasks), key=lambda id: sample_rank(id, settings.seed))
     chosen = set(ids[: settings.limit])
     return [task for task in loaded.tasks if task.instance_id in chosen]
 
 
 def _open_sandboxes(kind: str, settings: SandboxSettings, display: RunDisplay) -> Sandboxes:
-    """Sandboxes of a kind. Raises ConfigError also for options that it does not have."""
+    """Open sandboxes of a kind. Raises ConfigError, also for options that the kind does not support."""
     options = settings.image_options
     if kind == DOCKER:
         return load_sandboxes(kind, {**options, "progress": display.stage})
     if options:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in options)
         raise ConfigError(
-            f"{flags}: this option needs container images, which do not exist in {kind} sandboxes; use --sandbox "
-            "docker"
+            f"{flags}: only applies to container images, which {kind} sandboxes do not use; use --sandbox docker"
         )
     return load_sandboxes(kind)
 
 
 @contextmanager
 def _debug_log(directory: Path) -> Generator[None]:
-    """Keep all that Understudy logs in `debug.log` there; warnings go to stderr as ever."""
+    """Write all log messages of Understudy to `debug.log` in this directory.
+
+    Warnings also go to stderr as usual.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(directory / "debug.log", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{directory}/debug.log cannot be written: {error.strerror}") from error
+        raise ConfigError(
+            f"{directory}/debug.log cannot be written: {error.strerror}; choose another --output-dir, or leave "
+            "out --debug"
+        ) from error
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     stderr = logging.StreamHandler()
     stderr.setLevel(logging.WARNING)
@@ -374,11 +389,13 @@ def _debug_log(directory: Path) -> Generator[None]:
 
 
 _COUNTING_SHARE = 20
-"""The store's counts are asked for again after this many times as long as asking took: it grows with the run."""
+"""The store's counts are read again after this many times as long as reading them took, which grows with the
+run.
+"""
 
 
 class RunDisplay(RunMonitor, LiveStatus):
-    """What a run tells, as one line of text; thread-safe to read."""
+    """Shows a run's progress as one line of text. Thread-safe to read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -393,8 +410,8 @@ class RunDisplay(RunMonitor, LiveStatus):
         self._count_again = 0.0
 
     def stage(self, text: str) -> None:
-        """Show a stage; one that only counts on is not worth a line of its own elsewhere than on a terminal."""
-        # While rollouts run their counters are shown, and no stage is news.
+        """Show a stage. A stage that only counts up gets its own line only on a terminal."""
+        # While rollouts run, their counters are shown instead of stages.
         if self.scheduler is None and text.partition(":")[0] != self._stage.partition(":")[0]:
             self.changed.set()
         self._stage = text
@@ -408,7 +425,7 @@ class RunDisplay(RunMonitor, LiveStatus):
         self.changed.set()
 
     def waits(self, reason: str) -> None:
-        """Show why nobody works on the run."""
+        """Show why no worker works on the run."""
         reason = visible_line(reason)
         if reason != self._waits:
             self._waits = reason
@@ -416,20 +433,20 @@ class RunDisplay(RunMonitor, LiveStatus):
                 self.changed.set()
 
     def drain(self) -> bool:
-        """Start no more rollouts; False where none was started yet, or that was said before."""
+        """Start no more rollouts. Returns False if none was started yet, or if this was called before."""
         if self.scheduler is None or self.scheduler.draining:
             return False
         self.scheduler.drain()
         return True
 
     def stopped(self) -> None:
-        """Read the store no more."""
+        """Stop reading the store."""
         with self._reading:
             self._store = None
             self._stage = "finishing"
 
     def line(self) -> str:
-        """Where the run stands: rollouts done, solved, calls, tokens, time left."""
+        """Return the run's status as a line: rollouts done, solved, calls, tokens, time left."""
         with self._reading:
             return self._line()
 

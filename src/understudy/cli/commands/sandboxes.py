@@ -1,4 +1,4 @@
-"""`understudy sandboxes`: those that are open on other machines, and what serves one there."""
+"""`understudy sandboxes`: lists and ends sandboxes on other machines, and serves one there."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 app = command_group("List and end the sandboxes on other machines; serve one of this machine.")
 
 _Kind = Annotated[
-    str, typer.Option("--sandbox", help="Where they are, as --sandbox of a run has it: ssh:MACHINE.")
+    str, typer.Option("--sandbox", help="Where the sandboxes are, as in `understudy run --sandbox`: ssh:MACHINE.")
 ]
 
 
 @app.command("list")
 def list_sandboxes(sandbox: _Kind, json_: Json = False) -> None:
-    """Show the sandboxes that are open, the oldest first: for which run and attempt, since when, till when."""
+    """Show the open sandboxes, oldest first: their run and attempt, since when, and until when."""
     kind = _remote(sandbox)
     open_ones = asyncio.run(kind.sandboxes())
     if json_:
@@ -67,7 +67,7 @@ def reap_sandboxes(
 
 @app.command("serve")
 def serve() -> None:
-    """Serve one local sandbox over stdin and stdout, as `--sandbox ssh:MACHINE` starts it; ends with its stdin."""
+    """Serve one local sandbox over stdin and stdout until stdin closes. `--sandbox ssh:MACHINE` starts this."""
     from understudy.config import cache_dir
     from understudy.sandbox.remote.worker import serve_sandbox
 
@@ -76,7 +76,7 @@ def serve() -> None:
 
 
 def _environment() -> RemoteEnvironment:
-    """What this machine offers to run tasks with."""
+    """Return what this machine offers for running tasks."""
     from understudy.config import cache_dir
     from understudy.sandbox.remote.messages import RemoteEnvironment, RemoteMount
     from understudy.tasks.environment import python_environment
@@ -87,7 +87,7 @@ def _environment() -> RemoteEnvironment:
 
 
 def _remote(name: str) -> RemoteSandboxes:
-    """Sandboxes of another machine. Raises ConfigError for kinds of this one."""
+    """Open the sandboxes of another machine. Raises ConfigError for a kind that is local to this machine."""
     from understudy.sandbox.base import RemoteSandboxes, open_kind
 
     kind = open_kind(name)

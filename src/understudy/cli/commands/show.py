@@ -1,4 +1,4 @@
-"""`understudy show`: a rollout, a session, a state, or a client of a gateway, to be read; or the list of them."""
+"""`understudy show`: prints a rollout, a session, a state or a gateway's client, or lists them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _MOST_ROWS = 50
-"""Sessions in a list."""
+"""The number of sessions in a list."""
 
 
 def show(
@@ -28,25 +28,27 @@ def show(
         list[str] | None,
         typer.Argument(
             metavar="[DIR] [ID]",
-            help="The id of a rollout, an attempt, a session or a state, or its beginning, or the name of a "
-            "gateway's client, with the directory of the store before it; without an id all are listed.",
+            help=(
+                "The id (or its beginning) of a rollout, attempt, session or state, or the name of a gateway's "
+                "client; the directory of the store may precede it. Without an id, all are listed."
+            ),
         ),
     ] = None,
     directory: Annotated[
         str | None,
         typer.Option("--dir", help="A run's directory, or its database [default: the newest in ./runs]."),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Print everything in full.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print all texts in full.")] = False,
     unredacted: Annotated[
-        bool, typer.Option("--unredacted", help="Of sessions: keep secrets, names and paths.")
+        bool, typer.Option("--unredacted", help="Do not redact secrets, names and paths in sessions.")
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Show what a rollout was asked, did and was graded; or what a session or a state of one holds.
+    """Show what a rollout was asked, what it did and how it was graded; or the contents of a session or a state.
 
-    Of a rollout: a line for each branch, with its role; then turns, tools, patch, tests, errors. Of a session:
-    where it is from, what could not be read, each turn with its signals. Of a state: the messages that the model
-    saw, its tools, and what it did then. Sessions are redacted.
+    For a rollout: a line for each branch with its role, then turns, tools, patch, tests, errors. For a session:
+    its origin, what could not be read, and each turn with its signals. For a state: the messages that the model
+    saw, its tools, and what it did next. Sessions are redacted.
     """
     from understudy.store import Store
 
@@ -65,13 +67,14 @@ def show(
 
 
 def _store_and_name(names: list[str], directory: str | None) -> tuple[StoreLocation | None, str | None]:
-    """The directory and the id among the arguments. Raises ConfigError where there are too many."""
+    """Return the store's directory and the id among the arguments. Raises ConfigError for too many arguments."""
     from understudy.store.address import StoreUrl, parse_location
     from understudy.store.sqlite import FILE
 
     if len(names) > 2 or (len(names) == 2 and directory is not None):
         raise ConfigError(
-            f"{' '.join(names)}: expected at most a store's directory and one id; with --dir only the id"
+            f"{' '.join(names)}: too many arguments; expected at most a store's directory and one id, or with "
+            "--dir only the id"
         )
     if len(names) == 2:
         return parse_location(names[0]), names[1]
@@ -95,9 +98,10 @@ def _is_of_run(store: Store, name: str) -> bool:
 
 
 def _session_match(store: Store, name: str) -> tuple[str | None, str | None]:
-    """The one state, or the one session, whose id begins so; nothing where none does and the store has rollouts.
+    """Return the one state or session whose id begins with `name`; nothing if there is none and the store has
+    rollouts.
 
-    Raises ConfigError where several do, and where none does in a store of sessions.
+    Raises ConfigError if several match, or if none does in a store of sessions.
     """
     states, sessions = store.sessions.ids_that_begin(name)
     if len(states) + len(sessions) == 1:
@@ -105,7 +109,7 @@ def _session_match(store: Store, name: str) -> tuple[str | None, str | None]:
     if states or sessions:
         kinds = (("states", states), ("sessions", sessions))
         some = "; ".join(f"{kind} {', '.join(ids[:5])}" for kind, ids in kinds if ids)
-        raise ConfigError(f"several ids begin with {name!r}: {some}; type more of the id")
+        raise ConfigError(f"several ids begin with {name!r}: {some}; type more characters of the id")
     if store.runs.all():
         return None, None
     raise ConfigError(
@@ -153,10 +157,10 @@ def _redacted(traces: list[Trace]) -> list[Trace]:
 
 
 def newest_run(runs: Path) -> Path:
-    """The directory in `runs` whose store was written last. Raises ConfigError when there is none."""
+    """Return the directory below `runs` whose store was written last. Raises ConfigError if there is none."""
     stores = {path.parent: path.stat().st_mtime for path in runs.glob("*/store.db*")}
     if not stores:
-        raise ConfigError(f"no run's output directory in {runs.absolute()}; name one with --dir")
+        raise ConfigError(f"no run's output directory in {runs.absolute()}; name a run with --dir")
     return max(stores, key=lambda path: stores[path])
 
 
@@ -172,7 +176,9 @@ def _show(record: RolloutRecord, *, full: bool, as_json: bool) -> None:
 
 
 def _record(store: Store, name: str) -> RolloutRecord:
-    """What the store has under a name: a client's or an attempt's, else the rollout whose id begins so."""
+    """Return the record of a name: a client's or an attempt's, else that of the rollout whose id begins with
+    it.
+    """
     from understudy.cli.transcript import RolloutRecord
     from understudy.store.keys import CLIENT
 
@@ -194,7 +200,7 @@ def _record(store: Store, name: str) -> RolloutRecord:
 
 
 def _rollout_record(store: Store, rollout: Rollout, chosen: Attempt | None = None) -> RolloutRecord:
-    """What the store has of a rollout: the chosen attempt, else its graded one, else its last one."""
+    """Return the record of a rollout with the chosen attempt, else the graded one, else the last one."""
     from understudy.cli.transcript import RolloutRecord
 
     attempts = store.runs.attempts(rollout.id)
@@ -292,7 +298,7 @@ def _list(store: Store, as_json: bool) -> None:
 
 
 def _print_json(value: dict[str, Any]) -> None:
-    """Print JSON in ASCII: what a transcript holds cannot steer a terminal from there either."""
+    """Print JSON in ASCII, so that a transcript cannot send control sequences to the terminal."""
     import json
 
     from understudy.types import SCHEMA
@@ -301,24 +307,24 @@ def _print_json(value: dict[str, Any]) -> None:
 
 
 class IntegrityStatus(StrEnum):
-    """What a patch may be."""
+    """The possible verdicts on a patch's integrity."""
 
     clean = "clean"
     suspicious = "suspicious"
 
 
 def integrity(
-    rollout: Annotated[str, typer.Argument(help="A rollout's id or its beginning, or an attempt's id.")],
+    rollout: Annotated[str, typer.Argument(help="The id of a rollout (or its beginning), or of an attempt.")],
     status: Annotated[IntegrityStatus, typer.Argument(help="The verdict of the review.")],
-    reason: Annotated[str, typer.Option("--reason", help="Why, for whoever reads it later.")],
+    reason: Annotated[str, typer.Option("--reason", help="The reason, for later readers.")],
     directory: Annotated[
         str | None,
         typer.Option("--dir", help="A run's directory, or its database [default: the newest in ./runs]."),
     ] = None,
 ) -> None:
-    """Say after review whether a rollout's patch is clean or suspicious.
+    """Record after a review whether a rollout's patch is clean or suspicious. Exports leave suspicious ones out.
 
-    Exports leave suspicious ones out. What the grader found stays on record beside it.
+    The grader's finding is kept beside it.
     """
     from understudy.store import Store
     from understudy.store.address import parse_location

@@ -1,4 +1,4 @@
-"""`understudy states`: the training states in a store, as a table, as lines, or in a file."""
+"""`understudy states`: the training states in a store, as a table, as JSON lines, or in a file."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ _COLUMNS = (
 
 def states(
     directory: Annotated[
-        str, typer.Argument(metavar="DIR", help="The store, as `understudy ingest` makes it, or a database.")
+        str, typer.Argument(metavar="DIR", help="The store that `understudy ingest` made, or a database.")
     ] = "sessions",
     where: Annotated[
         str | None,
         typer.Option(
             metavar="SQL",
-            help="Only states for which this condition holds, as \"tests = 'passed' AND denied = 0\".",
+            help="Only states that match this SQL condition, such as \"tests = 'passed' AND denied = 0\".",
         ),
     ] = None,
     text: Annotated[
         str | None,
         typer.Option(
             metavar="WORDS",
-            help="Only states with all these words in one text: the answer, the thinking, a call, or a new "
-            "message; a phrase in double quotes.",
+            help=(
+                "Only states with all these words in one text: the answer, its thinking, a call, or a new "
+                "message; put a phrase in double quotes."
+            ),
         ),
     ] = None,
     limit: Annotated[
@@ -51,28 +53,30 @@ def states(
             "-n",
             min=1,
             metavar="N",
-            help="A random sample of so many states [default: the first 50 in a table, else all].",
+            help="A random sample of this many states [default: the first 50 in a table, else all].",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Another number gives another sample.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="The random seed of the sample.")] = 0,
     by: Annotated[
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="Only count states and conversations, by a column: project, model, agent, version, or another.",
+            help="Only count states and conversations by a column: project, model, agent, version, or another.",
         ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print each state as a line of JSON.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the states to a file: .jsonl, or .parquet."),
+        typer.Option("--output", "-o", metavar="FILE", help="Write the states to a .jsonl or .parquet file."),
     ] = None,
-    unredacted: Annotated[bool, typer.Option("--unredacted", help="Keep secrets, names and paths.")] = False,
+    unredacted: Annotated[
+        bool, typer.Option("--unredacted", help="Do not redact secrets, names and paths.")
+    ] = False,
     columns: Annotated[
-        bool, typer.Option("--columns", help="Print the names of the columns for --where.")
+        bool, typer.Option("--columns", help="Print the names of the columns that --where can use.")
     ] = False,
 ) -> None:
-    """List the training states in a store, with what became of each turn; or print or write them, redacted.
+    """List the training states in a store with what became of each turn; or print or write them, redacted.
 
     --where takes an SQL condition over the columns of states and conversations; --columns lists them.
     """
@@ -84,7 +88,7 @@ def states(
         typer.echo("\n".join(COLUMNS))
         return
     if json_ and output is not None:
-        raise ConfigError("--json prints the states and --output writes them to a file; give one of them")
+        raise ConfigError("--json prints the states and --output writes them to a file; give only one of them")
     if by is not None and (output is not None or limit is not None):
         raise ConfigError("--by counts all states that --where selects; leave out --output and --limit")
     from understudy.redact.redactor import Redactor
@@ -119,7 +123,7 @@ def _matching(
     seed: int,
     redactor: Redactor | None,
 ) -> dict[str, TextMatch]:
-    """The states that have some words, by id: all of them, or a sample as --limit takes it."""
+    """Return the states that contain some words, by id: all of them, or a sample of --limit."""
     from understudy.ingest.text_search import search_texts
     from understudy.store.turn_filters import sample_rank
 
@@ -143,7 +147,7 @@ def _match_table(
 
 
 def _decoded(value: Any) -> Any:
-    """A value of a column: one that is no UTF-8, as SQLite allows, comes as bytes."""
+    """Return a column's value as text. SQLite may return bytes for a text that is not valid UTF-8."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 

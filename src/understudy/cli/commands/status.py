@@ -1,4 +1,4 @@
-"""`understudy status`: how the runs of a store stand, and who works on them."""
+"""`understudy status`: the progress of the runs in a store, and who works on them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ def status(
         typer.Argument(metavar="DIR", help="A run's directory, or its database [default: the newest in ./runs]."),
     ] = None,
     run: Annotated[
-        str | None, typer.Option(help="This run [default: those that are not done, else the newest].")
+        str | None, typer.Option(help="Only this run [default: all unfinished runs, else the newest].")
     ] = None,
     json_: Json = False,
     prometheus: Annotated[
-        bool, typer.Option("--prometheus", help="Print metrics in Prometheus's text format instead of text.")
+        bool, typer.Option("--prometheus", help="Print metrics in Prometheus's text format.")
     ] = False,
 ) -> None:
-    """Show how runs stand: what is queued since when, who works on it, what failed where, how long phases take."""
+    """Show the progress of runs: what is queued and since when, who works on it, what failed, how long phases
+    take.
+    """
     from understudy.cli.commands.show import newest_run
     from understudy.report.status import store_status
     from understudy.store import Store

@@ -1,4 +1,4 @@
-"""`understudy store`: what is done with a store as a whole."""
+"""`understudy store`: operations on a whole store."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ def _whole_stores() -> None:  # pyright: ignore[reportUnusedFunction]
 
 @app.command()
 def copy(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="A store's directory, or postgresql://…")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="A new directory, or an empty database.")],
+    source: Annotated[
+        str, typer.Argument(metavar="FROM", help="The store to copy: its directory, or postgresql://…")
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="TO", help="The target: a new directory, or an empty database.")
+    ],
     json_: Json = False,
 ) -> None:
-    """Copy all that a store holds, and compare the two row by row; every content is checked against its hash.
+    """Copy everything in a store, and compare the two row by row; every content is checked against its hash.
 
-    The same command again goes on where it was interrupted.
+    After an interruption the same command continues.
     """
     from understudy.store import Store
     from understudy.store.address import parse_location
     from understudy.store.copying import copy_store
 
     if parse_location(source) == parse_location(target):
-        raise ConfigError("FROM and TO are the same store; give another target")
+        raise ConfigError("FROM and TO are the same store; name another target")
     with (
         Store.open(parse_location(source), create=False, read_only=True) as read,
         Store.open(parse_location(target)) as written,

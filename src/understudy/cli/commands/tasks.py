@@ -1,4 +1,4 @@
-"""`understudy tasks`: make tasks, and check those one has."""
+"""`understudy tasks`: makes tasks, and checks existing ones."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
 app = command_group("Make tasks, and check those you have.")
 
-_Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Sandboxes at a time [default: CPUs].")]
+_Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, help="Number of sandboxes at a time [default: CPUs].")
+]
 _FUNCTIONS = "functions"
 
 
 class TaskSplit(StrEnum):
-    """Which of the generated tasks: those to train on, or those whose names and files no training has seen."""
+    """Which generated tasks: those for training, or held-out ones whose names and files no training has seen."""
 
     train = "train"
     held_out = "held-out"
@@ -41,34 +43,37 @@ class TaskSplit(StrEnum):
 def make_tasks(
     package: Annotated[
         str | None,
-        typer.Argument(help="A package of the catalog, as toolz or boltons, or functions: small generated ones."),
+        typer.Argument(
+            help="A package of the catalog, such as toolz or boltons; or functions, for small generated tasks."
+        ),
     ] = None,
     repo: Annotated[
         Path | None,
-        typer.Option(help="In place of a package: a git repository, of whose newest changes tasks are made."),
+        typer.Option(help="Instead of a package: a git repository; tasks are made from its newest commits."),
     ] = None,
     requirements: Annotated[
         Path | None,
         typer.Option(
-            help="With --repo: packages that its tests need [default: what its pyproject.toml declares]."
+            help="With --repo: packages that its tests need [default: those that pyproject.toml declares]."
         ),
     ] = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many tasks.")] = 10,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same tasks.")] = 0,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Number of tasks.")] = 10,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed makes the same tasks.")] = 0,
     split: Annotated[
         TaskSplit | None,
-        typer.Option(help="With functions: tasks to train on, or held-out ones [default: train]."),
+        typer.Option(help="With functions: tasks for training, or held-out ones [default: train]."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="JSONL file [default: tasks/PACKAGE-COUNT-SEED.jsonl].")
+        Path | None,
+        typer.Option("--output", "-o", help="The JSONL file to write [default: tasks/PACKAGE-COUNT-SEED.jsonl]."),
     ] = None,
     jobs: _Jobs = None,
     json_: Json = False,
 ) -> None:
     """Make programming tasks: bugs in a package that its own tests catch, with those tests hidden.
 
-    Of functions: small modules with one wrong function each, as many as are wanted, for small models to learn on.
-    Of a repository: its changes whose tests fail before and pass after them; their trees are kept beside the file.
+    With functions: small modules with one wrong function each, in any number, for small models to learn on. With
+    --repo: commits whose tests fail before and pass after them; their source trees are stored beside the file.
     """
 
     from understudy.config import cache_dir
@@ -78,13 +83,16 @@ def make_tasks(
     from understudy.tasks.records import dump
 
     if (package is None) == (repo is None):
-        raise ConfigError("expected either a PACKAGE or --repo PATH to make tasks from")
+        raise ConfigError("expected either a PACKAGE or --repo PATH to make tasks from; give exactly one of them")
     if split is not None and package != _FUNCTIONS:
         raise ConfigError(
-            f"--split: {package or repo} has no splits; the option is for: understudy tasks make {_FUNCTIONS}"
+            f"--split: {package or repo} has no splits; use --split only with: understudy tasks make {_FUNCTIONS}"
         )
     if requirements is not None and repo is None:
-        raise ConfigError("--requirements: only supported with --repo; requirements of a PACKAGE are built in")
+        raise ConfigError(
+            "--requirements only applies with --repo, since the requirements of a PACKAGE are built in; leave it "
+            "out"
+        )
     if package == _FUNCTIONS:
         name = f"{_FUNCTIONS}-{(split or TaskSplit.train).value}"
     else:
@@ -127,9 +135,11 @@ def make_tasks(
                 typer.echo(f"{number} commits refused: {reason}")
             typer.echo(f"{accepted} tasks in {path}")
             typer.echo(f"next: understudy run --tasks {path}")
-        # A change of a history may well be no task; a bug that we made is one.
+        # Many commits of a history are unsuitable as tasks, but a bug that we injected must make a valid task.
         if refused and repo is None:
-            raise TaskError(f"{len(refused)} tasks did not pass validation: {refused}")
+            raise TaskError(
+                f"{len(refused)} generated tasks did not pass validation ({refused}); try another --seed"
+            )
         for task, reason in refused.items():
             typer.echo(f"{task} did not pass validation: {reason}", err=True)
 
@@ -137,7 +147,7 @@ def make_tasks(
 
 
 def _repository_name(repo: Path | None) -> str:
-    """What tasks of a repository are named after: its directory, or the one above where that is a bare one's."""
+    """Return the name for a repository's tasks: that of its directory, or of the parent of a bare repository."""
     assert repo is not None
     path = repo.resolve()
     name = path.parent.name if path.name in (".git", "repo", "git") else path.name.removesuffix(".git")
@@ -154,7 +164,7 @@ async def _from_repository(
     cache: Path,
     jobs: int,
 ) -> HistoryTasks:
-    """The tasks of a repository's history, not validated yet. Raises TaskError and ConfigError."""
+    """Return the tasks from a repository's history, not validated yet. Raises TaskError and ConfigError."""
     from understudy.tasks.environment import python_environment
     from understudy.tasks.generate.git_history import History
     from understudy.tasks.generate.history import make_from_history
@@ -182,7 +192,7 @@ async def _from_repository(
 
 
 def _with_relative_source(task: Task, path: Path) -> Task:
-    """A task whose tree lies beside the file of its record, so that both can be moved."""
+    """Return a task with a source path relative to its task file, so that both can be moved together."""
     from msgspec.structs import replace
 
     from understudy.types import Directory
@@ -196,7 +206,7 @@ def _with_relative_source(task: Task, path: Path) -> Task:
 async def _generate(
     package: str, count: int, seed: int, split: TaskSplit, sandboxes: Sandboxes, cache: Path, jobs: int
 ) -> list[Task]:
-    """The tasks, not validated yet. Raises TaskError."""
+    """Generate the tasks, not validated yet. Raises TaskError."""
     if package == _FUNCTIONS:
         from understudy.tasks.generate.functions import make_functions
 
@@ -211,15 +221,21 @@ async def _generate(
 def check_tasks(
     specs: Annotated[
         list[str],
-        typer.Argument(metavar="TASKS...", help="Files of records or rows, datasets, task folders, or smoke."),
+        typer.Argument(
+            metavar="TASKS...", help="Files of task records or dataset rows, datasets, task folders, or smoke."
+        ),
     ],
     sandbox: Annotated[
         str | None,
-        typer.Option(help="local, docker or unsafe-local [default: docker where a task needs its image]."),
+        typer.Option(
+            help="The kind of sandbox: local, docker or unsafe-local [default: docker if a task needs its image]."
+        ),
     ] = None,
     namespace: Annotated[
         str | None,
-        typer.Option(help="Docker: where instance images come from, as swebench or starryzhang; or none."),
+        typer.Option(
+            help="Docker: the registry namespace of instance images, such as swebench or starryzhang; or none."
+        ),
     ] = None,
     instance_image_tag: Annotated[
         str | None, typer.Option(help="Docker: the tag of instance images [default: latest].")
@@ -227,11 +243,11 @@ def check_tasks(
     jobs: _Jobs = None,
     json_: Json = False,
 ) -> None:
-    """Validate tasks: the gold patch must score 1 and the empty patch 0. Exits with 1 when one is refused.
+    """Validate tasks: the gold patch must score 1 and the empty patch 0. Exits with 1 if a task is rejected.
 
     Runs the tasks' own tests in sandboxes, with and without the gold patch, and what their images, Dockerfiles and
-    solution scripts need; no agent and no model. A task that failed before is validated anew;
-    other commands remember that it failed.
+    solution scripts require; no agent and no model. A task that failed before is validated again; other commands
+    remember the failure.
     """
 
     from understudy.config import cache_dir
@@ -279,7 +295,10 @@ def check_tasks(
 
 
 def _counter(what: str) -> Callable[[int, int], None]:
-    """Progress on stderr: `what` with two numbers put in; elsewhere than on a terminal when the first changed."""
+    """Return a progress callback for stderr: `what` is formatted with two numbers.
+
+    Off a terminal, it is printed when the first number changes.
+    """
     line, last = ProgressLine(plain_s=math.inf), -1
 
     def show(first: int, second: int) -> None:

@@ -1,4 +1,4 @@
-"""`understudy train`: samples become a better model."""
+"""`understudy train`: trains a model on samples."""
 
 from __future__ import annotations
 
@@ -35,103 +35,107 @@ app = command_group("Train a model on what a run gathered: imitate, prefer, rein
 
 
 class TrainingSettings(Struct, frozen=True, kw_only=True):
-    """What every training can be told beside the options of its trainer."""
+    """The options of every training, besides those of its trainer."""
 
     model: Annotated[
         str,
         option(
-            "A model's directory, a GGUF file, a fetched model's name, or tiny: the one that comes with us.",
+            "A model's directory, a GGUF file, a fetched model's name, or tiny for the model shipped with "
+            "Understudy.",
             argument=True,
             metavar="MODEL",
         ),
     ]
     sources: Annotated[
         tuple[Path, ...],
-        option("What to learn from: a run's output, or an export. Can be given again.", "--from", metavar="DIR"),
+        option("What to learn from: a run's output directory, or an export; repeatable.", "--from", metavar="DIR"),
     ]
     output: Annotated[
-        Path, option("The directory of the new model; must be empty.", "--output", "-o", metavar="DIR")
+        Path, option("The directory for the new model; must be empty.", "--output", "-o", metavar="DIR")
     ]
-    run: Annotated[str | None, option("Only rollouts of this run.")] = None
+    run: Annotated[str | None, option("Only learn from rollouts of this run.")] = None
     include_suspicious: Annotated[
-        bool, option("Also rollouts whose patch may deceive the grader.", "--include-suspicious")
+        bool, option("Also learn from rollouts whose patch may deceive the grader.", "--include-suspicious")
     ] = False
-    config: Annotated[Path | None, option("Options from a table [sft], [dpo] or [grpo].", metavar="FILE.toml")] = (
-        None
-    )
+    config: Annotated[
+        Path | None, option("A TOML file with options in a table [sft], [dpo] or [grpo].", metavar="FILE.toml")
+    ] = None
     resume: Annotated[bool, option("Continue from the last checkpoint in DIR.", "--resume")] = False
     checkpoint: Annotated[Path | None, option("Continue from this checkpoint.", metavar="DIR")] = None
     overwrite: Annotated[bool, option("Replace the model, or the unfinished training, in DIR.", "--overwrite")] = (
         False
     )
     save_steps: Annotated[
-        int, option("Optimizer steps between checkpoints [default: an epoch; of grpo none].", ge=0)
+        int, option("Optimizer steps between checkpoints [default: once per epoch; for grpo none].", ge=0)
     ] = 0
-    track: Annotated[str, option("Also report to tensorboard, wandb or mlflow.", metavar="auto|none|NAME,…")] = (
-        "auto"
-    )
+    track: Annotated[
+        str, option("Also report metrics to tensorboard, wandb or mlflow.", metavar="auto|none|NAME,…")
+    ] = "auto"
 
     @property
     def resume_from(self) -> bool | Path:
-        """The checkpoint to continue from, or whether to continue from the last one."""
+        """The checkpoint to continue from, or True for the last one, or False."""
         return self.checkpoint or self.resume
 
 
 class _RoleSettings(TrainingSettings, frozen=True, kw_only=True):
-    """A training that learns from calls of some roles."""
+    """A training that learns from calls with some roles."""
 
     roles: Annotated[
         str | None,
-        option("Only calls of these roles: main, subagent, compaction, auxiliary [default: main,subagent]."),
+        option(
+            "Only learn from calls with these roles: main, subagent, compaction, auxiliary [default: "
+            "main,subagent]."
+        ),
     ] = None
 
     @property
     def chosen_roles(self) -> tuple[Role, ...]:
-        """The roles that `roles` names. Raises ConfigError for an unknown one."""
+        """Return the roles that `roles` names. Raises ConfigError for an unknown one."""
         from understudy.types import WORK_ROLES
 
         return roles_of(self.roles, WORK_ROLES)
 
 
 class SFTSettings(_RoleSettings, frozen=True, kw_only=True):
-    """All that `understudy train sft` can be told."""
+    """The options of `understudy train sft`."""
 
     table: ClassVar[str] = "sft"
-    threshold: Annotated[float, option("The least reward of a rollout that is imitated.")] = 1.0
-    engine: Annotated[Literal["trl", "llamafactory"], option("What trains.")] = "trl"
+    threshold: Annotated[float, option("The minimum reward of a rollout to imitate.")] = 1.0
+    engine: Annotated[Literal["trl", "llamafactory"], option("The training engine.")] = "trl"
     trainer: SFTOptions = SFTOptions()
 
 
 class DPOSettings(TrainingSettings, frozen=True, kw_only=True):
-    """All that `understudy train dpo` can be told."""
+    """The options of `understudy train dpo`."""
 
     table: ClassVar[str] = "dpo"
     trainer: DPOOptions = DPOOptions()
 
 
 class GRPOSettings(_RoleSettings, frozen=True, kw_only=True):
-    """All that `understudy train grpo` can be told."""
+    """The options of `understudy train grpo`."""
 
     table: ClassVar[str] = "grpo"
-    groups_per_update: Annotated[int, option("Groups that make one update [default: all].", ge=0)] = 0
+    groups_per_update: Annotated[int, option("Number of task groups per update [default: all].", ge=0)] = 0
     trainer: GRPOOptions = GRPOOptions()
 
 
 class DistillSettings(_RoleSettings, frozen=True, kw_only=True):
-    """All that `understudy train distill` can be told. The options of its updates are in the table [grpo]."""
+    """The options of `understudy train distill`. The options of its updates are in the table [grpo]."""
 
     table: ClassVar[str] = "distill"
-    groups_per_update: Annotated[int, option("Groups that make one update [default: all].", ge=0)] = 0
+    groups_per_update: Annotated[int, option("Number of task groups per update [default: all].", ge=0)] = 0
     teacher: TeacherSettings = TeacherSettings()
     trainer: GRPOOptions = GRPOOptions()
 
 
 @command
 def sft(settings: SFTSettings, json_: Json = False) -> None:
-    """Imitate what solved the tasks: the loss is on the sampled tokens alone.
+    """Imitate rollouts that solved their task (supervised fine-tuning). Only sampled tokens are learned.
 
-    From a run's output, or an export in the format trl-tokens, with the tokens as they were sampled; from an
-    export in the format trl-sft by the model's own chat template.
+    From a run's output, or an export in the format trl-tokens, the tokens are exactly those that were sampled;
+    from an export in the format trl-sft, they come from the model's own chat template.
     """
     directory = model_directory(settings.model)
     _refuse_choices_in_exports(settings, settings.roles)
@@ -154,9 +158,9 @@ def sft(settings: SFTSettings, json_: Json = False) -> None:
 
 @command
 def dpo(settings: DPOSettings, json_: Json = False) -> None:
-    """Prefer what solved a task to what did not, where two rollouts of it first did something else.
+    """Prefer actions that solved a task to those that did not, where two of its rollouts first differ (DPO).
 
-    From a run's output, or an export in the format trl-dpo, which may also hold what teachers prefer.
+    From a run's output, or an export in the format trl-dpo, which may also hold teachers' preferences.
     """
     from understudy.model.directory import require_packages
     from understudy.train.algorithms.trl import preferences, train_dpo
@@ -181,7 +185,7 @@ def dpo(settings: DPOSettings, json_: Json = False) -> None:
 
 @command
 def grpo(settings: GRPOSettings, json_: Json = False) -> None:
-    """Make what did better than its group likelier, and what did worse unlikelier, by the exact tokens.
+    """Make rollouts that did better than their group likelier, and worse ones less likely, token by token (GRPO).
 
     From a run's output, or an export in the format trl-tokens, with token ids and logprobs.
     """
@@ -192,18 +196,18 @@ def grpo(settings: GRPOSettings, json_: Json = False) -> None:
 
 @command
 def distill(settings: DistillSettings, json_: Json = False) -> None:
-    """Move the student towards a teacher by the teacher's logprobs of what the student itself sampled.
+    """Move a student towards a teacher, by the teacher's logprobs of tokens that the student sampled.
 
     The rollouts are the student's own, from a run's output or an export in the format trl-tokens. A token's
-    advantage is how much likelier the teacher finds it (reverse KL); --reward-coefficient adds the reward's. The
-    teacher must have the student's vocabulary.
+    advantage is how much likelier the teacher finds it (reverse KL); --reward-coefficient adds the advantage of
+    the reward. The teacher must have the student's vocabulary.
     """
     import asyncio
 
     from understudy.train.teacher import open_teacher
 
     if settings.teacher.teacher is None:
-        raise ConfigError("missing option --teacher: expected a URL or a model's directory")
+        raise ConfigError("missing option --teacher; give a URL or a model's directory")
     options = settings.teacher.options(settings.trainer)
     left_out = Counter[str]()
     directory, loaded = _sampled_groups(settings, left_out)
@@ -219,7 +223,7 @@ def distill(settings: DistillSettings, json_: Json = False) -> None:
 def _sampled_groups(
     settings: GRPOSettings | DistillSettings, left_out: Counter[str]
 ) -> tuple[Path, list[RolloutGroup]]:
-    """The model's directory, and the groups that it may be updated with. Raises ConfigError."""
+    """Return the model's directory, and the groups that it can be updated with. Raises ConfigError."""
     from understudy.model.directory import require_packages
     from understudy.train.groups import load_groups
     from understudy.train.render import check_tokenizer_matches
@@ -249,7 +253,7 @@ def _update_policy(
     name: str,
     json_: bool,
 ) -> None:
-    """Make the updates, and print what came of them."""
+    """Make the updates, and print the result."""
     from understudy.train.algorithms.updater import train_grpo
     from understudy.train.metrics import parse_trackers
 
@@ -285,7 +289,10 @@ app.command("loop", short_help="Collect, grade, update, publish, and again.")(lo
 
 
 def _course(progress: StepProgress, settings: TrainingSettings) -> TrainingContext:
-    """How a training through TRL goes. Raises ConfigError for an unknown tracker."""
+    """Return how a training with TRL proceeds: checkpoints and trackers.
+
+    Raises ConfigError for an unknown tracker.
+    """
     from understudy.train.algorithms.trl import TrainingContext
     from understudy.train.metrics import parse_trackers
 
@@ -296,7 +303,7 @@ def _course(progress: StepProgress, settings: TrainingSettings) -> TrainingConte
 
 
 def _claim(settings: TrainingSettings, model: Path) -> AbstractContextManager[None]:
-    """The output as this training's own."""
+    """Claim the output directory for this training."""
     from understudy.train.weights import claim_output
 
     needed = [model, *settings.sources, *([settings.checkpoint] if settings.checkpoint else [])]
@@ -311,7 +318,7 @@ def _steps_and_loss(result: TrainingSummary | LlamaFactorySummary) -> str:
 
 
 def _train_with_llamafactory(model: Path, settings: SFTSettings, as_json: bool) -> None:
-    """Have LLaMA-Factory train. Raises ConfigError for options that it does not know."""
+    """Train with LLaMA-Factory. Raises ConfigError for options that it does not support."""
     from understudy.train.engines import llamafactory
 
     unsupported = {
@@ -339,7 +346,7 @@ def _train_with_llamafactory(model: Path, settings: SFTSettings, as_json: bool) 
     print_training(result, f"{result.output}: {text}", as_json)
 
 
-# --- what is learned from ------------------------------------------------------------------------------
+# --- training data -------------------------------------------------------------------------------------
 
 
 def _refuse_choices_in_exports(settings: TrainingSettings, roles: str | None = None) -> None:
@@ -348,19 +355,19 @@ def _refuse_choices_in_exports(settings: TrainingSettings, roles: str | None = N
 
 
 def refuse_of_exports(sources: Many[Path], options: Mapping[str, object]) -> None:
-    """Raise ConfigError when a source is an export and one of these options is given, which choose rollouts."""
+    """Raise ConfigError if a source is an export and an option is given that selects rollouts."""
     from understudy.train.groups import is_export
 
     chosen = next((option for option, value in options.items() if value), None)
     if chosen is not None and (export := next(filter(is_export, sources), None)) is not None:
         raise ConfigError(
-            f"{chosen} selects rollouts, but {export} is an export, whose rollouts were selected when "
-            f"it was written; leave out the option, or export again with it"
+            f"{chosen} selects rollouts, but {export} is an export, whose rollouts were selected when it was "
+            f"written; leave out {chosen}, or export again with it"
         )
 
 
 def sequences_to_imitate(model: Path, settings: SFTSettings, left_out: Counter[str]) -> list[TokenSequence]:
-    """The sequences to imitate, from stores and exports. Raises ConfigError when there are none."""
+    """Return the sequences to imitate, from stores and exports. Raises ConfigError if there are none."""
     from understudy.train.groups import export_format, format_counts, load_groups
     from understudy.train.render import check_tokenizer_matches, sequences_from_export
 
@@ -369,7 +376,10 @@ def sequences_to_imitate(model: Path, settings: SFTSettings, left_out: Counter[s
     for source in settings.sources:
         if export_format(source) == "trl-sft":
             if settings.threshold != 1.0:
-                raise ConfigError(f"--threshold: conversations of an export, as in {source}, have no rewards")
+                raise ConfigError(
+                    f"--threshold: the conversations of an export, such as {source}, have no rewards; leave out "
+                    "--threshold"
+                )
             sequences += sequences_from_export(source, model, left_out)
         else:
             exact.append(source)
@@ -391,8 +401,8 @@ def sequences_to_imitate(model: Path, settings: SFTSettings, left_out: Counter[s
                 left_out[f"rollouts with a reward below {settings.threshold:g}"] += 1
     if not sequences:
         raise ConfigError(
-            f"no solved rollouts to learn from in {', '.join(map(str, settings.sources))}; "
-            f"left out: {format_counts(left_out)}"
+            f"no solved rollouts to learn from in {', '.join(map(str, settings.sources))} (left out: "
+            f"{format_counts(left_out)}); collect more rollouts, or lower --threshold"
         )
     return sequences
 
@@ -403,7 +413,7 @@ def print_training(
     as_json: bool,
     skipped: Mapping[str, int] | None = None,
 ) -> None:
-    """Print the result to stdout, as JSON or as `text`; with the text, what was not learned from, to stderr."""
+    """Print the result to stdout, as JSON or as `text`. With the text, what was left out is printed to stderr."""
     if as_json:
         print_json(result)
         return
@@ -414,7 +424,7 @@ def print_training(
 
 
 class StepProgress:
-    """The progress of a training on stderr: each step on a terminal, elsewhere every twentieth part."""
+    """Shows the progress of a training on stderr: each step on a terminal, otherwise every twentieth part."""
 
     def __init__(self, name: str) -> None:
         self._name = name

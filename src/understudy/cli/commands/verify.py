@@ -1,5 +1,4 @@
-"""`understudy verify`: whether a dataset, or a run, is what its store says, from rows to calls, weights and
-verdicts."""
+"""`understudy verify`: checks that a dataset or a run matches its store: rows, calls, weights and verdicts."""
 
 from __future__ import annotations
 
@@ -22,14 +21,17 @@ def verify(
     path: Annotated[Path, typer.Argument(help="A run's output directory, an export, or a file of its rows.")],
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="The run that the dataset is of [default: the run whose directory it is in]."),
+        typer.Option(
+            "--dir",
+            help="The run that the dataset was exported from [default: the run whose directory contains it].",
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:
     """Check the lineage of a dataset or a run: rows, calls, versions of the weights, verdicts, patches, tokens.
 
-    Of a run every decided rollout is checked, and the datasets in its directory. Exits with 1 when a row or a
-    rollout has a gap in its lineage, each named with what was expected.
+    For a run, every decided rollout and all datasets in its directory are checked. Exits with 1 if a row or a
+    rollout has a gap in its lineage; each gap is reported with what was expected.
     """
     import msgspec
 
@@ -72,15 +74,15 @@ def _print(report: LineageReport) -> None:
 
 
 def _run_of(path: Path) -> Path:
-    """The nearest directory at or above `path` with a store. Raises ConfigError when there is none."""
+    """Return the nearest directory at or above `path` with a store. Raises ConfigError if there is none."""
     for folder in (path.absolute(), *path.absolute().parents):
         if (folder / _STORE).exists():
             return folder
-    raise ConfigError(f"{path}: is not in a run's directory; name the run that it was exported from with --dir")
+    raise ConfigError(f"{path} is not inside a run's directory; name the run that it was exported from with --dir")
 
 
 def _row_files(path: Path) -> Iterator[Path]:
-    """The files of rows, and the saved datasets, at or below a path."""
+    """Return the row files and the saved datasets at or below a path."""
     from understudy.tasks.rows import is_saved
 
     if path.is_file() or is_saved(path):
@@ -92,10 +94,10 @@ def _row_files(path: Path) -> Iterator[Path]:
 
 
 def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each row with its location. Raises ConfigError, TaskError for what cannot be read."""
+    """Yield each row with its location. Raises ConfigError or TaskError for unreadable data."""
     from understudy.tasks.rows import read_rows
 
     for where, row in read_rows(file):
         if not isinstance(row, dict):
-            raise ConfigError(f"{where}: expected an object")
+            raise ConfigError(f"{where}: invalid row; expected a JSON object")
         yield where, row  # pyright: ignore[reportUnknownVariableType]

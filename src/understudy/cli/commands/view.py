@@ -1,4 +1,4 @@
-"""`understudy view`: stores in the browser."""
+"""`understudy view`: shows stores in the browser."""
 
 from __future__ import annotations
 
@@ -16,46 +16,55 @@ def view(
         list[str] | None,
         typer.Argument(
             metavar="STORE...",
-            help="Directories of runs, loops, gateways, sessions, or of many, or postgresql://USER@HOST/DATABASE "
-            "[default: runs, else this one].",
+            help=(
+                "Directories of runs, loops, gateways or sessions, or directories that contain them, or "
+                "postgresql://USER@HOST/DATABASE [default: ./runs, else this directory]."
+            ),
         ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8585,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port to listen on; 0 chooses a free one.")
+    ] = 8585,
     host: Annotated[
-        str, typer.Option(help="Where to listen. Any address but this machine's own needs the token it prints.")
+        str,
+        typer.Option(
+            help="The address to listen on. Any address other than this machine's own requires the printed token."
+        ),
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the browser.")] = True,
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="Refuse votes, words on integrity, and orders to gateways.")
+        bool, typer.Option("--read-only", help="Refuse votes, integrity reviews and gateway commands.")
     ] = False,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            metavar="MODEL_DIR", help="A model's directory, for the texts of tokens [default: the run's]."
+            metavar="MODEL_DIR",
+            help="A model's directory, whose tokenizer shows the texts of tokens [default: the run's].",
         ),
     ] = None,
     export: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.html",
-            help="Write one file to mail instead: of the run or loop that is named, or of the ROLLOUTs after it.",
+            help="Write a single file to share instead: of the named run or loop, or of the ROLLOUTs after it.",
         ),
     ] = None,
     unredacted: Annotated[
-        bool, typer.Option("--unredacted", help="With --export: keep secrets, names and paths.")
+        bool, typer.Option("--unredacted", help="With --export: do not redact secrets, names and paths.")
     ] = False,
-    max_mb: Annotated[int, typer.Option(min=1, max=500, help="With --export: the most MB of data in it.")] = 50,
+    max_mb: Annotated[
+        int, typer.Option(min=1, max=500, help="With --export: maximum size of the data in the file, in MB.")
+    ] = 50,
     openapi: Annotated[
-        bool, typer.Option("--openapi", help="Print the API as an OpenAPI 3.1 document and end.")
+        bool, typer.Option("--openapi", help="Print the API as an OpenAPI 3.1 document and exit.")
     ] = False,
     json_: Json = False,
 ) -> None:
     """Look at runs, loops, gateways and sessions in the browser, live, until Ctrl-C.
 
-    Stores are opened for reading alone; what a person decides there (votes, integrity) is written to the store.
-    With --json the address is printed as one JSON object.
-
-    `understudy view --export FILE.html RUN [ROLLOUT...]` writes the same pages into one file that can be mailed.
+    Stores are opened read-only; only your decisions (votes, integrity) are written to the store. With --json the
+    address is printed as one JSON object. `understudy view --export FILE.html RUN [ROLLOUT...]` writes the same
+    pages into one file that can be mailed.
     """
     import asyncio
 
@@ -95,7 +104,7 @@ def view(
 
 
 def _open_browser(address: str) -> bool:
-    """Open an address in the user's browser; whether there is one."""
+    """Open an address in the user's browser. Returns whether there is one."""
     import webbrowser
 
     try:
@@ -122,7 +131,7 @@ def _export(
             "--export: expected the directory of a run or a loop, optionally followed by ids of rollouts"
         )
     if file.is_dir():
-        raise ConfigError(f"--export: {file} is a directory; give a file, as {file / 'run.html'}")
+        raise ConfigError(f"--export: {file} is a directory; name a file, such as {file / 'run.html'}")
     location = parse_location(names[0])
     redactor = None if unredacted else Redactor.from_user_key()
     with closing(ViewApi(Catalog([location]), may_write=False, tokenizer=tokenizer)) as api:

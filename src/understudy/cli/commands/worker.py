@@ -22,17 +22,17 @@ from understudy.util.settings import option
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
-    """All that `understudy worker` can be told."""
+    """The options of `understudy worker`."""
 
     table: ClassVar[str] = "worker"
     needs_table: ClassVar[bool] = False
     store: Annotated[str, option("The store of the runs: postgresql://USER@HOST/DATABASE, or a directory.")]
-    capacity: Annotated[int, option("Rollouts at a time [default: CPUs + 1].", "--capacity", "-j", ge=1)] = field(
-        default_factory=default_concurrency
-    )
+    capacity: Annotated[
+        int, option("Rollouts to execute at a time [default: CPUs + 1].", "--capacity", "-j", ge=1)
+    ] = field(default_factory=default_concurrency)
     runs: Annotated[
         tuple[str, ...],
-        option("Only this run; may be repeated [default: all that are open to workers].", "--run"),
+        option("Only execute this run; repeatable [default: all runs that are open to workers].", "--run"),
     ] = ()
     max_starting: (
         Annotated[
@@ -42,9 +42,10 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
         | None
     ) = None
     lease: Annotated[
-        float, option("Seconds without a sign of life after which others take over what runs here.", ge=2)
+        float,
+        option("Seconds without a heartbeat after which other workers take over this worker's rollouts.", ge=2),
     ] = LEASE_S
-    stop_when_idle: Annotated[bool, option("End when nothing is left to claim.", "--stop-when-idle")] = False
+    stop_when_idle: Annotated[bool, option("Exit when no rollout is left to claim.", "--stop-when-idle")] = False
     drain_timeout: DrainTimeout = DRAIN_TIMEOUT_S
 
 
@@ -52,8 +53,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
 def worker(settings: WorkerSettings) -> None:
     """Execute rollouts of runs that were enqueued with `understudy run --engine workers`.
 
-    Any number of workers may share a store. Ctrl-C or SIGTERM lets what runs here finish, for --drain-timeout
-    seconds; what is left then, and at a second signal, is queued again for others.
+    Any number of workers may share a store. Ctrl-C or SIGTERM lets running rollouts finish, for up to
+    --drain-timeout seconds; what is left then, or at a second signal, is requeued for other workers.
     """
     raise_file_limit()
     lease = Lease(worker_name(), settings.lease)

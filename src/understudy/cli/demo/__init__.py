@@ -1,1 +1,1 @@
-"""The demonstrations of `understudy demo`: they run the commands that a person would type."""
+"""The demonstrations of `understudy demo`, which run the commands that a user would type."""

@@ -1,6 +1,6 @@
-"""`understudy demo --quick`: from nothing to a dataset with scripted models; nothing is trained.
+"""`understudy demo --quick`: makes a dataset with scripted models; nothing is trained.
 
-Makes programming tasks out of two real packages, lets a real agent work on them with three scripted models behind
+Makes programming tasks from two real packages, lets a real agent work on them with three scripted models behind
 the gateway, grades every patch, exports a dataset and reads it back.
 """
 
@@ -22,9 +22,9 @@ _POLICIES = ("oracle", "wrong", "idle")
 
 
 def run_quick(directory: Path, *, seed: int, tasks: int, agent: str = "claude-code") -> bool:
-    """Run it with `tasks` tasks of each package and an agent; returns whether the figures are what they must be.
+    """Run the demo with `tasks` tasks of each package and an agent. Returns whether the figures are as required.
 
-    Raises ConfigError when a command fails, StoreError when the dataset does not say what its calls did.
+    Raises ConfigError if a command fails, StoreError if the dataset does not match its calls.
     """
     require_packages("datasets", extra="hf")
     steps = DemoSteps(directory, agent)
@@ -58,9 +58,9 @@ def run_quick(directory: Path, *, seed: int, tasks: int, agent: str = "claude-co
 
 
 def check_dataset(directory: Path) -> tuple[int, int]:
-    """Load every dataset and look for the text of each row's call in what its token ids decode to.
+    """Load every dataset, and search each row's decoded token ids for the text of the row's call.
 
-    Returns how many datasets and rows there are. Raises StoreError when a text is missing.
+    Returns the numbers of datasets and rows. Raises StoreError if a text is missing.
     """
     import datasets
 
@@ -77,13 +77,16 @@ def check_dataset(directory: Path) -> tuple[int, int]:
             for messages, ids in sides:
                 decoded = tokenizer.decode(ids)
                 if missing := [text for text in _texts(messages) if text not in decoded]:
-                    raise StoreError(f"{path}: turn {row['turn']}: its token ids do not decode to {missing[0]!r}")
+                    raise StoreError(
+                        f"{path}: turn {row['turn']}: its token ids do not decode to {missing[0]!r}; the export "
+                        "is wrong, please report this"
+                    )
             rows += 1
     return len(paths), rows
 
 
 def _texts(messages: list[dict[str, Any]]) -> list[str]:
-    """The texts of messages, and the strings in the arguments of their tool calls."""
+    """Yield the texts of messages, and the strings in the arguments of their tool calls."""
     texts = [message["content"].strip() for message in messages]
     for message in messages:
         for call in message["tool_calls"] or ():

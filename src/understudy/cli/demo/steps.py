@@ -1,4 +1,4 @@
-"""The commands of a demonstration, each in a process of its own as a person would start it."""
+"""The commands of a demonstration, each run in a process of its own, as a user would start it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from understudy.errors import ConfigError
 
 
 class DemoSteps:
-    """Runs commands one after the other, prints each before it begins, and passes on their progress."""
+    """Runs commands one after another, prints each before it begins, and passes on its progress."""
 
     def __init__(self, directory: Path, agent: str = "claude-code") -> None:
-        """`directory` is made, for the files of the demonstration; what a run of the agent needs is fetched."""
+        """`directory` is created for the files of the demonstration. What a run of the agent needs is fetched."""
         self.directory = directory
         self._began = time.monotonic()
         directory.mkdir(parents=True, exist_ok=True)
         self._run("setup", "--agent", agent)
 
     def command(self, *arguments: str | Path) -> dict[str, Any]:
-        """Run a command with `--json`; returns what it printed. Raises ConfigError when it ends with an error."""
+        """Run a command with `--json`, and return the decoded output.
+
+        Raises ConfigError if it ends with an error.
+        """
         return json.loads(self._run(*arguments, "--json"))
 
     def say(self, text: str) -> None:
@@ -41,7 +44,7 @@ class DemoSteps:
         )
         if done.returncode != 0:
             raise ConfigError(
-                f"the command above ended with exit code {done.returncode}; its message says why. After that is "
-                f"mended, the same demo goes on where this one ended\n{done.stdout}".rstrip()
+                f"the command above ended with exit code {done.returncode}; fix what its message reports, "
+                f"then run the same demo again, which continues from here\n{done.stdout}".rstrip()
             )
         return done.stdout

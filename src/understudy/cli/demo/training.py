@@ -1,8 +1,8 @@
 """`understudy demo`: a model learns from its own graded rollouts, on a laptop.
 
-A tiny model that we pretrained works on small tasks through the real Claude Code CLI. It imitates a teacher, and
-then learns from its own graded rollouts; what it can do is measured each time on held-out tasks, whose names and
-files it never saw. Every rate comes from rollouts that were graded, none from the trainer.
+A tiny pretrained model works on small tasks through the real Claude Code CLI. It imitates a teacher, and then
+learns from its own graded rollouts. After each stage its solve rate is measured on held-out tasks, whose names and
+files it never saw. Every rate comes from graded rollouts, none from the trainer.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ _SFT = ("--learning-rate", "3e-4", "--epochs", "3", "--batch-rollouts", "8")
 _WEAK_SFT = ("--learning-rate", "1e-4", "--epochs", "1", "--batch-rollouts", "8")
 _GRPO = ("--learning-rate", "3e-4", "--mini-batches", "2")
 _EVALUATED_AT = "0.5"
-"""The temperature at which the held-out tasks are tried; what is learned from is sampled at 1."""
+"""The temperature of evaluations. Rollouts to learn from are sampled at 1."""
 
 _EVALUATION = ("--evaluation", "--temperature", _EVALUATED_AT)
 _LABELS = ("untrained", "after SFT", "before GRPO", "after GRPO")
 _EXPECTED_GAIN = {"sft": 0.5, "grpo": 0.2}
-"""By how much the solve rates must rise."""
+"""How much the solve rates must rise."""
 
 
 class DemoSize(Struct, frozen=True, kw_only=True):
-    """How much work a demonstration is."""
+    """How much work a demonstration does."""
 
     tasks: int = 64
-    """Tasks to learn from."""
+    """Training tasks."""
     evaluated: int = 64
     """Held-out tasks."""
     steps: int = 7
     """Steps of GRPO."""
     groups: int = 8
-    """Tasks a step."""
+    """Tasks per step."""
     samples: int = 6
-    """Rollouts a task."""
+    """Rollouts per task."""
 
 
 def run_training(directory: Path, *, seed: int, size: DemoSize) -> bool:
-    """Run it; returns whether the model got better by as much as is expected.
+    """Run the demo. Returns whether the model improved by as much as is expected.
 
-    Raises ConfigError when a command fails, or training's packages are not installed.
+    Raises ConfigError if a command fails, or if the packages for training are not installed.
     """
     require_packages("torch", "transformers", "trl", "matplotlib")
     demo = _Training(directory, seed)
@@ -85,14 +85,14 @@ def run_training(directory: Path, *, seed: int, size: DemoSize) -> bool:
 
 
 class _Training(DemoSteps):
-    """The steps, with one seed, of which each leaves a directory and is not repeated."""
+    """The steps of a demo with one seed. Each step leaves a directory, and is not repeated if that exists."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         super().__init__(directory)
         self.seed = ("--seed", str(seed))
 
     def tasks(self, split: str, count: int) -> Path:
-        """The file with the tasks of a split."""
+        """Return the file with the tasks of a split, making it if needed."""
         path = self.directory / f"{split}.jsonl"
         if not path.exists():
             options = ("--split", split, "--count", str(count), *self.seed, "--output", path)
@@ -100,7 +100,7 @@ class _Training(DemoSteps):
         return path
 
     def rollouts(self, name: str, tasks: Path, *arguments: str | Path) -> Path:
-        """Run Claude Code on tasks; returns the run's directory."""
+        """Run Claude Code on tasks. Returns the run's directory."""
         directory = self.directory / name
         summary = self.command(
             "run", "embedded", *arguments, "--tasks", tasks, *_AGENT, *self.seed, "--output-dir", directory
@@ -109,7 +109,7 @@ class _Training(DemoSteps):
         return directory
 
     def imitate(self, name: str, dataset: Path, *arguments: str) -> Path:
-        """Train the tiny model on what the teacher did; returns the new model's directory."""
+        """Train the tiny model on what the teacher did. Returns the new model's directory."""
         directory = self.directory / name
         if not (directory / "config.json").exists():
             options = ("--from", dataset, "--output", directory, "--overwrite", *self.seed, *arguments)

@@ -1,1 +1,4 @@
-"""The export formats, one module a consumer; `understudy.exports` entry points in pyproject.toml name them."""
+"""The export formats, one module per consumer.
+
+The entry points `understudy.exports` in pyproject.toml name them.
+"""

@@ -1,10 +1,9 @@
-"""ATIF 1.8: a JSON file for each rollout and each session, with the tokens, rewards and masks that it has.
+"""ATIF 1.8: a JSON file for each rollout and each session, with the tokens, rewards and masks that are known.
 
 What ATIF has no field for is in `extra`: of a trajectory `reward`, `resolved`, `task`, `policy_versions`; of a
-step `loss_mask` (of its completion tokens), `policy_version`, `signals`.
-
-A rollout is the session of its main agent with its subagents inside, and beside it a file for what followed a
-compaction. A session is a trajectory for each path through it, the newest first.
+step `loss_mask` (for its completion tokens), `policy_version`, `signals`. A rollout is the session of its main
+agent with its subagents inside, and a file beside it for what followed a compaction. A session is a trajectory for
+each path through it, the newest first.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def export(
 ) -> ExportSummary:
     """Trajectories in ATIF 1.8, a JSON file for each rollout and each session.
 
-    Raises ConfigError when there is nothing to write, or it cannot be written.
+    Raises ConfigError if there is nothing to write, or it cannot be written.
     """
     with ExportWriter(corpus, output, "atif", report) as writing:
         for group, name, document in trajectories(corpus):
@@ -77,7 +76,7 @@ def export(
 
 
 def trajectories(corpus: Corpus) -> Iterator[tuple[str, str, Document]]:
-    """The group, the file's name and the trajectory of each session and rollout of a corpus."""
+    """Yield the group, file name and trajectory of each session and rollout of a corpus."""
     agents = {run.id: str(run.config.get("agent") or "unknown") for run in corpus.store.runs.all()}
     roles = corpus.selection.roles
     subagents = _subagents(corpus)
@@ -97,7 +96,7 @@ def trajectories(corpus: Corpus) -> Iterator[tuple[str, str, Document]]:
 
 
 def write_trajectory(writing: ExportWriter, group: str, name: str, document: Document, content: bytes) -> None:
-    """Write the file of a trajectory, and the row that names it. Raises ConfigError when it cannot be written."""
+    """Write the file of a trajectory, and the row that names it. Raises ConfigError if it cannot be written."""
     try:
         writing.path(name).write_bytes(content)
     except OSError as error:
@@ -108,9 +107,9 @@ def write_trajectory(writing: ExportWriter, group: str, name: str, document: Doc
 
 
 def session_documents(trace: Trace, started: Mapping[str, str]) -> dict[str, Document]:
-    """The trajectories of a trace by the name of their file.
+    """Return the trajectories of a trace by file name.
 
-    `started` maps tool calls to the files of the agents that they started.
+    `started` maps tool calls to the files of the agents they started.
     """
     paths = session_paths(trace)
     base = safe_file_name(trace.trace_id)
@@ -119,8 +118,8 @@ def session_documents(trace: Trace, started: Mapping[str, str]) -> dict[str, Doc
         f"{name}.json": session_document(trace, path, name, started)
         for name, path in zip(names, paths, strict=True)
     }
-    # The turns that led to the session's end are of the active branch. Where they lie on several paths, a
-    # compaction ended each of these but the newest, which comes first.
+    # Turns that led to the session's end are on the active branch. If they lie on several paths, each path except
+    # the newest was ended by a compaction; the newest comes first.
     active = [
         name for name, path in zip(names, paths, strict=True) if trace.turns[path.turns[-1]].branch == "active"
     ]
@@ -130,7 +129,7 @@ def session_documents(trace: Trace, started: Mapping[str, str]) -> dict[str, Doc
 
 
 def without_tokens(document: Document) -> None:
-    """Take the token ids out of a trajectory."""
+    """Remove the token ids from a trajectory."""
     for step in document["steps"]:
         for name in ("prompt_token_ids", "completion_token_ids", "logprobs"):
             step.get("metrics", {}).pop(name, None)
@@ -140,7 +139,7 @@ def without_tokens(document: Document) -> None:
 
 
 def _subagents(corpus: Corpus) -> dict[str, dict[str, str]]:
-    """The files of the agents that sessions started, by session and tool call."""
+    """Return the files of the agents that sessions started, by session and tool call."""
     by_session: dict[str, dict[str, str]] = {}
     for trace in corpus.traces():
         if trace.parent is not None and trace.parent.tool_use_id is not None:
@@ -150,7 +149,10 @@ def _subagents(corpus: Corpus) -> dict[str, dict[str, str]]:
 
 
 def agent_version(logs: Mapping[str, bytes]) -> str:
-    """The version of the agent, which Claude Code tells at the beginning of its stream; the format demands one."""
+    """Return the agent's version, which Claude Code prints at the beginning of its stream.
+
+    The format requires one.
+    """
     matches = (_VERSION.search(log, 0, _BEGINNING) for log in logs.values())
     return next((match[1].decode() for match in matches if match), "unknown")
 
@@ -159,7 +161,10 @@ def agent_version(logs: Mapping[str, bytes]) -> str:
 
 
 class SessionPath(Struct, frozen=True):
-    """A way from the beginning of a trace: its nodes, and the turns on it, in order. `new` are on no newer one."""
+    """A path from the beginning of a trace: its nodes and its turns, in order.
+
+    `new` are the turns on no newer path.
+    """
 
     nodes: list[int]
     turns: list[int]
@@ -167,7 +172,7 @@ class SessionPath(Struct, frozen=True):
 
 
 def session_paths(trace: Trace) -> list[SessionPath]:
-    """The paths of a trace, so that each of its turns is new on one: the newest turn's first."""
+    """Return the paths of a trace, so that each turn is new on exactly one. The newest turn's path comes first."""
     owners = {node: index for index, turn in enumerate(trace.turns) for node in turn.action}
     remaining = set(range(len(trace.turns)))
     paths: list[SessionPath] = []
@@ -185,7 +190,7 @@ def session_paths(trace: Trace) -> list[SessionPath]:
 
 
 def session_document(trace: Trace, path: SessionPath, identity: str, started: Mapping[str, str]) -> Document:
-    """The trajectory of a path."""
+    """Return the trajectory of a path."""
     last = trace.turns[path.turns[-1]]
     shape = last.shape or trace.shape
     outcome, offered = trace.outcome, OfferedTools(trace).of(last)
@@ -269,10 +274,10 @@ def _session_turn(trace: Trace, turn: TraceTurn, *, copied: bool) -> ModelTurn:
 
 
 class AtifBranch(Struct, eq=False, kw_only=True):
-    """A line of calls that has a trajectory of its own.
+    """A branch of calls with a trajectory of its own.
 
-    `host` is the line whose trajectory it is put into, `before` the one that it goes on from; without a host it
-    has a file of its own.
+    `host` is the branch whose trajectory contains it, `before` the branch that it continues. Without a host it has
+    a file of its own.
     """
 
     branch: str
@@ -284,9 +289,9 @@ class AtifBranch(Struct, eq=False, kw_only=True):
 def rollout_documents(
     trajectory: Trajectory, graded: CallSource, roles: Collection[Role], agent: dict[str, Any], base: str
 ) -> dict[str, Document]:
-    """The trajectories of a rollout, or a client's session, by their file: `base`.json, then those beside it.
+    """Return the trajectories of a rollout or a client's session by file: `base`.json, then those beside it.
 
-    Only calls with one of `roles`, that were answered, are steps. `agent` names the program.
+    Only answered calls with one of `roles` become steps. `agent` names the program.
     """
     lines = _lines(trajectory, roles)
     names: dict[str, str] = {}
@@ -304,7 +309,7 @@ def rollout_documents(
     for line in lines:
         if line.before is not None:
             by_branch[line.before.branch]["continued_trajectory_ref"] = names[line.branch]
-    # The innermost first, so that what is put into another is complete.
+    # Innermost first, so that a trajectory is complete before it is put into another.
     for line in reversed(lines):
         if line.host is not None:
             by_branch[line.host.branch].setdefault("subagent_trajectories", []).insert(0, by_branch[line.branch])
@@ -314,7 +319,7 @@ def rollout_documents(
 def _lines(trajectory: Trajectory, roles: Collection[Role]) -> list[AtifBranch]:
     lines: list[AtifBranch] = []
     line_of_call: dict[str, AtifBranch] = {}
-    # Alternatives come last: the rollout's first file is the line that its agent went on with.
+    # Alternatives come last, because the rollout's first file is the branch with which its agent continued.
     for branch, nodes in sorted(trajectory.branches.items(), key=lambda each: each[1][0].alternative):
         answered = [node for node in nodes if node.role in roles and node.answer is not None]
         if not answered or all(node.superseded for node in answered):
@@ -332,7 +337,9 @@ def _lines(trajectory: Trajectory, roles: Collection[Role]) -> list[AtifBranch]:
 
 
 def _before(head: Node, lines: Sequence[AtifBranch]) -> AtifBranch | None:
-    """The line that a compaction ended: the last one of the same agent that nothing goes on from yet."""
+    """Return the branch that a compaction ended: the last one of the same agent that no other branch continues
+    yet.
+    """
     key = (head.call.session_id, head.call.agent_id, head.role)
     positions = [line.before for line in lines]
     for line in reversed(lines):
@@ -343,7 +350,7 @@ def _before(head: Node, lines: Sequence[AtifBranch]) -> AtifBranch | None:
 
 
 def _host(head: Node, line_of_call: dict[str, AtifBranch], lines: Sequence[AtifBranch]) -> AtifBranch | None:
-    """The line that started another, else the first one."""
+    """Return the branch that started another one, else the first branch."""
     for node in (head.spawned_by, head.parent):
         if node is not None and node.call.id in line_of_call:
             return line_of_call[node.call.id]
@@ -393,7 +400,7 @@ def _outcome(graded: GradedRollout) -> dict[str, Any]:
 
 
 def _started(line: AtifBranch, lines: Sequence[AtifBranch], names: dict[str, str]) -> dict[str, str]:
-    """The agents that tool calls of a line started, by the id of the call."""
+    """Return the agents that a branch's tool calls started, by the id of the call."""
     own = {node.call.id for node in line.nodes}
     started: dict[str, str] = {}
     for other in lines:
@@ -414,9 +421,9 @@ def _started(line: AtifBranch, lines: Sequence[AtifBranch], names: dict[str, str
 
 
 def _rollout_items(nodes: Sequence[Node]) -> list[Message | ModelTurn]:
-    """What each call sent that was new, and what it was answered with.
+    """Yield the new messages of each call, and its answer.
 
-    The answers of the calls are those that were given, not as the agent sent them back.
+    The answers are the original ones, not as the agent sent them back.
     """
     items: list[Message | ModelTurn] = []
     block_count = 0
@@ -424,7 +431,7 @@ def _rollout_items(nodes: Sequence[Node]) -> list[Message | ModelTurn]:
         if number and node.parent is nodes[number - 1]:
             items += _messages(node, node.fresh)
         elif number:
-            # A call between was not answered, or is not told.
+            # A call in between was not answered, or is not exported.
             items += _messages(node, block_count)
         else:
             items += node.messages
@@ -434,7 +441,7 @@ def _rollout_items(nodes: Sequence[Node]) -> list[Message | ModelTurn]:
 
 
 def _messages(node: Node, start: int) -> list[Message]:
-    """The messages that a call sent from its block number `start` on."""
+    """Return the messages that a call sent, from its block number `start` on."""
     blocks = node.conversation.blocks[start:]
     rest = msgspec.structs.replace(node.conversation, instructions=(), blocks=blocks)
     return shown_messages(rest, node.sampled)

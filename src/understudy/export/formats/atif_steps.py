@@ -1,4 +1,4 @@
-"""The steps of an ATIF trajectory: what was said, what the model did in a turn, and what its tools answered."""
+"""The steps of an ATIF trajectory: what was said, what the model did in a turn, and the results of its tools."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MEDIA = {"jpg": "image/jpeg", "jpeg": "image/jpeg", "png": "image/png", "gif": 
 
 
 class ModelTurn(Struct, frozen=True, kw_only=True):
-    """What the model did in one turn: `message` is the assistant's, thinking in `reasoning_content`.
+    """What the model did in one turn: `message` is the assistant's, with thinking in `reasoning_content`.
 
-    `copied`: it stands in another trajectory too, which it is to be learned from.
+    `copied`: another trajectory contains it too, and it is to be learned from that one.
     """
 
     message: Message
@@ -32,11 +32,11 @@ class ModelTurn(Struct, frozen=True, kw_only=True):
 
 
 def steps(items: Sequence[Message | ModelTurn], agents: Mapping[str, str] | None = None) -> list[Step]:
-    """The steps of a conversation, numbered from 1.
+    """Return the steps of a conversation, numbered from 1.
 
-    An assistant's message that is no `ModelTurn` was not the model's turn here, so it is copied context. Tool
-    results are in the step that asked for them; one that nothing asked for is the user's words. `agents` maps the
-    ids of tool calls to the trajectories that they started.
+    An assistant message that is not a `ModelTurn` is copied context here. Tool results belong to the step that
+    called the tool; a result without a call becomes user text. `agents` maps the ids of tool calls to the
+    trajectories that they started.
     """
     result: list[Step] = []
     callers: dict[Any, Step] = {}
@@ -59,7 +59,7 @@ def steps(items: Sequence[Message | ModelTurn], agents: Mapping[str, str] | None
 
 
 def totals(all_steps: Sequence[Step]) -> dict[str, Any]:
-    """The sums over steps, without those that are copied; what no step tells is not there."""
+    """Return the sums over all steps that are not copied. Sums without any value are left out."""
     metrics_list = [step["metrics"] for step in all_steps if "metrics" in step and "is_copied_context" not in step]
     sums: dict[str, Any] = {}
     for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd"):
@@ -77,7 +77,7 @@ def _agent_step(turn: ModelTurn) -> Step:
         try:
             datetime.fromisoformat(turn.timestamp.replace("Z", "+00:00"))
             step["timestamp"] = turn.timestamp
-        except ValueError:  # ATIF takes ISO 8601 only; logs may have anything.
+        except ValueError:  # ATIF only accepts ISO 8601, while logs may contain anything.
             extra["timestamp"] = turn.timestamp
     fields = {
         "model_name": turn.model,
@@ -95,7 +95,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     step = {"tool_call_id": call["id"], "function_name": function["name"]}
     if is_valid_call(call):
         return {**step, "arguments": arguments_of(call) or {}}
-    # ATIF has objects only: what the model wrote in their place is kept beside.
+    # ATIF only accepts objects, so other arguments are kept in a separate field.
     raw = function.get("arguments")
     return {**step, "arguments": {}, "extra": {"arguments": unwrapped(raw) if isinstance(raw, str) else raw}}
 

@@ -1,9 +1,9 @@
-"""Hugging Face datasets, one per task instance, beside the stream of spans they were made from.
+"""Hugging Face datasets, one per task instance, with the stream of spans that they were made from.
 
-`dataset-<instance_id>/` loads with `datasets.load_from_disk`: one row a call that has token ids.
-`stream_<instance_id>.json` has every call, one span a line, in the shape of agent-lightning 0.3: a span a call,
-and one for the reward. Attribute values of spans that are no scalars are Python literals, as agent-lightning's
-adapters read them (`ast.literal_eval`).
+`dataset-<instance_id>/` loads with `datasets.load_from_disk` and has one row for each call with token ids.
+`stream_<instance_id>.json` has every call, one span a line, in the format of agent-lightning 0.3: a span per call,
+and one for the reward. Attribute values that are not scalars are Python literals, since agent-lightning's adapters
+read them with `ast.literal_eval`.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ COLUMNS: dict[str, Any] = {
 }
 """The columns and their types.
 
-`turn` counts the rows of a rollout from 0. `logprobs` belong to `gold_completion_ids` and are null where the
-backend gave none. `prompt` is the text of `prompt_ids` where `prompt_source` is "tokens"; where it is
-"messages" the tokenizer is not known here, and it is a rendering of the messages for people.
-`messages` are in the chat-completion shape, the answer last; `arguments` is JSON text. `role` is what the call was
-for (`trajectory.roles`). `integrity` is that of the rollout's patch: clean, or suspicious.
+`turn` counts the rows of a rollout from 0. `logprobs` belong to `gold_completion_ids`, and are null if the backend
+returned none. `prompt` is the text of `prompt_ids` if `prompt_source` is "tokens"; if it is "messages", the
+tokenizer is not known here, and `prompt` is a readable rendering of the messages. `messages` are in the form of
+chat completions, the answer last; `arguments` is JSON text. `role` is the role of the call (`trajectory.roles`).
+`integrity` is that of the rollout's patch: clean or suspicious.
 """
 
 
@@ -106,21 +106,18 @@ def export(
     unit: Annotated[Unit, "Of sessions: a row a conversation, or a row a turn."] = "conversation",
     report: ProgressCallback = no_progress,
 ) -> ExportSummary:
-    """Hugging Face datasets: of rollouts exact tokens and streams of spans, of sessions their conversations.
+    """Hugging Face datasets: exact tokens and span streams of rollouts, or conversations of sessions.
 
-    It is of sessions where they are the only origin chosen, else of rollouts.
+    Sessions are exported if they are the only selected origin, else rollouts. For sessions there is one dataset,
+    whose rows have messages, tools, and what is known of the session. For rollouts there is a dataset and a stream
+    per task instance: dataset-INSTANCE loads with datasets.load_from_disk; stream_INSTANCE.json has one span a
+    line. An earlier export to the same place is replaced. Calls whose role is not selected are in neither, nor are
+    rollouts with a suspicious patch unless requested; if all rollouts of an instance are left out, its earlier
+    files are removed. With its card and manifest, the export can be pushed as a dataset.
 
-    Of sessions there is one dataset, whose rows have messages, tools, and what is known of the session. Of
-    rollouts there is a dataset and a stream per task instance:
-
-    dataset-INSTANCE loads with datasets.load_from_disk; stream_INSTANCE.json has one span a line. An earlier
-    export to the same place is replaced. Calls whose role is not chosen are in neither, nor are rollouts whose
-    patch is suspicious, unless they are asked for; where all rollouts of an instance are left out, its earlier
-    files are removed. A card and a manifest make of it a dataset that can be pushed.
-
-    Raises ConfigError when `pyarrow` is missing, TaskError for an instance id that cannot be a file name; then
-    nothing has been written. Raises ConfigError also when something cannot be written: each file is then the
-    old one or the new one, never a part of one.
+    Raises ConfigError if `pyarrow` is missing, and TaskError for an instance id that cannot be a file name;
+    nothing is written then. Also raises ConfigError if something cannot be written: each file is then completely
+    the old or the new one.
     """
     if corpus.selection.origins == ("sessions",):
         return export_sessions(corpus, output, unit, report)
@@ -174,18 +171,24 @@ def export(
 
 
 def _by_client(corpus: Corpus) -> dict[str, list[ClientSession]]:
-    """The sessions of the chosen clients, by what their files are named after. Raises ConfigError without any."""
+    """Return the sessions of the selected clients, by the names of their files.
+
+    Raises ConfigError if there are none.
+    """
     chosen: dict[str, list[ClientSession]] = {}
     for session in corpus.client_sessions():
         chosen.setdefault(safe_file_name(session.attempt.id), []).append(session)
     if not chosen:
         left_out = ", ".join(f"{count} {reason}" for reason, count in corpus.counts.left_out.most_common())
-        raise ConfigError(f"nothing to export: no calls with these keys in this time; left out: {left_out or 0}")
+        raise ConfigError(
+            f"no calls with these keys in the chosen time (left out: {left_out or 0}); check --key, --since and "
+            "--until"
+        )
     return chosen
 
 
 class _HfCounts(CorpusCounts, kw_only=True):
-    """What an export has written so far, rows counted by where they came from."""
+    """What an export has written so far, with rows counted by origin."""
 
     spans: int = 0
     without_tokens: int = 0
@@ -203,7 +206,7 @@ def _write(
     dataset: str,
     counts: _HfCounts,
 ) -> None:
-    """Write the stream and the dataset of an instance; without rows it has no dataset."""
+    """Write the stream and the dataset of an instance. Without rows it has no dataset."""
     roles = corpus.selection.roles
     saved: SavedDatasetWriter | None = None
     with ExitStack() as stack:
@@ -239,9 +242,9 @@ def _write(
 
 
 def rows_of(task: Task | None, item: CallSource, nodes: Sequence[Node]) -> Iterator[dict[str, Any]]:
-    """The rows of one rollout, or of a client's session, in the order of its calls.
+    """Return the rows of one rollout, or of a client's session, in the order of its calls.
 
-    Only the latter have `call_ids`, of one call each: their `turn` depends on the time that was chosen.
+    Only the latter have `call_ids`, with one call each, because their `turn` depends on the chosen time.
     """
     rollout, verdict = item.rollout, item.verdict
     for turn, node in enumerate(filter(usable, nodes)):
@@ -270,7 +273,7 @@ def rows_of(task: Task | None, item: CallSource, nodes: Sequence[Node]) -> Itera
 
 
 def file_name(prefix: str, instance_id: str, suffix: str = "") -> str:
-    """A file name for an instance. Raises TaskError for an id that cannot be part of one."""
+    """Return a file name for an instance. Raises TaskError if its id cannot be part of a file name."""
     if (
         not instance_id
         or instance_id.startswith(".")
@@ -287,7 +290,7 @@ def file_name(prefix: str, instance_id: str, suffix: str = "") -> str:
 
 
 def _decoder(call: Call) -> Decoder | None:
-    """What turns the token ids of a call into text, where its tokenizer is known here."""
+    """Return a function that decodes a call's token ids to text, if the tokenizer is available here; else None."""
     if call.backend != "embedded":
         return None
     from understudy.model.scripted.tokenizer import scripted_tokenizer
@@ -296,7 +299,7 @@ def _decoder(call: Call) -> Decoder | None:
 
 
 def dataset_saver() -> Callable[[Iterable[dict[str, Any]], Path], None]:
-    """A function that saves rows as a dataset. Raises ConfigError when `pyarrow` is not installed."""
+    """Return a function that saves rows as a dataset. Raises ConfigError if `pyarrow` is not installed."""
     schema(COLUMNS)
 
     def save(rows: Iterable[dict[str, Any]], path: Path) -> None:
@@ -308,7 +311,7 @@ def dataset_saver() -> Callable[[Iterable[dict[str, Any]], Path], None]:
 
 
 def remove_dataset(dataset: Path) -> None:
-    """Remove what an earlier export left where there is nothing to write now."""
+    """Remove what an earlier export left if there is nothing to write now."""
     if dataset.is_dir():
         shutil.rmtree(dataset)
 
@@ -317,7 +320,8 @@ SPAN_PREFIX = "llm.hosted_vllm."
 
 
 def spans(graded: CallSource, nodes: Sequence[Node]) -> Iterator[dict[str, Any]]:
-    """The spans of the deciding attempt, or of a client's session: its calls in order, then the reward, if any.
+    """Yield the spans of the deciding attempt, or of a client's session: its calls in order, then the reward, if
+    any.
 
     Times are Unix seconds; `sequence_id` counts from 1 within the attempt.
     """
@@ -353,7 +357,10 @@ def spans(graded: CallSource, nodes: Sequence[Node]) -> Iterator[dict[str, Any]]
 
 
 def _span(graded: CallSource, *, key: str, error: str | None, **fields: Any) -> dict[str, Any]:
-    """A line of a stream. Its ids follow from the attempt and `key`, so that an export can be repeated."""
+    """Return a line of a stream.
+
+    Its ids are derived from the attempt and `key`, so that repeated exports are equal.
+    """
     rollout_id, trace = (
         (graded.id, graded.id) if isinstance(graded, ClientSession) else (graded.rollout.id, graded.attempt.id)
     )
@@ -380,7 +387,7 @@ def _span(graded: CallSource, *, key: str, error: str | None, **fields: Any) -> 
 
 
 def _attributes(node: Node) -> dict[str, str | int | float]:
-    """The attributes of a call; what its backend did not give is not there."""
+    """Return the attributes of a call. What its backend did not return is left out."""
     call = node.call
     attributes: dict[str, str | int | float] = {
         f"{SPAN_PREFIX}id": call.id,
@@ -404,7 +411,7 @@ def _choice_fields(call: Call, message: dict[str, Any]) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "finish_reason": call.finish_reason, "message": message}
     if call.completion_token_ids is not None:
         choice["token_ids"] = list(call.completion_token_ids)
-    if call.logprobs is not None and all(map(math.isfinite, call.logprobs)):  # inf and nan are no literals
+    if call.logprobs is not None and all(map(math.isfinite, call.logprobs)):  # inf and nan are not Python literals
         choice["logprobs"] = {"content": [{"logprob": logprob} for logprob in call.logprobs]}
     return choice
 

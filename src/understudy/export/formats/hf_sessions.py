@@ -1,4 +1,4 @@
-"""Hugging Face dataset of sessions: a row a conversation or a turn, with all that is known of its session."""
+"""The Hugging Face dataset of sessions: one row per conversation or turn, with everything known of its session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLUMNS: dict[str, Any] = {
     "resolved": "bool",
     "reward": "float64",
 }
-"""The columns and their types. `answer_ids` and `signals` belong to the messages that `trained` names."""
+"""The columns and their types. `answer_ids` and `signals` belong to the messages listed in `trained`."""
 
 _ABOUT = (
     "Each row is a conversation of a session, or with `--unit turn` one turn of it: `messages` with the arguments "
@@ -42,7 +42,7 @@ dataset = load_dataset("{output}", split="train")"""
 
 
 def export_sessions(corpus: Corpus, output: Path, unit: Unit, report: ProgressCallback) -> ExportSummary:
-    """The sessions of a corpus as one dataset. Raises ConfigError as `ExportWriter`."""
+    """Export the sessions of a corpus as one dataset. Raises ConfigError like `ExportWriter`."""
     with ExportWriter(corpus, output, "hf", report, columns=COLUMNS) as writing:
         for example in corpus.examples(unit):
             writing.add(example.group, session_row(example))
@@ -50,7 +50,7 @@ def export_sessions(corpus: Corpus, output: Path, unit: Unit, report: ProgressCa
 
 
 def session_row(example: Example) -> dict[str, Any]:
-    """An example as a row of `COLUMNS`."""
+    """Return an example as a row of `COLUMNS`."""
     return {
         "messages": message_rows(example.messages),
         "tools": tools_json(example.tools),

@@ -1,6 +1,6 @@
-"""LLaMA-Factory: rows in its sharegpt or Alpaca form, `dataset_info.json`, and a training config to run.
+"""LLaMA-Factory: rows in its sharegpt or Alpaca format, `dataset_info.json`, and a ready training config.
 
-`OUTPUT` is the dataset directory, which may be LLaMA-Factory's own; each data set has a directory in it.
+`OUTPUT` is the dataset directory, which may be LLaMA-Factory's own; each dataset has a directory in it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONFIG = "train.yaml"
 TOO_LONG = "rows longer than --cutoff, which LLaMA-Factory would cut"
 
 _BYTES_A_TOKEN = 3
-"""Cautious: text and code in English have about four."""
+"""A low estimate; English text and code have about four."""
 _TOKENS_A_MESSAGE = 8
 _TOKENS_A_ROW = 320
 _ROUND = 1024
@@ -65,16 +65,16 @@ def export(
 ) -> ExportSummary:
     """Rows, dataset_info.json and a training config for LLaMA-Factory.
 
-    Rows are in OUTPUT/NAME; the entries NAME and NAME_test of OUTPUT/dataset_info.json are made or replaced, all
-    others stay as they are. Pairs, and good and bad answers, are also of what was not solved. Tokens are counted
-    where `model` is a directory with a tokenizer, else estimated.
+    Rows are in OUTPUT/NAME; the entries NAME and NAME_test of OUTPUT/dataset_info.json are added or replaced, all
+    others stay as they are. Pairs, and good and bad answers, also include unsolved rollouts. Tokens are counted if
+    `model` is a directory with a tokenizer, else estimated.
 
-    Raises ConfigError when there is nothing to write, when it cannot be written, or when the names are taken.
+    Raises ConfigError if there is nothing to write, it cannot be written, or the names are taken.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"--name: invalid name of a data set {name!r}; expected at most 100 letters, digits, dots, dashes and "
-            "underscores, a letter or a digit first"
+            f"--name: invalid dataset name {name!r}; expected at most 100 letters, digits, dots, dashes and "
+            "underscores, beginning with a letter or a digit"
         )
     test = f"{name}_test"
     if cutoff is not None and cutoff < 1:
@@ -132,14 +132,14 @@ def export(
 
 
 def _row(item: Example | Pair, stage: Stage, rules: TemplateRules, form: Form) -> Row:
-    """The row of an example or a pair. Raises RowFlaw."""
+    """Return the row of an example or a pair. Raises RowFlaw."""
     if isinstance(item, Pair):
         return rows.dpo(item, rules, form)
     return rows.sft(item, rules, form) if stage == "sft" else rows.kto(item, rules, form)
 
 
 class RowLengthCounter:
-    """Counts the tokens of a row, or estimates them where the tokenizer of `model` is not at hand."""
+    """Counts the tokens of a row, or estimates them if the tokenizer of `model` is not available."""
 
     def __init__(self, model: str) -> None:
         path = Path(model) / "tokenizer.json"
@@ -154,11 +154,11 @@ class RowLengthCounter:
 
     @property
     def exact(self) -> bool:
-        """Whether it counts."""
+        """Whether tokens are counted rather than estimated."""
         return self._tokenizer is not None
 
     def __call__(self, row: Row) -> int:
-        """About how many tokens the row has, what the template puts around them included."""
+        """Return about how many tokens the row has, including those that the template adds."""
         texts = list(_texts(row))
         if self._tokenizer is None:
             length = sum(len(text.encode(errors="replace")) // _BYTES_A_TOKEN + 1 for text in texts)
@@ -174,7 +174,7 @@ def _texts(row: Row) -> Iterator[str]:
         yield turn["value"]
     for pair in row.get("history", ()):
         yield from pair
-    # Two answers are two sequences: the longer one counts.
+    # The two answers are two sequences, so the longer one counts.
     answers: list[Any] = [row[key] for key in ("chosen", "rejected") if key in row]
     yield max((each if isinstance(each, str) else each["value"] for each in answers), key=len, default="")
     yield row.get("instruction", "")
@@ -202,10 +202,10 @@ _RATES: dict[tuple[Stage, Finetuning], float] = {
 
 
 class AlpacaWriter(JsonLinesWriter):
-    """Rows in the form of Alpaca, the first one that has a history in front.
+    """Rows in Alpaca format, with the first row that has a history at the front.
 
-    `datasets` takes the types of columns from the first 10 MB of a file: where no row in them has a history, it
-    fails at the first one that has.
+    `datasets` infers column types from the first 10 MB of a file: if no row there has a history, it fails at the
+    first later one that has.
     """
 
     def __init__(self, path: Path) -> None:
@@ -241,7 +241,10 @@ class AlpacaWriter(JsonLinesWriter):
 
 
 def dataset_entry(file: str, form: Form, stage: Stage) -> dict[str, Any]:
-    """What `dataset_info.json` says of a file of rows. A list of columns must name all: the others are none."""
+    """Return the entry of a row file in `dataset_info.json`.
+
+    A list of columns must be complete: missing ones are unset.
+    """
     columns = dict(_COLUMNS[form])
     if form == "alpaca" and stage != "dpo":
         columns["response"] = "output"
@@ -253,24 +256,25 @@ def dataset_entry(file: str, form: Form, stage: Stage) -> dict[str, Any]:
 
 
 def check_names(directory: Path, names: Mapping[str, str]) -> None:
-    """Raises ConfigError where the `dataset_info.json` of a directory is none, or has one of `names` for others.
+    """Raise ConfigError if the `dataset_info.json` of a directory is invalid, or uses one of `names` for other
+    files.
 
-    `names` maps a data set to the beginning of the files that are its own.
+    `names` maps a dataset to the prefix of its own files.
     """
     entries = _read_info(directory / INFO)
     for name, own in names.items():
         existing = entries.get(name)
         if existing is not None and not _is_ours(existing, own):
             raise ConfigError(
-                f"{directory / INFO} has a data set {name!r} that was not written by an export; choose another "
-                "--name"
+                f"{directory / INFO} already has a dataset {name!r} that was not written by an export; choose "
+                "another --name"
             )
 
 
 def merge_entries(directory: Path, entries: Mapping[str, dict[str, Any] | None]) -> None:
-    """Put entries into the `dataset_info.json` of a directory (None takes one out); all others stay as they are.
+    """Set entries in the `dataset_info.json` of a directory (None removes one); all others stay as they are.
 
-    The file is exchanged at one stroke. Raises ConfigError when it is broken.
+    The file is replaced atomically. Raises ConfigError if it is damaged.
     """
     path = directory / INFO
     with locked(directory / f".{INFO}.lock", remedy="choose another --output"):
@@ -298,7 +302,7 @@ def training_config(
     mask_history: bool,
     output: Path,
 ) -> str:
-    """A training config, as YAML."""
+    """Return a training config as YAML."""
     parts: dict[str, dict[str, Any]] = {
         "model": {"model_name_or_path": model},
         "method": {"stage": stage, "do_train": True, "finetuning_type": finetuning}
@@ -309,7 +313,7 @@ def training_config(
         | ({} if test is None else {"eval_dataset": test})
         | {"template": template, "cutoff_len": cutoff}
         | ({"mask_history": mask_history} if stage == "sft" else {})
-        # Null leaves answers with thinking and answers without as they are.
+        # Null leaves answers with and without thinking as they are.
         | {"enable_thinking": None, "overwrite_cache": True},
         "output": {"output_dir": str(output), "logging_steps": 10, "save_strategy": "epoch", "report_to": "none"},
         "train": {
@@ -331,7 +335,7 @@ def training_config(
 
 
 def _scalar(value: Any) -> str:
-    # 1e-05 would be a string: YAML wants the dot.
+    # YAML reads 1e-05 as a string, since it requires a dot.
     return f"{value:.1e}" if isinstance(value, float) and value < 1e-3 else json.dumps(value)
 
 
@@ -347,7 +351,7 @@ def _read_info(path: Path) -> dict[str, msgspec.Raw]:
         return msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
-            f"{path}: expected a JSON object of data sets: {error}; repair the file or move it away, or choose "
+            f"{path}: expected a JSON object of datasets: {error}; repair the file or move it away, or choose "
             "another --output"
         ) from error
 

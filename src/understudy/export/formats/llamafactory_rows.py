@@ -1,10 +1,9 @@
-"""Rows of LLaMA-Factory: examples and pairs in its sharegpt form, with tools, and in the form of Alpaca.
+"""Rows of LLaMA-Factory: examples and pairs in its sharegpt format, with tools, and in Alpaca format.
 
 LLaMA-Factory drops a row in which user and model do not alternate, and fails on one that contains a marker of its
 chat template. Such rows are not written: the functions raise `RowFlaw`. LLaMA-Factory ignores the `id` of a row.
-
-What its chat templates do to a row is read from LLaMA-Factory 0.9.5. A template that is not in the tables below is
-taken to have the markers that most have.
+The effect of its chat templates on a row was taken from LLaMA-Factory 0.9.5. A template that is not in the tables
+below is assumed to have the most common markers.
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ qwen3_6 qwen3_omni qwen3_omni_nothink qwen3_vl qwen3_vl_nothink video_llava yi_v
 class TemplateRules(Struct, frozen=True):
     """A chat template of LLaMA-Factory.
 
-    `thought` stand around thinking and `call` around the JSON of tool calls, in the text of an answer; `results`
-    is what joins the results of parallel calls. `placeholders` stand for pictures and sounds, so that text which
-    has them ends a training. `parallel` is False where a template takes one call an answer.
+    `thought` are the markers around thinking and `call` those around the JSON of tool calls, in the text of an
+    answer; `results` joins the results of parallel calls. `placeholders` stand for images and sounds, so text that
+    contains them would abort a training. `parallel` is False for a template that allows one call per answer.
     """
 
     name: str
@@ -71,7 +70,7 @@ class TemplateRules(Struct, frozen=True):
 
 
 def template_rules(name: str) -> TemplateRules:
-    """The template of that name."""
+    """Return the rules of the template with this name."""
     return TemplateRules(
         name=name,
         thought=_THOUGHTS.get(name, _THOUGHT),
@@ -96,24 +95,26 @@ EMPTY = "answers without text"
 
 
 class RowFlaw(Exception):
-    """Something cannot be a row of LLaMA-Factory; `str` says why."""
+    """Something cannot be a row of LLaMA-Factory. Its text says why."""
 
 
 class SharegptTurn(Struct, frozen=True):
-    """A turn as LLaMA-Factory has it. `tag` is human, observation, gpt or function_call."""
+    """A turn in LLaMA-Factory's format. `tag` is human, observation, gpt or function_call."""
 
     tag: str
     value: str
     trained: bool = False
 
     def plain(self) -> dict[str, str]:
-        """The turn in sharegpt form."""
+        """Return the turn in sharegpt form."""
         return {"from": self.tag, "value": self.value}
 
 
 def sft(example: Example, template: TemplateRules, form: Form) -> Row:
-    """A row to learn an example by. Of a "conversation" every answer is learned, of a "turn" the last
-    (`mask_history`). Raises RowFlaw."""
+    """Return a row for supervised learning of an example. Raises RowFlaw.
+
+    In a "conversation" every answer is learned, in a "turn" only the last one (`mask_history`).
+    """
     system, turns = read_turns(example.messages, example.trained, template, form)
     answers = turns[1::2]
     if len(turns) % 2 or not answers[-1].trained:
@@ -124,7 +125,7 @@ def sft(example: Example, template: TemplateRules, form: Form) -> Row:
 
 
 def kto(example: Example, template: TemplateRules, form: Form) -> Row:
-    """The same with `kto_tag`, whether the last answer is good. Raises RowFlaw."""
+    """Return the same row with `kto_tag`, which says whether the last answer is good. Raises RowFlaw."""
     if example.desirable is None:
         raise RowFlaw(UNDECIDED)
     system, turns = read_turns(example.messages, example.trained, template, form)
@@ -137,7 +138,7 @@ def kto(example: Example, template: TemplateRules, form: Form) -> Row:
 
 
 def dpo(pair: Pair, template: TemplateRules, form: Form) -> Row:
-    """A row with two answers, the better one first. Raises RowFlaw."""
+    """Return a row with two answers, the better one first. Raises RowFlaw."""
     system, turns = read_turns(pair.messages, (), template, form)
     if len(turns) % 2 == 0:
         raise RowFlaw(NO_TURNS)
@@ -150,10 +151,10 @@ def dpo(pair: Pair, template: TemplateRules, form: Form) -> Row:
 def read_turns(
     messages: Sequence[Message], trained: Collection[int], template: TemplateRules, form: Form
 ) -> tuple[str, list[SharegptTurn]]:
-    """The system prompt of a conversation, and its turns, which alternate and begin with the user's.
+    """Return the system prompt of a conversation, and its turns, which alternate and begin with the user's.
 
-    Results of parallel calls are joined, as are the user's words with the results before them. A system message
-    behind the first ones is the user's. Thinking is only in the answers that are `trained`. Raises RowFlaw.
+    Results of parallel calls are joined, as is user text with the results before it. A system message after the
+    first ones becomes user text. Only the answers in `trained` have thinking. Raises RowFlaw.
     """
     numbered = [(index, textual(message)) for index, message in enumerate(messages)]
     first = next((at for at, (_, message) in enumerate(numbered) if message["role"] != "system"), len(numbered))
@@ -193,7 +194,7 @@ def _answer_turn(messages: Sequence[Message], trained: bool, template: TemplateR
     thought = f"{template.thought[0]}{thinking}{template.thought[1]}" if thinking else ""
     structured = [_call(call) for call in calls]
     if not calls or form == "alpaca" or any(call is None for call in structured):
-        # A call of the history whose arguments are no JSON object can only be shown as it was written.
+        # A call in the history whose arguments are not a JSON object can only be shown as text.
         return SharegptTurn("gpt", thought + "\n".join([*([text] if text else []), *map(_shown, calls)]), trained)
     if len(calls) > 1 and not template.parallel:
         raise RowFlaw(PARALLEL)
@@ -201,7 +202,7 @@ def _answer_turn(messages: Sequence[Message], trained: bool, template: TemplateR
         raise RowFlaw(MARKERS)
     written = msgspec.json.encode(structured).decode()
     for word in (*template.call, opening, closing, *template.placeholders):
-        if word in written:  # In JSON it is only ever in a string, which can have it escaped.
+        if word in written:  # In JSON it can only occur inside a string, where it can be escaped.
             written = written.replace(word[0], f"\\u{ord(word[0]):04x}")
     if not text and not thought:
         return SharegptTurn("function_call", written, trained)
@@ -248,7 +249,10 @@ def _row(
 
 
 def _tools(tools: list[dict[str, Any]] | None) -> str:
-    """The tools as the JSON text that LLaMA-Factory wants; its plainest template demands properties of each."""
+    """Return the tools as LLaMA-Factory's JSON text.
+
+    Its plainest template requires `properties` in each of them.
+    """
     if not tools:
         return ""
     written: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""OpenAI's fine-tuning files: a conversation a line, with weights that say which answers are learned."""
+"""OpenAI's fine-tuning files: one conversation a line, with weights that say which answers are learned."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from understudy.ingest.trace import Message
 
 FEWEST_ROWS = 10
 MOST_BYTES = 512_000_000
-"""Of a file that is uploaded."""
+"""OpenAI's limit on the size of an uploaded file, in bytes."""
 MOST_TOOLS = 128
 LONGEST_ID = 40
-"""Of a tool call, in characters."""
+"""OpenAI's limit on the length of a tool call's id, in characters."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _BYTES_A_TOKEN = 4
@@ -55,7 +55,7 @@ def export(
 ) -> ExportSummary:
     """Conversations for OpenAI's fine-tuning, with weights, within its limits.
 
-    Raises ConfigError when there is nothing to write, it cannot be written, or a file is larger than OpenAI takes.
+    Raises ConfigError if there is nothing to write, it cannot be written, or a file exceeds OpenAI's limit.
     """
     with ExportWriter(corpus, output, "openai", report) as writing:
         for example in corpus.examples(unit):
@@ -79,7 +79,7 @@ def _check(path: Path) -> None:
 
 
 def row_of(example: Example) -> dict[str, Any]:
-    """An example as a line."""
+    """Return an example as a line."""
     learned = set(example.trained)
     row: dict[str, Any] = {
         "messages": [_message(message, index in learned) for index, message in enumerate(example.messages)]
@@ -90,7 +90,7 @@ def row_of(example: Example) -> dict[str, Any]:
 
 
 def refusal_reason(row: dict[str, Any], max_tokens: int) -> str | None:
-    """Why OpenAI would refuse a line, or cut it; None when it would not."""
+    """Return why OpenAI would reject a line, or truncate it; None if it would not."""
     tools: list[dict[str, Any]] = row.get("tools", [])
     if len(tools) > MOST_TOOLS:
         return f"rows with more than {MOST_TOOLS} tools"
@@ -105,7 +105,7 @@ def refusal_reason(row: dict[str, Any], max_tokens: int) -> str | None:
 
 
 def _name(tool: dict[str, Any]) -> str:
-    """The name of a tool or a call; empty where it is not in OpenAI's form."""
+    """Return the name of a tool or a call; "" if it is not in OpenAI's form."""
     function: Any = tool.get("function")
     return str(cast(dict[str, Any], function).get("name")) if isinstance(function, dict) else ""
 
@@ -128,7 +128,7 @@ def _message(message: Message, learned: bool) -> Message:
 
 
 def _short_id(call_id: str) -> str:
-    """An id that is not too long; the same for the same."""
+    """Return an id within the length limit. Equal ids give equal results."""
     if len(call_id) <= LONGEST_ID:
         return call_id
     return "call_" + hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[: LONGEST_ID - 5]

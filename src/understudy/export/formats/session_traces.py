@@ -1,7 +1,8 @@
-"""The session traces that the Hugging Face Hub shows: a file of JSON lines for each rollout and each session.
+"""The session traces that the Hugging Face Hub displays: a JSON lines file for each rollout and each session.
 
-The Hub's "Session Trace Simple Format": a header, then a message a line, with tool results as messages of their
-own. It has one conversation a file, so subagents have files beside that of the session that started them.
+In the Hub's "Session Trace Simple Format", a header is followed by one message a line, with tool results as
+separate messages. A file holds one conversation, so subagents have files beside that of the session that started
+them.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ for line in open("{output}/train.jsonl"):
 
 @exporter(FormatTraits(chooses_thinking=False, clients=True))
 def export(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progress) -> ExportSummary:
-    """Session traces that the Hugging Face Hub shows, a JSON lines file for each rollout and each session.
+    """Session traces that the Hugging Face Hub displays, a JSON lines file for each rollout and each session.
 
-    Raises ConfigError when there is nothing to write, or it cannot be written.
+    Raises ConfigError if there is nothing to write, or it cannot be written.
     """
     data: dict[Split, list[str]] = {}
     with ExportWriter(corpus, output, "session-traces", report) as writing:
@@ -48,7 +49,7 @@ def export(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progre
 
 
 def _files(name: str, document: Document) -> Iterator[tuple[str, Document]]:
-    """A trajectory by its file, and those of its subagents, which have no place inside another."""
+    """Return a trajectory and its subagents by file, because a file cannot contain another conversation."""
     yield _file_name(name), document
     identity = document["trajectory_id"]
     for number, child in enumerate(document.get("subagent_trajectories", ()), 1):
@@ -64,7 +65,7 @@ def _file_name(name: str) -> str:
 
 
 def trace_lines(document: Document) -> Iterator[dict[str, Any]]:
-    """The lines of a trajectory: the header, then the messages."""
+    """Yield the lines of a trajectory: the header, then the messages."""
     agent, extra = document["agent"], document["extra"]
     continued = document.get("continued_trajectory_ref")
     header_fields = {
@@ -83,7 +84,7 @@ def trace_lines(document: Document) -> Iterator[dict[str, Any]]:
 
 
 def _messages(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The message of a step, then the results of its tool calls."""
+    """Yield the message of a step, then the results of its tool calls."""
     role = "assistant" if step["source"] == "agent" else step["source"]
     calls = [
         {
@@ -109,7 +110,7 @@ def _messages(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _arguments(call: dict[str, Any]) -> str:
-    """The arguments as JSON text; where the model wrote none, its own words."""
+    """Return the arguments as JSON text; if the model wrote invalid ones, its own text."""
     written: Any = call.get("extra", {}).get("arguments")
     return written if isinstance(written, str) else json_bytes(call["arguments"]).decode()
 
@@ -119,7 +120,7 @@ def _milliseconds(timestamp: str | None) -> int | None:
 
 
 def _title(document: Document) -> str | None:
-    """The first line of what the user asked."""
+    """Return the first line of the user's request."""
     steps = cast(list[dict[str, Any]], document["steps"])
     first_prompt = next((text_content(step["message"]) for step in steps if step["source"] == "user"), "")
     return first_prompt.strip().partition("\n")[0][:_TITLE_CHARS] or None

@@ -21,13 +21,15 @@ IGNORED = -100
 """The label of a token that is not trained on."""
 
 _MESSAGES = ["json"]
-"""The column type of messages: JSON values, so that a message has the keys it has and no others. In a column of
-structs every message would have every key of any, None where it had none, and every tool call every argument: a
-chat template would render them."""
+"""The column type of messages: JSON values, so that each message has only its own keys.
+
+In a column of structs, every message would have all keys that occur anywhere, with None for the missing ones, and
+every tool call all arguments; a chat template would render them.
+"""
 _TEXT = "string"
 _ORIGIN = dict.fromkeys(("example_id", "origin", "group", "source", "model", "family"), _TEXT)
 TOOLS_FROM = ("tools_source", "tools_version")
-"""Columns that say where tools are from; pairs have the first."""
+"""Columns that say where tools come from. Pairs have only the first."""
 _EXAMPLE: dict[str, Any] = {"tools": _TEXT, **_ORIGIN, "reward": "float64"}
 
 SFT_COLUMNS: dict[SftForm, dict[str, Any]] = {
@@ -120,7 +122,7 @@ def export_sft(
 ) -> ExportSummary:
     """Conversations for TRL's SFTTrainer, with their tools.
 
-    Raises ConfigError when there is nothing to write, or it cannot be written.
+    Raises ConfigError if there is nothing to write, or it cannot be written.
     """
     form: SftForm = "completion" if exact or unit == "turn" else "messages"
     columns = SFT_COLUMNS[form] | tools_columns(corpus)
@@ -135,9 +137,9 @@ def export_sft(
 def export_tokens(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progress) -> ExportSummary:
     """Exact tokens of rollouts for TRL's SFTTrainer, with masks, logprobs, rewards and policy versions.
 
-    Raises ConfigError when there is nothing to write, or it cannot be written.
+    Raises ConfigError if there is nothing to write, or it cannot be written.
     """
-    # Only where it is needed: the rows of other exports stay as they were.
+    # Added only if needed, so that the rows of other exports stay as they were.
     of_clients = bool(corpus.selection.clients)
     shared = not of_clients and bool(corpus.shared_tasks)
     columns = TOKEN_COLUMNS | ({"group": _TEXT} if shared or of_clients else {})
@@ -146,7 +148,7 @@ def export_tokens(corpus: Corpus, output: Path, *, report: ProgressCallback = no
             origin = corpus.task_origin(item)
             if any(sample.segment.target_mask):
                 group = origin.group if isinstance(item, ClientSession) else corpus.group_name(item)
-                # A row has what the columns name; other keys are not written.
+                # Only keys that are columns are written.
                 writing.add(origin.group, token_row(item, sample) | {"group": group})
             else:
                 corpus.counts.count(origin_name(item), origin.source, origin.licence, None, -1)
@@ -157,9 +159,9 @@ def export_tokens(corpus: Corpus, output: Path, *, report: ProgressCallback = no
 
 @exporter(FormatTraits(chooses_solved=False))
 def export_dpo(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progress) -> ExportSummary:
-    """Preference pairs for TRL's DPOTrainer, of replays and of attempts at one task.
+    """Preference pairs for TRL's DPOTrainer, from replays and from attempts at one task.
 
-    Raises ConfigError when there is nothing to write, or it cannot be written.
+    Raises ConfigError if there is nothing to write, or it cannot be written.
     """
     columns = DPO_COLUMNS | tools_columns(corpus)
     with ExportWriter(corpus, output, "trl-dpo", report, columns=columns) as writing:
@@ -170,9 +172,9 @@ def export_dpo(corpus: Corpus, output: Path, *, report: ProgressCallback = no_pr
 
 @exporter(FormatTraits(chooses_solved=False, cuts=True))
 def export_kto(corpus: Corpus, output: Path, *, report: ProgressCallback = no_progress) -> ExportSummary:
-    """Turns with a label, desirable or not, for TRL's KTOTrainer.
+    """Turns labelled as desirable or not, for TRL's KTOTrainer.
 
-    Raises ConfigError when there is nothing to write, or it cannot be written.
+    Raises ConfigError if there is nothing to write, or it cannot be written.
     """
     labels: Counter[bool] = Counter()
     columns = KTO_COLUMNS | tools_columns(corpus)
@@ -193,12 +195,15 @@ def export_kto(corpus: Corpus, output: Path, *, report: ProgressCallback = no_pr
 
 
 def tools_columns(corpus: Corpus) -> dict[str, Any]:
-    """The columns that say where tools are from, for exports with sessions; rows of rollouts stay as they were."""
+    """Return the columns about the source of tools, for exports with sessions.
+
+    Rows of rollouts stay as they were.
+    """
     return dict.fromkeys(TOOLS_FROM, _TEXT) if "sessions" in corpus.selection.origins else {}
 
 
 def sft_rows(example: Example, form: SftForm) -> Iterator[dict[str, Any]]:
-    """The rows of an example: one, or in the form "completion" one for each range of trained messages."""
+    """Return the rows of an example: one, or in the form "completion" one for each range of trained messages."""
     messages = message_rows(example.messages)
     common = _example_fields(example)
     if form == "messages":
@@ -209,7 +214,7 @@ def sft_rows(example: Example, form: SftForm) -> Iterator[dict[str, Any]]:
 
 
 def token_row(item: CallSource, sample: Sample) -> dict[str, Any]:
-    """A sample as a row of `TOKEN_COLUMNS`. What a client's session does not have, as a reward, is None."""
+    """Return a sample as a row of `TOKEN_COLUMNS`. What a client's session lacks, such as a reward, is None."""
     segment, rollout, verdict = sample.segment, item.rollout, item.verdict
     tokens = zip(segment.token_ids, segment.target_mask, strict=True)
     return {
@@ -232,7 +237,7 @@ def token_row(item: CallSource, sample: Sample) -> dict[str, Any]:
 
 
 def dpo_row(pair: Pair) -> dict[str, Any]:
-    """A pair as a row of `DPO_COLUMNS`."""
+    """Return a pair as a row of `DPO_COLUMNS`."""
     return {
         "prompt": message_rows([textual(message) for message in pair.messages]),
         "chosen": message_rows([textual(message_of(pair.chosen))]),
@@ -243,7 +248,7 @@ def dpo_row(pair: Pair) -> dict[str, Any]:
 
 
 def trained_ranges(example: Example) -> list[tuple[int, int]]:
-    """The first and the last index of each range of trained messages with no other answer between them."""
+    """Return the first and last index of each range of trained messages without an untrained answer in between."""
     ranges: list[tuple[int, int]] = []
     trained = set(example.trained)
     extends = False
@@ -258,12 +263,12 @@ def trained_ranges(example: Example) -> list[tuple[int, int]]:
 
 
 def tools_json(tools: Sequence[dict[str, Any]] | None) -> str | None:
-    """Tools as JSON text, which TRL decodes; None where there are none."""
+    """Return tools as JSON text, which TRL decodes; None if there are none."""
     return json.dumps(tools, ensure_ascii=False) if tools else None
 
 
 def _example_fields(example: Example) -> dict[str, Any]:
-    """The columns of `_EXAMPLE`."""
+    """Return the columns of `_EXAMPLE`."""
     return {
         "tools": tools_json(example.tools),
         **{name: getattr(example, name) for name in (*_ORIGIN, "reward", *TOOLS_FROM)},

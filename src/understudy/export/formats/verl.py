@@ -25,7 +25,7 @@ from understudy.types import Task, is_solved
 Form = Literal["sft", "rl", "tokens"]
 
 LOADER = "verl_loader.py"
-"""A module that every export of the form sft contains, byte for byte: a change of it changes the export."""
+"""A module that every export of conversations contains, byte for byte. Changing it changes the export."""
 
 _TEXT = "string"
 _SAMPLE_COLUMNS = ("policy_version", "rollout_id", "attempt_id", "branch", "role")
@@ -95,9 +95,8 @@ def export(
 ) -> ExportSummary:
     """Parquet for verl: conversations, tasks, or rollouts as exact tokens.
 
-    Tasks and tokens are also of what was not solved; they are of rollouts alone.
-
-    Raises ConfigError when there is nothing to write, or it cannot be written.
+    Tasks and tokens come from rollouts only, and include unsolved ones. Raises ConfigError if there is nothing to
+    write, or it cannot be written.
     """
     if form != "sft":
         corpus.refuse_shaping(f"rows of --form {form}")
@@ -114,10 +113,10 @@ def export(
 
 
 def conversation_row(example: Example) -> dict[str, Any]:
-    """An example as a row for verl's SFT trainer."""
+    """Return an example as a row for verl's SFT trainer."""
     return {
         "messages": [_message(message) for message in example.messages],
-        # An empty list: verl hands null on to the template, which ends there.
+        # An empty list, because verl passes null on to the template, which then fails.
         "tools": [_tool(tool) for tool in example.tools or ()],
         "trained": list(example.trained),
         **{
@@ -128,7 +127,7 @@ def conversation_row(example: Example) -> dict[str, Any]:
 
 
 def task_row(record: Task, run_id: str, split: str, index: int, rewards: list[float]) -> dict[str, Any]:
-    """A task as a row for verl's RL trainers; `rewards` are those of its rollouts."""
+    """Return a task as a row for verl's RL trainers. `rewards` are those of its rollouts."""
     checks = cast(dict[str, Any], msgspec.to_builtins(record.checks))
     decides = {key: checks[key] for key in ("fail_to_pass", "pass_to_pass") if key in checks}
     truth = json.dumps({"instance_id": record.instance_id, **decides})
@@ -150,7 +149,7 @@ def task_row(record: Task, run_id: str, split: str, index: int, rewards: list[fl
 
 
 def token_row(graded: GradedRollout, sample: Sample, uid: str) -> dict[str, Any]:
-    """A sample as a row under the names of verl's batches; `uid` names the rollout's group."""
+    """Return a sample as a row with the names of verl's batches. `uid` names the rollout's group."""
     segment = sample.segment
     first = segment.loss_mask.index(1)
     logprobs = segment.logprobs[first:]
@@ -167,7 +166,7 @@ def token_row(graded: GradedRollout, sample: Sample, uid: str) -> dict[str, Any]
 
 
 def _rows(corpus: Corpus, form: Form, unit: Unit) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a form, each with the group that it must not be parted from."""
+    """Yield the rows of a form, each with its group, which must stay in one split."""
     if form == "sft":
         for example in corpus.examples(unit):
             yield example.group, conversation_row(example)

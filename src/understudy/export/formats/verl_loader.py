@@ -19,7 +19,7 @@ from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 
 
 class Conversations(MultiTurnSFTDataset):
-    """Conversations of which the answers in the column `trained` are learned."""
+    """Conversations of which the answers listed in the column `trained` are learned."""
 
     def _read_files_and_process(self) -> None:
         super()._read_files_and_process()

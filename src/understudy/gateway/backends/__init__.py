@@ -1,1 +1,1 @@
-"""Clients of model servers and providers, one module a kind."""
+"""Clients of model servers and providers, one module for each kind."""

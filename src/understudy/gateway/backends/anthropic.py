@@ -1,4 +1,4 @@
-"""Anthropic's API, and what speaks like it: requests and answers are passed on byte for byte."""
+"""Anthropic's API and compatible ones: requests and answers are passed on byte for byte."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from understudy.wire.errors import InvalidRequest, ProviderError, ProviderRefusa
 
 BASE_URL = "https://api.anthropic.com"
 END_S = 1.0
-"""How long a stream may take to end after its last event, in seconds."""
+"""How many seconds a stream may take to end after its last event."""
 
 _VERSION = {"anthropic-version": "2023-06-01"}
 _PASSED_ON = re.compile(rb"accept|user-agent|x-app|(anthropic|x-claude-code|x-stainless)-[a-z0-9-]+")
@@ -32,7 +32,7 @@ _KEY = re.compile(rb'[{,\s]*+"[^"\\]*+(?:\\.[^"\\]*+)*+"\s*+:\s*+')
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _OUR_KEY = frozenset({401, 403})
 _NO_STATUS = 600
-# What an error event's type is as a status, for an agent that has seen none yet.
+# The HTTP status for each type of error event, for when no status was sent to the agent yet.
 _STATUS = {
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -45,7 +45,7 @@ _STATUS = {
     "overloaded_error": 529,
 }
 
-# Why an answer ended, in the words of chat completions; what they have no word for stays as it is.
+# Reasons why an answer ended, in the terms of chat completions. Reasons without such a term stay as they are.
 _FINISH_REASONS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -87,8 +87,8 @@ class _TokenCountBody(Struct):
 class AnthropicRelay:
     """A Relay to the Messages API at `base_url` (without its `/v1`), with our key.
 
-    Every request is made under the name `model`, or under the agent's own where that is None. Opens no connection
-    before it is used.
+    Every request is sent with the model name `model`, or with the agent's own if that is None. No connection is
+    opened before the first use.
     """
 
     name = "anthropic"
@@ -151,7 +151,7 @@ class AnthropicRelay:
             try:
                 for event in events:
                     if event.name == b"content_block_delta" and message.streaming and emit is not None:
-                        message.add_delta(event.data)  # nearly all events are such
+                        message.add_delta(event.data)  # nearly all events are of this kind
                         passed_on.append(event.raw)
                         continue
                     if event.name == b"error" and not message.complete:
@@ -159,20 +159,21 @@ class AnthropicRelay:
                     repeated = event.name == b"message_start" and message.started
                     message.add(event.name, event.data)
                     if repeated:
-                        continue  # some gateways send it twice; an agent would begin a second message
+                        continue  # some gateways send it twice, which an agent would take for a second message
                     if message.complete:
                         held_back.append(event.raw)
                         deadline.reschedule(asyncio.get_running_loop().time() + END_S)
                     elif emit is None or not message.started or event.name in CLOSING_EVENTS:
                         held_back.append(event.raw)
                     elif event.name == b"message_start":
-                        passed_on.extend((*held_back, event.raw))  # with what came before the message
+                        # together with the events that came before the message
+                        passed_on.extend((*held_back, event.raw))
                         held_back.clear()
                     else:
                         passed_on.append(event.raw)
             finally:
                 if passed_on and emit is not None:
-                    emit(b"".join(passed_on))  # what came together is passed on together
+                    emit(b"".join(passed_on))  # events that arrived together are passed on together
 
         try:
             async with deadline:
@@ -186,7 +187,7 @@ class AnthropicRelay:
         return msgspec.structs.replace(answer, events=b"".join(held_back))
 
     def _unstreamed_response(self, events: list[bytes]) -> NativeResponse | None:
-        """The response of a provider that sent one JSON message although the request asked for a stream."""
+        """Return the response of a provider that sent a single JSON message although a stream was requested."""
         try:
             return self._parse_message("", b"".join(events))
         except BackendError:
@@ -210,7 +211,7 @@ class AnthropicRelay:
         )
 
     def _refusal_for_agent(self, error: BackendError) -> BackendError:
-        """The error for the agent: the provider's own, unless it refused the gateway's key."""
+        """Return the error for the agent: the provider's own, unless it rejected the gateway's key."""
         if isinstance(error, ProviderRefusal):
             status, provider_error = error.error.status, error.error
         elif error.status is not None and error.status >= 400:
@@ -218,7 +219,7 @@ class AnthropicRelay:
         else:
             return error
         if status in _OUR_KEY:
-            # In these words an agent would take it for a fault of its own key, and ask its user for another.
+            # With these words an agent would blame its own key, and ask its user for another one.
             provider_error = ProviderError(500, "api_error", refused_credentials(status), should_retry=False)
         provider_error = msgspec.structs.replace(
             provider_error,
@@ -233,7 +234,7 @@ class AnthropicRelay:
 
 
 def _provider_error(error: BackendError) -> ProviderError:
-    """The error in a provider's response, where it has the usual shape."""
+    """Return the error in a provider's response if it has the usual shape, else None."""
     status = error.status or 0
     try:
         detail = msgspec.json.decode(error.body, type=_ErrorBody).error
@@ -243,7 +244,7 @@ def _provider_error(error: BackendError) -> ProviderError:
 
 
 def _error_of_event(url: str, data: bytes) -> BackendError:
-    """An error event as an error."""
+    """Convert an error event to an error."""
     try:
         detail = msgspec.json.decode(data, type=_ErrorBody).error
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -255,13 +256,13 @@ def _error_of_event(url: str, data: bytes) -> BackendError:
 
 
 def _headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """What of an agent's headers concerns the provider; its key does not."""
+    """Return those of the agent's headers that the provider needs. The agent's key is not among them."""
     passed = {name: value for name, value in headers.items() if _PASSED_ON.fullmatch(name)}
     return _VERSION | {name.decode("latin-1"): value.decode("latin-1") for name, value in passed.items()}
 
 
 def with_model_name(body: bytes, model: str) -> bytes:
-    """A request body with another model's name in it, and every other byte as it was. Raises InvalidRequest."""
+    """Return a request body with another model name, and every other byte unchanged. Raises InvalidRequest."""
     if (position := _find_model_value(body)) is not None:
         start, end = position
         return b"".join((body[:start], json.dumps(model).encode(), body[end:]))
@@ -269,7 +270,7 @@ def with_model_name(body: bytes, model: str) -> bytes:
     read = json.JSONDecoder().raw_decode
     try:
         text = body.decode()
-        position = _skip_whitespace(text, 0) + 1  # past the brace
+        position = _skip_whitespace(text, 0) + 1  # after the opening brace
         while True:
             key, end = read(text, _skip_whitespace(text, position))
             start = _skip_whitespace(text, _skip_whitespace(text, end) + 1)
@@ -283,14 +284,17 @@ def with_model_name(body: bytes, model: str) -> bytes:
     except RecursionError as error:
         raise too_deep() from error
     except (ValueError, IndexError) as error:
-        raise InvalidRequest(f"the request body is not a JSON object: {error}") from error
+        raise InvalidRequest(f"the request body is not a JSON object: {error}; send valid JSON") from error
 
 
 def _find_model_value(body: bytes) -> tuple[int, int] | None:
-    """Where the one value of `model` begins and ends, found quickly; None where that is not sure."""
+    """Return where the one value of `model` begins and ends.
+
+    It is a quick search: None if the result is not certain.
+    """
     try:
         fields = _FIELDS.decode(body)
-        body.decode()  # what is stepped over is not looked at
+        body.decode()  # the values in between are skipped without parsing them
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
     position, span = 0, None
@@ -300,7 +304,7 @@ def _find_model_value(body: bytes) -> tuple[int, int] | None:
         position = key.end() + len(memoryview(value))
         if name == "model":
             span = key.end(), position
-    # A key that comes twice, of which `fields` has the last value only, shows at the end.
+    # A duplicate key, of which `fields` holds only the last value, is detected at the end.
     return span if body[position:].strip() == b"}" else None
 
 

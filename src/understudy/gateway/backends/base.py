@@ -1,4 +1,4 @@
-"""The backend protocols: a neutral chat request in and a generation out, or a request passed on as it is."""
+"""The interfaces of backends: they answer a neutral chat request, or pass a request on unchanged."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ if TYPE_CHECKING:
 
 
 class UpstreamServer(Protocol):
-    """What answers: `name` is its kind, `model` the model that it has, `price` what its tokens cost, if known."""
+    """A server of a model: `name` is its kind, `model` the model's name, `price` the price of its tokens, if
+    known.
+    """
 
     name: str
     model: str
     price: Price | None
 
     async def models(self) -> list[str]:
-        """The names of the models that the server offers. Raises BackendError."""
+        """Return the names of the models that the server offers. Raises BackendError."""
         ...
 
     async def close(self) -> None:
-        """Drop the connections. May be called twice."""
+        """Close the connections. May be called twice."""
         ...
 
 
@@ -35,30 +37,34 @@ class Backend(UpstreamServer, Protocol):
     """A model server that answers chat requests."""
 
     async def generate(self, request: ChatRequest, emit: Emit | None = None) -> Generation:
-        """Answer a request, whole. Raises BackendError; cancelling it stops the generation.
+        """Answer a request, and return the whole generation.
 
-        With `emit`, the answer is streamed from the server, and each piece of it is passed on as it comes; what is
-        returned is the sum of the pieces. A server that failed after its first byte is never asked again.
+        Raises BackendError. Cancelling it stops the generation.
+
+        With `emit`, the answer is streamed, and each piece is passed to `emit` as it arrives; the return value is
+        the sum of the pieces. A request that failed after the first byte of its response is never sent again.
         """
         ...
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """How many tokens the prompt of a request has. Raises BackendError."""
+        """Return the number of tokens in the prompt of a request. Raises BackendError."""
         ...
 
 
 @runtime_checkable
 class RestorableBackend(Protocol):
-    """A backend that keeps something of each call for the calls that follow it."""
+    """A backend that keeps something of each call for later calls."""
 
     def restore(self, request: ChatRequest, generation: Generation) -> None:
-        """Take up a call that was answered before this process began. Of `generation` the text, tool calls and
-        tokens count; `request` belongs to a conversation."""
+        """Restore a call that was answered before this process began.
+
+        The text, tool calls and tokens of `generation` are used; `request` must belong to a conversation.
+        """
         ...
 
 
 class NativeRequest(Struct, frozen=True, kw_only=True):
-    """A request as the agent sent it. `path` has its query; `headers` have lower-case names."""
+    """A request as the agent sent it. `path` includes the query; the names in `headers` are in lower case."""
 
     path: str
     headers: Mapping[bytes, bytes]
@@ -68,9 +74,10 @@ class NativeRequest(Struct, frozen=True, kw_only=True):
 
 
 class NativeResponse(Struct, frozen=True, kw_only=True):
-    """A provider's answer: `message` as one JSON object, and of its stream the `events` not passed on yet.
+    """A provider's answer: `message` as one JSON object, and the `events` of its stream that were not passed on
+    yet.
 
-    `events` is None when it was no stream. `finish_reason` is in the words of chat completions.
+    `events` is None if it was not a stream. `finish_reason` is in the terms of chat completions.
     """
 
     message: bytes
@@ -82,25 +89,25 @@ class NativeResponse(Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Relay(UpstreamServer, Protocol):
-    """A provider that speaks an agent's own dialect: requests are passed on, and answers back, byte for byte.
+    """A provider that speaks the agent's own dialect: requests and answers are passed on byte for byte.
 
-    Only the model's name and the key are changed. `dialect` names the one dialect that it speaks.
+    Only the model name and the key are changed. `dialect` is the one dialect that it speaks.
     """
 
     dialect: str
 
     async def relay(self, request: NativeRequest, emit: Callable[[bytes], None] | None = None) -> NativeResponse:
-        """Pass a request on and return its answer, whole. Raises BackendError, also for a stream without its end.
+        """Pass a request on, and return its whole answer. Raises BackendError, also for a stream without its end.
 
-        With `emit`, whole events are passed back as they come, but for those that complete the answer.
+        With `emit`, events are passed back as they arrive, except those that complete the answer.
         """
         ...
 
     async def relay_count(self, request: NativeRequest) -> bytes:
-        """The provider's answer to a request for a token count. Raises BackendError."""
+        """Return the provider's answer to a request for a token count. Raises BackendError."""
         ...
 
 
 def is_relay(server: Backend | Relay) -> TypeIs[Relay]:
-    """Whether it passes requests on as they are; `isinstance` takes ten times as long to say so."""
+    """Whether a server is a Relay. `isinstance` with a protocol would take ten times as long."""
     return hasattr(server, "relay")

@@ -1,4 +1,4 @@
-"""Servers of chat completions: vLLM, SGLang, the embedded server, OpenAI and providers with its API."""
+"""Servers of chat completions: vLLM, SGLang, the embedded server, OpenAI and compatible providers."""
 
 from __future__ import annotations
 
@@ -31,24 +31,26 @@ _NO_ARGS: Mapping[str, Any] = MappingProxyType({})
 
 
 class TokenCount(Struct):
-    """What a server counted: the tokens of a prompt, and how many its model's context holds."""
+    """What a server counted: the tokens of a prompt, and the context length of its model."""
 
     count: int
     max_model_len: int | None = None
 
 
 class ChatBackend(ABC):
-    """A server at `base_url` (with its `/v1`) that answers as `model`. Opens no connection before it is used.
+    """A server at `base_url` (with its `/v1`) that answers as `model`.
 
-    A name and password in `base_url` are sent as basic authorization where there is no `api_key`. `template_args`
-    are for the chat template of a server that applies one. `timeout_s` bounds a whole answer; for `resend` see
+    No connection is opened before the first use.
+
+    A name and password in `base_url` are sent as basic authorization if there is no `api_key`. `template_args` go
+    to the chat template of a server that applies one. `timeout_s` bounds a whole answer. For `resend` see
     HttpClient.
     """
 
     name: str
     _applies_template: ClassVar[bool] = True
     _reasoning_field: str | None = "reasoning"
-    """What the reasoning of an earlier turn is called, None where it is not sent back."""
+    """The field for the reasoning of an earlier turn; None if it is not sent back."""
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class ChatBackend(ABC):
         self._prompts = PromptIdCache()
 
     async def generate(self, request: ChatRequest, emit: Emit | None = None) -> Generation:
-        """See Backend. When prompt and `max_tokens` do not fit together, `max_tokens` gives way."""
+        """See Backend. If the prompt and `max_tokens` together exceed the context, `max_tokens` is reduced."""
         try:
             return await self._complete(request, request.sampling, emit)
         except BackendError as error:
@@ -93,20 +95,20 @@ class ChatBackend(ABC):
         """See Backend."""
         await self._http.close()
 
-    # --- what differs -----------------------------------------------------------------------------------
+    # --- what differs between servers ------------------------------------------------------------------
 
     @abstractmethod
     def _extra_fields(self, *, stream: bool) -> dict[str, Any]:
-        """Fields that ask for more than the response: token ids and logprobs."""
+        """Return fields that request more than the response: token ids and logprobs."""
 
     def _adapt_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a request as this server takes them."""
+        """Return the fields of a request in the form that this server accepts."""
         return fields
 
     # --- requests ---------------------------------------------------------------------------------------
 
     def _prompt(self, request: ChatRequest) -> dict[str, Any]:
-        """The part of a request that decides its prompt tokens."""
+        """Return the part of a request that determines its prompt tokens."""
         messages = request.messages
         if self._reasoning_field != "reasoning":
             messages = [_renamed(message, "reasoning", self._reasoning_field) for message in messages]
@@ -155,24 +157,24 @@ class ChatBackend(ABC):
                     if event.data:
                         assembly.add_chunk(read_chunk(event.data, self._http.clean))
             finally:
-                assembly.flush()  # what came together is said together
+                assembly.flush()  # events that arrived together are passed on together
             return ended
 
         await self._http.stream("POST", url, msgspec.json.encode(body), take)
         if not ended:
-            raise StreamError(f"POST {url}: the stream broke off before its end")
+            raise StreamError(f"POST {url}: the stream broke off before its end; retry later")
         return assembly
 
     async def _tokenize(self, request: ChatRequest) -> TokenCount:
-        # Servers have it beside /v1, not below it.
+        # Servers have this path beside /v1, not below it.
         url = f"{self._http.base.removesuffix('/v1')}/tokenize"
         return await self._http.call("POST", url, self._prompt(request), TokenCount)
 
     async def _measure(self, request: ChatRequest, refusal: BackendError) -> tuple[int, int]:
-        """The tokens of a refused prompt and of the model's context, counted if possible, else from the error.
+        """Return the token counts of a rejected prompt and of the model's context.
 
-        The message comes second because vLLM stops counting early and then says only "at least". Raises the
-        refusal itself when it says nothing.
+        The server is asked to count; failing that, the numbers come from the error message, because vLLM stops
+        counting early and then reports only "at least". Raises the original error if it has no numbers.
         """
         try:
             tokens = await self._tokenize(request)
@@ -186,18 +188,18 @@ class ChatBackend(ABC):
 
 
 def _renamed(message: dict[str, Any], old: str, new: str | None) -> dict[str, Any]:
-    """A message with one key under another name, or without it."""
+    """Return a message with one key renamed, or removed."""
     if old not in message:
         return message
     rest = {key: value for key, value in message.items() if key != old}
     return rest if new is None else rest | {new: message[old]}
 
 
-# --- servers of one's own, which give token ids and logprobs too ------------------------------------------
+# --- self-hosted servers, which also return token ids and logprobs ----------------------------------------
 
 _VLLM_EXTRAS = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True, "return_weight_versions": True}
 _SGLANG_EXTRAS = {"logprobs": True, "return_token_ids": True}
-# With a stream the ids come in its last chunk, and only if they are asked for by these names.
+# In a stream the token ids come with the last chunk, and only if requested with these names.
 _SGLANG_STREAM_EXTRAS = {"logprobs": True, "return_input_ids_in_sglext": True, "return_output_ids_in_sglext": True}
 
 
@@ -211,7 +213,7 @@ class VLLMBackend(ChatBackend):
 
 
 class EmbeddedBackend(VLLMBackend):
-    """Our own server of the embedded model."""
+    """Our own server for the embedded model."""
 
     name = "embedded"
 
@@ -239,11 +241,16 @@ _DISPENSABLE = frozenset(
         *("repetition_penalty", "reasoning_effort", "parallel_tool_calls", "stream_options"),
     }
 )
-"""What may be left out where it is refused; without anything else, the answer would be one to another question."""
+"""Parameters that may be left out if a provider rejects them.
+
+Without any other parameter, the answer would be to another question.
+"""
 
 
 class _ProviderLimits(Struct, frozen=True):
-    """What a provider does not take, what it calls the limit of an answer, and an earlier turn's reasoning."""
+    """What a provider does not accept, its field for the answer's token limit, and its field for earlier
+    reasoning.
+    """
 
     unsupported: frozenset[str] = frozenset()
     max_tokens_field: str = "max_tokens"
@@ -251,10 +258,10 @@ class _ProviderLimits(Struct, frozen=True):
 
 
 class OpenAIBackend(ChatBackend):
-    """A provider of chat completions (see ChatBackend); it gives no token ids, so that its logprobs are of no use.
+    """A provider of chat completions (see ChatBackend). It returns no token ids, so its logprobs cannot be used.
 
-    A parameter that it does not take is left out from then on, and `max_tokens` said in the other way where it
-    must be; the `sampling` of a generation is what was really sent.
+    A parameter that it rejects is left out from then on, and `max_tokens` is sent under the other name if
+    necessary. The `sampling` of a generation holds what was really sent.
     """
 
     name = "openai"
@@ -279,22 +286,26 @@ class OpenAIBackend(ChatBackend):
             except StreamError:
                 raise
             except BackendError as error:
-                # Only a refused request is sent again: any other may have been generated, and billed, whatever
+                # Only a rejected request is sent again. Any other may have been generated and billed, whatever
                 # other requests have learned meanwhile.
                 if error.status not in (400, 422):
                     raise
                 self._learned = _learn_from_refusal(self._learned, str(error))
                 self._reasoning_field = self._learned.reasoning_field
-                # Of many requests at once, the first refusal teaches; the others find that it was learned.
+                # If many requests run at once, the first rejection updates the limits, and the others find them
+                # updated.
                 if self._learned == learned_before:
                     raise
 
     async def _tokenize(self, request: ChatRequest) -> TokenCount:
-        raise BackendError(f"unsupported: the provider of {self.model} does not count tokens", status=404)
+        raise BackendError(
+            f"unsupported: the provider of {self.model} does not count tokens; use a model server that does",
+            status=404,
+        )
 
 
 def _learn_from_refusal(learned: _ProviderLimits, refusal: str) -> _ProviderLimits:
-    """The limits with what a refusal adds to them; the same limits when it names no other parameter."""
+    """Return the limits updated by a rejection; the same limits if it names no other parameter."""
     if "max_completion_tokens" in refusal and learned.max_tokens_field == "max_tokens":
         return structs.replace(learned, max_tokens_field="max_completion_tokens")
     if "reasoning_content" in refusal and learned.reasoning_field is None:

@@ -1,6 +1,7 @@
-"""Chat completions, whole or in chunks, put together as one generation.
+"""Assembles chat completions, whole or in chunks, into a generation.
 
-The fields are those of vLLM, SGLang and the providers that follow OpenAI; what a server does not have is absent.
+The fields are those of vLLM, SGLang and providers that follow OpenAI. Fields that a server does not have are
+absent.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from understudy.types import PolicySpan, Usage
 from understudy.wire.model import ConversationHandle, Delta, Emit, Generation, ToolCall
 
 CACHED_IDS = 8_000_000
-"""How many ids are remembered over all conversations, at about 10 bytes each."""
+"""How many token ids are cached over all conversations, at about 10 bytes each."""
 
 _decode = msgspec.json.Decoder(list[TokenId]).decode
 
@@ -42,7 +43,7 @@ _NOTHING = _CachedPrompt(b"", TokenIds(b"", 0))
 
 
 def read_ids(text: bytes) -> TokenIds:
-    """The token ids in a JSON array of them. Raises BackendError when it is anything else."""
+    """Decode a JSON array of token ids. Raises BackendError for anything else."""
     try:
         ids = _decode(text)
     except msgspec.DecodeError as error:
@@ -53,25 +54,27 @@ def read_ids(text: bytes) -> TokenIds:
 
 
 class PromptIdCache:
-    """Reads the prompts of conversations: what one shares with the prompt before it is not made a second time.
+    """Decodes the prompts of conversations.
 
-    Of 15,400 ids of which 400 are new, that is 0.03 ms instead of 0.4.
+    The part that a prompt shares with the previous one is not decoded again.
+
+    For 15,400 ids of which 400 are new, that takes 0.03 ms instead of 0.4 ms.
     """
 
     def __init__(self, limit: int = CACHED_IDS) -> None:
         self._limit = limit
         self._size = 0
-        # By weak references: what backends keep of a conversation dies with it, wherever it is also remembered.
+        # Weak references: what a backend keeps of a conversation is freed with it, even if it is also cached here.
         self._prompts: OrderedDict[weakref.ref[ConversationHandle], _CachedPrompt] = OrderedDict()
 
     def read(self, text: bytes, conversation: ConversationHandle | None) -> TokenIds:
-        """What `read_ids` makes of a prompt."""
+        """Decode the token ids of a prompt, as `read_ids` does."""
         if conversation is None:
             return read_ids(text)
         key = weakref.ref(conversation)
         previous = self._prompts.pop(key, _NOTHING)
         self._size -= len(previous.ids)
-        # Up to its last comma, what both begin with is an array of ids, as it was when it was read before.
+        # Up to the last common comma, the shared text is an array of ids that was decoded before.
         end = text.rfind(b",", 0, shared_bytes(previous.text, text))
         if end < 0:
             ids = read_ids(text)
@@ -87,7 +90,7 @@ class PromptIdCache:
 
 
 CALLS_LIMIT = 1024
-"""How many tool calls an answer may have; a model that loops is cut off long before."""
+"""How many tool calls an answer may have. A model in a loop is cut off long before."""
 
 
 class _FunctionPiece(Struct, gc=False):
@@ -96,7 +99,7 @@ class _FunctionPiece(Struct, gc=False):
 
 
 class ToolPiece(Struct, gc=False):
-    """A piece of a tool call, or a whole one, as it comes."""
+    """A piece of a tool call, or a whole one, as the server sent it."""
 
     index: int | None = None
     id: str | None = None
@@ -104,7 +107,7 @@ class ToolPiece(Struct, gc=False):
 
 
 class _ToolCallBuilder:
-    """A tool call while its pieces arrive. Once it was opened, its id and name were emitted and cannot change."""
+    """A tool call while its pieces arrive. Once it was opened, its id and name were sent and cannot change."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -124,14 +127,14 @@ class ToolCallAssembly:
         self._opened = 0
 
     def add(self, pieces: Iterable[ToolPiece], *, whole: bool) -> None:
-        """Take in what one chunk carries; `whole` says that each piece is a call of its own.
+        """Add the pieces of one chunk. `whole`: each piece is a complete call.
 
-        Raises BackendError above CALLS_LIMIT.
+        Raises BackendError for more than CALLS_LIMIT calls.
         """
         for position, piece in enumerate(pieces):
             function = piece.function or _FunctionPiece()
             arguments = _text(function.arguments)
-            # Without an index, the place in the chunk says which of several calls is meant.
+            # Without an index, the position in the chunk tells the calls apart.
             index = position if piece.index is None else piece.index
             call = self._at.get(index)
             if call is None or whole or _starts_new_call(call, piece.id, function.name, arguments):
@@ -149,16 +152,18 @@ class ToolCallAssembly:
             self._open_ready()
 
     def whole(self) -> tuple[ToolCall, ...]:
-        """All of them, complete. Raises BackendError when one has no name."""
+        """Return all calls. Raises BackendError if one has no name."""
         self._open_ready(ended=True)
         if len(self._all) != self._opened:
-            raise BackendError("invalid response: a tool call without a name", status=200)
+            raise BackendError(
+                "invalid response: a tool call without a name; check the server's tool-call parser", status=200
+            )
         return tuple(ToolCall(call.id, call.name, "".join(call.arguments)) for call in self._all)
 
     def _open_ready(self, *, ended: bool = False) -> None:
-        """Open, in their order, the calls whose id and name are known to be complete."""
+        """Open, in order, the calls whose id and name are known to be complete."""
         for call in self._all[self._opened :]:
-            # As long as a call has no arguments and is the last one, its name and its id may still grow.
+            # While a call has no arguments and is the last one, its name and id may still grow.
             complete = call.name and (call.arguments or ended or call is not self._all[-1])
             if not complete:
                 return
@@ -174,7 +179,7 @@ class ToolCallAssembly:
 
 
 def _starts_new_call(call: _ToolCallBuilder, id_: str | None, name: str | None, arguments: str) -> bool:
-    """Whether a piece begins another call, though it has the index of the call before it.
+    """Whether a piece begins another call although it has the same index as the previous one.
 
     Some providers give every call the index 0; others repeat id and name with every piece.
     """
@@ -182,12 +187,12 @@ def _starts_new_call(call: _ToolCallBuilder, id_: str | None, name: str | None, 
         return False
     if id_ and call.id:
         return id_ != call.id
-    # Servers that send neither ids nor indices send each call whole, in one piece.
+    # Servers that send neither ids nor indexes send each call whole, in one piece.
     return bool(arguments.strip()) and len(call.arguments) == 1 and _is_json(call.arguments[0])
 
 
 def _extended(current: str, piece: str) -> str:
-    """An id or a name with what a piece adds; some providers say the whole again each time."""
+    """Return an id or a name extended by a piece. Some providers repeat the whole text each time."""
     return piece if piece.startswith(current) else current + piece
 
 
@@ -226,9 +231,10 @@ class _Logprobs(Struct, gc=False):
 
 
 class _ResponseChoice(Struct, gc=False):
-    """`message` of a whole answer, `delta` of a chunk. The ids are `token_ids` for vLLM, the rest for SGLang.
+    """`message` of a whole answer, or `delta` of a chunk.
 
-    The ids of the prompt are read later (see PromptIdCache).
+    vLLM sends the token ids as `token_ids`; the remaining fields are for SGLang. The ids of the prompt are decoded
+    later (see PromptIdCache).
     """
 
     index: int = 0
@@ -272,7 +278,7 @@ class ChatResponse(Struct, gc=False):
 
 
 class StreamError(BackendError):
-    """A stream that failed after its first byte: whatever the reason, the request is not sent again."""
+    """A stream that failed after its first byte. Whatever the reason, the request is not sent again."""
 
 
 _CHUNK = msgspec.json.Decoder(ChatResponse)
@@ -280,16 +286,17 @@ _PROMPT, _LONG = b',"prompt_token_ids":[', 4096
 
 
 def read_answer(data: bytes, decode: Callable[[bytes], ChatResponse]) -> ChatResponse:
-    """What `decode` makes of an answer's JSON. Raises what it does.
+    """Decode the JSON of an answer with `decode`, and raise what it raises.
 
-    The token ids of the prompt are cut out before: it would step over thousands of numbers, one by one.
+    The token ids of the prompt are cut out first, since the decoder would skip thousands of numbers one by one.
     """
     if len(data) < _LONG:
         return decode(data)
     start = data.find(_PROMPT) + len(_PROMPT)
     end = data.find(b"]", start)
     if start >= len(_PROMPT) and end > start:
-        with suppress(msgspec.DecodeError, BackendError):  # the error is raised below, for the whole answer
+        # the error is raised below, when the whole answer is decoded
+        with suppress(msgspec.DecodeError, BackendError):
             answer = decode(data[:start] + data[end:])
             if bytes(answer.prompt_token_ids) == b"[]":
                 answer.prompt_token_ids = Raw(data[start - 1 : end + 1])
@@ -298,7 +305,7 @@ def read_answer(data: bytes, decode: Callable[[bytes], ChatResponse]) -> ChatRes
 
 
 def read_chunk(data: bytes, clean: Callable[[str], str]) -> ChatResponse:
-    """A chunk from the data of its event. Raises StreamError, also for an error in it."""
+    """Decode a chunk from the data of its event. Raises StreamError, also if it contains an error."""
     try:
         chunk = _CHUNK.decode(data) if len(data) < _LONG else read_answer(data, _CHUNK.decode)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -311,7 +318,7 @@ def read_chunk(data: bytes, clean: Callable[[str], str]) -> ChatResponse:
 
 
 class _DeltaJoiner:
-    """Passes pieces of an answer on; those of one part that come one after the other as one, at `flush`."""
+    """Passes pieces of an answer on. Consecutive pieces of one part are joined until `flush`."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -328,7 +335,7 @@ class _DeltaJoiner:
         self._texts.append(delta.text)
 
     def add_text(self, kind: Literal["reasoning", "text"], text: str) -> None:
-        """What `add` does with a Delta of such a kind, which is made only where a part begins."""
+        """Do what `add` does with a text Delta. The Delta object is created only when a part begins."""
         if self._first is not None and self._first.kind == kind:
             self._texts.append(text)
         else:
@@ -345,7 +352,7 @@ class _DeltaJoiner:
 class ResponseAssembly:
     """One response while its parts arrive. With `emit`, what was added is passed on at each `flush`.
 
-    `read_prompt` makes token ids of the JSON array of a prompt's.
+    `read_prompt` decodes the JSON array of a prompt's token ids.
     """
 
     def __init__(self, emit: Emit | None = None, read_prompt: Callable[[bytes], Sequence[int]] = read_ids) -> None:
@@ -366,16 +373,20 @@ class ResponseAssembly:
         self._spans: tuple[PolicySpan, ...] = ()
 
     def add_whole(self, answer: ChatResponse) -> None:
-        """Take in a whole answer. Raises BackendError unless it is one."""
+        """Add a whole answer. Raises BackendError if it is not one."""
         if len(answer.choices) != 1:
             raise BackendError(f"invalid response: expected 1 choice, got {len(answer.choices)}", status=200)
         message = answer.choices[0].message
         if message is None:
-            raise BackendError("invalid response: a choice without a message", status=200)
+            raise BackendError(
+                "invalid response: a choice without a message; check that base_url is the address of the model "
+                "server",
+                status=200,
+            )
         self._add(answer, message, whole=True)
 
     def add_chunk(self, chunk: ChatResponse) -> None:
-        """Take in the next chunk of a stream. Raises StreamError for one that belongs to another choice."""
+        """Add the next chunk of a stream. Raises StreamError if it belongs to another choice."""
         delta = None
         if chunk.choices:
             choice = chunk.choices[0]
@@ -386,12 +397,15 @@ class ResponseAssembly:
         self._add(chunk, delta or _EMPTY_MESSAGE, whole=False)
 
     def flush(self) -> None:
-        """Pass on what was added since the last time."""
+        """Pass on what was added since the last call."""
         if self._joined is not None:
             self._joined.flush()
 
     def generation(self, model: str, sampling: dict[str, Any]) -> Generation:
-        """All that was added, as one answer. Raises BackendError where its parts contradict each other."""
+        """Return everything that was added as one generation.
+
+        Raises BackendError if its parts contradict each other.
+        """
         details = self._usage.prompt_tokens_details or PromptTokenDetails()
         text, calls = "".join(self._text), self._calls.whole()
         self.flush()
@@ -477,7 +491,7 @@ class ResponseAssembly:
                 self._logprobs.append(entry.logprob)
 
     def _checked_logprobs(self) -> tuple[float, ...] | None:
-        """The logprobs of the tokens whose ids are known; without ids they belong to nothing."""
+        """Return the logprobs of tokens whose ids are known. Without ids they are useless."""
         if self._ids is None or self._logprobs is None:
             return None
         if len(self._logprobs) != len(self._ids):
@@ -490,6 +504,6 @@ class ResponseAssembly:
 
 
 def _json_value(value: Raw) -> bytes | None:
-    """A JSON value without what it was read from, None where there is none."""
+    """Return a JSON value detached from the buffer that it was read from, or None."""
     text = bytes(value)
     return None if text in (b"", b"null") else text

@@ -1,4 +1,4 @@
-"""What model servers have in common: fields of their responses, and how they refuse a prompt that is too long."""
+"""What model servers have in common: response fields, and how they reject a prompt that is too long."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from understudy.types import PolicySpan
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 NegativeLog = Annotated[float, Meta(le=1e-3)]
-"""A logprob; rounding may lift a certain token's above 0."""
+"""A logprob. Rounding may lift that of a certain token above 0."""
 
 
 class VersionSpan(Struct, gc=False):
-    """The tokens from `start` up to `end` are of this version of the weights."""
+    """The tokens in [start, end) were sampled by this version of the weights."""
 
     version: str | int
     start: Count
@@ -39,7 +39,9 @@ class ServerUsage(Struct, gc=False):
 
 
 def policy_spans(spans: Sequence[VersionSpan] | None, version: str | int | None = None) -> tuple[PolicySpan, ...]:
-    """The versions that sampled a response: of its parts where the server reports those, else of the whole."""
+    """Return the versions that sampled a response: those of its parts if the server reports them, else that of
+    the whole.
+    """
     if spans:
         return tuple(PolicySpan(str(span.version), span.start, span.end) for span in spans)
     return () if version is None else (PolicySpan(str(version)),)
@@ -57,17 +59,17 @@ _PROMPT = re.compile(
 
 
 def is_overflow(message: str) -> bool:
-    """Whether a refusal speaks of the model's context."""
+    """Whether an error says that the prompt exceeds the model's context."""
     return _OVERFLOW.search(message) is not None
 
 
 def reported_prompt_tokens(message: str) -> int | None:
-    """The tokens of the prompt, where the error has them."""
+    """Return the number of prompt tokens that the error states, or None."""
     return _number(_PROMPT.search(message))
 
 
 def reported_context_length(message: str) -> int | None:
-    """The tokens that the model's context holds, where the error has them."""
+    """Return the context length that the error states, or None."""
     return _number(_LIMIT.search(message))
 
 

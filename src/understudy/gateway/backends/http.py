@@ -1,4 +1,6 @@
-"""The HTTP client behind every backend: bounded, never redirected, and tried again only before the first byte."""
+"""The HTTP client of every backend: bounded, without redirects, and retrying only before the first byte of a
+response.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from understudy.gateway.backends.transport import (
 from understudy.util.http import ResponseTooLarge, ServerAddress
 
 EVENT_LIMIT = 64 << 20
-"""The largest single event: a first chunk that carries the token ids of a whole prompt is far smaller."""
+"""The largest single event. A first chunk with the token ids of a whole prompt is far smaller."""
 
 _LINE_END = rb"(?:\r\n|\n|\r(?!\n))"
 _BLANK_LINE = re.compile(_LINE_END + rb"{2}")
@@ -32,10 +34,9 @@ _LONGEST_BLANK_LINE = 4
 
 
 class ServerSentEvent(Struct, frozen=True, gc=False):
-    """One event: its name (empty where it has none), its data lines joined, and its raw bytes.
+    """One event: its name ("" if it has none), its data lines joined, and its raw bytes.
 
-    The `raw` of all events of a stream, one after the other, are the stream. An event without data is a comment,
-    or a name alone.
+    The concatenated `raw` of all events is the stream. An event without data is a comment, or only a name.
     """
 
     name: bytes
@@ -44,14 +45,14 @@ class ServerSentEvent(Struct, frozen=True, gc=False):
 
 
 class EventSplitter:
-    """Cuts a stream into its events, whatever the pieces it comes in."""
+    """Splits a stream into events, whatever pieces it arrives in."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._returns = False
 
     def feed(self, piece: bytes) -> list[ServerSentEvent]:
-        """The events that a piece completes. Raises BackendError when one grows beyond EVENT_LIMIT."""
+        """Add a piece, and return the events that it completes. Raises BackendError if one exceeds EVENT_LIMIT."""
         if not self._buffer and not self._returns and (event := _single_event(piece)):
             return [event]
         searched = max(len(self._buffer) - _LONGEST_BLANK_LINE, 0)
@@ -63,12 +64,12 @@ class EventSplitter:
         return events
 
     def rest(self) -> ServerSentEvent | None:
-        """What came after the last blank line: some servers leave out the one that ends their last event."""
+        """Return what came after the last blank line, since some servers leave out the final one."""
         return _event(bytes(self._buffer)) if self._buffer else None
 
     def _split(self, start: int) -> list[ServerSentEvent]:
-        """The events of a stream without a carriage return; most servers never send one."""
-        # Looking for one byte is several times as fast as looking for two.
+        """Split a stream without carriage returns, which most servers never send."""
+        # Searching for one byte is several times as fast as searching for two.
         at = self._buffer.find(b"\n", start)
         while at >= 0 and not self._buffer.startswith(b"\n", at + 1):
             at = self._buffer.find(b"\n", at + 1)
@@ -87,7 +88,7 @@ class EventSplitter:
         return events
 
     def _cut(self, start: int) -> list[ServerSentEvent]:
-        """The events of a stream whose lines may end in any way."""
+        """Split a stream whose lines may end in any way."""
         events: list[ServerSentEvent] = []
         done = 0
         while blank := _BLANK_LINE.search(self._buffer, max(start, done)):
@@ -98,7 +99,7 @@ class EventSplitter:
 
 
 def _single_event(piece: bytes) -> ServerSentEvent | None:
-    """The event that a piece is, where it is exactly one in the usual form: most servers send each by itself."""
+    """Return the event if the piece is exactly one in the usual form. Most servers send each event by itself."""
     end = len(piece) - 2
     if piece.find(b"\n\n") != end or end < 0 or b"\r" in piece:
         return None
@@ -112,7 +113,7 @@ def _single_event(piece: bytes) -> ServerSentEvent | None:
 
 
 def _plain_event(lines: list[bytes]) -> ServerSentEvent:
-    """An event from its lines, which hold no carriage return."""
+    """Make an event from its lines, which contain no carriage return."""
     first, last = lines[0], lines[-1]
     if last.startswith(b"data: "):
         if len(lines) == 1:
@@ -134,7 +135,7 @@ def _event(raw: bytes) -> ServerSentEvent:
 
 
 TakeEvents = Callable[[list[ServerSentEvent]], object]
-"""Takes events of a stream that arrived together; returns True when it wants no more."""
+"""Receives events that arrived together. Returning True stops the reading of the stream."""
 
 _T = TypeVar("_T")
 
@@ -142,29 +143,31 @@ RETRY_PAUSES_S = (0.2, 0.8)
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 3600.0
 STALL_TIMEOUT_S = 600.0
-"""How long a stream may be silent, which is also how long a request may wait in the server's queue for one."""
+"""How long a stream may be silent, in seconds; a request may wait that long in the server's queue."""
 ANSWER_LIMIT = 128 << 20
-"""The largest response that is read in one piece: a whole context with its tokens and logprobs is far smaller."""
+"""The largest response that is read whole. A full context with its tokens and logprobs is far smaller."""
 STREAM_LIMIT = 256 << 20
-"""The largest stream: 130,000 tokens with their logprobs take 80 MB, of which little is kept."""
+"""The largest stream. 130,000 tokens with their logprobs take 80 MB, of which little is kept."""
 RESPONSES_LIMIT = 512 << 20
-"""How much all responses that are being read may hold together, in one process."""
+"""How many bytes all responses being read may hold together, in one process."""
 ERROR_LIMIT = 1 << 20
-"""The largest error response that is read, of which REFUSAL_LIMIT bytes are kept."""
+"""The largest error response that is read; REFUSAL_LIMIT bytes of it are kept."""
 REFUSAL_LIMIT = 64 << 10
 RETRY_AFTER_MOST_S = 86400.0
 REASON_LIMIT = 4000
 """The limit of an error response's message, in characters."""
 
 _SMALL_EVENT, _KEPT_OF_SMALL = 512, 128
-"""What is kept of an event up to the first of these sizes, in bytes: a token, without the words around it."""
+"""For events up to the first of these sizes, the second is counted as kept, in bytes: a token without its
+framing.
+"""
 _COUNTED_AT_ONCE = 4096
-"""How much a stream keeps, in bytes, until it is counted again."""
+"""After how many bytes kept of a stream the total is updated."""
 _SHOULD_RETRY = {"true": True, "false": False}
 
 
 class _ResponseMemory:
-    """What the responses hold that are being read in this process, each up to its share of RESPONSES_LIMIT."""
+    """The memory held by the responses being read in this process. Each has a share of RESPONSES_LIMIT."""
 
     def __init__(self) -> None:
         self._total = 0
@@ -172,9 +175,10 @@ class _ResponseMemory:
 
     @contextmanager
     def response(self) -> Generator[Callable[[int], None]]:
-        """Yields what counts the bytes of one response. It raises BackendError where they are too many.
+        """Yield a function that counts the bytes of one response.
 
-        That is where all together hold too much and this one more than its share: small ones are always read.
+        It raises BackendError if all responses together hold too much and this one holds more than its share.
+        Small responses can therefore always be read.
         """
         response = object()
         self._sizes[response] = 0
@@ -198,14 +202,14 @@ _RESPONSES = _ResponseMemory()
 
 
 class NotServedError(BackendError):
-    """A request that the server did not take: no byte of a response came, or a status of 5xx before any other.
+    """The server did not accept the request: no byte of a response came, or a status of 5xx came first.
 
-    Another endpoint may be asked the same.
+    The same request may be sent to another endpoint.
     """
 
 
 class NotConnectedError(NotServedError):
-    """A request that was never sent: there was no connection."""
+    """The request was never sent, because there was no connection."""
 
 
 class _HttpErrorDetail(Struct):
@@ -226,10 +230,10 @@ class _ModelList(Struct):
 
 
 class HttpClient:
-    """Requests to the server at `base_url` (see ServerAddress), with errors as BackendError.
+    """Sends requests to the server at `base_url` (see ServerAddress), and raises errors as BackendError.
 
-    `timeout_s` bounds a whole response. Without `resend`, a request is sent again only where there was no
-    connection to send it over: the server may have generated, and billed, what got lost.
+    `timeout_s` bounds a whole response. Without `resend`, a request is only sent again if there was no connection
+    to send it on: otherwise the server may have generated, and billed, what was lost.
     """
 
     def __init__(
@@ -248,24 +252,30 @@ class HttpClient:
 
     @property
     def base(self) -> str:
-        """The address, without a name, a password and the last slash."""
+        """The address without a name, a password and a trailing slash."""
         return self._address.base
 
     async def call(self, method: str, url: str, body: object, expected: type[_T]) -> _T:
-        """One JSON request (without a body when it is None) and its typed response. Raises BackendError."""
+        """Send one JSON request (without a body if it is None) and return its decoded response.
+
+        Raises BackendError.
+        """
         data = None if body is None else msgspec.json.encode(body)
         response = await self.send(method, url, data)
         return self.decode(f"{method} {url}", response, expected)
 
     async def models(self, url: str, headers: Mapping[str, str] | None = None) -> list[str]:
-        """The names of the models that a server lists at `url`. Raises BackendError."""
+        """Return the names of the models that a server lists at `url`. Raises BackendError."""
         response = await self.send("GET", url, None, headers)
         return [model.id for model in self.decode(f"GET {url}", response, _ModelList).data]
 
     async def send(
         self, method: str, url: str, data: bytes | None, headers: Mapping[str, str] | None = None
     ) -> bytes:
-        """One request and the body of its response. Raises BackendError, also for every status but 200."""
+        """Send one request, and return the body of its response.
+
+        Raises BackendError, also for any status but 200.
+        """
         pieces: list[bytes] = []
         with _RESPONSES.response() as count:
             async with self._open(method, url, data, headers) as response:
@@ -285,10 +295,10 @@ class HttpClient:
         take: TakeEvents,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Have the events of a streamed response taken as they arrive; returns when it has ended.
+        """Pass the events of a streamed response to `take` as they arrive. Returns when the stream has ended.
 
-        `take` gets those that arrived together, comments among them; where it returns True, the rest is not read.
-        Raises BackendError as `send` does, and for a stream that breaks off, stalls or is too large; and what
+        `take` gets the events that arrived together, including comments; if it returns True, the rest is not read.
+        Raises BackendError like `send`, and for a stream that breaks off, stalls or is too large; and whatever
         `take` raises.
         """
         splitter = EventSplitter()
@@ -315,7 +325,10 @@ class HttpClient:
                 take(self._without_key([rest]))
 
     def decode(self, request: str, response: bytes, expected: type[_T]) -> _T:
-        """A response body as the expected type; `request` names what was asked. Raises BackendError."""
+        """Decode a response body as the expected type.
+
+        `request` names the request in errors. Raises BackendError.
+        """
         try:
             return msgspec.json.decode(response, type=expected)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -325,11 +338,11 @@ class HttpClient:
             ) from error
 
     def clean(self, text: str) -> str:
-        """A text of the server's without our credentials: it may end in a log, the store or a sandbox."""
+        """Remove our credentials from a text of the server, which may end up in a log, the store or a sandbox."""
         return self._address.redact(text)
 
     async def close(self) -> None:
-        """Drop the connections. May be called twice."""
+        """Close the connections. May be called twice."""
         self._pool.close()
 
     # --- one request ------------------------------------------------------------------------------------
@@ -343,9 +356,9 @@ class HttpClient:
         headers: Mapping[str, str] | None,
         stall_s: float | None = None,
     ) -> AsyncGenerator[ServerConnection]:
-        """A response with status 200 whose body is still to be read. Raises BackendError for any other.
+        """Yield a response with status 200 whose body is not read yet. Raises BackendError for other statuses.
 
-        The request is sent again only while no byte of a response has come.
+        The request is sent again only while no byte of a response has arrived.
         """
         sent = self._address.headers if headers is None else {**self._address.headers, **headers}
         for pause in (*RETRY_PAUSES_S, None):
@@ -375,13 +388,13 @@ class HttpClient:
         if isinstance(error, NotConnected):
             kind = NotConnectedError
         elif isinstance(error, TimeoutError):
-            # After a long wait for its response, the request must not be generated a second time elsewhere.
+            # After a long wait, the request may have been generated, and must not be generated again elsewhere.
             kind = BackendError
         return kind(f"{method} {url}: no response: {self._detail(error)}; is the model server running?")
 
     def _without_key(self, events: list[ServerSentEvent]) -> list[ServerSentEvent]:
-        """Events in which a server does not send our key back."""
-        # Nearly always it sends none: looking through four events together costs a third of looking through each.
+        """Return the events with our key removed, in case the server sends it back."""
+        # Almost no server does: searching four events together costs a third of searching each.
         if self._address.may_have_secret([event.raw for event in events]):
             for number, event in enumerate(events):
                 raw = self._address.redact_answer(event.raw)
@@ -412,7 +425,7 @@ class HttpClient:
 
 
 def _reason(body: bytes) -> str:
-    """The message of an error response where it has the usual shape, else the beginning of its body."""
+    """Return the message of an error response if it has the usual shape, else the beginning of its body."""
     try:
         response = msgspec.json.decode(body, type=_HttpErrorBody)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -422,9 +435,9 @@ def _reason(body: bytes) -> str:
 
 
 def retry_after_s(value: str | None, now: float | None = None) -> float | None:
-    """A Retry-After header in seconds from now (Unix seconds): a number, or a date; None for anything else.
+    """Parse a Retry-After header (a number of seconds or a date) into seconds from now (`now` in Unix seconds).
 
-    What lies in the past is 0, and what lies further off than RETRY_AFTER_MOST_S is that.
+    Returns None if it is neither. The result is between 0 and RETRY_AFTER_MOST_S.
     """
     if value is None:
         return None

@@ -1,4 +1,6 @@
-"""Several endpoints of one model: a conversation stays on one, and those that are down are skipped."""
+"""Several endpoints of one model: a conversation stays on one endpoint, and endpoints that are down are
+skipped.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from understudy.gateway.backends.http import NotServedError
 from understudy.wire.model import ChatRequest, ConversationHandle, Emit, Generation
 
 FIRST_PROBE_S, LAST_PROBE_S = 1.0, 30.0
-"""Seconds before a dead endpoint is probed: the first pause doubles with each probe, up to the last."""
+"""Seconds before a dead endpoint is probed: at first, and at most. The pause doubles with each probe."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -33,12 +35,15 @@ _S = TypeVar("_S", bound=UpstreamServer)
 
 
 def _was_not_served(error: BackendError) -> bool:
-    """Whether another endpoint may be sent the request: the server took none of it. A relay wraps that error."""
+    """Whether the request may be sent to another endpoint, because the server did not accept it.
+
+    A relay wraps that error.
+    """
     return isinstance(error, NotServedError) or isinstance(error.__cause__, NotServedError)
 
 
 class _Endpoint(Generic[_S]):
-    """One server, and the task that looks for its return while it is left alone."""
+    """One server, and the task that probes it while it is down."""
 
     def __init__(self, server: _S, number: int) -> None:
         self.server = server
@@ -47,16 +52,18 @@ class _Endpoint(Generic[_S]):
 
     @property
     def is_down(self) -> bool:
-        """Whether it is left alone, because it did not answer."""
+        """Whether the endpoint is skipped, because it did not answer."""
         return self._probe is not None and not self._probe.done()
 
     def mark_down(self) -> None:
-        """Leave it alone until it answers again."""
+        """Skip the endpoint until it answers again."""
         if not self.is_down:
             self._probe = asyncio.get_running_loop().create_task(self._wait_until_up())
 
     def weight(self, key: bytes) -> bytes:
-        """Rendezvous hashing: of those that are there, the one with the least weight serves the key."""
+        """Return the weight for rendezvous hashing: of the endpoints that are up, the one with the lowest
+        weight serves the key.
+        """
         return hashlib.blake2b(b"%d %b" % (self.number, key), digest_size=8).digest()
 
     async def close(self) -> None:
@@ -68,7 +75,7 @@ class _Endpoint(Generic[_S]):
             await self.server.close()
 
     async def _wait_until_up(self) -> None:
-        """Returns when it answers; a question that everybody answers costs nothing."""
+        """Return once the endpoint answers. The probe is a request that every server answers at no cost."""
         pause = FIRST_PROBE_S
         while True:
             await asyncio.sleep(pause)
@@ -76,26 +83,26 @@ class _Endpoint(Generic[_S]):
                 await self.server.models()
             except BackendError as error:
                 if not _was_not_served(error):
-                    return  # It refuses the question, so it is there.
+                    return  # An error response shows that the server is up.
                 pause = min(2 * pause, LAST_PROBE_S)
             else:
                 return
 
 
 class _EndpointPool(Generic[_S]):
-    """Servers that are as good as each other, and the choice between them."""
+    """Interchangeable servers, and the choice between them."""
 
     def __init__(self, servers: Sequence[_S]) -> None:
         if not servers:
-            raise ConfigError("endpoints: expected at least one address")
+            raise ConfigError("endpoints: expected at least one address, got none; add one")
         self.name, self.model, self.price = servers[0].name, servers[0].model, servers[0].price
         self._endpoints = [_Endpoint(server, index) for index, server in enumerate(servers)]
         self._anonymous = itertools.count()
 
     async def _ask(self, conversation: ConversationHandle | None, act: Callable[[_S], Awaitable[_T]]) -> _T:
-        """What an endpoint answers: the conversation's own, or where that is dead the next best.
+        """Return an endpoint's answer: of the conversation's own endpoint or, if that is down, of the next best.
 
-        Once an endpoint took a request no other is asked. Raises what the last one raised.
+        Once an endpoint has accepted a request, no other is tried. Raises the error of the last one tried.
         """
         key = conversation.key if conversation else f"nobody {next(self._anonymous)}"
         *others, last = self._ranked(key)
@@ -112,25 +119,25 @@ class _EndpointPool(Generic[_S]):
         return await act(last.server)
 
     def _ranked(self, key: str) -> list[_Endpoint[_S]]:
-        """All endpoints, the best first. The dead ones come last, for when nobody else answers."""
+        """Return all endpoints, the best first. Dead ones come last, in case no other answers."""
         if len(self._endpoints) == 1:
             return self._endpoints
         data = key.encode("utf-8", "surrogatepass")
         return sorted(self._endpoints, key=lambda endpoint: (endpoint.is_down, endpoint.weight(data)))
 
     async def models(self) -> list[str]:
-        """The names of the models that an endpoint offers. Raises BackendError."""
+        """Return the names of the models that an endpoint offers. Raises BackendError."""
         return await self._ask(None, lambda one: one.models())
 
     async def close(self) -> None:
-        """Drop the connections of all endpoints. May be called twice."""
-        async with AsyncExitStack() as stack:  # all are closed, even when this is cancelled
+        """Close the connections of all endpoints. May be called twice."""
+        async with AsyncExitStack() as stack:  # all are closed, even if this is cancelled
             for endpoint in self._endpoints:
                 stack.push_async_callback(endpoint.close)
 
 
 class BackendPool(_EndpointPool[Backend]):
-    """A backend (see Backend) over several that offer one model, which are then its to close."""
+    """A backend (see Backend) made of several that serve one model. It closes them."""
 
     async def generate(self, request: ChatRequest, emit: Emit | None = None) -> Generation:
         """See Backend."""
@@ -142,19 +149,19 @@ class BackendPool(_EndpointPool[Backend]):
 
 
 class RememberingPool(BackendPool):
-    """A pool of backends that share what they remember of conversations, which `memory`, one of them, takes up."""
+    """A pool of backends that share their memory of conversations. `memory`, one of them, restores calls."""
 
     def __init__(self, backends: Sequence[Backend], memory: RestorableBackend) -> None:
         super().__init__(backends)
         self._memory = memory
 
     def restore(self, request: ChatRequest, generation: Generation) -> None:
-        """See Remembering."""
+        """See RestorableBackend."""
         self._memory.restore(request, generation)
 
 
 class RelayPool(_EndpointPool[Relay]):
-    """A relay (see Relay) over several to one provider, which are then its to close."""
+    """A relay (see Relay) made of several to one provider. It closes them."""
 
     def __init__(self, relays: Sequence[Relay]) -> None:
         super().__init__(relays)

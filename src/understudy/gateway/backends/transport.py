@@ -1,7 +1,7 @@
-"""HTTP/1.1 connections to model servers, kept and used again, which pass a body on where its bytes are parsed.
+"""Reusable HTTP/1.1 connections to model servers, which pass a body on in the callback that parses its bytes.
 
-aiohttp's client wakes a task for each piece of a stream, which costs several times what is done with the piece.
-Here a task wakes twice: for the head of a response, and for its end. Redirects are not followed, cookies are not
+aiohttp's client wakes a task for each piece of a stream, which costs several times as much as handling the piece.
+Here a task wakes twice: for the head of a response and at its end. Redirects are not followed, cookies are not
 kept, and proxies are not used.
 """
 
@@ -25,22 +25,24 @@ from yarl import URL
 from understudy.util.http import ResponseTooLarge
 
 KEEP_ALIVE_S = 15.0
-"""How long a connection is kept that nobody uses; servers close theirs after a while too."""
+"""How many seconds an idle connection is kept. Servers close idle connections too."""
 RESOLVE_S = 15.0
-"""How long a host's addresses are waited for: resolvers ask the next name server only after 5 s."""
+"""How many seconds to wait for a host's addresses; resolvers ask the next name server only after 5 s."""
 ADDRESSES_S = 10.0
-"""How long the addresses of a host's name are remembered."""
+"""How many seconds the addresses of a host are cached."""
 ATTEMPT_DELAY_S = 0.25
-"""How long one address of a host is tried alone before the next one is tried beside it (RFC 8305)."""
+"""How many seconds one address is tried alone before the next one is tried in parallel (RFC 8305)."""
 HEAD_LIMIT = 64 << 10
-"""The most bytes that may come without a byte of a body: the head of a response, or what stands between chunks."""
+"""The most bytes that may come without a byte of a body: the head of a response, or what is between chunks."""
 UPLOAD_PIECE = 1 << 20
-"""A larger request body is sent in pieces, so that the event loop serves other requests meanwhile."""
+"""Larger request bodies are sent in pieces of this size, so that the event loop can serve other requests
+meanwhile.
+"""
 INFLATED_PIECE = 1 << 20
-"""How much is unpacked at once of a compressed body, in bytes."""
+"""How many bytes of a compressed body are decompressed at once."""
 
 Take = Callable[[bytes], object]
-"""Takes a piece of a body, unpacked. What it raises ends the response, and so does True."""
+"""Receives a piece of a decompressed body. Raising an error or returning True ends the response."""
 
 _HEAD, _BODY, _DONE = range(3)
 _NOT_IN_PATHS = re.compile(r"[^\x21-\x7e]")
@@ -49,19 +51,19 @@ _DEFAULTS = {"accept": "*/*", "accept-encoding": "gzip, deflate", "user-agent": 
 
 
 class ConnectionFailed(OSError):
-    """A request that got no response, or only a part of one."""
+    """The request got no response, or only part of one."""
 
 
 class NotConnected(ConnectionFailed):
-    """There was no connection: the server cannot have seen any of the request."""
+    """There was no connection, so the server cannot have seen any of the request."""
 
 
 class ConnectTimeout(NotConnected, TimeoutError):
-    """See NotConnected: it took too long."""
+    """Connecting took too long (see NotConnected)."""
 
 
 class UnsendableRequest(NotConnected):
-    """See NotConnected: no request can have such a URL, or such a header."""
+    """The URL or a header is invalid, so the request cannot be sent (see NotConnected)."""
 
 
 class Disconnected(ConnectionFailed):
@@ -69,7 +71,7 @@ class Disconnected(ConnectionFailed):
 
 
 class InvalidResponse(ConnectionFailed):
-    """What came is no response of HTTP/1.1, or one that cannot be read."""
+    """The server's answer is not an HTTP/1.1 response, or is unreadable."""
 
 
 class _Target(Struct, frozen=True):
@@ -82,50 +84,53 @@ class _Target(Struct, frozen=True):
 
     @property
     def server(self) -> tuple[bool, str, int]:
-        """What connections are kept by."""
+        """The key under which connections are kept."""
         return self.secure, self.host, self.port
 
 
 @functools.lru_cache(maxsize=256)
 def _target(method: str, url: str) -> _Target:
-    """Raises UnsendableRequest."""
+    """Parse a URL. Raises UnsendableRequest."""
     try:
         parsed = URL(url, encoded=True)
         host, port = parsed.raw_host, parsed.port
-        (host or "").encode("idna")  # as for the resolver: fails where a part of the name is empty or too long
+        (host or "").encode("idna")  # as the resolver does: fails if a label of the name is empty or too long
     except ValueError as error:
-        raise UnsendableRequest(f"{url!r} is no valid URL: {error}") from error
+        raise UnsendableRequest(
+            f"{url!r} is not a valid URL: {error}; expected http://HOST[:PORT]/PATH"
+        ) from error
     path = parsed.raw_path_qs.partition("#")[0]
     if parsed.scheme not in ("http", "https") or not host or not port or _NOT_IN_PATHS.search(path):
-        raise UnsendableRequest(f"{url!r} is no valid URL of a server, expected http://HOST[:PORT]/PATH")
+        raise UnsendableRequest(f"{url!r} is not a valid URL of a server; expected http://HOST[:PORT]/PATH")
     lines = f"{method} {path} HTTP/1.1\r\nhost: {parsed.host_port_subcomponent}\r\n"
     return _Target(parsed.scheme == "https", host, port, lines)
 
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """The system's certificates, checked, as are the names of hosts."""
+    """Return a TLS context that checks certificates, with the system's authorities, and host names."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
 def _head(target: _Target, headers: Mapping[str, str], size: int | None) -> bytes:
-    """The head of a request. Raises UnsendableRequest for a header that would not stay one."""
+    """Return the head of a request. Raises UnsendableRequest for a header that could break out of its line."""
     fields = _DEFAULTS | {name.lower(): value for name, value in headers.items()}
     if size is not None:
         fields["content-length"] = str(size)
     for name, value in fields.items():
         if wrong := _NOT_IN_HEADERS.search(name + value):
             raise UnsendableRequest(
-                f"the header {name!a} has the character {wrong[0]!a}, which no header can have; check the API key"
+                f"the header {name!a} contains the character {wrong[0]!a}, which is not allowed in headers; "
+                "check the API key"
             )
     lines = [f"{name}: {value}\r\n" for name, value in fields.items()]
     return f"{target.lines}{''.join(lines)}\r\n".encode("latin-1")
 
 
 class ServerConnection(asyncio.Protocol):
-    """A connection, and the response that it has to its latest request."""
+    """A connection, with the response to its latest request."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -156,16 +161,16 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def stopped(self) -> bool:
-        """Whether the body was not read to its end."""
+        """Whether reading the body was stopped before its end."""
         return self._stopped
 
     @property
     def reusable(self) -> bool:
-        """Whether the response is complete and the connection can take another request."""
+        """Whether the response is complete and the connection can be reused."""
         return self._phase == _DONE and self._keep and self._transport is not None
 
     async def request(self, head: bytes, body: bytes | None, *, total_s: float, stall_s: float | None) -> None:
-        """Send a request; returns when the head of the response has come. Raises OSError."""
+        """Send a request. Returns when the head of the response has arrived. Raises OSError."""
         assert self._transport is not None
         self.status, self.headers, self._phase, self._between = 0, {}, _HEAD, 0
         self._inflate, self._take, self._early, self._stopped, self._error = None, None, [], False, None
@@ -178,13 +183,14 @@ class ServerConnection(asyncio.Protocol):
             await self._upload(head, body)
         while self._phase == _HEAD:
             await self._wait()
-        if self._error is not None and self.status < 200:  # else it is raised after what came of the body
+        # otherwise it is raised after the part of the body that arrived
+        if self._error is not None and self.status < 200:
             raise self._error
 
     async def read(self, take: Take, limit: int) -> None:
-        """Have the body taken piece by piece; returns at its end, or when `take` returns True.
+        """Pass the body to `take` piece by piece. Returns at its end, or when `take` returns True.
 
-        Raises OSError when it does not come whole, ResponseTooLarge above `limit` bytes, and what `take` raises.
+        Raises OSError if the body is incomplete, ResponseTooLarge above `limit` bytes, and whatever `take` raises.
         """
         self._take, self._limit, self._left = take, limit, limit
         for data in self._take_early():
@@ -195,10 +201,10 @@ class ServerConnection(asyncio.Protocol):
         if self._error is not None:
             raise self._error
         if self._inflate is not None and not self._stopped and not self._inflate.complete:
-            raise InvalidResponse("the compressed body is incomplete")
+            raise InvalidResponse("the compressed body is incomplete; retry later")
 
     def end(self) -> None:
-        """The response is no longer wanted: close its connection unless it can be used again."""
+        """Give up the response. The connection is closed unless it can be reused."""
         self._take = None
         self._stop_timer()
         if not self.reusable:
@@ -209,7 +215,8 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        with suppress(OSError):  # a server beyond a NAT that forgot the connection is noticed at last
+        # detects a server that vanished, for example behind a NAT that forgot the connection
+        with suppress(OSError):
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -218,10 +225,10 @@ class ServerConnection(asyncio.Protocol):
             self._complete()
         else:
             self._fail(Disconnected(str(exc) if exc else "the server disconnected"))
-        self._parser = None  # a cycle of references, which would wait for the garbage collector
+        self._parser = None  # this reference cycle would otherwise live until the garbage collector runs
 
     def data_received(self, data: bytes) -> None:
-        if self._phase == _DONE:  # nobody asked for anything
+        if self._phase == _DONE:  # data that answers no request
             return self.end_badly()
         self._heard = self._loop.time()
         self._between += len(data)
@@ -243,7 +250,7 @@ class ServerConnection(asyncio.Protocol):
     # --- callbacks of the parser ------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._keep = self._keep and self._phase == _HEAD  # else it is one that nobody asked for
+        self._keep = self._keep and self._phase == _HEAD  # otherwise it is a response that was not requested
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._phase == _HEAD:
@@ -274,7 +281,7 @@ class ServerConnection(asyncio.Protocol):
             return
         if self._take is None:
             self._early.append(body)
-            if self._transport is not None:  # a body that nobody reads yet waits where it is
+            if self._transport is not None:  # a body that is not read yet waits in the socket
                 self._transport.pause_reading()
         elif self._inflate is None:
             self._pass_on(body)
@@ -296,7 +303,7 @@ class ServerConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _take_early(self) -> list[bytes]:
-        """What came before somebody read; the rest comes from now on."""
+        """Deliver what arrived before reading began; from now on pieces are delivered as they arrive."""
         early, self._early = self._early, []
         if early and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
@@ -318,7 +325,7 @@ class ServerConnection(asyncio.Protocol):
             if self._left < 0:
                 raise ResponseTooLarge(self._limit)
             if self._take(piece):
-                self._stopped, self._error = True, None  # what is wrong with the rest is no matter
+                self._stopped, self._error = True, None  # errors in the rest do not matter
                 self._wake()
         except Exception as error:  # noqa: BLE001 - raised where the response is read
             self._end_reading(error)
@@ -347,12 +354,12 @@ class ServerConnection(asyncio.Protocol):
             self._waiter = None
 
     def _wake(self) -> None:
-        self.resume_writing()  # once there is a response, or none will come, the rest of a request is not sent
+        self.resume_writing()  # once there is a response, or none can come, the rest of the request is not sent
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _check_time(self) -> None:
-        """One timer for both limits, which looks when it ends whether anything came meanwhile."""
+        """Check both time limits with one timer, which on expiry looks whether anything arrived meanwhile."""
         now = self._loop.time()
         left = min(self._ends_at, self._heard + self._stall_s) - now
         if left > 0:
@@ -373,7 +380,7 @@ class ServerConnection(asyncio.Protocol):
         transport.write(head)
         for start in range(0, len(body), UPLOAD_PIECE):
             if self._phase != _HEAD:
-                self._keep = False  # a response before the request was complete, or none
+                self._keep = False  # the response came before the request was complete, or not at all
                 return
             transport.write(body[start : start + UPLOAD_PIECE])
             if self._writable is not None:
@@ -382,21 +389,21 @@ class ServerConnection(asyncio.Protocol):
 
 
 class _Inflater:
-    """Unpacks gzip and deflate, the latter with or without the header of zlib."""
+    """Decompresses gzip and deflate, the latter with or without zlib's header."""
 
     def __init__(self) -> None:
         self._decoder: Any = None
 
     @property
     def complete(self) -> bool:
-        """Whether what came is whole; an empty body is."""
+        """Whether the data so far is complete. An empty body is."""
         return self._decoder is None or self._decoder.eof
 
     def feed(self, data: bytes) -> Generator[bytes]:
-        """What a piece unpacks to, in pieces of a bounded size. Raises zlib.error."""
+        """Yield the decompressed data of a piece, in pieces of bounded size. Raises zlib.error."""
         more = bool(data)
         while more:
-            if self._decoder is None or self._decoder.eof:  # at its end, gzip may go on with another member
+            if self._decoder is None or self._decoder.eof:  # a gzip stream may consist of several members
                 has_header = data[0] == 0x1F or data[0] & 0xF == 8
                 self._decoder = zlib.decompressobj(47 if has_header else -15)
             if piece := self._decoder.decompress(data, INFLATED_PIECE):
@@ -406,7 +413,7 @@ class _Inflater:
 
 
 class ConnectionPool:
-    """Connections to servers, as many as there are requests. Opens none before it is used."""
+    """Connections to servers, as many as there are requests at once. None is opened before the first use."""
 
     def __init__(self) -> None:
         self._idle: dict[tuple[bool, str, int], list[ServerConnection]] = {}
@@ -426,11 +433,12 @@ class ConnectionPool:
         total_s: float,
         stall_s: float | None = None,
     ) -> AsyncGenerator[ServerConnection]:
-        """The connection with the head of a response, whatever its status; its body is to be read.
+        """Send a request, and return the connection once the head of the response has arrived, whatever its
+        status.
 
-        `connect_s`, `total_s` and `stall_s` bound, in seconds, how long it takes to connect, how long the whole
-        exchange takes, and how long nothing may come. A GET that finds that a connection was closed meanwhile is
-        sent again. Raises ConnectionFailed and TimeoutError.
+        The caller reads the body. In seconds, `connect_s` bounds connecting, `total_s` the whole exchange, and
+        `stall_s` the time without any data. A GET on a connection that turns out to be closed is sent again.
+        Raises ConnectionFailed and TimeoutError.
         """
         target = _target(method, url)
         head = _head(target, headers, None if body is None else len(body))
@@ -467,7 +475,7 @@ class ConnectionPool:
     def _take_idle(self, server: tuple[bool, str, int]) -> ServerConnection | None:
         some = self._idle.get(server)
         while some:
-            connection = some.pop()  # the latest, so that the others grow old
+            connection = some.pop()  # reuse the most recent one, so that the others expire
             if connection.reusable:
                 connection.used = True
                 return connection
@@ -481,7 +489,7 @@ class ConnectionPool:
             self._sweep = loop.call_later(KEEP_ALIVE_S, self._close_old, loop)
 
     def _close_old(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close what nobody has used for KEEP_ALIVE_S, and look again when the next one is due."""
+        """Close connections that were idle for KEEP_ALIVE_S, and check again when the next one expires."""
         now = loop.time()
         for server, some in list(self._idle.items()):
             for connection in some:
@@ -496,7 +504,7 @@ class ConnectionPool:
         self._sweep = loop.call_later(wait_s, self._close_old, loop) if wait_s else None
 
     async def _connect(self, target: _Target, connect_s: float, total_s: float) -> ServerConnection:
-        """Raises NotConnected."""
+        """Open a connection. Raises NotConnected."""
         loop = asyncio.get_running_loop()
         addresses = await self._resolve(target.host, target.port, min(RESOLVE_S, total_s))
         limit_s = min(connect_s, total_s)
@@ -512,27 +520,35 @@ class ConnectionPool:
                 sock = None
                 return connection
         except TimeoutError as error:
-            raise ConnectTimeout(f"cannot connect to {where} within {limit_s:g} s") from error
-        except OSError as error:  # of which failures of TLS are some
-            raise NotConnected(f"cannot connect to {where}: {error.strerror or error}") from error
+            raise ConnectTimeout(
+                f"cannot connect to {where} within {limit_s:g} s; check the address, and that the server is "
+                "running"
+            ) from error
+        except OSError as error:  # TLS errors are among these
+            raise NotConnected(
+                f"cannot connect to {where}: {error.strerror or error}; check the address, and that the server "
+                "is running"
+            ) from error
         finally:
             if sock is not None:
                 sock.close()
 
     async def _resolve(self, host: str, port: int, limit_s: float) -> list[Any]:
-        """The addresses of a host, asked for once however many want them. Raises NotConnected."""
+        """Return the addresses of a host. Concurrent callers share one query. Raises NotConnected."""
         loop = asyncio.get_running_loop()
         until, task = self._addresses.get((host, port), (0.0, None))
         if task is None or loop.time() > until:
             task = loop.create_task(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))
             self._addresses[host, port] = (loop.time() + ADDRESSES_S, task)
-        await asyncio.wait([task], timeout=limit_s)  # which others may wait for, if this one is cancelled
+        await asyncio.wait([task], timeout=limit_s)  # other callers may wait for it even if this one is cancelled
         if not task.done():
-            raise ConnectTimeout(f"cannot resolve {host} within {limit_s:g} s")
+            raise ConnectTimeout(
+                f"cannot resolve {host} within {limit_s:g} s; check the host name and the name servers"
+            )
         if task.cancelled():
-            raise NotConnected("the connections were closed")
+            raise NotConnected("the connections were closed, because the gateway is stopping")
         try:
             return task.result()
         except OSError as error:
             self._addresses.pop((host, port), None)
-            raise NotConnected(f"cannot resolve {host}: {error.strerror or error}") from error
+            raise NotConnected(f"cannot resolve {host}: {error.strerror or error}; check the host name") from error

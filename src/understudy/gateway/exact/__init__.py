@@ -1,1 +1,3 @@
-"""Exact mode (token-in-token-out): a prompt is the tokens that were sampled before, and those of what is new."""
+"""Exact mode (token-in-token-out): a prompt consists of the tokens that were sampled before, and the tokens of
+what is new.
+"""

@@ -1,8 +1,8 @@
-"""Token-in-token-out: the prompt of a call is the tokens that were sampled before it, and what is new to them.
+"""Token-in-token-out: the prompt of a call is the tokens sampled before it, followed by the tokens of what is new.
 
-An agent sends the whole conversation back with every call, with changes. If it were rendered again, the model's
-turns would become other tokens than it sampled, and could not be trained on. So the conversation is only looked up
-here (see `tree`), and the tokens of what is new are appended to those that it has (see `turn_suffix`).
+An agent sends the whole conversation with every call, with changes. If it were rendered again, the model's turns
+would become other tokens than were sampled, and could not be trained on. So the conversation is only looked up
+here (see `tree`), and the tokens of what is new are appended to its stored tokens (see `turn_suffix`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,20 @@ from understudy.wire.model import ChatRequest, Emit, Generation
 Mismatch = Literal[
     "truncated turn", "tool arguments", "thinking stripped", "tokenization", "whitespace", "template", "refused"
 ]
-"""Why the template would have made other tokens of a conversation; the first reason that holds.
+"""Why the template would have made other tokens of a conversation; the first reason that applies.
 
 "truncated turn": it was cut off before its end. "tool arguments": the agent sent other arguments back. "thinking
-stripped": the agent, or the template, left the thinking out. "tokenization": the same text in other tokens.
-"whitespace": the text differs in white space only. "template": anything else. "refused": the template cannot
+stripped": the agent or the template left the thinking out. "tokenization": the same text in other tokens.
+"whitespace": the text differs only in white space. "template": anything else. "refused": the template cannot
 render what the agent sent back.
 """
 
 
 def _compares_whole_prompt(turns: int) -> bool:
-    """Whether the whole prompt is compared after so many turns: at powers of two, since it costs a rendering."""
+    """Whether the whole prompt is compared after this many turns.
+
+    Only at powers of two, because it costs a rendering.
+    """
     return turns > 0 and turns & (turns - 1) == 0
 
 
@@ -51,9 +54,10 @@ async def _turn_mismatch(
     echo: Mapping[str, Any],
     suffix: TurnSuffix,
 ) -> Mismatch | None:
-    """How the last answer of `node`, which came back as `echo`, differs from what the template writes for it.
+    """Return how the last answer of `node`, sent back as `echo`, differs from the template's text for it; None if
+    it does not.
 
-    Raises BackendError where the template cannot render it.
+    Raises BackendError if the template cannot render it.
     """
     habits = await suffixes.habits(setting)
     before = await suffixes.render([USER], setting, generation_prompt=False)
@@ -82,14 +86,14 @@ def _arguments(message: Mapping[str, Any]) -> list[str]:
 
 
 ANSWER_TOKENS = 32_768
-"""The limit of an answer, in tokens, when neither the agent nor the server sets one."""
+"""The token limit of an answer if neither the agent nor the server sets one."""
 
 _WHOLE = {"stop", "length"}
-"""The finish reasons of answers that an agent gets, and may therefore send back."""
+"""The finish reasons of answers that an agent receives, and may therefore send back."""
 
 
 class _ExactCall(Struct, frozen=True):
-    """A request, how the template renders it, and where the conversation stands in the tokens of its branch."""
+    """A request, its rendering by the template, and the conversation's position in the tokens of its branch."""
 
     request: ChatRequest
     setting: TemplateSettings
@@ -101,7 +105,7 @@ class _ExactPrompt(Struct, frozen=True, kw_only=True):
     """The tokens of a call's prompt, and how they were made.
 
     `node` is the conversation that the call continues, if any, and `echo` its last answer as the agent sent it
-    back; `suffix` is what follows the tokens of `node`, None where the prompt was rendered whole.
+    back. `suffix` is what follows the tokens of `node`; None if the prompt was rendered as a whole.
     """
 
     ids: list[int]
@@ -115,8 +119,8 @@ class _ExactPrompt(Struct, frozen=True, kw_only=True):
 class ExactBackend:
     """A token server as a backend (see Backend). `name` is its kind, `format` the syntax of the model's answers.
 
-    What its logprobs are of is said in `token_servers`. Several servers of one model share one `memory`: a
-    conversation that moves from one to another keeps its tokens.
+    Module `token_servers` explains what its logprobs mean. Several servers of one model share one `memory`, so
+    that a conversation that moves between them keeps its tokens.
     """
 
     def __init__(
@@ -139,15 +143,15 @@ class ExactBackend:
         self._forest = TokenForest() if memory is None else memory
 
     async def generate(self, request: ChatRequest, emit: Emit | None = None) -> Generation:
-        """See Backend. When prompt and `max_tokens` do not fit together, `max_tokens` gives way.
+        """See Backend. If the prompt and `max_tokens` together exceed the context, `max_tokens` is reduced.
 
-        `audit` of the generation has `mode` ("exact"), `prompt` ("root": a conversation that is new here,
-        "extended", or "rendered anew") with its `reason`, `mismatch` (see Mismatch) of the turn that the
-        prompt goes on from, `canonical` where the whole prompt was compared with a rendering anew, and `left_out`,
-        what was asked and cannot be had. Raises ConfigError with `emit`.
+        `audit` of the generation has: `mode` ("exact"); `prompt` ("root": a conversation that is new here,
+        "extended", or "rendered anew") with its `reason`; `mismatch` (see Mismatch) of the turn that the prompt
+        continues; `canonical`, if the whole prompt was compared with a new rendering; and `left_out`, requested
+        features that are unavailable. Raises ConfigError with `emit`.
         """
         if emit is not None:
-            raise ConfigError('streaming = true and tokens = "exact" exclude each other: turn one of them off')
+            raise ConfigError('streaming = true and tokens = "exact" exclude each other; turn one of them off')
         call = self._call(request)
         prompt = await self._prompt(call)
         sampling, left_out = await self._sampling(request, len(prompt.ids))
@@ -161,10 +165,10 @@ class ExactBackend:
         return generation
 
     def restore(self, request: ChatRequest, generation: Generation) -> None:
-        """Take up a call that was answered before this process began, so that its branch continues from it.
+        """Restore a call that was answered before this process began, so that its branch continues from it.
 
-        `request` belongs to a conversation; of `generation` the text, the tool calls with the ids that the agent
-        knows, and the tokens count. Calls may come in any order; one without tokens is skipped.
+        `request` belongs to a conversation. The text, tool calls (with the ids that the agent knows) and tokens of
+        `generation` are used. Calls may come in any order; those without tokens are skipped.
         """
         if generation.prompt_token_ids is not None and generation.completion_token_ids is not None:
             call = self._call(request)
@@ -238,7 +242,10 @@ class ExactBackend:
     # --- sampling ---------------------------------------------------------------------------------------
 
     async def _sampling(self, request: ChatRequest, prompt: int) -> tuple[dict[str, Any], list[str]]:
-        """The parameters to send, and the names of those the server does not support. Raises ContextOverflow."""
+        """Return the parameters to send, and the names of those that the server does not support.
+
+        Raises ContextOverflow.
+        """
         parameters = dict(request.sampling)
         if (length := parameters.pop("max_completion_tokens", None)) is not None:
             parameters["max_tokens"] = length
@@ -261,7 +268,7 @@ class ExactBackend:
         try:
             return await self._server.generate(prompt, sampling, schema)
         except BackendError as error:
-            # A server may be served with a shorter context than the model has.
+            # The server may use a shorter context than the model has.
             refused = error.status == 400 and is_overflow(str(error))
             if not refused or (limit := reported_context_length(str(error))) is None:
                 raise
@@ -310,7 +317,8 @@ class ExactBackend:
         answer = call.path.then(_message(generation))
         prompt, completion = generation.prompt_token_ids or (), generation.completion_token_ids or ()
         node = call.tree.add(call.path, answer, prompt, completion, parent=parent)
-        # The tokens of a prompt that was rendered whole continue no others: its thinking is that of the messages.
+        # A prompt that was rendered as a whole continues no stored tokens, so its thinking is what its messages
+        # have.
         past = parent if node.turns else None
         thought = past.thought if past else any(message.get("reasoning") for message in call.request.messages)
         node.tool_calls = generation.tool_calls
@@ -326,7 +334,7 @@ def _setting(request: ChatRequest) -> TemplateSettings:
 
 
 def _root_reason(call: _ExactCall) -> str:
-    """Why the call continues no conversation whose tokens are here."""
+    """Return why the call continues no conversation whose tokens are stored here."""
     if call.tree.setting is None:
         return "first call"
     if call.tree.setting != call.path.setting:
@@ -336,7 +344,7 @@ def _root_reason(call: _ExactCall) -> str:
 
 
 def _schema(request: ChatRequest) -> dict[str, Any] | None:
-    """The JSON schema that the answer is to satisfy."""
+    """Return the JSON schema that the answer must satisfy, or None."""
     response_format: Mapping[str, Any] = request.response_format or {}
     if response_format.get("type") == "json_object":
         return {"type": "object"}
@@ -345,7 +353,7 @@ def _schema(request: ChatRequest) -> dict[str, Any] | None:
 
 
 def _message(generation: Generation) -> dict[str, Any]:
-    """An answer as a chat message."""
+    """Return an answer as a chat message."""
     return {
         "role": "assistant",
         "content": generation.text,

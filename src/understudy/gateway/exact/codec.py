@@ -1,4 +1,4 @@
-"""Conversations as token ids and back, in a model's own chat template and vocabulary.
+"""Converts conversations to token ids and back, with a model's own chat template and vocabulary.
 
 Templates are rendered as `transformers` renders them.
 """
@@ -27,24 +27,25 @@ from understudy.gateway.exact.parsers import json_object
 from understudy.gateway.exact.vocabulary import TokenizerVocabulary
 
 Messages = Sequence[dict[str, Any]]
-"""Messages, or tools, as OpenAI chat completions has them."""
+"""Messages (or tools) in the form of OpenAI chat completions."""
 
 _FAULTS = (
     *(jinja2.TemplateError, TypeError, ValueError, ArithmeticError),
     *(LookupError, AttributeError, RecursionError),
 )
-"""What a template can raise: it is a program of its own, and need not have thought of the conversation."""
+"""Errors that a template can raise. It is a program of its own, and may not be prepared for this conversation."""
 
 
 class _CallShape(Struct, frozen=True):
-    """How a template wants a turn with tool calls."""
+    """The form in which a template wants a turn with tool calls."""
 
     arguments: Literal["string", "object"]
     content: str | None
-    """What stands for a text that is empty."""
+    """The content that stands for an empty text."""
 
 
-# A string is what was sampled to the letter; an object may come out in another spelling, and is what most expect.
+# A string keeps the sampled characters exactly. An object may be spelled differently, but is what most templates
+# expect.
 _SHAPES = (
     _CallShape("string", ""),
     _CallShape("string", None),
@@ -56,10 +57,12 @@ _PROBE_ARGUMENTS = f'{{ "{_PROBE_ARGUMENT}":  "{_PROBE_ARGUMENT}"}}'
 
 
 class ChatTemplate:
-    """The template of a model, or its templates by name.
+    """A model's chat template, or its named templates.
 
-    `variables` are those that every rendering has (`bos_token`). `mark` is applied to every text of a conversation
-    but to none of the template's own. Raises ConfigError for a template that cannot be read.
+    `variables` are set in every rendering (such as `bos_token`).
+
+    `mark` is applied to every text of a conversation but not to the template's own texts. Raises ConfigError for
+    an invalid template.
     """
 
     def __init__(
@@ -79,14 +82,16 @@ class ChatTemplate:
         self._shapes: dict[bool, _CallShape] = {}
 
     def render(self, messages: Messages, tools: Messages, variables: Mapping[str, Any]) -> str:
-        """A conversation as text (see Codec.render). Raises BackendError."""
+        """Render a conversation as text (see Codec.render). Raises BackendError."""
         shape = self._shapes.get(bool(tools)) or self._shapes.setdefault(bool(tools), self._shape(bool(tools)))
         prepared = [_prepared(message, shape) for message in messages]
         try:
             return self._render(prepared, tools, variables)
         except _FAULTS as error:
             raise BackendError(
-                f"the chat template rejected the conversation: {str(error) or type(error).__name__}", status=400
+                f"the chat template rejected the conversation: {str(error) or type(error).__name__}; set tokens "
+                '= "observe" if this model cannot take it',
+                status=400,
             ) from error
 
     def _render(self, messages: Messages, tools: Messages, variables: Mapping[str, Any]) -> str:
@@ -98,7 +103,9 @@ class ChatTemplate:
         return self._templates[named].render({**self._variables, **context, "documents": None, **variables})
 
     def _shape(self, with_tools: bool) -> _CallShape:
-        """The first shape in which the template shows the arguments of a call; an object where it shows none."""
+        """Return the first form in which the template shows a call's arguments; if it shows none, the form with
+        an object.
+        """
         tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
         call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": _PROBE_ARGUMENTS}}
         probe = [{"role": "user", "content": "0"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
@@ -114,7 +121,7 @@ class ChatTemplate:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}`, which marks what trainers learn from: here it is what stands inside it."""
+    """`{% generation %}`, which marks what trainers learn from. Here only its contents are rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -124,7 +131,9 @@ class _GenerationTag(Extension):
 
 
 def _prepared(message: dict[str, Any], shape: _CallShape) -> dict[str, Any]:
-    """A message as templates expect it: its text one string, calls in their shape, reasoning by all its names."""
+    """Return a message in the form that templates expect: its text in one string, calls in their form,
+    reasoning under all its names.
+    """
     prepared = {key: value for key, value in message.items() if value is not None and value != []}
     prepared["content"] = _text(message.get("content"))
     if "tool_calls" in prepared:
@@ -137,13 +146,13 @@ def _prepared(message: dict[str, Any], shape: _CallShape) -> dict[str, Any]:
 
 
 IMAGE_PLACEHOLDER = "[image: this model reads text only]"
-"""What a model is shown in place of an image where tokens are exact; stored tokens hold it, so it is frozen."""
+"""Stands for an image, which exact mode cannot show. Stored tokens contain it, so it must never change."""
 
 
 def _text(content: str | list[dict[str, Any]] | None) -> str:
-    """The text of a message; parts are on lines of their own, and an image is IMAGE_PLACEHOLDER.
+    """Return the text of a message, with each part on lines of its own, and IMAGE_PLACEHOLDER for an image.
 
-    An agent sends an image with every later request too: refused, it would end the conversation. Raises
+    An agent repeats an image in every later request, so rejecting it would end the conversation. Raises
     BackendError for any other kind of part.
     """
     if content is None or isinstance(content, str):
@@ -166,7 +175,7 @@ def _shaped(call: dict[str, Any], shape: _CallShape) -> dict[str, Any]:
             parsed = json.loads(arguments)
         except (ValueError, RecursionError):
             parsed = None
-        # What is no object the template may still take as the string that it is.
+        # Arguments that are not a JSON object are kept as a string, which the template may still accept.
         arguments = cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else arguments
     return {**call, "function": {**function, "arguments": arguments}}
 
@@ -206,34 +215,34 @@ NO_ARGS: Args = MappingProxyType({})
 
 _HUB_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "*.jinja", "additional_chat_templates/*")
 _NO_LIMIT = 1 << 40
-"""`model_max_length` above this stands for an unknown length."""
+"""A `model_max_length` above this means that the length is unknown."""
 
 
 class Codec(Protocol):
-    """What turns conversations into token ids, and token ids into text."""
+    """Converts conversations to token ids, and token ids to text."""
 
     async def render(
         self, messages: Messages, tools: Messages, *, generation_prompt: bool = True, template_args: Args = NO_ARGS
     ) -> list[int]:
-        """The token ids of a conversation in the chat template; with `generation_prompt`, ready for the next turn.
+        """Return the token ids of a conversation; with `generation_prompt`, ready for the next turn.
 
-        Messages and tools are as OpenAI chat completions has them, `arguments` of a tool call a string, and
-        `reasoning` on the assistant's turns. `template_args` are further variables of the template
-        (`enable_thinking`). Raises BackendError where the template refuses the conversation.
+        Messages and tools are in the form of OpenAI chat completions; the `arguments` of a tool call are a string,
+        and assistant turns may have `reasoning`. `template_args` are further variables of the template (such as
+        `enable_thinking`). Raises BackendError if the template rejects the conversation.
         """
         ...
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids; special tokens stand as their text. Raises BackendError for an unknown id."""
+        """Return the text of token ids, including special tokens. Raises BackendError for an unknown id."""
         ...
 
     async def context_length(self) -> int | None:
-        """How many tokens the model's context holds, None where that is unknown. Raises BackendError."""
+        """Return the model's context length in tokens, or None if it is unknown. Raises BackendError."""
         ...
 
 
 class LocalCodec:
-    """A model's own files: its tokenizer and its chat template (see Codec)."""
+    """Uses a model's own files: its tokenizer and its chat template (see Codec)."""
 
     def __init__(self, vocabulary: TokenizerVocabulary, template: ChatTemplate, context: int | None) -> None:
         self._vocabulary = vocabulary
@@ -242,11 +251,11 @@ class LocalCodec:
 
     @classmethod
     def load(cls, source: str) -> LocalCodec:
-        """The codec of a directory with a model's files, or of a model on the Hub, which are fetched if need be.
+        """Load the codec from a directory with a model's files, or for a model on the Hub, which is downloaded if
+        needed.
 
         Reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`, `additional_chat_templates/` and
-        `config.json`, of which only the first must be there, and a template in one of the next three. Raises
-        ConfigError.
+        `config.json`. The first is required, and a template in one of the next three. Raises ConfigError.
         """
         folder = Path(source).expanduser()
         if not folder.is_dir():
@@ -283,7 +292,7 @@ class _DetokenizedText(Struct):
 
 
 class ServerCodec:
-    """The tokenizer of the vLLM server, or the embedded one, that `client` calls; see Codec."""
+    """Uses the tokenizer of a vLLM or embedded server, through `client` (see Codec)."""
 
     def __init__(self, client: HttpClient, model: str) -> None:
         self._client = client
@@ -317,12 +326,12 @@ class ServerCodec:
         return answer
 
     async def _post(self, path: str, body: dict[str, Any], expected: type[_T]) -> _T:
-        url = f"{self._client.base.removesuffix('/v1')}/{path}"  # servers have it beside /v1, not below it
+        url = f"{self._client.base.removesuffix('/v1')}/{path}"  # servers have this path beside /v1, not below it
         return await self._client.call("POST", url, {"model": self._model, **body}, expected)
 
 
 def _from_hub(name: str) -> Path:
-    # A fifth of a second to import, and not needed where the files are at hand.
+    # Imported here because it takes 0.2 s, and is not needed if the files are local.
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -330,8 +339,8 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(
-            f"{name!r} is neither a directory nor a model that can be fetched from the Hub: {error}; "
-            "give the directory that holds the model's tokenizer.json"
+            f"{name!r} is neither a directory nor a model that can be downloaded from the Hub: {error}; name the "
+            "directory with the model's tokenizer.json"
         ) from error
 
 
@@ -343,7 +352,7 @@ def _read(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is no file."""
+    """Return the JSON object in a file; empty if there is no file."""
     if not path.exists():
         return {}
     try:
@@ -353,7 +362,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """The chat templates by name; the one that is used by default is `default`. Files count before the setting."""
+    """Return the chat templates by name; the default one is `default`. Files take precedence over the setting."""
     files = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     templates = {path.stem: _read(path) for path in files}
     if (folder / "chat_template.jinja").exists():
@@ -362,7 +371,10 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
         try:
             named = msgspec.convert(config.get("chat_template"), str | list[_NamedTemplate] | None)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{folder / 'tokenizer_config.json'}: chat_template: {error}") from error
+            raise ConfigError(
+                f"{folder / 'tokenizer_config.json'}: chat_template: {error}; download the file from the model "
+                "again"
+            ) from error
         templates = (
             {"default": named} if isinstance(named, str) else {one.name: one.template for one in named or ()}
         )
@@ -380,7 +392,9 @@ class _NamedTemplate(Struct):
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """The variables that templates have of `tokenizer_config.json`: `bos_token`, `eos_token` and their like."""
+    """Return the special tokens in `tokenizer_config.json` (`bos_token`, `eos_token` etc.), which templates
+    use.
+    """
     texts = {
         key: json_object(value).get("content", value) for key, value in config.items() if key.endswith("_token")
     }
@@ -388,7 +402,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _context(config: dict[str, Any], tokenizer_config: dict[str, Any]) -> int | None:
-    """The context that the model was made for; models that see pictures say it of their text part."""
+    """Return the context length in the model's configuration. Multimodal models have it in their text part."""
     for settings, key in (
         (config, "max_position_embeddings"),
         (json_object(config.get("text_config")), "max_position_embeddings"),

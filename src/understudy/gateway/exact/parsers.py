@@ -1,4 +1,4 @@
-"""The formats in which models write thinking and tool calls, and how a completion in one of them is parsed."""
+"""The formats in which models write thinking and tool calls, and the parsers of completions in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from understudy.errors import ConfigError
 from understudy.wire.model import ToolCall
 
 Tools = Sequence[dict[str, Any]]
-"""Tools as OpenAI chat completions has them."""
+"""Tools in the form of OpenAI chat completions."""
 
 THINK, END_THINK = "<think>", "</think>"
 
@@ -24,10 +24,10 @@ _DOUBLED = re.compile(rf"(?:[ \n]*+{END_THINK})++")
 
 
 class ParsedOutput(Struct, frozen=True):
-    """A parsed completion. The ids of the calls are empty; `reasoning` is None where none was opened.
+    """A parsed completion. The calls have no ids; `reasoning` is None if no thinking was opened.
 
-    `arguments` of a call are the sampled characters where the format writes JSON, else compact JSON of what it
-    writes. What is no whole call stays in `text`. Newlines that only separate the parts of a turn are left out.
+    A call's `arguments` are the sampled characters if the format uses JSON, else compact JSON made from them.
+    Incomplete calls stay in `text`. Newlines that only separate the parts of a turn are removed.
     """
 
     text: str
@@ -36,7 +36,7 @@ class ParsedOutput(Struct, frozen=True):
 
 
 class CallMatch(Struct, frozen=True):
-    """A whole tool call in `text[start:end]`."""
+    """A complete tool call in `text[start:end]`."""
 
     start: int
     end: int
@@ -44,7 +44,7 @@ class CallMatch(Struct, frozen=True):
 
 
 FindCalls = Callable[[str, Tools], list[CallMatch]]
-"""The whole calls in a text, in order and apart from each other. Never raises, and takes linear time."""
+"""Finds the complete calls in a text, in order and without overlap. Never raises, and takes linear time."""
 
 
 class CompletionFormat(Struct, frozen=True):
@@ -60,11 +60,11 @@ class CompletionFormat(Struct, frozen=True):
     def parse(self, text: str, tools: Tools = (), *, thinking_open: bool = False) -> ParsedOutput:
         """Parse a completion that was decoded with its special tokens. Never raises, whatever it contains.
 
-        `thinking_open`: the prompt ended inside a thinking block that it had opened itself (see `opens_thinking`).
-        Calls inside closed thinking are drafts. Thinking that is never closed ends where only calls follow. Where
-        no tools are offered, a call is text.
+        `thinking_open`: the prompt ended inside a thinking block (see `opens_thinking`). Calls inside closed
+        thinking are drafts and not returned. Thinking that is never closed ends before trailing calls. If no tools
+        are offered, a call is text.
         """
-        # A server stops at the first of them: any other is a look-alike that the model wrote.
+        # A server stops at the first end token. Any other one in the text is a look-alike that the model wrote.
         end = next((end for end in self.turn_ends if text.endswith(end)), "")
         text = text.removesuffix(end)
         reasoning, rest = _split_thinking(text, thinking_open)
@@ -77,12 +77,12 @@ class CompletionFormat(Struct, frozen=True):
 
 
 def opens_thinking(prompt: str) -> bool:
-    """Whether a prompt, of which the end is enough, leaves a thinking block open for the model to go on in."""
+    """Whether a prompt ends inside an open thinking block. The end of the prompt is enough to tell."""
     return prompt.rstrip().endswith(THINK)
 
 
 def _split_thinking(text: str, is_open: bool) -> tuple[str | None, str | None]:
-    """The thinking at the start and what follows it: None for thinking that was not opened, or not closed."""
+    """Split off the thinking at the start. None means that thinking was not opened, or not closed."""
     thoughts: list[str] = []
     position = 0
     while True:
@@ -103,7 +103,7 @@ def _split_thinking(text: str, is_open: bool) -> tuple[str | None, str | None]:
 
 
 def _trailing(text: str, matches: list[CallMatch]) -> list[CallMatch]:
-    """Those of the calls after which nothing but calls comes."""
+    """Return the calls after which only calls follow."""
     end = len(text)
     for index in range(len(matches) - 1, -1, -1):
         if text[matches[index].end : end].strip():
@@ -123,21 +123,21 @@ def _assemble(text: str, matches: list[CallMatch], reasoning: str | None) -> Par
 
 
 def offered_names(tools: Tools) -> frozenset[str]:
-    """The names of the tools; what has none is left out."""
+    """Return the names of the tools, skipping those without a name."""
     functions = (json_object(tool.get("function")) for tool in tools)
     return frozenset(name for function in functions if isinstance(name := function.get("name"), str))
 
 
 def json_object(value: Any) -> dict[str, Any]:
-    """The value if it is a JSON object, else an empty one."""
+    """Return the value if it is a JSON object, else an empty dict."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 _T = TypeVar("_T")
 
 _DEPTH_LIMIT = 200
-# Up to the next bracket outside of a string. A `<` or a backslash there is no JSON, and to stop at it keeps the
-# search linear: of two calls that begin one inside the other, one is over after a few characters.
+# Skips to the next bracket outside of strings. Stopping at a `<` or a backslash, which JSON cannot have there,
+# keeps the search linear: if a call begins inside another, one of the two ends after a few characters.
 _BRACKET = re.compile(r'(?:[^"{}\[\]<\\]++|"(?:[^"\\]++|\\.)*+")*+[{}\[\]]', re.DOTALL)
 
 _HERMES_OPEN = re.compile(r"<tool_call>\s*+(?=\{)")
@@ -168,11 +168,11 @@ class _LlamaCall(Struct):
 
 
 class _Nothing(Struct):
-    """Any JSON object."""
+    """Any JSON object; its contents are not decoded."""
 
 
 def find_hermes(text: str, tools: Tools) -> list[CallMatch]:
-    """Calls as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
+    """Find calls written as `<tool_call>{"name": …, "arguments": {…}}</tool_call>`."""
     matches: list[CallMatch] = []
     position = 0
     while start := _HERMES_OPEN.search(text, position):
@@ -187,7 +187,7 @@ def find_hermes(text: str, tools: Tools) -> list[CallMatch]:
 
 
 def find_deepseek(text: str, tools: Tools) -> list[CallMatch]:
-    """Calls between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`, the JSON fenced as in V3 or bare."""
+    """Find calls between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`, with JSON fenced as in V3 or bare."""
     matches: list[CallMatch] = []
     position = 0
     while start := _DEEPSEEK_OPEN.search(text, position):
@@ -203,10 +203,10 @@ def find_deepseek(text: str, tools: Tools) -> list[CallMatch]:
 
 
 def find_llama3(text: str, tools: Tools) -> list[CallMatch]:
-    """Calls as `{"name": …, "parameters": {…}}`, several separated by `;`.
+    """Find calls written as `{"name": …, "parameters": {…}}`, several separated by `;`.
 
-    They follow `<|python_tag|>`, or are what the turn begins with; then they must name a tool that is offered, for
-    an answer may be JSON as well.
+    They follow `<|python_tag|>`, or begin the turn. In the latter case they must name an offered tool, because an
+    answer may be JSON too.
     """
     bare = text.lstrip().startswith("{")
     tag = -1 if bare else text.find(_PYTHON_TAG)
@@ -228,7 +228,7 @@ def find_llama3(text: str, tools: Tools) -> list[CallMatch]:
 
 
 def _object_end(text: str, start: int) -> int:
-    """Where the JSON object that starts here ends, 0 where it does not; inside it is not looked at closely."""
+    """Return where the JSON object that starts here ends, or 0 if it does not. Its contents are only scanned."""
     depth, position = 0, start
     while bracket := _BRACKET.match(text, position):
         position = bracket.end()
@@ -254,11 +254,11 @@ def _text(raw: msgspec.Raw) -> str:
 STRING = frozenset({"string"})
 
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
-"""As a template that prints Python's own values has taught them to the model."""
+"""Python's words for JSON values, for models that learned from templates which print Python values."""
 
 
 def parameter_types(tools: Tools, name: str) -> dict[str, frozenset[str]]:
-    """The JSON types that each parameter of a tool may have, without those whose type the schema leaves open."""
+    """Return the JSON types of each parameter of a tool, except parameters whose type the schema leaves open."""
     for tool in tools:
         function = json_object(tool.get("function"))
         if function.get("name") == name:
@@ -269,9 +269,9 @@ def parameter_types(tools: Tools, name: str) -> dict[str, frozenset[str]]:
 
 
 def typed_json(value: str, types: frozenset[str] | None) -> str:
-    """A bare value as JSON: parsed where the types allow that, else as a string.
+    """Return a bare value as JSON: parsed if the types allow that, else as a string.
 
-    Numbers, objects and arrays keep their own spelling. With `types` None every type is allowed.
+    Numbers, objects and arrays keep their spelling. `types` None allows every type.
     """
     if types != STRING:
         word = value.strip()
@@ -284,7 +284,7 @@ def typed_json(value: str, types: frozenset[str] | None) -> str:
 
 
 def _types(schema: Any) -> frozenset[str]:
-    """All types that a schema names, itself or in its alternatives; empty where it leaves the type open."""
+    """Return all types that a schema names, itself or in its alternatives; empty if it leaves the type open."""
     types: set[str] = set()
     waiting = [schema]
     while waiting:
@@ -331,10 +331,10 @@ def _list(value: Any) -> list[Any]:
 
 
 class _Syntax(Struct, frozen=True):
-    """How a call is written. A call ends at the first `last`, whatever the values before it hold.
+    """How a call is written. A call ends at the first `last`, whatever the values before it contain.
 
-    `head` has the groups `name` and `open` (the call's opening tag). A value stands between `key` and `next_key`,
-    or `key` and `last`. `wrapped` says that a value stands on lines of its own.
+    `head` has the groups `name` and `open` (the call's opening tag). A value lies between `key` and `next_key`, or
+    `key` and `last`. `wrapped`: values are on lines of their own.
     """
 
     head: re.Pattern[str]
@@ -346,7 +346,7 @@ class _Syntax(Struct, frozen=True):
 
 
 _QWEN3_CODER = _Syntax(
-    # The opening tag is often forgotten: then the tool must be one that is offered.
+    # Models often forget the opening tag; then the tool must be an offered one.
     head=re.compile(r"(?:(?P<open><tool_call>)\s*+)?<function=(?P<name>[^<>\n]++)>\s*+"),
     no_arguments=re.compile(r"</function>\s*+</tool_call>"),
     key=re.compile(r"<parameter=([^<>\n]++)>"),
@@ -365,12 +365,14 @@ _GLM = _Syntax(
 
 
 def find_qwen3_coder(text: str, tools: Tools) -> list[CallMatch]:
-    """Calls as `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`."""
+    """Find calls written as
+    `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`.
+    """
     return _find(_QWEN3_CODER, text, tools)
 
 
 def find_glm(text: str, tools: Tools) -> list[CallMatch]:
-    """Calls as `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>…</tool_call>`."""
+    """Find calls written as `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>…</tool_call>`."""
     return _find(_GLM, text, tools)
 
 
@@ -399,7 +401,7 @@ def _find(syntax: _Syntax, text: str, tools: Tools) -> list[CallMatch]:
 
 
 def _arguments(syntax: _Syntax, text: str, key: re.Match[str], end: int, types: dict[str, frozenset[str]]) -> str:
-    """Compact JSON of the arguments whose first one begins with `key`; of two by one name the last counts."""
+    """Return the arguments from the first `key` on as compact JSON. If a name repeats, the last one counts."""
     values: dict[str, str] = {}
     while True:
         next_key = syntax.next_key.search(text, key.end(), end)
@@ -428,7 +430,7 @@ FORMATS = {
 
 
 def format_named(name: str) -> CompletionFormat:
-    """The format of this name. Raises ConfigError."""
+    """Return the format with this name. Raises ConfigError if there is none."""
     try:
         return FORMATS[name]
     except KeyError:

@@ -1,7 +1,7 @@
 """Servers that take a prompt as token ids and answer with token ids.
 
-Which distribution a logprob is of depends on the server. vLLM gives those before temperature and cut-offs are
-applied unless it is served with `--logprobs-mode processed_logprobs`; only then are they the behaviour policy's.
+Which distribution a logprob refers to depends on the server. vLLM returns logprobs before temperature and cut-offs
+are applied, unless it is served with `--logprobs-mode processed_logprobs`; only those are the behaviour policy's.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from understudy.types import PolicySpan
 
 
 class SampledTokens(Struct, frozen=True, kw_only=True):
-    """What a server sampled. `logprobs[i]` belongs to `ids[i]`; `stop` is the stop string that ended it, if one
-    did; `sent` are the sampling parameters as they were sent."""
+    """What a server sampled. `logprobs[i]` belongs to `ids[i]`.
+
+    `stop` is the stop string that ended it, if any; `sent` are the sampling parameters as they were sent.
+    """
 
     ids: list[int]
     logprobs: list[float] | None
@@ -32,9 +34,9 @@ class SampledTokens(Struct, frozen=True, kw_only=True):
 
 
 class TokenServer(ABC):
-    """A server of one model that `client` calls; it knows nothing of chat.
+    """A server of one model, reached through `client`. It knows nothing of chat.
 
-    `parameters` are the sampling parameters that it takes, by OpenAI's names, with its own names for them.
+    `parameters` maps the sampling parameters that it supports, by OpenAI's names, to its own names.
     """
 
     path: ClassVar[str]
@@ -50,9 +52,9 @@ class TokenServer(ABC):
     async def generate(
         self, prompt: Sequence[int], sampling: Mapping[str, Any], schema: dict[str, Any] | None
     ) -> SampledTokens:
-        """Sample from `prompt`; with `schema`, an answer that satisfies this JSON schema.
+        """Sample from `prompt`. With `schema`, the answer satisfies this JSON schema.
 
-        `sampling` has names of OpenAI's, all of them among `parameters`. Raises BackendError, also for an answer
+        `sampling` uses OpenAI's names, all of which are in `parameters`. Raises BackendError, also for an answer
         whose numbers contradict each other.
         """
 
@@ -88,7 +90,7 @@ class _VLLMAnswer(Struct):
 
 
 class VLLMTokens(TokenServer):
-    """vLLM, served with `--enable-scale-out`, and our own server of the embedded model (see TokenServer)."""
+    """vLLM served with `--enable-scale-out`, and our own embedded server (see TokenServer)."""
 
     path = "inference/v1/generate"
     parameters = _SAME_NAMES | {"max_tokens": "max_tokens", "seed": "seed"}
@@ -154,14 +156,14 @@ class _SGLangAnswer(Struct):
 
 
 class SGLangTokens(TokenServer):
-    """SGLang's native `/generate` (see TokenServer). A model named `lora:NAME` is the adapter of that name."""
+    """SGLang's native `/generate` (see TokenServer). The model name `lora:NAME` selects the adapter NAME."""
 
     path = "generate"
     parameters = _SAME_NAMES | {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
 
     def __init__(self, client: HttpClient, model: str) -> None:
         super().__init__(client, model)
-        # As in SGLang's chat completions, where what stands before the colon may be anything.
+        # As in SGLang's chat completions, where the part before the colon may be anything.
         self._adapter = {"lora_path": model.removeprefix("lora:")} if model.startswith("lora:") else {}
 
     async def generate(
@@ -191,7 +193,7 @@ class SGLangTokens(TokenServer):
 
 
 SERVERS: dict[str, type[TokenServer]] = {"vllm": VLLMTokens, "embedded": VLLMTokens, "sglang": SGLangTokens}
-"""Token servers by the kind of backend."""
+"""The token servers by kind of backend."""
 
 
 def _renamed(sampling: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -199,7 +201,7 @@ def _renamed(sampling: Mapping[str, Any], names: Mapping[str, str]) -> dict[str,
 
 
 def _check(url: str, ids: Sequence[int], named: Sequence[int], count: int) -> None:
-    """Raises BackendError unless there is one logprob for each token, and of that token."""
+    """Raise BackendError unless there is one logprob for each token, and of that token."""
     if count != len(ids) or list(ids) != list(named):
         raise BackendError(
             f"{url}: invalid response: expected a logprob for each of {len(ids)} tokens, got {count}, or those of "

@@ -1,8 +1,8 @@
-"""The sampled tokens of a branch: those of every answered conversation, by the digest of its messages.
+"""The sampled tokens of a branch: those of every answered conversation, found by the digest of its messages.
 
-Conversations that continue one another share one array of tokens (a line), so that a branch of n turns holds
-each of its tokens once. Digests tell which answer follows which (ConversationPath): calls may be added in any
-order.
+Conversations that continue one another share one array of tokens (a line), so that a branch of n turns stores each
+token once. Digests tell which answer continues which conversation (see ConversationPath), so calls may be added in
+any order.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class ConversationPath(Struct, frozen=True):
-    """Digests of a conversation: its setting (tools, system prompt); `marks[n]`, that and the first n messages."""
+    """Digests of a conversation: of its setting (tools, system prompt), and `marks[n]` of the setting and the
+    first n messages.
+    """
 
     setting: bytes
     marks: list[bytes]
 
     def then(self, answer: Mapping[str, Any]) -> bytes:
-        """The digest of the whole conversation with one more message."""
+        """Return the digest of the whole conversation with one more message."""
         return _digest(self.marks[-1], _mark(answer))
 
 
@@ -39,7 +41,7 @@ def conversation_path(
     tools: Sequence[Mapping[str, Any]] = (),
     template_args: Mapping[str, Any] | None = None,
 ) -> ConversationPath:
-    """The digests of a conversation with its tools and the further variables of its template."""
+    """Return the digests of a conversation with its tools and the further variables of its template."""
     system = messages[0] if messages and messages[0].get("role") == "system" else None
     setting = _digest(b"", _encode([tools, template_args or {}, system]))
     marks = [setting]
@@ -49,12 +51,12 @@ def conversation_path(
 
 
 def normal_text(message: Mapping[str, Any]) -> str:
-    """The text of a message, with one blank for each stretch of white space and none around it."""
+    """Return the text of a message with runs of white space replaced by one blank, and none at the ends."""
     return " ".join(_text(message.get("content")).split())
 
 
 def call_ids(message: Mapping[str, Any]) -> list[str]:
-    """The ids of a message's tool calls, in order; empty where one of them has none."""
+    """Return the ids of a message's tool calls in order; empty if one of them has no id."""
     ids = [str(call.get("id") or "") for call in message.get("tool_calls") or ()]
     return ids if all(ids) else []
 
@@ -77,32 +79,34 @@ def _digest(before: bytes, mark: bytes) -> bytes:
 
 TREE_LIMIT = 4 << 20
 FOREST_LIMIT = 64 << 20
-"""How many tokens are stored for a branch, and for all branches; each takes four bytes."""
+"""How many tokens are stored for a branch, and for all branches, at four bytes each."""
 
 _NODE_COST = 256
-"""What a node costs beside its tokens, in tokens' worth of memory."""
+"""The memory of a node besides its tokens, counted in tokens."""
 
 
 @dataclass(slots=True, eq=False)
 class TokenLine:
-    """Tokens that one conversation after another went on from."""
+    """Tokens that one conversation after another continued."""
 
     ids: array[int]
     nodes: list[TokenNode] = field(default_factory=list["TokenNode"])
 
     @property
     def cost(self) -> int:
-        """What it costs to keep, in tokens' worth of memory."""
+        """The memory that it takes, counted in tokens."""
         return len(self.ids) + _NODE_COST * len(self.nodes)
 
 
 @dataclass(slots=True, eq=False)
 class TokenNode:
-    """An answered conversation: its tokens are the first `length` of its line, `start` of them were the prompt.
+    """An answered conversation.
 
-    `turns` is how many turns continued it since a prompt was rendered whole. `tool_calls` are those of the
-    answer; `reasoned`: it has thinking. `thought`: there is thinking anywhere among the tokens. `canonical`: as
-    far as is known, the template would make the same tokens.
+    Its tokens are the first `length` of its line; the first `start` of them were the prompt.
+
+    `turns` counts the turns that continued it since a prompt was rendered as a whole. `tool_calls` are those of
+    the answer. `reasoned`: the answer has thinking. `thought`: there is thinking anywhere among the tokens.
+    `canonical`: as far as is known, the template would make the same tokens.
     """
 
     mark: bytes
@@ -128,7 +132,7 @@ class TokenNode:
 
 
 class TokenTree:
-    """The answered conversations of one branch. Of those with the same digest, the latest counts."""
+    """The answered conversations of one branch. If several have the same digest, the latest counts."""
 
     def __init__(self) -> None:
         self.setting: bytes | None = None
@@ -141,16 +145,16 @@ class TokenTree:
 
     @property
     def cost(self) -> int:
-        """What it costs to keep, in tokens' worth of memory."""
+        """The memory that it takes, counted in tokens."""
         return self._cost
 
     @property
     def nodes(self) -> list[TokenNode]:
-        """All nodes, in the order in which they were added."""
+        """Yield all nodes in the order in which they were added."""
         return sorted(itertools.chain.from_iterable(self._nodes.values()), key=lambda node: node.serial)
 
     def find(self, path: ConversationPath) -> tuple[TokenNode, int] | None:
-        """The deepest conversation that `path` goes on from, and how many messages it has."""
+        """Return the longest stored conversation that `path` continues, and its number of messages."""
         for depth in range(len(path.marks) - 2, 0, -1):
             if siblings := self._nodes.get(path.marks[depth]):
                 return siblings[-1], depth
@@ -165,11 +169,11 @@ class TokenTree:
         *,
         parent: TokenNode | None,
     ) -> TokenNode:
-        """Store an answered conversation; `answer` is its digest with the answer.
+        """Store an answered conversation; `answer` is its digest including the answer.
 
-        The tokens are shared with `parent` where they continue its. Further answers to the same request are
-        siblings, whether they are samples that the agent asked for or retries: nothing here tells which of them
-        the agent continues from, so all of them stay until their lines are the least recently used.
+        The tokens are shared with `parent` if they continue its tokens. Further answers to the same request become
+        siblings, whether they are requested samples or retries: nothing here tells which of them the agent
+        continues from, so all stay until their lines are the least recently used.
         """
         ids = array("i", prompt)
         ids.extend(completion)
@@ -191,16 +195,18 @@ class TokenTree:
         return node
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self._nodes.clear()
         self._lines.clear()
         self._cost = 0
 
     def _line(self, ids: array[int], parent: TokenNode | None) -> TokenLine:
-        """The line that holds `ids`: the parent's, made longer, where nobody else did that."""
+        """Return a line that holds `ids`: the parent's, extended, unless another conversation already extended
+        it.
+        """
         if parent is not None and parent.line in self._lines and len(parent.line.ids) == parent.length:
             line = parent.line
-            del self._lines[line]  # and back as the one used last
+            del self._lines[line]  # moved to the end, as the most recently used
             self._cost += len(ids) - parent.length
             line.ids.extend(ids[parent.length :])
         else:
@@ -210,7 +216,7 @@ class TokenTree:
         return line
 
     def _shrink(self) -> None:
-        """Drop the lines that were used longest ago."""
+        """Drop the least recently used lines."""
         while self._cost > TREE_LIMIT and len(self._lines) > 1:
             line = next(iter(self._lines))
             del self._lines[line]
@@ -223,20 +229,20 @@ class TokenTree:
 
 
 class TokenForest:
-    """The trees of all branches; the least recently used are dropped when there are too many tokens."""
+    """The trees of all branches. If they hold too many tokens, the least recently used trees are dropped."""
 
     def __init__(self) -> None:
         self._trees: WeakKeyDictionary[ConversationHandle, TokenTree] = WeakKeyDictionary()
         self._uses = itertools.count(1)
 
     def tree(self, conversation: ConversationHandle | None) -> TokenTree:
-        """The tree of a branch, and a new one for a request that belongs to none."""
+        """Return the tree of a branch, or a new one for a request that belongs to no branch."""
         tree = TokenTree() if conversation is None else self._trees.setdefault(conversation, TokenTree())
         tree.used = next(self._uses)
         return tree
 
     def shrink(self) -> None:
-        """Forget the branches that were used longest ago, until the rest is within the limit."""
+        """Drop the least recently used branches until the rest is within the limit."""
         trees = list(self._trees.values())
         excess = sum(tree.cost for tree in trees) - FOREST_LIMIT
         while excess > 0:

@@ -1,7 +1,7 @@
-"""Where one turn ends and the next begins: what a chat template puts between sampled tokens and what is new.
+"""Where one turn ends and the next begins: what a chat template writes between sampled tokens and new messages.
 
-All that is known of a template is what it makes of small dummy conversations. What it writes for new messages is
-the difference that they make to a conversation. How it ends an assistant's turn is the common end of two turns
+All that is known of a template is how it renders small dummy conversations. Its text for new messages is the
+difference that they make to such a conversation; its end of an assistant's turn is the common end of two turns
 with different texts.
 """
 
@@ -34,19 +34,18 @@ _TOOL: dict[str, Any] = {
 
 
 class TemplateSettings(Struct, frozen=True):
-    """What a template depends on beside the messages: further variables, and whether there are tools."""
+    """What a template depends on besides the messages: further variables, and whether there are tools."""
 
     args: Mapping[str, Any]
     tools: bool
 
 
 class TemplateHabits(Struct, frozen=True):
-    """How a template writes an assistant's turn.
+    """How a template writes an assistant's turn. `opening` is the generation prompt, `close` what ends the turn.
 
-    `opening` is the generation prompt, `close` what ends the turn. `markers` are tokens that end a turn because
-    they begin the next one, as with GLM. `shows_thinking`: a last turn is written with its reasoning.
-    `thinking_open`: the generation prompt opens a thinking block. `repeats_tools`: the tools are written again
-    with each new message.
+    `markers` are tokens that end a turn because they begin the next one, as with GLM. `shows_thinking`: the last
+    turn is written with its reasoning. `thinking_open`: the generation prompt opens a thinking block.
+    `repeats_tools`: the tools are written again with each new message.
     """
 
     opening: tuple[int, ...]
@@ -60,7 +59,7 @@ class TemplateHabits(Struct, frozen=True):
 class TurnSuffix(Struct, frozen=True):
     """What follows sampled tokens: the last `dropped` of them are replaced by `suffix`.
 
-    `ended` is how many of the last sampled tokens only end the turn: 0 when it was cut off.
+    `ended` is how many of the last sampled tokens only end the turn; 0 if the turn was cut off.
     """
 
     suffix: list[int]
@@ -69,18 +68,18 @@ class TurnSuffix(Struct, frozen=True):
 
 
 class HistoryRewritten(Exception):
-    """The template writes earlier turns in another way once there are new messages; the text is the mismatch."""
+    """The template writes earlier turns differently once there are new messages. The text is the mismatch."""
 
 
 class TurnSuffixes:
-    """The turn suffixes of a template, which `codec` renders."""
+    """Computes the turn suffixes of a template, which `codec` renders."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._habits: dict[bytes, asyncio.Future[TemplateHabits]] = {}
 
     async def habits(self, setting: TemplateSettings) -> TemplateHabits:
-        """How the template writes turns, learned once. Raises BackendError where it cannot be rendered."""
+        """Return how the template writes turns, determined once. Raises BackendError if it cannot be rendered."""
         key = msgspec.json.encode(setting, order="deterministic")
         learning = self._habits.get(key)
         if learning is None or (learning.done() and (learning.cancelled() or learning.exception())):
@@ -96,10 +95,11 @@ class TurnSuffixes:
         *,
         thought: bool,
     ) -> TurnSuffix:
-        """The suffix for `ids`, which end in a sampled turn with `tool_calls`, when the messages `new` come next.
+        """Return the suffix for `ids`, which end in a sampled turn with `tool_calls`, when the messages `new`
+        follow.
 
-        `thought`: there is thinking among `ids`. Raises HistoryRewritten where no suffix will do, since the
-        template changes earlier turns, for example drops their thinking, and BackendError where it cannot be
+        `thought`: there is thinking among `ids`. Raises HistoryRewritten if no suffix can work, because the
+        template changes earlier turns (for example drops their thinking), and BackendError if it cannot be
         rendered.
         """
         habits = await self.habits(setting)
@@ -121,7 +121,7 @@ class TurnSuffixes:
     async def _difference(
         self, tool_calls: Calls, new: Sequence[Turn], close: list[int], setting: TemplateSettings
     ) -> list[int]:
-        """What `new` adds, where the template writes a last turn in another way than an earlier one."""
+        """Return what `new` adds, for templates that write the last turn differently from earlier ones."""
         turns = [_assistant(text, tool_calls) for text in "01"]
         last = [await self.render([USER, turn], setting, generation_prompt=False) for turn in turns]
         more = [await self.render([USER, turn, *new], setting) for turn in turns]
@@ -152,7 +152,7 @@ class TurnSuffixes:
         )
 
     async def _following(self, close: list[int], setting: TemplateSettings) -> list[list[int]]:
-        """What a user's message adds, and what the result of a tool call does, if the template takes one."""
+        """Return what a user message adds, and what a tool result does, if the template accepts one."""
         call = ToolCall("call_0", "f", "{}")
         added: list[list[int]] = []
         for calls, new in (((), USER), ((call,), {"role": "tool", "tool_call_id": call.id, "content": "0"})):
@@ -168,7 +168,7 @@ class TurnSuffixes:
     async def render(
         self, messages: Sequence[Turn], setting: TemplateSettings, *, generation_prompt: bool = True
     ) -> list[int]:
-        """The tokens of a dummy conversation. Raises BackendError."""
+        """Return the tokens of a dummy conversation. Raises BackendError."""
         return await self._codec.render(
             [dict(message) for message in messages],
             [_TOOL] if setting.tools else [],
@@ -178,7 +178,10 @@ class TurnSuffixes:
 
 
 def _assistant(text: str, tool_calls: Calls = ()) -> dict[str, Any]:
-    """A dummy turn. The calls keep their names and ids, since some templates write them again with the results."""
+    """Return a dummy turn.
+
+    Calls keep their names and ids, because some templates repeat these with the results.
+    """
     turn: dict[str, Any] = {"role": "assistant", "content": text}
     if tool_calls:
         turn["tool_calls"] = [
@@ -191,7 +194,7 @@ def _assistant(text: str, tool_calls: Calls = ()) -> dict[str, Any]:
 def _suffix_after(ids: Sequence[int], habits: TemplateHabits, new: list[int]) -> TurnSuffix:
     close = habits.close
     if not close and ids and ids[-1] in habits.markers:
-        # The model sampled the token that begins the next turn; the template may begin it with another one.
+        # The model sampled the token that begins the next turn; the template may begin it with a different one.
         same = new[:1] == [ids[-1]]
         return TurnSuffix(new[1:] if same else new, ended=1, dropped=0 if same else 1)
     ended = next((size for size in range(len(close), 0, -1) if tuple(ids[-size:]) == close[:size]), 0)

@@ -1,8 +1,8 @@
-"""A model's own vocabulary: text as token ids and back, where no text of people can become a special token.
+"""A model's own vocabulary: text to token ids and back, so that no user text can become a special token.
 
-Text comes in two forms. *Plain* text is what people, tools and the model write. *Marked* text is what a chat
-template makes of texts that went through `mark`: in it a special token is one, and whatever merely looks like one
-is not, so that no tool result can smuggle in a turn of its own.
+There are two kinds of text. *Plain* text is what people, tools and the model write. *Marked* text is what a chat
+template makes of texts that went through `mark`. In marked text, special tokens are recognised, and whatever
+merely looks like one is not, so that no tool result can smuggle in a turn of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _MARKS = re.compile(f"{_MARK}({_MARK}?)")
 CACHE_CHARACTERS = 16 << 20
 """How many characters of text are cached with their tokens."""
 LOOP_CHARACTERS = 8 << 10
-"""Up to this many characters are encoded on the event loop, in about 4 ms; more in a thread."""
+"""Up to this many characters are encoded on the event loop, in about 4 ms; longer texts are encoded in a
+thread.
+"""
 
 _FREE_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Sequence"})
 _FREE_SPLITTERS = frozenset({"ByteLevel", "Split", "Digits", "Punctuation", "Whitespace", "Sequence"})
@@ -49,7 +51,10 @@ class _TokenizerStep(Struct):
     pretokenizers: list[_TokenizerStep] = []
 
     def kinds(self) -> set[str]:
-        """Its own kind and those of the steps inside it; one that looks at where it stands is `prefix`."""
+        """Return its own type and those of the steps inside it.
+
+        A step that depends on its position is `prefix`.
+        """
         kinds = {"prefix" if self.add_prefix_space else self.type}
         return kinds.union(*(step.kinds() for step in (*self.normalizers, *self.pretokenizers)))
 
@@ -63,9 +68,9 @@ class _Definition(Struct):
 class TokenizerVocabulary:
     """The tokenizer that a `tokenizer.json` defines. `template` is the source of the chat template.
 
-    Where the text between special tokens can be encoded by itself (which byte-level vocabularies allow),
-    look-alikes are told from special tokens, and what comes again is not encoded again. Raises ConfigError for a
-    definition that makes no sense.
+    If the text between special tokens can be encoded by itself, which byte-level vocabularies allow, look-alikes
+    are told apart from special tokens, and repeated text is not encoded again. Raises ConfigError for an invalid
+    definition.
     """
 
     def __init__(self, definition: str, template: str) -> None:
@@ -75,13 +80,13 @@ class TokenizerVocabulary:
             self._whole = tokenizers.Tokenizer.from_str(json.dumps(fields))
             plain: dict[str, Any] = fields | {"added_tokens": [], "post_processor": None}
             self._plain = tokenizers.Tokenizer.from_str(json.dumps(plain))
-        except Exception as error:  # what `tokenizers` raises has no narrower class
+        except Exception as error:  # `tokenizers` raises no narrower class
             raise ConfigError(f"invalid tokenizer.json: {error}; download it from the model again") from error
         vocabulary = self._whole.get_vocab(with_added_tokens=True)
         self._all_ids = frozenset(vocabulary.values())
         self._specials = {token.content: vocabulary[token.content] for token in parts.added_tokens}
         self._piecewise = _is_piecewise(parts)
-        # Blanks that are tokens of their own are what they look like.
+        # Blanks that are tokens of their own cannot be told from look-alikes.
         control = [token for token in parts.added_tokens if token.special or token.content in template]
         self._look_alike = _any_of(token.content for token in control if not token.content.isspace())
         self._pieces = re.compile(f"({_any_of(self._specials).pattern})")
@@ -89,7 +94,7 @@ class TokenizerVocabulary:
         self._cached_characters = 0
 
     def mark(self, text: str) -> str:
-        """Plain text as marked text: each look-alike of a special token gets a mark into it."""
+        """Convert plain text to marked text by inserting a mark into each look-alike of a special token."""
         if not self._piecewise:
             return text
         if _MARK in text:
@@ -97,7 +102,10 @@ class TokenizerVocabulary:
         return self._look_alike.sub(lambda match: match[0][0] + _MARK + match[0][1:], text)
 
     async def encode(self, text: str) -> list[int]:
-        """The token ids of marked text. A lone surrogate, which no vocabulary has, becomes its JSON escape."""
+        """Return the token ids of marked text.
+
+        Unpaired surrogates, which no vocabulary has, become their JSON escapes.
+        """
         text = text.encode(errors="backslashreplace").decode()
         if not self._piecewise:
             return (await _encode(self._whole, [text]))[0].tolist()
@@ -116,7 +124,7 @@ class TokenizerVocabulary:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids. Raises BackendError for an id outside the vocabulary."""
+        """Return the text of token ids. Raises BackendError for an id outside the vocabulary."""
         if not self._all_ids.issuperset(ids):
             wrong = next(id_ for id_ in ids if id_ not in self._all_ids)
             raise BackendError(
@@ -132,7 +140,7 @@ class TokenizerVocabulary:
         return ids
 
     def _cache_piece(self, piece: str, ids: array[int]) -> None:
-        # Another conversation may have brought the same piece while this one was in a thread.
+        # Another conversation may have added the same piece while this one was encoded in a thread.
         if piece in self._cache:
             return
         self._cache[piece] = ids
@@ -144,7 +152,7 @@ class TokenizerVocabulary:
 
 async def _encode(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> list[array[int]]:
     def encode() -> list[array[int]]:
-        # Only the batch leaves the interpreter to others while it works.
+        # Only batch encoding releases the interpreter lock.
         encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [array("i", one.ids) for one in encoded]
 
@@ -152,7 +160,9 @@ async def _encode(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> list[arr
 
 
 def _is_piecewise(definition: _Definition) -> bool:
-    """Whether a text's ids are those of its pieces between special tokens: no step looks beyond its piece."""
+    """Whether a text's ids are those of its pieces between special tokens, because no step looks beyond its
+    piece.
+    """
     normalizers = definition.normalizer.kinds() if definition.normalizer else set[str]()
     splitters = definition.pre_tokenizer.kinds() if definition.pre_tokenizer else set[str]()
     return (
@@ -165,5 +175,5 @@ def _is_piecewise(definition: _Definition) -> bool:
 
 
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
-    """What matches the longest of the tokens, and nothing where there are none."""
+    """Return a pattern that matches the longest of the tokens; without tokens, it matches nothing."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")

@@ -1,1 +1,1 @@
-"""The gateway as a service of its own: keys in the store, worker processes, and what keeps them running."""
+"""The gateway as a service: keys in the store, worker processes, and the supervisor that keeps them running."""

@@ -1,6 +1,7 @@
-"""The admin API of a gateway, and its client: a listener and a key of its own, both in the gateway's directory.
+"""The admin API of a gateway, and its client. It has its own listener and its own key in the gateway's directory.
 
-No agent can reach it: the gateway that agents talk to has none of these paths, and their keys open none of them.
+Agents cannot reach it: the gateway that they talk to has none of these paths, and their keys are not accepted
+here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from understudy.gateway.telemetry.metrics import CONTENT_TYPE, GatewayMetrics
 from understudy.util.files import atomic_write
 
 KEY_LENGTH = 16
-"""The least length of an admin key, in characters."""
+"""The minimum length of an admin key, in characters."""
 BODY_LIMIT = 10_000
 
 _T = TypeVar("_T", bound=Struct)
@@ -31,14 +32,17 @@ Version = Annotated[str, Meta(pattern=r"^[!-~]{1,200}\Z")]
 
 
 class AdminTarget(Protocol):
-    """What an operator steers: one gateway, or a supervisor that passes requests to each of its workers."""
+    """What an operator controls: one gateway, or a supervisor that passes requests to all its workers."""
 
     async def pause(self, drain_s: float) -> int:
-        """Let nothing begin any more and wait for up to `drain_s` seconds; how many generations are still left."""
+        """Start no further generation, and wait for up to `drain_s` seconds.
+
+        Returns how many generations are left.
+        """
         ...
 
     async def resume(self, version: str | None) -> None:
-        """Go on, with this version of the weights if one is given."""
+        """Resume generation, with this version of the weights if one is given."""
         ...
 
     async def publish(self, version: str) -> None:
@@ -46,16 +50,16 @@ class AdminTarget(Protocol):
         ...
 
     async def state(self) -> GatewayState:
-        """The present state, summed over all workers."""
+        """Return the current state, summed over all workers."""
         ...
 
     async def metrics(self) -> bytes:
-        """The metrics in Prometheus's text format."""
+        """Return the metrics in Prometheus's text format."""
         ...
 
 
 class SingleGateway:
-    """An AdminTarget: the gateway in this process."""
+    """Controls the gateway in this process (see AdminTarget)."""
 
     def __init__(self, control: GenerationControl, metrics: GatewayMetrics) -> None:
         self._control = control
@@ -91,7 +95,7 @@ class _Publish(Struct, forbid_unknown_fields=True):
 
 
 class _AdminError(Exception):
-    """A rejected admin request: its HTTP status and message."""
+    """A rejected admin request, with its HTTP status and message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -99,14 +103,17 @@ class _AdminError(Exception):
 
 
 class AdminApp:
-    """An ASGI application with which whoever holds `key` steers `target`.
+    """An ASGI application through which the holder of `key` controls `target`.
 
-    Raises ConfigError when the key is too short to be a secret.
+    Raises ConfigError if the key is too short to be a secret.
     """
 
     def __init__(self, target: AdminTarget, key: str) -> None:
         if len(key) < KEY_LENGTH:
-            raise ConfigError(f"admin key too short: expected at least {KEY_LENGTH} characters, got {len(key)}")
+            raise ConfigError(
+                f"admin key too short: expected at least {KEY_LENGTH} characters, got {len(key)}; delete the key "
+                "file, and restart the gateway to make a new key"
+            )
         self._target = target
         self._key = key.encode()
         self._routes: dict[str, tuple[str, Callable[[HttpRequest], Awaitable[None]]]] = {
@@ -126,7 +133,7 @@ class AdminApp:
         except _AdminError as error:
             await _reply(request, error.status, {"error": {"message": str(error)}})
         except UnderstudyError as error:
-            # The operator gets errors in full: a worker that has ended, a store that is full.
+            # Errors are reported to the operator in full, such as a worker that has ended, or a full store.
             await _reply(request, 500, {"error": {"message": str(error), "boundary": error.boundary}})
 
     async def _answer(self, request: HttpRequest) -> None:
@@ -163,7 +170,7 @@ class AdminApp:
 
 
 async def _read(request: HttpRequest, type_: type[_T]) -> _T:
-    """The body as `type_`; no body is an empty object."""
+    """Decode the body as `type_`. No body means an empty object."""
     body = bytearray()
     async for chunk in request.body_chunks():
         body += chunk
@@ -185,8 +192,11 @@ ADMIN_KEY = "admin.key"
 
 
 class GatewayAddress(Struct, frozen=True):
-    """Where a gateway listens: for agents, and for its operator. `store` is the database that its keys and calls
-    are in, without its password; None where they are in the gateway's directory."""
+    """Where a gateway listens for agents and for its operator.
+
+    `store` is the database with its keys and calls, without its password; None if they are in the gateway's
+    directory.
+    """
 
     url: str
     admin_url: str
@@ -195,10 +205,10 @@ class GatewayAddress(Struct, frozen=True):
 
 
 def admin_key(directory: Path) -> str:
-    """The admin key in a gateway's directory, created where it is missing; readable by its owner only."""
+    """Return the admin key in a gateway's directory. It is created if missing, and readable by its owner only."""
     path = directory / ADMIN_KEY
     if not path.exists():
-        # Durably: a gateway that starts with half a key, as after a power cut, takes no orders.
+        # Written durably, because a gateway with half a key, as after a power cut, would accept no admin requests.
         atomic_write(path, secrets.token_urlsafe(32).encode(), fsync=True, mode=0o600)
     return path.read_text().strip()
 
@@ -209,18 +219,21 @@ def announce(directory: Path, address: GatewayAddress) -> None:
 
 
 async def send_admin_request(directory: Path, method: str, path: str, body: dict[str, Any] | None = None) -> str:
-    """The response of the gateway in a directory to an admin request. Raises ConfigError and GatewayError."""
+    """Send an admin request to the gateway of a directory, and return the response.
+
+    Raises ConfigError and GatewayError.
+    """
     try:
         address = msgspec.json.decode((directory / ADDRESS).read_bytes(), type=GatewayAddress)
         key = (directory / ADMIN_KEY).read_text().strip()
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(
-            f"no gateway is running in {directory} ({error}); give its directory with --dir, or start one with: "
+            f"no gateway is running in {directory} ({error}); name its directory with --dir, or start one with: "
             "understudy gateway serve"
         ) from error
     try:
         headers = {"authorization": f"Bearer {key}"}
-        # No timeout: a drain takes as long as the request asks for.
+        # Without a timeout, because a drain takes as long as the request asks for.
         async with (
             aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None)) as client,
             client.request(method, address.admin_url + path, json=body) as response,
@@ -228,7 +241,8 @@ async def send_admin_request(directory: Path, method: str, path: str, body: dict
             answer = await response.text()
     except (aiohttp.ClientError, OSError) as error:
         raise GatewayError(
-            f"the gateway in {directory} does not respond at {address.admin_url}: {error}; is it still running?"
+            f"the gateway in {directory} does not respond at {address.admin_url}: {error}; check that it is "
+            "still running"
         ) from error
     if response.status != 200:
         raise GatewayError(f"the gateway rejected {path}: {answer[:500]}")

@@ -1,4 +1,4 @@
-"""API keys in the store, and sessions that are restored from the stored calls after a restart."""
+"""API keys in the store, and sessions that are restored from stored calls after a restart."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from understudy.wire.model import Generation
 from understudy.wire.stored import read_response, sampled_calls
 
 RECHECK_S = 1.0
-"""How long a key goes on working after another process revoked it, in seconds."""
+"""How long a key still works after another process revoked it, in seconds."""
 IDLE_S = 3600.0
-"""After so long without a request a session is dropped; it is made again from the store when it is needed."""
+"""After this many seconds without a request, a session is dropped. It is restored from the store when needed."""
 TOGETHER = 64
-"""How many calls are in memory at once while a session is made again: a client may have made any number."""
+"""How many calls are in memory at once while a session is restored, since a client may have made any number."""
 SWEEP_S = 60.0
-"""How often what is no longer needed is looked for, in seconds: to look goes over all keys."""
+"""How often to look for expired entries, in seconds, because that goes over all keys."""
 
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 async def issue(
     store: Store, name: str, *, expires_at: float | None = None, budget: Mapping[str, Any] | None = None
 ) -> str:
-    """A new key for the client `name`, whose older key stops working. Only its hash is stored.
+    """Make a new key for the client `name`. Its older key stops working, and only the hash is stored.
 
     `expires_at` is in Unix seconds. Raises StoreError.
     """
@@ -59,7 +59,7 @@ async def issue(
 
 @dataclass
 class _KeyLookup:
-    """The result of looking a key up, and its time; `key` is None for an invalid one."""
+    """The result of looking up a key, and its time. `key` is None for an invalid key."""
 
     key: StoredKey | None
     at: float = field(default_factory=time.monotonic)
@@ -67,7 +67,7 @@ class _KeyLookup:
 
 @dataclass
 class _OpenSession:
-    """A session, and the key that it was last opened with."""
+    """A session, and the key with which it was last opened."""
 
     session: GatewaySession
     digest: bytes
@@ -75,9 +75,10 @@ class _OpenSession:
 
 
 class StoredKeys:
-    """The keys of a store (see KeyRing). Sessions are made from the calls that are there already.
+    """The keys in a store (see KeyRing). Sessions are restored from the stored calls.
 
-    `sampling` is laid over what agents ask, a key's own over that; `budget` bounds attempts whose key has none.
+    `sampling` overrides what agents request, and a key's own sampling overrides that. `budget` applies to attempts
+    whose key has none.
     """
 
     def __init__(
@@ -90,16 +91,19 @@ class StoredKeys:
         self._lookups: dict[bytes, _KeyLookup] = {}
         self._sessions: dict[str, _OpenSession] = {}
         self._swept_at = time.monotonic()
-        # By attempt, and only while somebody waits: one that has a long past holds up no other.
+        # One lock per attempt, kept only while somebody waits, so that restoring a long session blocks no other.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def attempt(self, key: str) -> str | None:
-        """The attempt that a key names, or None when it is wrong, revoked or expired. Raises GatewayError."""
+        """Return the attempt that a key identifies, or None if it is wrong, revoked or expired.
+
+        Raises GatewayError.
+        """
         stored_key = await self._look_up(digest_of(key))
         return None if stored_key is None else stored_key.attempt_id
 
     async def find_session(self, key: str) -> GatewaySession | None:
-        """See KeyRing. Raises GatewayError, or StoreError when the calls of an attempt cannot be read."""
+        """See KeyRing. Raises GatewayError, or StoreError if the calls of an attempt cannot be read."""
         stored_key = await self._look_up(digest_of(key))
         if stored_key is None:
             return None
@@ -114,7 +118,7 @@ class StoredKeys:
         return open_session.session
 
     def _usable_session(self, key: StoredKey) -> _OpenSession | None:
-        """The session of a key's attempt; None where it is idle and was opened with another key."""
+        """Return the open session of a key's attempt, or None if it is idle and was opened with another key."""
         session = self._sessions.get(key.attempt_id)
         usable = session is not None and (session.digest == key.digest or session.session.in_flight > 0)
         return session if usable else None
@@ -124,15 +128,16 @@ class StoredKeys:
         if checked is None or time.monotonic() - checked.at > RECHECK_S:
             self._drop_idle()
             try:
-                # In a file, on the event loop: one row by its key waits for nobody, and a thread costs five times
-                # as much. A server may be away for minutes, in which nothing else of this process would go on.
+                # A file is read on the event loop: one row by key never blocks, and a thread costs five times as
+                # much. A server may be unavailable for minutes, which would block everything else in this process.
                 find, is_remote = self._store.keys.find, isinstance(self._store.location, StoreUrl)
                 checked = _KeyLookup(await asyncio.to_thread(find, digest) if is_remote else find(digest))
             except StoreError as error:
-                # Nothing was asked of a model yet, so that another try does no harm.
+                # No model was asked yet, so trying again does no harm.
                 _log.error("an API key cannot be looked up: %s", error)
                 raise GatewayError("the gateway cannot look up API keys in its store; retry later") from error
-            if checked.key is not None:  # what anybody may invent is not remembered
+            # invalid keys are not cached, because anybody can make up any number of them
+            if checked.key is not None:
                 self._lookups[digest] = checked
         key = checked.key
         if key is None or key.revoked_at is not None:
@@ -150,7 +155,7 @@ class StoredKeys:
             del self._sessions[attempt_id]
 
     async def _restore(self, key: StoredKey) -> GatewaySession:
-        """A session as it was when the last of its calls was answered."""
+        """Restore a session to its state when the last of its calls was answered."""
         budget = msgspec.convert(key.budget, Budget) if key.budget else self._budget
         sequence = await asyncio.to_thread(self._store.calls.next_sequence, key.attempt_id)
         session = GatewaySession(key.attempt_id, {**self._sampling, **key.sampling}, budget, sequence=sequence)
@@ -166,7 +171,7 @@ class StoredKeys:
         return session
 
     def _restore_call(self, session: GatewaySession, call: Call) -> None:
-        """Take up an answered call: its tool calls may come back, and a backend may build on its tokens."""
+        """Restore an answered call: its tool calls may come back, and a backend may build on its tokens."""
         branch = Branch(call.session_id, call.agent_id)
         blocks = read_response(call) or ()
         sampled = sampled_calls(blocks)

@@ -1,4 +1,4 @@
-"""Runs a gateway from its sockets to its last worker, as `understudy gateway serve` does.
+"""Runs a gateway with its sockets and worker processes, as `understudy gateway serve` does.
 
 The supervisor holds the sockets, starts and restarts the workers, and passes admin requests to them.
 """
@@ -44,16 +44,19 @@ _log = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 RESTART_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0)
-"""The pauses before each restart; a worker that fails to start this often is given up."""
+"""The pauses before each restart, in seconds. A worker that fails to start this often is given up."""
 
 
 ORDER_TIMEOUT_S = 30.0
-"""How long an order waits for a worker that is restarting; a worker that can start has done so by then."""
+"""How long an admin request waits for a restarting worker, in seconds.
+
+A worker that can start has done so by then.
+"""
 ORDER_PAUSE_S = 0.1
 
 
 class WorkerUnavailable(GatewayError):
-    """A worker that does not respond to an order: it has ended, and another is started in its place."""
+    """A worker does not respond to an admin request, because it has ended and is being replaced."""
 
 
 class WorkerProcess:
@@ -66,12 +69,12 @@ class WorkerProcess:
         self._client: aiohttp.ClientSession | None = None
 
     async def start(self, *, paused: bool, version: str | None) -> None:
-        """Returns when it accepts requests. Raises GatewayError with the reason when it cannot start.
+        """Return once the worker accepts requests. Raises GatewayError with the reason if it cannot start.
 
-        What it logs goes where our own log goes; on its stdout it says only that it is ready, or why not.
+        Its log goes to our own log; on stdout it reports only that it is ready, or why not.
         """
         pipe = asyncio.subprocess.PIPE
-        # In a session of its own: a Ctrl-C at the terminal is the supervisor's to pass on.
+        # In a session of its own, so that Ctrl-C at the terminal reaches only the supervisor, which passes it on.
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -96,7 +99,7 @@ class WorkerProcess:
             raise GatewayError(f"worker {self.spec.index} of the gateway failed to start: {reason}")
 
     async def wait(self) -> str:
-        """Waits for the end of the process, and returns how it ended."""
+        """Wait for the end of the process, and return how it ended."""
         assert self.process is not None
         assert self.process.stdout is not None
         output = await self.process.stdout.read()
@@ -104,12 +107,12 @@ class WorkerProcess:
         return f"exit code {code}" + (f": {output.decode(errors='replace').strip()}" if output else "")
 
     async def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
-        """The worker's response to an admin request. Raises GatewayError."""
+        """Send an admin request to the worker, and return the response. Raises GatewayError."""
         if self._client is None:
             self._client = aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(self.spec.orders),
                 headers={"authorization": f"Bearer {self.spec.admin_key}"},
-                timeout=aiohttp.ClientTimeout(total=None),  # to drain takes as long as the operator says
+                timeout=aiohttp.ClientTimeout(total=None),  # draining takes as long as the operator asks for
             )
         try:
             url = f"http://worker{path}"
@@ -126,7 +129,7 @@ class WorkerProcess:
         return answer
 
     async def stop(self) -> None:
-        """Let it finish its calls in flight; kill it after STOP_TIMEOUT_S."""
+        """Let the worker finish its calls in flight. It is killed after STOP_TIMEOUT_S."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -138,7 +141,7 @@ class WorkerProcess:
                 await asyncio.wait_for(self.process.wait(), STOP_TIMEOUT_S)
             except TimeoutError:
                 pass
-            finally:  # a stop that is cancelled leaves no process behind either
+            finally:  # even if this is cancelled, no process may be left behind
                 if self.process.returncode is None:
                     with suppress(ProcessLookupError):
                         self.process.kill()
@@ -146,7 +149,7 @@ class WorkerProcess:
 
 
 class Supervisor:
-    """The workers of one gateway as one thing that an operator steers (see AdminTarget)."""
+    """The workers of one gateway, controlled together (see AdminTarget)."""
 
     def __init__(self, workers: Sequence[WorkerProcess]) -> None:
         self._workers = workers
@@ -158,7 +161,7 @@ class Supervisor:
         await _together(self._start(worker) for worker in self._workers)
 
     async def watch(self) -> None:
-        """Restart workers that end, until this is cancelled. Raises GatewayError when one cannot be started."""
+        """Restart workers that end, until this is cancelled. Raises GatewayError if one cannot be started."""
         await _together(self._watch(worker) for worker in self._workers)
 
     async def _watch(self, worker: WorkerProcess) -> None:
@@ -178,23 +181,23 @@ class Supervisor:
     async def _start(self, worker: WorkerProcess) -> None:
         paused, version = self._paused, self._version
         await worker.start(paused=paused, version=version)
-        # An order that came while the worker started did not reach it.
+        # Admin requests that came while the worker started did not reach it.
         try:
             if self._version != version:
                 await worker.send("POST", "/publish", {"version": self._version})
             if self._paused != paused:
                 await worker.send("POST", *(("/pause", {"drain_s": 0.0}) if self._paused else ("/resume", {})))
         except BaseException:
-            # It listens on the sockets that all workers share: left alone it would go on answering, with the
-            # wrong version or in spite of a pause, beside the worker that is started in its place.
+            # The worker listens on sockets that all workers share. Left running, it would go on answering beside
+            # its replacement, with the wrong version or despite a pause.
             await worker.stop()
             raise
 
     async def stop(self) -> None:
-        """End all workers."""
+        """Stop all workers."""
         await asyncio.gather(*(worker.stop() for worker in self._workers))
 
-    # --- orders -----------------------------------------------------------------------------------------
+    # --- admin requests ------------------------------------------------------------------------------------
 
     async def pause(self, drain_s: float) -> int:
         self._paused = True
@@ -227,10 +230,12 @@ class Supervisor:
         return await asyncio.gather(*(self._send(worker, method, path, body) for worker in self._workers))
 
     async def _send(self, worker: WorkerProcess, method: str, path: str, body: dict[str, Any] | None) -> bytes:
-        """A worker's response. One that ends meanwhile is restarted (see `watch`), and the new one gets the order.
+        """Return a worker's response.
 
-        That does no harm, since an order given twice means the same as once. Raises GatewayError when no worker
-        has responded ORDER_TIMEOUT_S after the first failure.
+        If the worker ends meanwhile, its replacement (see `watch`) gets the request too.
+
+        Repeating it is harmless, because all admin requests are idempotent. Raises GatewayError if no worker has
+        responded ORDER_TIMEOUT_S after the first failure.
         """
         deadline = None
         while True:
@@ -248,7 +253,7 @@ class _PauseResponse(Struct):
 
 
 async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Await them all at once. The first GatewayError ends the others, and is raised."""
+    """Await all of them concurrently. The first GatewayError cancels the others, and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for work in works:
@@ -261,12 +266,13 @@ async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 async def supervise(
     config: GatewayConfig, store: StoreLocation, listeners: Sequence[socket.socket], *, workers: int, lock: int
 ) -> AsyncGenerator[Supervisor]:
-    """A running gateway on sockets that listen already; it ends with the context. Raises GatewayError.
+    """Run a gateway on listening sockets. It ends with the context. Raises GatewayError.
 
-    `lock` is the descriptor of a lock that each worker holds too, for as long as it lives.
+    `lock` is the descriptor of a lock that each worker also holds while it lives.
     """
     async with AsyncExitStack() as stack:
-        # Unix sockets have short names: they cannot lie beside a store that lies deep.
+        # The paths of Unix sockets are limited in length, so they cannot be in a store's directory, which may be
+        # deep.
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="understudy-gateway-")))
         sockets = [str(directory / f"{index}.sock") for index in range(workers)]
         spec = WorkerSpec(
@@ -286,15 +292,15 @@ async def supervise(
 
 FIRST_CLIENT = "default"
 _LEASE_S, _HEARTBEAT_S = 30.0, 5.0
-"""How long a gateway has a database's clients for itself, and how often it renews that."""
+"""How long a gateway's lease of a database's clients lasts, and how often it is renewed, in seconds."""
 _LEFT_OVER_S = 30.0
-"""How long the workers of a gateway that was killed may take for what they have begun."""
+"""How long the workers of a killed gateway may take to finish what they began, in seconds."""
 
 
 class ServicePaths(Struct, frozen=True):
-    """Where a gateway keeps its calls and where it listens. Ports may be 0, for a free one.
+    """Where a gateway keeps its calls, and where it listens. Ports may be 0 for a free one.
 
-    Its admin key, address and locks are in `directory`; so is its store, unless it is the database `store`.
+    `directory` holds its admin key, address and locks, and also its store unless that is the database `store`.
     """
 
     directory: Path
@@ -309,10 +315,9 @@ class ServicePaths(Struct, frozen=True):
 async def service(
     config: GatewayConfig, places: ServicePaths, *, workers: int, stop: asyncio.Future[None]
 ) -> AsyncGenerator[tuple[Supervisor, GatewayAddress, str | None]]:
-    """A gateway that answers, its address, and the first key of a store that had none.
+    """Run a gateway, and yield its address and the first key of a store that had none. It ends with the context.
 
-    It ends with the context. `stop` gets the error when another gateway answers for
-    its database. Raises ConfigError, StoreError or GatewayError.
+    `stop` gets the error if another gateway serves its database. Raises ConfigError, StoreError or GatewayError.
     """
     directory, location = places.directory, places.store or places.directory
     alone = locked(
@@ -321,7 +326,7 @@ async def service(
         remedy="give a --dir that you can write",
     )
     with alone:
-        with Store.open(location) as store:  # made once, not by all workers at the same time
+        with Store.open(location) as store:  # created here once, instead of by all workers at the same moment
             first_time = not store.keys.clients()
         async with AsyncExitStack() as stack:
             lock = await _alone_at_work(stack, directory)
@@ -343,7 +348,8 @@ async def service(
             database = None if places.store is None else str(places.store)
             address = GatewayAddress(url, admin_url, os.getpid(), database)
             with Store.open(location) as store:
-                # Now only: it is shown once, and not at all by a gateway that could not start.
+                # The key is made last, because it is shown only once, and a gateway that cannot start would not
+                # show it.
                 key = await issue(store, FIRST_CLIENT) if first_time else None
             announce(directory, address)
             yield supervisor, address, key
@@ -351,16 +357,18 @@ async def service(
 
 @asynccontextmanager
 async def _alone_on_database(url: StoreUrl, directory: Path, stop: asyncio.Future[None]) -> AsyncGenerator[None]:
-    """Keep other gateways, on whatever machine, off the clients of a database: two would number one's calls twice.
+    """Keep other gateways on any machine from serving a database's clients, because two would give calls the same
+    numbers.
 
-    A call whose number is another's is refused by the database and not answered, so nothing is lost where a lease
-    ended unnoticed. `stop` gets the error when another gateway has the lease; a server that is away is tried
-    again. Raises StoreError where another gateway is.
+    The database rejects a call whose number is taken, and the call is then not answered, so nothing is lost if a
+    lease ended unnoticed. `stop` gets the error if another gateway has the lease; an unavailable server is tried
+    again. Raises StoreError if another gateway serves the database.
     """
-    # By the directory's own key: the same one started again need not wait for the lease of what was killed.
+    # The lease is named by the directory's admin key, so a gateway that restarts there need not wait for its own
+    # old lease.
     own = hashlib.sha256(admin_key(directory).encode()).hexdigest()[:8]
     lease = Lease(f"gateway {own} in {socket.gethostname()}:{directory}", _LEASE_S)
-    # It waits no longer than a heartbeat for a server that is away, so that a signal ends the gateway meanwhile.
+    # Wait no longer than a heartbeat for an unavailable server, so that signals can still stop the gateway.
     driver = PostgresqlDriver(url, create=False, read_only=False, outage_s=_HEARTBEAT_S)
     with Store(url, driver) as store:
 
@@ -378,7 +386,7 @@ async def _alone_on_database(url: StoreUrl, directory: Path, stop: asyncio.Futur
 
         keeping = None
         try:
-            for _ in range(2):  # the second time sees another one that began at the same moment
+            for _ in range(2):  # the second renewal detects another gateway that started at the same moment
                 await asyncio.wrap_future(store.leases.serve_alone(lease, __version__))
             keeping = asyncio.create_task(keep())
             yield
@@ -386,13 +394,14 @@ async def _alone_on_database(url: StoreUrl, directory: Path, stop: asyncio.Futur
             if keeping is not None:
                 keeping.cancel()
                 await asyncio.gather(keeping, return_exceptions=True)
-            with suppress(StoreError):  # it ends by itself, and the first error is the one that says what happened
+            with suppress(StoreError):  # the lease expires by itself, and the first error is the informative one
                 await asyncio.wrap_future(store.leases.give_back(lease))
 
 
 async def _alone_at_work(stack: AsyncExitStack, directory: Path) -> int:
-    """The lock that workers hold beside us. Those that a killed gateway left go on until what they answer is kept:
-    two that number the calls of one attempt would lose some.
+    """Hold the lock that workers also hold. The workers of a killed gateway keep it until their calls are stored.
+
+    Two gateways that number the calls of one attempt would lose some, so the new one waits.
     """
     deadline = time.monotonic() + _LEFT_OVER_S
     while True:
@@ -412,7 +421,7 @@ async def serve_until_signal(
     workers: int,
     started: Callable[[GatewayAddress, str | None], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `started` gets the address and the first key. Raises as `service` does."""
+    """Serve until SIGINT or SIGTERM. `started` gets the address and the first key. Raises like `service`."""
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

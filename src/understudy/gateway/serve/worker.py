@@ -1,6 +1,6 @@
-"""One worker process of a gateway: `python -m understudy.gateway.serve.worker`, started by the supervisor.
+"""A worker process of a gateway: `python -m understudy.gateway.serve.worker`, started by the supervisor.
 
-All calls of an attempt belong to one worker, which has its session: a worker forwards what is another's.
+All calls of an attempt belong to one worker, which has its session. Other workers forward them.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"h
 
 
 def owner(attempt_id: str, workers: int) -> int:
-    """The worker that an attempt's calls belong to: it alone has the session."""
+    """Return the index of the worker that an attempt's calls belong to. Only this worker has the session."""
     return int.from_bytes(hashlib.sha256(attempt_id.encode()).digest()[:8]) % workers
 
 
 class ForwardingApp:
-    """An ASGI application in front of a gateway: answers what is this worker's, forwards what is another's.
+    """An ASGI application in front of a gateway: it answers this worker's requests, and forwards those of other
+    workers.
 
-    `sockets` are those of all workers, in their order, which take requests without passing them on again.
+    `sockets` are those of all workers in order; requests arriving there are not forwarded again.
     """
 
     def __init__(self, gateway: Gateway, keys: StoredKeys, index: int, sockets: Sequence[Path]) -> None:
@@ -73,12 +74,12 @@ class ForwardingApp:
         await self._gateway(scope, receive, send)
 
     async def _owner(self, key: str) -> int:
-        """The worker that a key's calls belong to; this one for an invalid key. Raises GatewayError."""
+        """Return the worker that a key's calls belong to; this worker for an invalid key. Raises GatewayError."""
         attempt = await self._keys.attempt(key) if key and len(self._sockets) > 1 else None
         return self._index if attempt is None else owner(attempt, len(self._sockets))
 
     async def close(self) -> None:
-        """Drop the connections to the other workers."""
+        """Close the connections to the other workers."""
         for client in self._clients.values():
             await client.close()
 
@@ -109,7 +110,7 @@ class ForwardingApp:
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                work.cancel()  # the client left: so does the request at the worker that answers it
+                work.cancel()  # the client has left, so cancel the request at the worker that answers it
             await asyncio.wait({work})
             if not work.cancelled():
                 work.result()
@@ -146,17 +147,19 @@ class ForwardingApp:
 
 
 READY = b"ready\n"
-"""A worker writes this to stdout when it accepts requests, or the error in one line if it cannot start."""
+"""A worker writes this to stdout once it accepts requests, or else the error in one line."""
 
 GC_THRESHOLDS = (50_000, 20, 20)
-"""Requests hold no cycles, and with Python's own thresholds looking for some takes a tenth of the time."""
+"""Requests have no reference cycles, and with Python's default thresholds searching for cycles takes a tenth of
+the time.
+"""
 
 
 class WorkerSpec(Struct, frozen=True, kw_only=True):
-    """The settings of a worker, sent to its stdin as one JSON line; it stops when its stdin is closed.
+    """The settings of a worker, sent to its stdin as one JSON line. It stops when its stdin is closed.
 
-    `store` is a directory or a URL, whose password no command line shows. `listeners` are inherited descriptors of
-    listening sockets; `sockets` are the workers' own, by index.
+    `store` is a directory or a URL; it is not on the command line, so its password is not visible there.
+    `listeners` are inherited descriptors of listening sockets; `sockets` are the workers' own, by index.
     """
 
     config: GatewayConfig
@@ -170,7 +173,10 @@ class WorkerSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def orders(self) -> str:
-        """The socket for orders: what agents send is passed on to the other one, whatever its path."""
+        """The socket for admin requests.
+
+        Agents' requests are forwarded to the other socket, whatever their path.
+        """
         return f"{self.sockets[self.index]}.orders"
 
 
@@ -198,14 +204,15 @@ async def work(spec: WorkerSpec) -> None:
         for listener in listeners:
             await listener.start()
             stack.push_async_callback(listener.stop)
-        stack.push_async_callback(gateway.stop)  # before the listeners, so that whoever waits is told
+        # stored before the listeners start, so that a waiting client sees the current state
+        stack.push_async_callback(gateway.stop)
         gc.freeze()  # what is there now stays until the end
         os.write(sys.stdout.fileno(), READY)
         await _wait_for_end()
 
 
 async def _wait_for_end() -> None:
-    """Returns at SIGTERM or SIGINT, and when stdin ends because the supervisor did."""
+    """Return at SIGTERM or SIGINT, or when stdin ends because the supervisor did."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -216,10 +223,11 @@ async def _wait_for_end() -> None:
 
 
 def main() -> int:
-    """Serve with the settings on stdin; returns 0 at the end, and 2 when the worker cannot start."""
+    """Serve with the settings on stdin. Returns 0 at the end, and 2 if the worker cannot start."""
     gc.set_threshold(*GC_THRESHOLDS)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file, on either side
+    # each connection takes a file descriptor, on either side
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     line = bytearray()
     while not line.endswith(b"\n"):
         line += os.read(sys.stdin.fileno(), 65536) or b"\n"

@@ -1,1 +1,1 @@
-"""The HTTP server of the gateway: sockets, routes, one request, and the capture of its call."""
+"""The HTTP server of the gateway: sockets, routes, requests, and the capture of calls."""

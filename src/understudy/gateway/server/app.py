@@ -48,11 +48,10 @@ _GEMINI_PATHS = ("/v1beta/", "/v1alpha/")
 class Gateway:
     """Answers agents that have a key, and stores every call in `sink` before its response is sent.
 
-    `models` chooses the server for a model's name, `control` can pause generation, `observers` get each call that
-    was stored, `agent_telemetry` takes what agents export about themselves (dropped when it is None).
-    With `streaming`, a generation is sent as it comes, except for the events that complete it; without, an agent
-    gets pings, then the whole response. An ASGI application; `start_unix` and `start_tcp` serve it in the running
-    event loop.
+    `models` chooses the server for a model name, `control` can pause generation, `observers` get each stored call,
+    and `agent_telemetry` receives the agents' own telemetry (dropped if it is None). With `streaming`, a
+    generation is sent as it arrives, except for the events that complete it; otherwise an agent gets pings, then
+    the whole response. An ASGI application; `start_unix` and `start_tcp` serve it in the running event loop.
     """
 
     def __init__(
@@ -90,19 +89,19 @@ class Gateway:
         }
 
     async def start_unix(self, path: Path) -> None:
-        """Listen on a Unix socket at `path`, of any length, mode 0666. Raises ConfigError."""
+        """Listen on a Unix socket at `path`, of any length, with mode 0666. Raises ConfigError."""
         await self._listen(unix_socket(path), path)
 
     async def start_tcp(self, host: str, port: int) -> str:
-        """Listen on `host`, at a free port when `port` is 0; returns the base URL. Raises ConfigError."""
+        """Listen on `host`, at a free port if `port` is 0. Returns the base URL. Raises ConfigError."""
         listener, url = tcp_socket(host, port)
         await self._listen(listener)
         return url
 
     async def stop(self) -> None:
-        """Wait for the calls in flight for `drain_s` seconds, abandon the rest, commit all of them, and close."""
+        """Wait `drain_s` seconds for calls in flight, abandon the rest, store all of them, and close."""
         self._stopping = True
-        async with AsyncExitStack() as stack:  # all are stopped, even when this is cancelled
+        async with AsyncExitStack() as stack:  # all are stopped, even if this is cancelled
             while self._listeners:
                 stack.push_async_callback(self._listeners.pop().stop)
             await self._capture.drain(self._limits.drain_s)
@@ -128,7 +127,7 @@ class Gateway:
             request.release_body()
 
     def _route(self, request: HttpRequest) -> tuple[str | None, _Handler]:
-        """The dialect that a request's path belongs to, if it does, and what handles it."""
+        """Return the dialect that a request's path belongs to, if any, and the handler of the path."""
         if (route := self._routes.get((request.method, request.path))) is not None:
             return route
         if request.method == "POST" and (target := read_target(request.path)) is not None:
@@ -136,7 +135,7 @@ class Gateway:
         return None, _not_found
 
     def dialect_of(self, request: HttpRequest) -> Dialect:
-        """The dialect of a request: its path decides, or its headers where the path belongs to no dialect."""
+        """Return the dialect of a request: by its path, or by its headers if the path belongs to no dialect."""
         name, _ = self._route(request)
         if name is None:
             if request.path.startswith(_GEMINI_PATHS) or b"x-goog-api-key" in request.headers:
@@ -157,15 +156,15 @@ class Gateway:
         await self._respond(request, prepared)
 
     async def _respond(self, request: HttpRequest, prepared: PreparedRequest) -> None:
-        """Send the events of the call as they come, with pings in between, until it ends or the client leaves."""
+        """Send the events of a call as they come, with pings in between, until it ends or the client leaves."""
         dialect = prepared.agent_request.dialect
         subscriber, now = Subscriber(), asyncio.get_running_loop().time
-        sent = 0  # how many of the call's events this client has
+        sent = 0  # the number of the call's events that were sent to this client
         sent_at = now()
-        write_now: Callable[[bytes], bool] | None = None  # while this task waits, and a stream has begun
+        write_now: Callable[[bytes], bool] | None = None  # true while this task waits and a stream has begun
 
         def progress(*ended: object) -> None:
-            # Events go out at once where that is possible; to wake this task for each of them would cost more.
+            # Events are sent at once where possible, since waking this task for each of them would cost more.
             nonlocal sent, sent_at
             if write_now is not None and not ended and write_now(b"".join(call.events[sent:])):
                 sent, sent_at = len(call.events), now()
@@ -175,7 +174,7 @@ class Gateway:
         disconnect = asyncio.ensure_future(request.wait_for_disconnect())
         disconnect.add_done_callback(subscriber.wake)
         call = self._capture.subscribe(prepared, progress)
-        # The status line of a stream is held back at first, so that a failure can have a status of its own.
+        # The status line of a stream is delayed at first, so that a failure can still be sent as a status.
         pause_s = self._limits.headers_after_s if prepared.stream else None
         try:
             while not call.task.done():
@@ -225,7 +224,7 @@ class Gateway:
         await request.send_response(200, dialect.models(self._models.names()))
 
     async def _session(self, request: HttpRequest) -> GatewaySession:
-        """The session that the request's key opens. Raises RequestRefused."""
+        """Return the session of the request's key. Raises RequestRefused."""
         session = await self._keys.find_session(request.api_key())
         if session is None:
             message = "invalid API key: no active attempt has it; check the key, or start a new attempt"
@@ -234,10 +233,10 @@ class Gateway:
         return session
 
     async def _read(self, request: HttpRequest, dialect: Dialect) -> AgentRequest:
-        """A request with its session and its body. Raises ClientGone and RequestRefused."""
+        """Return a request with its session and its body. Raises ClientGone and RequestRefused."""
         body = await request.read_body(self._unread, await self._session(request))
-        # Checked again: no call may start for an attempt that ended while the body was on its way, nor once `stop`
-        # has waited for the calls in flight.
+        # Checked again here, because no call may start for an attempt that ended while the body arrived, or after
+        # `stop` has waited for the calls in flight.
         session = await self._session(request)
         if self._stopping:
             message = "the gateway is stopping; retry when it runs again"

@@ -1,4 +1,4 @@
-"""Capture: every model request becomes one call, and its response is released only when that call is durable."""
+"""Capture: every model request becomes one call, and its response is released only once that call is durable."""
 
 from __future__ import annotations
 
@@ -36,21 +36,24 @@ from understudy.wire.model import Generation
 _log = logging.getLogger(__name__)
 
 CallObserver = Callable[[Call, Mapping[bytes, bytes]], None]
-"""Called with each call that was stored, and the headers of its request."""
+"""Called with each stored call, and the headers of its request."""
 
 
 class CallSink(Protocol):
-    """Where calls are stored: the store, as the gateway sees it."""
+    """Where calls are stored: the part of the store that the gateway uses."""
 
     def append(self, call: Call) -> Future[None]:
-        """Store a call; the future is done when it is durable, and fails with StoreError when it cannot be."""
+        """Store a call.
+
+        The future is done once it is durable, and fails with StoreError if it cannot be stored.
+        """
         ...
 
 
 class CapturedResponse(Struct, frozen=True):
     """A response whose call is durable: its JSON body, and the events of its stream that were not sent yet.
 
-    `remaining_events` is None where no event was sent: all of them can be made from the body.
+    `remaining_events` is None if no event was sent: all of them can then be made from the body.
     """
 
     body: bytes
@@ -60,9 +63,8 @@ class CapturedResponse(Struct, frozen=True):
 class InFlightCall:
     """One generation and its call, from the request until the response is durable.
 
-    `task` ends with a CapturedResponse or a Fault, and raises no expected error. `events` are those that
-    may be sent before it ends. Each subscriber, one for every HTTP request that waits for this call, is woken when
-    there are more of them, and at the end.
+    `task` ends with a CapturedResponse or a Fault, and raises no expected error. `events` may be sent before it
+    ends. Each subscriber, one per HTTP request that waits for this call, is woken for new events and at the end.
     """
 
     def __init__(self, capture: Capture, request: PreparedRequest) -> None:
@@ -73,27 +75,28 @@ class InFlightCall:
         self.abandoned = False
         self._idempotency_key = agent_request.idempotency_key
         self._retry_count = agent_request.retry_count
-        self._sealed = False  # nothing can stop the call any more: it is being committed
+        self._sealed = False  # the call is being committed, so nothing can stop it any more
         recorder = _CallRecorder(capture, agent_request, request.server, request.model, request.sampling)
         self.message_id = recorder.message_id
         self.task = asyncio.get_running_loop().create_task(self._run(capture, request, recorder))
 
     def abandon(self) -> None:
-        """Stop generating, unless the generation is complete: then it is committed, whoever still waits for it."""
+        """Stop generating, unless the generation is complete: then it is committed, whether or not anybody
+        still waits.
+        """
         if not self._sealed:
             self._sealed = self.abandoned = True
             self.task.cancel()
 
     def is_retried_by(self, request: AgentRequest) -> bool:
-        """Whether an identical request repeats the one that this call answers, and is not another sample.
+        """Whether an identical request is a retry of the one that this call answers, rather than a request for
+        another sample.
 
-        Idempotency keys decide where there are any. Else it is a retry when the request has a higher retry count
-        than those that wait here, or when nobody waits here any more. The latter is seen only while the answer is
-        being committed: before that, the disconnection of the last client has abandoned the call, and a later try
-        gets a call of its own. (So it is for Claude Code, which sends a retry count of 0 with every try.)
-
-        Agents that ask for several samples at once send identical requests too, and each of these must be
-        answered by a generation of its own.
+        Idempotency keys decide if there are any. Otherwise it is a retry if it has a higher retry count than those
+        that wait here, or if nobody waits here any more. The latter only happens while the answer is being
+        committed: before that, the disconnection of the last client abandons the call, and a later try gets a call
+        of its own. (This is the case for Claude Code, which always sends a retry count of 0.) Agents that want
+        several samples at once send identical requests too, and each of them must get a generation of its own.
         """
         if self.abandoned:
             return False
@@ -103,7 +106,7 @@ class InFlightCall:
 
     def subscribe(self, request: AgentRequest, wake: Callable[..., None]) -> None:
         """Have `wake` called at each progress of this call, and at its end."""
-        # Each retry replaces one earlier try: a second retry with this count belongs to another call.
+        # Each retry replaces one earlier try. A second retry with this count belongs to another call.
         self._retry_count = max(self._retry_count, request.retry_count)
         self.subscribers.append(wake)
         self.task.add_done_callback(wake)
@@ -131,7 +134,7 @@ class InFlightCall:
         except RecursionError:
             outcome = too_deep()
         except Exception as error:  # noqa: BLE001 - see below
-            # A bug of the gateway must not lose a call: it is stored with what is there, and reported as a fault.
+            # A bug of the gateway must not lose a call: what there is of it is stored, and a fault is reported.
             _log.exception("internal error of the gateway")
             outcome = GatewayError(
                 f"internal error of the gateway: {type(error).__name__}; its log has the traceback"
@@ -160,7 +163,7 @@ class InFlightCall:
         push = self._push if capture.streaming and request.stream else None
         control = capture.control
         slots = capture.models.slots_of(request.server)
-        # The slot comes first: a request that gets one while generation is paused waits for the end of the pause.
+        # The slot comes first, so that a request that gets a slot during a pause waits for the end of the pause.
         async with nullcontext() if slots is None else slots.hold(session.attempt_id):
             await control.wait_until_open()
             with control.generating():
@@ -174,7 +177,7 @@ class InFlightCall:
 
 
 class _CallRecorder:
-    """Makes the record of one call, and stores it when the call has ended."""
+    """Builds the record of one call, and stores it when the call has ended."""
 
     def __init__(
         self,
@@ -199,11 +202,14 @@ class _CallRecorder:
 
     @property
     def message_id(self) -> str:
-        """The id that the agent sees, so that its own log can be matched with the calls."""
+        """The id that the agent sees, by which its own log can be matched with the calls."""
         return f"msg_{self._id}"
 
     async def commit(self, outcome: ResponseDraft | UnderstudyError) -> CapturedResponse | Fault:
-        """Make the call durable, then return what the agent may see. A failed commit is a Fault."""
+        """Store the call durably, then return what the agent may see.
+
+        A failure to store it is returned as a Fault.
+        """
         if isinstance(outcome, UnderstudyError):
             fault = fault_of(outcome)
             return await self._store(self._request.dialect.error(fault).body, outcome) or fault
@@ -216,13 +222,13 @@ class _CallRecorder:
     async def commit_budget_exceeded(
         self, request: PreparedRequest, error: BudgetExceeded
     ) -> CapturedResponse | Fault:
-        """Store the refusal, and send it as the model's final message, after which the agent ends by itself."""
+        """Store the refusal, and return it as the model's final message, after which the agent ends by itself."""
         self._request.session.budget_message = str(error)
         response = request.final_message(f"{error}. This attempt ends here.", self.message_id)
         return await self._store(response.body, error) or CapturedResponse(response.body)
 
     async def _store(self, response: bytes, error: UnderstudyError | None) -> Fault | None:
-        """Make the call durable; returns the fault for the agent when it cannot be stored."""
+        """Store the call durably. Returns the fault for the agent if that fails."""
         call = self._call(response, error)
         try:
             await asyncio.wrap_future(self._capture.sink.append(call))
@@ -243,7 +249,7 @@ class _CallRecorder:
             try:
                 observe(call, self._request.headers)
             except Exception:  # noqa: BLE001 - see below
-                # The call is stored: a metric that fails must not cost the agent its response.
+                # The call is stored, so a failing metric must not cost the agent its response.
                 _log.exception("call %s was stored, but an observer of it failed", call.id)
         return None
 
@@ -288,11 +294,11 @@ def _status(error: UnderstudyError | None) -> CallStatus:
 
 
 _RequestKey = tuple[str, Branch, str, str, bytes]
-"""Attempt, branch, dialect, target and body: requests that are equal in these are identical."""
+"""Attempt, branch, dialect, target and body. Requests that agree in these are identical."""
 
 
 class Capture:
-    """The calls that are in flight in one gateway."""
+    """The calls in flight in one gateway."""
 
     def __init__(
         self,
@@ -312,7 +318,7 @@ class Capture:
         self._tasks: set[asyncio.Task[CapturedResponse | Fault]] = set()
 
     def prepare(self, request: AgentRequest) -> PreparedRequest:
-        """The request with the server that is to answer it. Raises InvalidRequest."""
+        """Return the request with the server that is to answer it. Raises InvalidRequest."""
         if self.models.has_relay:
             model, stream = request.dialect.peek(request.body, request.target)
             server = self.models.server_for(model)
@@ -324,9 +330,10 @@ class Capture:
         return TranslatedRequest(request, dialect_request, server)
 
     def subscribe(self, request: PreparedRequest, wake: Callable[..., None]) -> InFlightCall:
-        """The call that answers a request: the one in flight that it retries, else a new one.
+        """Return the call that answers a request: the call in flight that it retries, or a new one.
 
-        `wake` is called whenever there are more events, and at the end. Match each call of this by `unsubscribe`.
+        `wake` is called whenever there are new events, and at the end. Every subscription must be ended by
+        `unsubscribe`.
         """
         agent_request = request.agent_request
         session = agent_request.session
@@ -335,7 +342,7 @@ class Capture:
         identical = self._in_flight.setdefault(key, [])
         retried = [call for call in identical if call.is_retried_by(agent_request)]
         if retried:
-            # A call whose client has disconnected is the likelier one of several.
+            # Of several candidates, prefer a call whose client has disconnected.
             call = min(retried, key=lambda each: len(each.subscribers))
         else:
             session.calls_started += 1
@@ -348,7 +355,10 @@ class Capture:
         return call
 
     def unsubscribe(self, call: InFlightCall, wake: Callable[..., None]) -> None:
-        """A request was answered, or its client has disconnected. The last one to leave stops the generation."""
+        """End a subscription, because the request was answered or its client disconnected.
+
+        The last one stops the generation.
+        """
         call.subscribers.remove(wake)
         if not call.subscribers:
             call.abandon()
@@ -362,20 +372,20 @@ class Capture:
             del self._in_flight[key]
 
     async def record_invalid(self, request: AgentRequest, error: InvalidRequest) -> Fault:
-        """Store an invalid request as a failed call; returns the fault for the agent."""
+        """Store an invalid request as a failed call. Returns the fault for the agent."""
         try:
             model, _ = request.dialect.peek(request.body, request.target)
         except InvalidRequest:
-            model = ""  # not even the model's name can be read
+            model = ""  # not even the model name can be read
         recorder = _CallRecorder(self, request, self.models.server_for(model), model, {})
         fault = await recorder.commit(error)
         assert isinstance(fault, Fault)
         return fault
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait for the calls in flight, then abandon the rest; all of them are committed when this returns.
+        """Wait for the calls in flight, then abandon the rest. All of them are committed when this returns.
 
-        When it is cancelled, it abandons the rest at once.
+        If it is cancelled, it abandons the rest at once.
         """
         try:
             if self._tasks:

@@ -1,6 +1,8 @@
-"""What clients may hold of a gateway before their requests are handled: connections, heads, pipelines, memory.
+"""Limits on what clients may hold of a gateway before their requests are handled: connections, heads, pipelines,
+memory.
 
-Nothing here depends on a key, so whoever can connect can try it: from the network, or from inside a sandbox.
+Nothing here depends on a key, so anybody who can connect, from the network or from inside a sandbox, can attack
+it.
 """
 
 from __future__ import annotations
@@ -12,40 +14,48 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 CONNECTIONS = 8192
-"""How many connections a process keeps, if it may open twice as many files: else one client could use up all that
-there are. Above it, for each new one another is closed on which nobody waits for the response to a valid key.
+"""How many connections a process keeps, if it may open twice as many files.
+
+Otherwise one client could use them all up.
+
+Above this number, each new connection closes another one on which nobody with a valid key waits for a response.
 """
 HELD_LIMIT = 64 << 20
 """How many bytes all connections of a process may hold together: heads and bodies that no handler has read yet,
-and responses that no client has read yet. Near it, those that hold most are closed until half of it is left.
+and responses that no client has read yet.
+
+Near the limit, the connections that hold most are closed until half of it is left.
 """
 HEAD_LIMIT = 64 << 10
 HEADERS_LIMIT = 128
-"""Bytes and headers that a request may have before its body; an agent sends 4 KiB and 30."""
+"""The maximum size in bytes, and number of headers, of a request before its body. An agent sends 4 KiB and 30."""
 PIPELINE_LIMIT = 4
-"""How many requests of a connection may wait for the response to an earlier one; HTTP clients send none."""
+"""How many requests of a connection may wait for the response to an earlier one.
+
+Ordinary HTTP clients send none.
+"""
 UNREAD_S = 120.0
-"""After so many seconds in which the client took nothing of its response, a connection is closed."""
+"""A connection is closed after its client has not read its response for this many seconds."""
 CLOSE_S = 5.0
-"""How long a connection that is being closed may take to send what is left."""
+"""How many seconds a closing connection may take to send what is left."""
 
 _REQUEST_BYTES = 4 << 10  # the objects of a request that waits: measured, and rounded up
-_HEADER_BYTES = 160  # a header is a tuple of two byte strings, however short they are
+_HEADER_BYTES = 160  # bytes for the objects of a waiting request, measured and rounded up
 
 
 class ConnectionTable:
-    """The connections of all listeners of one process, and what they hold."""
+    """The connections of all listeners of one process, and the memory that they hold."""
 
     def __init__(self) -> None:
         self._held_limit = HELD_LIMIT
         self._most = min(CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        # In the order they came. Those that have shown a valid key are closed after all others.
+        # In the order in which they came. Connections that have shown a valid key are closed last.
         self._anonymous: dict[BoundedProtocol, None] = {}
         self._authenticated: dict[BoundedProtocol, None] = {}
         self._estimate = 0
 
     def add(self, connection: BoundedProtocol) -> None:
-        """Take up a new connection; where there are too many, another is closed for it, or else itself."""
+        """Add a new connection. If there are too many, another one is closed, or else this one."""
         self._anonymous[connection] = None
         if len(self._anonymous) + len(self._authenticated) <= self._most:
             return
@@ -55,27 +65,29 @@ class ConnectionTable:
         oldest.drop()
 
     def remove(self, connection: BoundedProtocol) -> None:
-        """Forget a connection that was closed."""
+        """Remove a closed connection."""
         self._anonymous.pop(connection, None)
         self._authenticated.pop(connection, None)
 
     def authenticated(self, connection: BoundedProtocol) -> None:
-        """A request of this connection had a valid key."""
+        """Record that a request of this connection had a valid key."""
         if connection in self._anonymous:
             del self._anonymous[connection]
             self._authenticated[connection] = None
 
     def grew(self, size: int) -> None:
-        """Count bytes that a connection may hold from now on, and close the largest holders where it is too much.
+        """Add bytes that a connection may hold from now on, and close the largest holders if the total is too
+        much.
 
-        The count only grows, since nobody says when bytes are released: at the limit all connections are asked.
+        The count only grows, because nothing reports when bytes are released; at the limit all connections are
+        asked.
         """
         self._estimate += size
         if self._estimate <= self._held_limit:
             return
         bytes_held = {one: one.held_bytes() for one in (*self._anonymous, *self._authenticated)}
         self._estimate = sum(bytes_held.values())
-        if self._estimate > self._held_limit * 3 // 4:  # else all would be asked again soon
+        if self._estimate > self._held_limit * 3 // 4:  # otherwise all connections would be asked again soon
             for one in sorted(bytes_held, key=bytes_held.__getitem__, reverse=True):
                 one.drop()
                 self._estimate -= bytes_held[one]
@@ -84,7 +96,7 @@ class ConnectionTable:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 by uvicorn, with bounds on what it waits for and on what it holds."""
+    """uvicorn's HTTP/1.1 protocol, with limits on what it waits for and on what it holds."""
 
     def __init__(self, table: ConnectionTable, head_s: float, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -105,12 +117,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _latest(self) -> RequestResponseCycle | None:
-        """The latest request; None before the first, which uvicorn's types leave out."""
+        """The latest request, or None before the first, a case that uvicorn's types leave out."""
         return cast(RequestResponseCycle | None, self.cycle)
 
     def held_bytes(self) -> int:
-        """About how much memory is held for this connection."""
-        # The parser has what came of a header that is not complete.
+        """Return about how many bytes are held for this connection."""
+        # The parser holds what came of an incomplete header.
         size = self._head_size + self._between + self.transport.get_write_buffer_size()
         if self._latest is not None:
             size += len(self._latest.body)
@@ -119,24 +131,24 @@ class BoundedProtocol(HttpToolsProtocol):
         return size
 
     def authenticate(self) -> None:
-        """The application found the key of a request valid."""
+        """Record that the application found the key of a request valid."""
         self._table.authenticated(self)
 
     def write_now(self, data: bytes) -> bool:
-        """Send a piece of the body of the stream that is being answered; False where that is not possible at once.
+        """Send a piece of the body of the current stream. Returns False if that is not possible at once.
 
-        It is what ASGI's `send` does, without a task that has to be woken for it.
+        It does what ASGI's `send` does, without waking a task.
         """
         cycle = self.cycle
         if not cycle.chunked_encoding or cycle.response_complete or self.pipeline:
-            return False  # with a pipeline, the latest request is not the one that is being answered
+            return False  # with pipelining, the latest request is not the one being answered
         if self.flow.write_paused or self.transport.is_closing():
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
     def drop(self) -> None:
-        """Close at once, whatever is still to be sent."""
+        """Close at once, dropping what was still to be sent."""
         self._table.remove(self)
         self.transport.abort()
 
@@ -152,7 +164,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._cancel_write_deadline()
         self._table.remove(self)
         self.pipeline.clear()
-        self._state.clear()  # a cycle of references, which would wait for the garbage collector
+        self._state.clear()  # this reference cycle would otherwise live until the garbage collector runs
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -187,7 +199,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_deadline is None:
-            return  # it stands after a body, where nobody reads it
+            return  # trailing headers, which follow a body and are never read
         self._count_head(len(name) + len(value) + _HEADER_BYTES)
         super().on_header(name, value)
 
@@ -204,11 +216,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if self.idle:
-            self.cycle.body = bytearray()  # what the handler did not read, nobody will
+            self.cycle.body = bytearray()  # the rest of a body that the handler did not read is dropped
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Called for whatever the parser refuses, and for what `_stop` does."""
+        """Called for everything that the parser rejects, and for what `_stop` does."""
         self._refuse(self._refusal)
 
     # --- bounds -----------------------------------------------------------------------------------------
@@ -229,14 +241,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop(b"431 Request Header Fields Too Large")
 
     def _stop(self, status: bytes) -> None:
-        """End the parsing of what has come: it goes on to the end of the data unless a callback raises."""
+        """Stop parsing the received data. The parser only stops if a callback raises."""
         self._refusal = status
         raise ValueError(status)
 
     def _refuse(self, status: bytes) -> None:
-        """Before there is a request there is no dialect to say it in.
+        """Reject the connection. Without a request there is no dialect for the error.
 
-        While an earlier response is under way the client would take the status for a part of it: it gets none.
+        While an earlier response is being sent, nothing is written, because the client would take the status for a
+        part of it.
         """
         self._have_head()
         if self.pipeline or (not self.idle and self.cycle.response_started):

@@ -1,4 +1,4 @@
-"""One HTTP request to the gateway: its bounded body, and how it is answered."""
+"""An HTTP request to the gateway: its size-limited body, and its response."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from understudy.wire.dialect import Dialect
 from understudy.wire.errors import Fault
 
 BODY_LIMIT = 32 << 20
-"""The largest request body in bytes; it is what Anthropic's own API takes."""
+"""The largest request body in bytes, the same as for Anthropic's own API."""
 VALUES_LIMIT = 1 << 20
-"""How many commas a body may have: JSON values of a few bytes become objects of a hundred in memory."""
+"""How many commas a body may have, because a JSON value of a few bytes becomes an object of a hundred in
+memory.
+"""
 ATTEMPT_LIMIT = 64 << 20
 """The total size of one attempt's request bodies, from their first byte until they are answered."""
 IN_FLIGHT_LIMIT = 512
-"""How many requests of one attempt may be unanswered at once; an agent with its subagents has about ten."""
+"""How many requests of one attempt may be unanswered at once. An agent with its subagents has about ten."""
 
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _JSON = b"application/json"
@@ -32,16 +34,15 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 class RequestLimits(Struct, frozen=True, kw_only=True):
-    """How long a gateway waits, in seconds, and what it holds.
+    """How long a gateway waits, in seconds, and how much it holds.
 
-    `head_s` and `body_s` are for a request's headers and body to come, `unread_bytes` for all bodies on their way
-    together, `drain_s` for what is under way to end when the gateway stops.
-
-    `headers_after_s` is how long the status line of a stream is held back. Until then a failure can still be sent
-    as a status, which Claude Code waits out (529), honours (429) or takes as final (400). Later, a failure is an
-    error event, which has no status and no retry-after; Claude Code still waits out an overload. It has been seen
-    to wait this long without a byte, and waits ten minutes by its own settings. After the status line, pings
-    follow, one every `ping_every_s`.
+    `head_s` and `body_s` bound the arrival of a request's headers and body, `unread_bytes` the size of all
+    arriving bodies together, `drain_s` the time for calls in progress when the gateway stops. `headers_after_s` is
+    how long the status line of a stream is delayed. Until then a failure can still be sent as a status, which
+    Claude Code waits out (529), honours (429) or takes as final (400). Later, a failure is an error event, without
+    a status and a retry-after; Claude Code still waits out an overload. Claude Code has been seen to wait this
+    long without a byte, and by its own settings waits ten minutes. After the status line, pings are sent, one
+    every `ping_every_s`.
     """
 
     head_s: float = 30.0
@@ -53,11 +54,11 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
 
 
 class ClientGone(Exception):
-    """The client disconnected before its request was read: there is nobody to answer, and nothing to store."""
+    """The client disconnected before its request was read, so there is nobody to answer and nothing to store."""
 
 
 class RequestRefused(Exception):
-    """A request that gets a fault in place of a call: it is not stored."""
+    """A request that gets a fault instead of becoming a call. It is not stored."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.message)
@@ -65,7 +66,7 @@ class RequestRefused(Exception):
 
 
 class UnreadBodies:
-    """The memory that bodies on their way take, over all requests of a gateway, its limit and their timeout."""
+    """The memory of arriving bodies, over all requests of a gateway, with its limit and their timeout."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self.limit_bytes = limits.unread_bytes
@@ -74,7 +75,7 @@ class UnreadBodies:
 
 
 class HttpRequest:
-    """One HTTP request, and the answer to it."""
+    """One HTTP request, and the response to it."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
@@ -95,7 +96,7 @@ class HttpRequest:
         return f"{self.path}?{self.query.decode('latin-1')}" if self.query else self.path
 
     def api_key(self) -> str:
-        """The API key in one of the headers for it, else an empty string."""
+        """Return the API key from one of the headers for it, or ""."""
         scheme, _, token = self.headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() == b"bearer":
             return token.strip().decode("latin-1")
@@ -103,12 +104,12 @@ class HttpRequest:
         return key.decode("latin-1")
 
     def authenticate(self) -> None:
-        """Tell the connection that its client has a valid key: it is closed after those that have shown none."""
+        """Tell the connection that its client has a valid key, so that it is closed after those without one."""
         if (authenticate := self._state.get("authenticate")) is not None:
             authenticate()
 
     async def read_body(self, unread: UnreadBodies, session: GatewaySession) -> bytes:
-        """The whole body of a session's request. Raises ClientGone and RequestRefused.
+        """Return the whole body of a session's request. Raises ClientGone and RequestRefused.
 
         It counts towards the session's `body_bytes` until `release_body`.
         """
@@ -139,7 +140,7 @@ class HttpRequest:
         return body
 
     def _decoded(self, body: bytes) -> bytes:
-        """A body without its content coding. Raises RequestRefused for one that is unsupported or broken."""
+        """Decode the content coding of a body. Raises RequestRefused if it is unsupported or broken."""
         coding = self.headers.get(b"content-encoding", b"identity").strip().lower()
         if coding in (b"", b"identity"):
             return body
@@ -165,12 +166,12 @@ class HttpRequest:
         return decoded
 
     def release_body(self) -> None:
-        """The request was answered: its body no longer counts."""
+        """Stop counting the body, because the request was answered."""
         if self._session is not None:
             self._session.body_bytes -= self._size
 
     async def body_chunks(self) -> AsyncGenerator[bytes]:
-        """The body as it comes. Raises ClientGone."""
+        """Yield the body as it arrives. Raises ClientGone."""
         more = True
         while more:
             event = await self._receive()
@@ -180,7 +181,7 @@ class HttpRequest:
             yield event.get("body", b"")
 
     async def wait_for_disconnect(self) -> None:
-        """Returns when the client has closed the connection; to be called after the body was read."""
+        """Return when the client has closed the connection. Call it after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -190,16 +191,17 @@ class HttpRequest:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """Send a part of the body, after the headers of a stream if none were sent."""
+        """Send a part of the body; before the first part, the headers of a stream."""
         if not self.started:
             await self.start(200, STREAM)
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     @property
     def write_now(self) -> Callable[[bytes], bool] | None:
-        """What sends a part of the body of a stream that has begun, and returns False where that has to wait.
+        """Return a function that sends a part of the body of the current stream, or returns False if that would
+        have to wait.
 
-        None where no stream has begun, or the server has no such way.
+        Returns None if no stream has begun, or the server does not support this.
         """
         return self._state.get("write_now") if self.started else None
 
@@ -212,7 +214,7 @@ class HttpRequest:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def send_fault(self, dialect: Dialect, fault: Fault) -> None:
-        """Send a fault: as a status, or as an event in a stream that has begun."""
+        """Send a fault: as a status, or as an event if a stream has begun."""
         if self.started:
             return await self.write(dialect.error_event(fault), last=True)
         error = dialect.error(fault)
@@ -227,7 +229,7 @@ _TOO_LARGE = Fault(
 
 
 def _inflate(wbits: int) -> Callable[[bytes], tuple[bytes, bool]]:
-    """A decoder of zlib's formats, which stops beyond BODY_LIMIT."""
+    """Return a decoder of zlib's formats that stops beyond BODY_LIMIT."""
 
     def decode(body: bytes) -> tuple[bytes, bool]:
         decoder = zlib.decompressobj(wbits)
@@ -237,7 +239,7 @@ def _inflate(wbits: int) -> Callable[[bytes], tuple[bytes, bool]]:
 
 
 def _unzstd(body: bytes) -> tuple[bytes, bool]:
-    """A decoder of zstd, which stops beyond BODY_LIMIT."""
+    """Return a decoder of zstd that stops beyond BODY_LIMIT."""
     with zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).stream_reader(body) as reader:
         return reader.read(BODY_LIMIT + 1), True
 
@@ -249,11 +251,14 @@ _DECODERS = {
     b"deflate": _inflate(zlib.MAX_WBITS),
     b"zstd": _unzstd,
 }
-"""By content coding: what gives the body, and whether it is complete. `br` would need a library for it alone."""
+"""Content coding → a decoder, which returns the body and whether it is complete.
+
+`br` would need another library.
+"""
 
 
 class Subscriber:
-    """Lets a task wait for the first of several events, each of which calls `wake`; cheaper than tasks."""
+    """Lets a task wait for the first of several events, each of which calls `wake`. Cheaper than tasks."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -261,13 +266,13 @@ class Subscriber:
         self._future: asyncio.Future[None] | None = None
 
     def wake(self, *_: object) -> None:
-        """End the present wait, or the next one."""
+        """End the current wait, or the next one."""
         self._woken = True
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
     async def wait(self, timeout_s: float | None) -> bool:
-        """Whether something called `wake` since the last wait, or does within `timeout_s`."""
+        """Wait for up to `timeout_s`. Returns whether something called `wake` since the last wait."""
         if not self._woken:
             self._future = self._loop.create_future()
             timer = None if timeout_s is None else self._loop.call_later(timeout_s, _end, self._future)

@@ -1,4 +1,4 @@
-"""Listening sockets: Unix sockets of any path length, TCP, and the server on top of them."""
+"""Listening sockets (Unix sockets with paths of any length, TCP), and the server on top of them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from understudy.gateway.server.connections import BoundedProtocol, ConnectionTab
 
 BACKLOG = 1024
 KEEP_ALIVE_S = 3600
-"""Longer than any tool runs: a connection that is closed just as the agent uses it again costs a retry."""
+"""Longer than any tool runs, because closing a connection just when the agent reuses it costs a retry."""
 GRACE_S = 15
-"""How long a listener that stops waits for answers under way: longer than any gateway drains."""
+"""How many seconds a stopping listener waits for answers in progress. Longer than any gateway drains."""
 HEAD_S = 30.0
-"""Seconds that the request line and the headers of a request may take."""
+"""How many seconds the request line and headers of a request may take."""
 
 
 @contextmanager
 def _short(path: Path) -> Generator[str]:
-    """A name for a socket that fits into the 108 bytes that the kernel takes, however deep the path is."""
+    """Yield a name for a socket that fits into the 108 bytes that the kernel allows, however deep the path is."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -38,10 +38,10 @@ def _short(path: Path) -> Generator[str]:
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """A socket listening at `path`, open to every user: who may reach it is decided by where it is mounted.
+    """Return a socket listening at `path`, open to every user; mounts decide who can reach it.
 
-    What a dead process left there is replaced. Raises ConfigError when a live one listens there, or the place
-    cannot be used.
+    A socket left by a dead process is replaced. Raises ConfigError if a live one listens there, or the path cannot
+    be used.
     """
     try:
         with _short(path) as name:
@@ -55,7 +55,9 @@ def unix_socket(path: Path) -> socket.socket:
                 listener.close()
                 raise
     except OSError as error:
-        raise ConfigError(f"cannot listen on the socket {path}: {error.strerror or error}") from error
+        raise ConfigError(
+            f"cannot listen on the socket {path}: {error.strerror or error}; choose another path"
+        ) from error
     listener.setblocking(False)
     return listener
 
@@ -66,7 +68,9 @@ def _clear(path: Path, name: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"cannot listen on the socket {path}: that file is not a socket; move it away")
+        raise ConfigError(
+            f"cannot listen on the socket {path}: that file is not a socket; move it away, or choose another path"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -78,15 +82,12 @@ def _clear(path: Path, name: str) -> None:
 
 
 def tcp_socket(host: str, port: int) -> tuple[socket.socket, str]:
-    """A socket listening on `host`, at a free port when `port` is 0, and its URL.
-
-    Raises ConfigError naming host and port.
-    """
+    """Return a socket listening on `host` (at a free port if `port` is 0) and its URL. Raises ConfigError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
-        # Accepted sockets inherit it; asyncio sets it only where it knows the protocol. Without it, an answer in
-        # two writes waits 40 ms for the client's delayed acknowledgement.
+        # Accepted sockets inherit this option, which asyncio sets only if it knows the protocol. Without it, a
+        # response in two writes waits 40 ms for the client's delayed acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         hint = "; another process listens there: choose another port" if error.errno == errno.EADDRINUSE else ""
@@ -99,14 +100,14 @@ def tcp_socket(host: str, port: int) -> tuple[socket.socket, str]:
 class _Uvicorn(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        # Ctrl-C belongs to whoever runs the gateway.
+        # Ctrl-C is handled by whoever runs the gateway.
         yield
 
 
 class Listener:
     """A server on one listening socket, in the event loop that starts it.
 
-    Listeners of one process share a `table`, so that its bounds hold for all of them together.
+    Listeners of one process share a `table`, so that its limits apply to all of them together.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Listener:
             lifespan="off",
             interface="asgi3",
             log_config=None,
-            log_level="error",  # what an agent sends is no warning to whoever watches the run
+            log_level="error",  # invalid requests of agents should not appear as warnings in the operator's log
             access_log=False,
             server_header=False,
             proxy_headers=False,
@@ -139,7 +140,7 @@ class Listener:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Returns when requests are accepted; the socket is closed when it raises or is cancelled."""
+        """Return once requests are accepted. The socket is closed if it raises or is cancelled."""
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
         try:
             while not self._server.started:
@@ -152,13 +153,13 @@ class Listener:
             raise
 
     async def stop(self) -> None:
-        """Returns when the last connection is closed, for which a stop that is cancelled does not wait."""
+        """Return when the last connection is closed. If it is cancelled, it does not wait for that."""
         self._server.should_exit = True
         try:
             if self._task is not None:
                 await self._task
         finally:
-            for server in getattr(self._server, "servers", ()):  # uvicorn has them when it came so far
+            for server in getattr(self._server, "servers", ()):  # uvicorn has connections once it got that far
                 server.close()
             for connection in list(self._server.server_state.connections):
                 connection.transport.abort()

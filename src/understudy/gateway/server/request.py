@@ -1,4 +1,4 @@
-"""A model request and how it is answered: translated for a backend that speaks chat, or relayed as it is."""
+"""A model request and how it is answered: translated for a chat backend, or relayed unchanged."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Push = Callable[[bytes], None]
 
 
 class AgentRequest(Struct, frozen=True):
-    """A request as an agent sent it, with its attempt. `target` is the path with its query.
+    """A request as an agent sent it, with its attempt.
 
-    The names in `headers` are in lower case.
+    `target` is the path with its query. The names in `headers` are in lower case.
     """
 
     session: GatewaySession
@@ -32,18 +32,20 @@ class AgentRequest(Struct, frozen=True):
 
     @property
     def retry_count(self) -> int:
-        """How often the client says that it sent this request before (the SDKs of OpenAI and Anthropic do)."""
+        """How often the client says that it has sent this request before, as the SDKs of OpenAI and Anthropic
+        do.
+        """
         value = self.headers.get(b"x-stainless-retry-count", b"")
         return int(value) if value.isdigit() and len(value) < 10 else 0
 
     @property
     def idempotency_key(self) -> bytes:
-        """The same for all tries of one request, and for no other request; empty where the client sends none."""
+        """The client's idempotency key, which is the same for all tries of one request; "" if it sends none."""
         return self.headers.get(b"idempotency-key", b"")
 
 
 class ResponseDraft(Struct, frozen=True):
-    """A response that is not committed yet, and the events still to be sent; None when that is all of them."""
+    """A response that is not stored yet, and the events still to be sent; None means all of its events."""
 
     response: DialectResponse
     remaining_events: bytes | None = None
@@ -64,34 +66,37 @@ class PreparedRequest(Protocol):
 
     @property
     def max_tokens(self) -> int | None:
-        """How many tokens the completion may have; None where the request does not say."""
+        """The token limit of the completion; None if the request sets none."""
         ...
 
     adjustable: bool
     """Whether `sampling["max_tokens"]` may be set before `generate`."""
 
     async def generate(self, message_id: str, push: Push | None) -> Generation:
-        """Have the server generate; with `push`, what can be sent at once is sent while it does.
+        """Have the server generate.
 
-        Raises BackendError.
+        With `push`, events that can be sent at once are pushed meanwhile. Raises BackendError.
         """
         ...
 
     def draft(self, generation: Generation, message_id: str) -> ResponseDraft:
-        """The response for the agent. Raises BackendError for a generation that no response can be made of."""
+        """Return the response for the agent.
+
+        Raises BackendError if the generation cannot be expressed as a response.
+        """
         ...
 
     def final_message(self, text: str, message_id: str) -> DialectResponse:
-        """A response with a text of the gateway's own, after which the agent ends its turn."""
+        """Return a response with a text of the gateway's own, after which the agent ends its turn."""
         ...
 
     async def count(self) -> bytes:
-        """The JSON response to a request for a token count. Raises BackendError."""
+        """Return the JSON response to a request for a token count. Raises BackendError."""
         ...
 
 
 class TranslatedRequest:
-    """A PreparedRequest for a backend that speaks chat: the request and its generation are translated."""
+    """A PreparedRequest for a chat backend: the request and its generation are translated."""
 
     adjustable = True
 
@@ -138,7 +143,7 @@ class TranslatedRequest:
 
 
 class RelayedRequest:
-    """A PreparedRequest for a provider of the agent's own dialect. Raises InvalidRequest for any other."""
+    """A PreparedRequest for a provider of the agent's own dialect. Raises InvalidRequest for other dialects."""
 
     adjustable = False
 
@@ -178,7 +183,7 @@ class RelayedRequest:
 
     def final_message(self, text: str, message_id: str) -> DialectResponse:
         generation = Generation(model=self.model, text=text, finish_reason="stop")
-        # The request was never parsed. The dialects that are relayed need no more of it for a message.
+        # The request was never parsed. The relayed dialects need no more of it to build a message.
         request = DialectRequest(self.model, self.stream, ChatRequest(model=self.model, messages=[]))
         return self.agent_request.dialect.message(generation, request, self.agent_request.session, message_id)
 

@@ -1,4 +1,4 @@
-"""Telemetry of a gateway: metrics, calls as spans, and the agents' own telemetry marked with their attempt."""
+"""Telemetry of a gateway: metrics, calls as spans, and the agents' own telemetry labelled with their attempt."""
 
 ATTEMPT_ID = "understudy.attempt.id"
-"""The attribute that names the attempt, on each span of ours and each resource of an agent's export."""
+"""The attribute that identifies the attempt, on our spans and on the resources of agents' exports."""

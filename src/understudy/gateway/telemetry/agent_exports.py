@@ -1,4 +1,4 @@
-"""OTLP exports of the agents themselves: marked with their attempt and forwarded to a collector."""
+"""OTLP exports of the agents themselves: labelled with their attempt, and forwarded to a collector."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from understudy.gateway.config import TelemetryCollector
 from understudy.gateway.telemetry import ATTEMPT_ID
 
 LIMIT = 8 << 20
-"""The largest export in bytes, once it is unpacked."""
+"""The largest export in bytes, after decompression."""
 TIMEOUT_S = 10.0
 
 _PROTOBUF, _JSON = b"application/x-protobuf", b"application/json"
@@ -35,9 +35,9 @@ class ExportReply(Struct, frozen=True):
 
 
 class AgentTelemetry:
-    """Takes what agents export and passes it on to `collector`; without one it is accepted and dropped.
+    """Takes agents' exports and forwards them to `collector`; without one they are accepted and dropped.
 
-    Raises ConfigError when there is a collector and the extra `otel` is missing.
+    Raises ConfigError if there is a collector and the extra `otel` is missing.
     """
 
     def __init__(self, collector: TelemetryCollector | None = None) -> None:
@@ -50,9 +50,11 @@ class AgentTelemetry:
             self._marks[_PROTOBUF] = mark
 
     async def take(self, path: str, headers: Mapping[bytes, bytes], body: bytes, attempt_id: str) -> ExportReply:
-        """The answer to an export of an attempt's agent; `path` is one of PATHS, `headers` have lower-case names.
+        """Return the response to an export of an attempt's agent.
 
-        What the collector answers is passed back; 503 when it cannot be reached, which exporters try again.
+        `path` is one of PATHS; header names are in lower case.
+
+        The collector's response is passed back, or 503 if it cannot be reached, which makes exporters try again.
         """
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind not in _NOTHING:
@@ -80,7 +82,7 @@ class AgentTelemetry:
             )
 
     async def close(self) -> None:
-        """Drop the connections. May be called twice."""
+        """Close the connections. May be called twice."""
         if self._http is not None:
             await self._http.close()
 
@@ -90,7 +92,7 @@ def _refuse(status: int, message: str) -> ExportReply:
 
 
 def _unpack(encoding: bytes, body: bytes) -> bytes:
-    """The body as it was before it was compressed. Raises ValueError, also when it is too large."""
+    """Decompress the body. Raises ValueError, also if it is too large."""
     match encoding.lower():
         case b"identity" | b"":
             plain = body
@@ -101,7 +103,7 @@ def _unpack(encoding: bytes, body: bytes) -> bytes:
             except zlib.error as error:
                 raise ValueError(f"invalid gzip body: {error}") from error
             if not stream.eof and len(plain) <= LIMIT:
-                raise ValueError("invalid gzip body: it is truncated")
+                raise ValueError("invalid gzip body: it is truncated; send it again")
         case _:
             raise ValueError("unsupported content-encoding: expected gzip or identity")
     if len(plain) > LIMIT:
@@ -110,7 +112,7 @@ def _unpack(encoding: bytes, body: bytes) -> bytes:
 
 
 def _mark_json(signal: str, body: bytes, attempt_id: str) -> bytes:
-    """An export in JSON, with the attempt on each of its resources. Raises msgspec.MsgspecError."""
+    """Add the attempt to each resource of an export in JSON. Raises msgspec.MsgspecError."""
     export = msgspec.json.decode(body, type=_Export)
     mark = {"key": ATTEMPT_ID, "value": {"stringValue": attempt_id}}
     for item in export.get(_LISTS[signal], []):

@@ -1,4 +1,4 @@
-"""Metrics of a gateway for Prometheus: its calls, what they cost, and what it is doing now."""
+"""Metrics of a gateway for Prometheus: its calls, their costs, and its current state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from understudy.types import Call
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 MODELS_LIMIT = 200
-"""How many pairs of backend and model have metrics of their own. Servers report any name for a model."""
+"""How many pairs of backend and model get metrics of their own, because servers may report any model name."""
 
 _PREFIX = "understudy_gateway_"
 _SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
@@ -22,7 +22,7 @@ _TOKENS = ("prompt", "cached", "cache_write", "completion")
 
 
 class GatewayMetrics:
-    """The metrics of one gateway, in a registry of their own. An observer of its calls (`observe`)."""
+    """The metrics of one gateway in a registry of their own. `observe` observes its calls."""
 
     def __init__(self, control: GenerationControl) -> None:
         self._registry = CollectorRegistry()
@@ -48,7 +48,7 @@ class GatewayMetrics:
         return Counter(_PREFIX + name, help_, labels, registry=self._registry)
 
     def observe(self, call: Call, _: Mapping[bytes, bytes]) -> None:
-        """Count a call that was stored."""
+        """Count a stored call."""
         model = self._model(call.backend, call.backend_model)
         self._calls.labels(call.status, call.dialect, *model).inc()
         if call.error is not None:
@@ -69,12 +69,12 @@ class GatewayMetrics:
         return pair
 
     def text(self) -> bytes:
-        """Everything in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 
 class _ControlMetrics(Collector):
-    """What a gateway is doing, read when it is asked for."""
+    """What a gateway is doing, read when the metrics are requested."""
 
     def __init__(self, control: GenerationControl) -> None:
         self._control = control
@@ -95,7 +95,7 @@ class _ControlMetrics(Collector):
 
 
 class _MergedMetrics(Collector):
-    """Samples of several processes; `texts` are their metrics, by the name of each."""
+    """Merges the samples of several processes; `texts` are their metrics by process name."""
 
     def __init__(self, texts: Mapping[str, bytes]) -> None:
         self._texts = texts
@@ -111,5 +111,5 @@ class _MergedMetrics(Collector):
 
 
 def merged(texts: Mapping[str, bytes]) -> bytes:
-    """The metrics of several processes, by the name of each, as one text; every sample gets a label `worker`."""
+    """Merge the metrics of several processes, by name, into one text. Every sample gets a label `worker`."""
     return generate_latest(_MergedMetrics(texts))

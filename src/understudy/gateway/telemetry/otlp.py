@@ -1,4 +1,4 @@
-"""OTLP: calls exported as spans, and what agents export marked with their attempt. Needs the extra `otel`."""
+"""OTLP: exports calls as spans, and labels agents' exports with their attempt. Needs the extra `otel`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,12 @@ except ImportError as error:
     ) from error
 
 EXPORT_TIMEOUT_S = 5.0
-"""How long a batch is tried, with all its retries; closing takes about as long when the collector is down."""
+"""How long a batch is tried with all its retries, in seconds.
+
+Closing takes about as long if the collector is down.
+"""
 TEXT_LIMIT = 1_000
-"""Characters of one text in a span, which an agent may have made up; `contents` have more room."""
+"""The maximum characters of a text in a span, which an agent may have made up. `contents` may be longer."""
 CONTENTS_LIMIT = 1 << 20
 QUEUE = 512
 BATCH = 64
@@ -48,13 +51,13 @@ Attribute = str | int | float | list[str]
 OPERATION = "chat"
 _STOPS = 16
 _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
-"""Sampling parameters that the conventions have under the same names."""
+"""Sampling parameters that have the same names in the conventions."""
 
 
 class CallSpans:
-    """Exports calls as spans, in batches and in a thread of its own. An observer of a gateway's calls (`observe`).
+    """Exports calls as spans, in batches and in a thread of its own. `observe` observes a gateway's calls.
 
-    A collector that is down costs spans, never calls.
+    If the collector is down, spans are lost but never calls.
     """
 
     def __init__(self, collector: TelemetryCollector) -> None:
@@ -64,7 +67,7 @@ class CallSpans:
             headers=dict(collector.headers),
             timeout=EXPORT_TIMEOUT_S,
         )
-        # Sampled always: an agent that says in its header that it samples nothing does not decide for us.
+        # Always sampled: an agent's header that says "not sampled" does not apply to us.
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,
             resource=Resource.create({"service.name": "understudy-gateway", "service.version": __version__}),
@@ -77,7 +80,7 @@ class CallSpans:
         self._parents = TraceContextTextMapPropagator()
 
     def observe(self, call: Call, headers: Mapping[bytes, bytes]) -> None:
-        """Export a call that was stored, below the span that its request names as its parent, if it names one."""
+        """Export a stored call, as a child of the span that its request names as parent, if any."""
         carrier = {"traceparent": headers.get(b"traceparent", b"").decode("latin-1")}
         span = self._tracer.start_span(
             f"{OPERATION} {call.requested_model[:TEXT_LIMIT]}",
@@ -104,7 +107,7 @@ _EXPORTS: dict[str, tuple[type[Message], str]] = {
 
 
 def mark(signal: str, body: bytes, attempt_id: str) -> bytes:
-    """An export of `signal` in protobuf, with the attempt on each of its resources. Raises ValueError."""
+    """Add the attempt to each resource of a protobuf export of `signal`. Raises ValueError."""
     kind, items = _EXPORTS[signal]
     try:
         request: Any = kind.FromString(body)
@@ -119,11 +122,11 @@ def mark(signal: str, body: bytes, attempt_id: str) -> bytes:
     return request.SerializeToString()
 
 
-# --- what the GenAI semantic conventions say of a call ----------------------------------------------------
+# --- the attributes of the GenAI semantic conventions ---------------------------------------------------
 
 
 def attributes(call: Call) -> dict[str, Attribute]:
-    """What the conventions say of a call, without its contents. What is not known is not there."""
+    """Return the attributes of a call in the conventions, without its contents. Unknown values are left out."""
     usage = call.usage
     answered = call.finish_reason is not None
     values: dict[str, Attribute | None] = {
@@ -153,7 +156,7 @@ def attributes(call: Call) -> dict[str, Attribute]:
 
 
 def contents(call: Call) -> dict[str, Attribute]:
-    """The messages of a call, as the JSON text that the conventions describe; nothing when they are too deep."""
+    """Return the messages of a call as JSON text in the conventions' form; empty if they are nested too deeply."""
     request, answer = read_request(call), read_response(call)
     values: dict[str, Any] = {
         "gen_ai.system_instructions": [{"type": "text", "content": request.system}] if request.system else None,
@@ -190,11 +193,11 @@ def _part(block: Block) -> dict[str, Any]:
 
 
 def _strings(value: Any) -> list[str] | None:
-    """The stop strings, of which a request may give one or several."""
+    """Return the stop strings; a request may have one or several."""
     listed = cast(list[Any], value if isinstance(value, list) else [value])
     return [item for item in listed[:_STOPS] if isinstance(item, str)] or None
 
 
 def _number(value: Any) -> float | None:
-    """A number that fits into a span: one that does not would cost the whole batch it is in."""
+    """Return a number that fits into a span. One that does not would cost the whole batch."""
     return value if isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63) else None

@@ -1,6 +1,7 @@
-"""What the CLI sends for its `attachment` records: mentioned files, reminders, queued prompts, what hooks print.
+"""Reconstructs what the CLI sent for each `attachment` record: mentioned files, reminders, queued prompts, hook
+output.
 
-The texts were taken from recorded requests and from the programs themselves (2.0.64 to 2.1.330).
+The texts were taken from recorded requests and from the CLI programs themselves (versions 2.0.64 to 2.1.330).
 """
 
 from __future__ import annotations
@@ -24,26 +25,27 @@ _CONTEXT = frozenset(("instructions", "session_context", _APART))
 _FILES = frozenset(("directory", "file", "nested_memory"))
 
 Parts = Sequence[str | ClaudeBlock]
-"""Texts, and blocks of images."""
+"""Texts and image blocks."""
 
 NOT_LOGGED = "reminders_not_logged"
-"""The note on states behind a reminder of which the log holds that it was sent, but not its text."""
+"""The note on states after a reminder that the log mentions without its text."""
 
 OF_PROGRAM = "reminder_of_program"
-"""The note on states behind a reminder with the text of the version's program, which the account can change."""
+"""The note on states after a reminder whose text comes from the CLI program, which the user's account may change.
+"""
 
 HOOK_ORDER = "hook_order_not_logged"
-"""The note on states where a queued prompt was sent beside what hooks of tools added, in an unknown order."""
+"""The note on states where a queued prompt and the output of tool hooks were sent together in an unknown order."""
 
 UNKNOWN = "attachment_unknown"
-"""The note on states behind an attachment of an unknown type, or with unknown contents."""
+"""The note on states after an attachment whose type or contents are unknown."""
 
 
 class SentAttachment(Struct, frozen=True):
-    """What was sent for an attachment, and a note where that is not all of it.
+    """What the CLI sent for an attachment; `note` says why this may be incomplete.
 
-    `tool_use_id` names the call whose result it was sent with, where it is not the last one. `amid_users`: it is
-    the user's text also for models that are sent reminders as system messages. `is_apart`: it never goes into a
+    `tool_use_id`: the call with whose result it was sent, if that is not the last one. `amid_users`: it is sent as
+    the user's text even to models that get reminders as system messages. `is_apart`: it is never merged into a
     tool result. `is_queued`: it is a queued prompt.
     """
 
@@ -55,7 +57,9 @@ class SentAttachment(Struct, frozen=True):
     is_queued: bool = False
 
     def bare_texts(self) -> list[str]:
-        """The texts as they are in a system message: not wrapped as reminders. Empty where there are images."""
+        """Return the texts as a system message has them, without the reminder tags; an empty list if there are
+        images.
+        """
         if any(isinstance(part, ClaudeBlock) for part in self.parts):
             return []
         return [_WRAPPED.sub(r"\1", part) for part in self.parts if isinstance(part, str)]
@@ -75,16 +79,19 @@ _RULES = {
 
 
 def is_confirmed(attachment: Raw, rendered: Raw, behaviour: VersionBehaviour) -> bool:
-    """Whether recorded versions on both sides send an attachment alike: its text, unless logged, and its place."""
+    """Whether the recorded versions just before and after this one send the attachment in the same way.
+
+    Compares the rules for its position and, if the log lacks the sent text, for its text.
+    """
     kind = string(mapping(value_of(attachment)).get("type")) or ""
     rules = _RULES.get(kind, ()) if _rendered(rendered) is None else ()
     return behaviour.is_confirmed("has_system_messages", "extends_lists", *rules)
 
 
 def sent_attachment(attachment: Raw, rendered: Raw, behaviour: VersionBehaviour) -> SentAttachment:
-    """What the CLI sent for an attachment; hostile values give the note `UNKNOWN`.
+    """Return what the CLI sent for an attachment. Malformed or unexpected contents give the note `UNKNOWN`.
 
-    `rendered` is the text as it was sent, in the logs of versions that have it; empty in others.
+    `rendered` is the text as it was sent, which newer versions log; it is empty in logs of older ones.
     """
     fields = mapping(value_of(attachment))
     kind = string(fields.get("type")) or ""
@@ -118,7 +125,9 @@ def sent_attachment(attachment: Raw, rendered: Raw, behaviour: VersionBehaviour)
 
 
 def _of_program(fields: dict[str, Any], kind: str, behaviour: VersionBehaviour) -> SentAttachment:
-    """A reminder with the text of the version's program, without a text where that is not known."""
+    """Build a reminder from the text in this version's program; without a text, and with a note, if that is
+    unknown.
+    """
     try:
         if behaviour.known_reminders and kind == "plan_mode":
             text = program_texts.plan_mode(fields, by_agents=behaviour.agents_name_files)
@@ -145,25 +154,29 @@ def _sent(
 
 
 def _rendered(rendered: Raw) -> list[str] | None:
-    """The texts that were sent, None where the log does not have them, or not only texts were sent."""
+    """Return the logged texts that were sent, or None if the log lacks them or something other than text was
+    sent.
+    """
     texts = [string(mapping(message).get("content")) for message in items(value_of(rendered))]
     sent = [text for text in texts if text is not None]
     return sent if sent and len(sent) == len(texts) else None
 
 
 def reminder(content: str) -> str:
-    """A text as the CLI wraps what is its own and not the user's."""
+    """Wrap a text in the tags with which the CLI marks what does not come from the user."""
     return f"<system-reminder>\n{content}\n</system-reminder>"
 
 
 def defers_plans(attachment: Raw) -> bool:
-    """Whether an attachment says that the tool which ends plan mode is yet to be searched for."""
+    """Whether an attachment says that the tool which ends plan mode is deferred: the model has to search for it
+    first.
+    """
     fields = mapping(value_of(attachment))
     return fields.get("type") == "deferred_tools_delta" and "ExitPlanMode" in items(fields.get("addedNames"))
 
 
 def queued_text(attachment: Raw) -> str:
-    """The text of the prompt in a `queued_command` attachment; "" for another attachment."""
+    """Return the text of the prompt in a `queued_command` attachment, or "" for other attachments."""
     fields = mapping(value_of(attachment))
     return _prompt_text(fields.get("prompt")) if fields.get("type") == "queued_command" else ""
 
@@ -192,7 +205,9 @@ def _call(tool: str, arguments: dict[str, str]) -> str:
 
 
 def _file(fields: dict[str, Any], behaviour: VersionBehaviour) -> Parts | None:
-    """A mentioned file, as if the model had read it; None where it is neither text nor an image."""
+    """Build the messages for a mentioned file, as if the model had read it; None if it is neither text nor an
+    image.
+    """
     content = mapping(fields.get("content"))
     file, call = mapping(content.get("file")), _call("Read", {"file_path": str(fields.get("filename"))})
     if content.get("type") == "image" and isinstance(file.get("base64"), str):
@@ -278,7 +293,7 @@ def _session_context(fields: dict[str, Any]) -> str:
 def _environment(fields: dict[str, Any]) -> str:
     seen = fields["snapshot"]
     if seen["isWorktree"] or seen["additionalWorkingDirectories"]:
-        raise ValueError("lines for these were not recorded")
+        raise ValueError("no recorded text exists for these values")
     return (
         "# Environment\nYou have been invoked in the following environment: \n"
         f" - Primary working directory: {seen['workingDirectory']}\n"
@@ -289,7 +304,7 @@ def _environment(fields: dict[str, Any]) -> str:
 
 def _attribution(fields: dict[str, Any]) -> str:
     if fields["url"] or fields["sendUserFileHint"] or fields["managedCommit"] or fields["managedPr"]:
-        raise ValueError("lines for these were not recorded")
+        raise ValueError("no recorded text exists for these values")
     return (
         "Attribution for git commits and pull requests you create from here on (this replaces Claude Code's own "
         "earlier attribution guidance, such as a previous copy of this reminder; the user's own instructions "
@@ -337,7 +352,7 @@ def _selected_lines(fields: dict[str, Any]) -> str:
 
 def _task_status(fields: dict[str, Any]) -> str:
     if fields["status"] != "completed" or fields["deltaSummary"]:
-        raise ValueError("the text for this was not recorded")
+        raise ValueError("no recorded text exists for these values")
     return (
         f"Task {fields['taskId']} (type: {fields['taskType']}) (status: completed) (description: "
         f"{fields['description']}) Read the output file to retrieve the result: {fields['outputFilePath']}"
@@ -390,10 +405,10 @@ auto_mode auto_mode_exit compaction_reminder output_style plan_mode plan_mode_ex
 todo_reminder ultrathink_effort verify_plan_reminder
 """
 _CHANGED_TEXTS = frozenset(("environment", "session_context"))
-"""Attachments with other texts in versions that log their requests, where the texts are in that log."""
+"""Attachments whose texts differ in versions that log their requests. Those logs hold the sent texts."""
 
 _TEXT_IN_PROGRAM = frozenset(_UNLOGGED_TEXT.split())
-"""Reminders whose texts differ by version, and stand in the program only."""
+"""Reminders whose texts differ by version and are not logged: they exist only in the CLI program."""
 
 _PROGRAM_TEXTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "plan_mode_exit": program_texts.plan_mode_exit,

@@ -29,7 +29,8 @@ RESUME_NOT_LOGGED = "resume_not_logged"
 _INTERRUPTED = b"[Request interrupted by user"
 _FEWEST_BYTES_PER_TOKEN = 2.5
 _MOST_BYTES_PER_TOKEN = 6
-_ADDED_TOKENS = {True: 2000, False: 15_000}  # at most, to a prompt of the same run of the program, and of another
+# the most tokens that may be added unlogged, to a prompt of the same run of the program or of another one
+_ADDED_TOKENS = {True: 2000, False: 15_000}
 
 
 class _Usage(Struct):
@@ -41,13 +42,13 @@ class _Usage(Struct):
         return (self.input_tokens or 0) + self.cached_tokens()
 
     def cached_tokens(self) -> int:
-        """The tokens of the request that later requests may read from the cache."""
+        """Return how many tokens of the request later requests may read from the cache."""
         return (self.cache_creation_input_tokens or 0) + (self.cache_read_input_tokens or 0)
 
 
 class _Passed(Struct):
-    """What a path holds: its last response and the bytes from there on, the response behind the first calls that a
-    resume would lose (None where there is none), and how many bytes a resume would lose.
+    """What a path holds: its last response and the bytes after it; the response after the first calls that a
+    resume would lose (None if there are none); and how many bytes a resume would lose.
     """
 
     last: ClaudeResponse | None = None
@@ -67,11 +68,11 @@ class Continuity:
         self._lost_bytes: dict[str, int] = {}  # by key of a response: what a resume would lose of it
 
     def add_result(self, record: ClaudeRecord) -> None:
-        """Note a record with results of calls."""
+        """Record a record with results of calls."""
         self._results.append(record)
 
     def resume(self) -> None:
-        """Forget the calls before a resume that is logged: what it lost is known."""
+        """Forget the calls before a logged resume, since what it lost is known."""
         self._results.clear()
         self._lost_bytes.clear()
 
@@ -81,7 +82,9 @@ class Continuity:
         by_uuid: Mapping[str, ClaudeRecord],
         calls: Mapping[str, ClaudeResponse],
     ) -> None:
-        """Note a prompt: the results since the last one are lost by a resume where a walk from it misses them."""
+        """Process a prompt: a resume loses those results since the last prompt that a walk from this one
+        misses.
+        """
         if self._results:
             for result in tree.results_beside(record, self._results, by_uuid):
                 for call in tree.result_ids(result):
@@ -92,7 +95,7 @@ class Continuity:
         self._results.clear()
 
     def is_doubtful(self, nodes: Sequence[TraceNode], node: int) -> bool:
-        """Whether a response at `node` may be the first one after a resume that its log does not have."""
+        """Whether a response at `node` may be the first one after a resume that is not logged."""
         response = _response(nodes[node].body)
         if not self._lost_bytes or response is None or _is_programs_own(response.records[0]):
             return False
@@ -108,11 +111,11 @@ class Continuity:
             return False
         passed = self._passed(nodes, above)
         if not passed.lost_bytes:
-            return False  # a compaction or a rewind left them behind
+            return False  # a compaction or a rewind removed the calls that a resume would lose
         usage, usage_before, usage_after = map(_usage_of, (response, passed.last, passed.behind_lost))
         if usage is None or usage_before is None or usage_after is None:
             return True
-        # A prompt that was stopped may have put the beginning of a resumed session into the cache.
+        # A prompt that was stopped may already have put the beginning of a resumed session into the cache.
         is_first = sum(not _is_program_text(prompt) for prompt in prompts) < 2
         if is_first and (usage.cache_read_input_tokens or 0) >= usage_after.cached_tokens() > 0:
             return False
@@ -124,7 +127,7 @@ class Continuity:
         return grown <= most_added - passed.lost_bytes / _MOST_BYTES_PER_TOKEN
 
     def _passed(self, nodes: Sequence[TraceNode], at: int) -> _Passed:
-        """What is on the path to `at`."""
+        """Return what is on the path to `at`."""
         passed = _Passed()
         behind = None
         while at >= 0:
@@ -150,24 +153,24 @@ def _response(body: object) -> ClaudeResponse | None:
 
 
 def _is_programs_own(record: ClaudeRecord) -> bool:
-    """Whether the program wrote a record of the assistant's side itself."""
+    """Whether the program itself wrote a record of the assistant's side."""
     return record.message is not None and record.message.model == "<synthetic>"
 
 
 def _usage_of(response: ClaudeResponse | None) -> _Usage | None:
-    """The usage that the API reported with a response; None where the log has none."""
+    """Return the usage that the API reported with a response, or None if it is not logged."""
     for record in response.records if response is not None else ():
         if record.message is not None and (raw := bytes(record.message.usage)):
             try:
                 usage = _usage(raw)
             except DECODE_ERRORS:
                 return None
-            return usage if usage.prompt_tokens() else None  # the program reports none of its own messages
+            return usage if usage.prompt_tokens() else None  # the program reports no usage for its own messages
     return None
 
 
 def _text_bytes(record: ClaudeRecord) -> int:
-    """The bytes of a record's texts, thinking, calls and results, without images."""
+    """Return the bytes of a record's texts, thinking, calls and results, without images."""
     content = record.message.content if record.message is not None else None
     if isinstance(content, str):
         return len(content.encode(errors="replace"))
@@ -181,7 +184,9 @@ def _text_bytes(record: ClaudeRecord) -> int:
 
 
 def _is_program_text(record: ClaudeRecord) -> bool:
-    """Whether the program wrote a record of the user's side: a command's output, or that the user stopped it."""
+    """Whether the program wrote a record of the user's side: a command's output, or a note that the user
+    stopped it.
+    """
     content = record.message.content if record.message is not None else None
     if isinstance(content, str):
         return content.startswith("<")

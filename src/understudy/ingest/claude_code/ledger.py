@@ -1,7 +1,8 @@
-"""The request ledger that Claude Code logs from 2.1.329 on: which messages each request really had.
+"""Reads the request ledger that Claude Code logs from 2.1.329 on: exactly which messages each request contained.
 
-A request is logged as a difference: `messages(request) = messages(base)[:keep] + tail`. The tail names messages by
-the hash of their JSON; a message that is not in the log in this very form is logged as a blob.
+A request is logged as a difference: `messages(request) = messages(base)[:keep] + tail`. The tail names each
+message by the hash of its JSON. A message that does not occur elsewhere in the log in exactly this form is logged
+as a blob.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _shape = msgspec.json.Decoder(_LedgerShape).decode
 
 
 class RequestLedger:
-    """The requests of a session, with the messages that they name by hash. `losses` counts malformed lines."""
+    """The requests of a session, and the messages that they refer to by hash. `losses` counts malformed lines."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         self.losses: Counter[str] = Counter()
@@ -70,14 +71,15 @@ class RequestLedger:
             self.losses["odd-ledger"] += 1
 
     def add_logged_messages(self, lines: Iterable[bytes]) -> None:
-        """Add the messages that the log holds anyway, by their hashes: the ledger does not write them twice.
+        """Index the messages of ordinary log records by hash, since the ledger does not write these a second time.
 
-        Those are responses, joined of all records with one message id, with and without thinking; and the content
-        of users' records: each by itself, and as the CLI joins records that follow each other, or the results of
-        one response, to one message. Which form was sent shows when a request names its hash.
+        The CLI may send records in several forms, so all candidates are added: each response, joined from all
+        records with its message id, with and without thinking; and user content as single records, as consecutive
+        records joined, and as the joined results of one response. A request's hash then selects the form that was
+        sent.
         """
         answers: dict[str, list[Any]] = {}
-        askers: dict[str, str] = {}  # by tool call: the message id of its response
+        askers: dict[str, str] = {}  # tool call id → message id of the response that made the call
         results: dict[str | None, list[Any]] = {}
         together: list[Any] = []
         for line in lines:
@@ -113,13 +115,13 @@ class RequestLedger:
             self.blobs[name] = Raw(msgspec.json.encode(message))
 
     def shape(self, request_id: str | int) -> RequestShape | None:
-        """The system prompt and tools of a request, None where the ledger does not have them."""
+        """Return the system prompt and tools of a request, or None if the ledger lacks them."""
         entry = self.requests.get(request_id)
         return self.shapes.get(entry.shapeHash or "") if entry is not None else None
 
 
 class LedgerRequests:
-    """Adds the requests of a ledger to a tree of nodes, common beginnings once."""
+    """Adds the requests of a ledger to a tree of nodes. Requests that begin with the same messages share nodes."""
 
     def __init__(self, ledger: RequestLedger, nodes: list[TraceNode]) -> None:
         self._ledger = ledger
@@ -128,7 +130,7 @@ class LedgerRequests:
         self._ends: dict[str | int, tuple[int, int] | None] = {}
 
     def end_node(self, request_id: str | int) -> int | None:
-        """The last node of a request, None where the ledger does not hold all of it."""
+        """Return the last node of a request, or None if the ledger does not hold the complete request."""
         waiting: list[str | int] = []
         step: str | int | None = request_id
         while step is not None and step not in self._ends:
@@ -175,17 +177,19 @@ class LedgerRequests:
 
 
 def message_hash(message: Any) -> str:
-    """The hash that the ledger names a message by: SHA-256 of its JSON, keys sorted, without spaces."""
+    """Return the hash by which the ledger names a message: SHA-256 (hex) of its JSON with sorted keys and no
+    spaces.
+    """
     try:
         data = orjson.dumps(message, option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:  # an integer of more than 64 bits, or half a surrogate pair
+    except orjson.JSONEncodeError:  # an integer above 64 bits or an unpaired surrogate, which orjson rejects
         text = json.dumps(message, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         data = text.encode(errors="surrogatepass")
     return hashlib.sha256(data).hexdigest()
 
 
 def snapshot(attachment: Raw) -> RequestShape:
-    """The system prompt in a `prompt_snapshot` attachment; an empty shape where it is malformed."""
+    """Return the system prompt and tools of a `prompt_snapshot` attachment; an empty shape if it is malformed."""
     try:
         return _shape_of(_shape(attachment))
     except DECODE_ERRORS:

@@ -1,6 +1,6 @@
-"""Claude Code's session logs: `projects/<directory>/<session>.jsonl` and the logs of subagents beside them.
+"""Reads Claude Code's session logs: `projects/<directory>/<session>.jsonl`, and the logs of subagents beside them.
 
-A session gives one trace of its own conversation, and one for each subagent that it started.
+A session gives one trace for its main conversation, and one for each subagent that it started.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ from understudy.ingest.trace import Trace, TraceParent, TraceTurn
 
 FORMAT_NAME = "claude-code"
 SYNTHETIC_MODEL = "<synthetic>"
-"""What stands for the model where the CLI itself writes in the assistant's name."""
+"""The model name in messages that the CLI itself writes in the assistant's name."""
 
 _RENDERER = ClaudeCodeRenderer()
-_OWN = re.compile(r"a([a-z][a-z_]+)-[0-9a-f]+")  # agents that the CLI starts for itself: `acompact-1a2b`
+# ids of agents that the CLI starts for its own purposes, such as `acompact-1a2b`
+_OWN = re.compile(r"a([a-z][a-z_]+)-[0-9a-f]+")
 _STARTERS = ("Task", "Agent")
 _WARMUP = "Warmup"
 """The prompt of agents that older versions start for themselves, so that the provider caches the system prompt."""
@@ -50,7 +51,7 @@ _ADDED = "prompt-of-"
 
 
 class AgentMeta(Struct, frozen=True):
-    """The file beside a subagent's log, `agent-<id>.meta.json`."""
+    """The contents of `agent-<id>.meta.json`, a file beside a subagent's log."""
 
     agentType: str | None = None
     toolUseId: str | None = None
@@ -58,7 +59,7 @@ class AgentMeta(Struct, frozen=True):
 
 
 class SessionPart(Struct):
-    """The records of one agent of a session, and the conversation that is built of them when it is needed."""
+    """The records of one agent in a session, and the conversation that is built from them on first use."""
 
     log: ClaudeLog
     records: Sequence[ClaudeRecord]
@@ -68,11 +69,11 @@ class SessionPart(Struct):
     logs_attachments: bool = False
 
     def built(self) -> ClaudeConversation:
-        """The conversation, which is built at the first call."""
+        """Return the conversation, and build it on the first call."""
         if self.conversation is None:
             records = self.log.records
             begins = [records[end] for end in self.log.ends if 0 < end < len(records)]
-            # A session does not go on with a response or a result: what ended it was written late then.
+            # A new session never begins with a response or a tool result, so such a record was only written late.
             resumed = {one.uuid for one in begins if one.type != "assistant" and not result_ids(one)}
             self.conversation = build_conversation(
                 self.records,
@@ -84,10 +85,10 @@ class SessionPart(Struct):
 
 
 def split_by_agent(log: ClaudeLog, agent_id: str | None, meta: AgentMeta) -> list[SessionPart]:
-    """The records of a file by agent.
+    """Split the records of a file by agent. Returns the main agent first.
 
-    Older versions write the records of subagents (`isSidechain`) into the session's own file. They do not name the
-    agent, so each chain of records from a root is taken for one.
+    Older versions write the records of subagents (`isSidechain`) into the session's own file without naming the
+    agent, so every chain of records that starts at a new root is treated as one agent.
     """
     if agent_id is not None or not log.sidechains:
         return [SessionPart(log, log.records, agent_id, meta)]
@@ -106,7 +107,7 @@ def split_by_agent(log: ClaudeLog, agent_id: str | None, meta: AgentMeta) -> lis
 
 
 class ClaudeSession:
-    """The agents of a session, and which call started which of them."""
+    """The agents of one session, and which tool call started each of them."""
 
     def __init__(
         self,
@@ -122,12 +123,12 @@ class ClaudeSession:
         self._by_agent: dict[str, str] = {}
         self._by_prompt: dict[str, list[str]] = {}
         self._within: dict[str, SessionPart] = {}
-        self._prompt_of: dict[str, str] = {}  # by the id of the call that started an agent
+        self._prompt_of: dict[str, str] = {}  # id of the tool call that started an agent → its prompt
 
     def traces(self, owned: dict[str, SessionPart], copied: Counter[int]) -> Iterator[Trace]:
-        """A trace for each part, with the turns that `owned` (by message id) assigns to it.
+        """Yield one trace for each agent, with the turns that `owned` (by message id) assigns to it.
 
-        `copied` has, by Python's `id` of a part, how many of its turns were assigned to others.
+        `copied` maps the `id()` of a part to the number of its turns that were assigned to other parts.
         """
         if len(self.parts) > 1:
             for part in self.parts:
@@ -183,7 +184,7 @@ class ClaudeSession:
     def _use_ledger(
         self, turn: TraceTurn, response: ClaudeResponse, ledger: RequestLedger, requests: LedgerRequests
     ) -> None:
-        """Take a turn's context and shape from the request ledger, where it has them."""
+        """Take a turn's context, system prompt and tools from the request ledger if it has them."""
         reference = next((line.requestRef for line in response.records if line.requestRef is not None), None)
         if reference is None:
             return
@@ -193,7 +194,7 @@ class ClaudeSession:
             turn.context, turn.fidelity, turn.notes = end, "ledger", ()
 
     def _index_agent_calls(self, part: SessionPart) -> None:
-        """Note which tool calls of a part started agents, by the agent's id and by its prompt."""
+        """Record which tool calls of a part started agents, by agent id and by prompt."""
         starts: set[str] = set()
         for record in part.records:
             content = record.message.content if record.message is not None else None
@@ -214,12 +215,12 @@ class ClaudeSession:
                         self._by_agent.setdefault(agent_id, block.tool_use_id)
 
     def _add_prompt(self, part: SessionPart) -> None:
-        """Put the prompt before an agent's records where its log lacks it: the call that started it has it."""
+        """Insert an agent's prompt, taken from the call that started it, if the agent's own log lacks it."""
         if part.agent_id is None or not part.records or part.records[0].type != "assistant":
             return
         call = part.meta.toolUseId or self._by_agent.get(part.agent_id)
         first = part.records[0]
-        # An agent that no call started, and that called no tools, was started by the program.
+        # An agent that no tool call started, and that called no tools itself, is a warm-up by the CLI.
         started_itself = call is None and all(one.type == "assistant" for one in part.records)
         prompt = _WARMUP if started_itself else self._prompt_of.get(call or "")
         if prompt is None or first.parentUuid is not None:
@@ -234,7 +235,8 @@ class ClaudeSession:
         tool_use_id = part.meta.toolUseId or self._by_agent.get(part.agent_id or "")
         if tool_use_id is None:
             waiting = self._by_prompt.get(_prompt(part).strip(), [])
-            # Agents with the same prompt are taken to have started in the order in which their logs begin.
+            # Several agents can have the same prompt: assume that they started in the order in which their logs
+            # begin.
             tool_use_id = waiting.pop(0) if len(waiting) > 1 else waiting[0] if waiting else None
         depth = part.meta.spawnDepth or self._depth(part, tool_use_id)
         return TraceParent(self.session_id, tool_use_id, depth)
@@ -274,14 +276,14 @@ def _turn(response: ClaudeResponse, conversation: ClaudeConversation) -> TraceTu
 
 
 def _is_assumed(body: object) -> bool:
-    """Whether a body is a prompt that no record holds."""
+    """Whether a node is the warm-up prompt that `_add_prompt` inserted, which no record holds."""
     if not isinstance(body, ClaudeRecord) or body.message is None or not (body.uuid or "").startswith(_ADDED):
         return False
     return body.message.content == _WARMUP
 
 
 def _prompt(part: SessionPart) -> str:
-    """The first prompt of an agent, "" where it has no text."""
+    """Return the text of an agent's first prompt, "" if it has none."""
     for record in part.records:
         if record.type == "user" and record.message is not None:
             content = record.message.content
@@ -294,10 +296,13 @@ def _prompt(part: SessionPart) -> str:
 
 
 HEAD = 1 << 16
-_LEDGER_HEAD = 1 << 22  # bytes read for the first response where the ledger's system prompt and tools precede it
+# bytes to search for the first response: the ledger may log a long system prompt and tools before it
+_LEDGER_HEAD = 1 << 22
 _LEDGER = b'"api-request'
 MAX_CLUSTER_BYTES = 200 << 20
-"""Bytes of sessions with a common beginning that are compared in memory; larger clusters are read one by one."""
+"""Sessions with a common beginning are compared in memory up to this many bytes; larger clusters are read one by
+one.
+"""
 
 _AGENT = re.compile(r"agent-(.+?)(\.meta\.json|\.jsonl)")
 _LINE = re.compile(
@@ -314,11 +319,11 @@ _meta = msgspec.json.Decoder(AgentMeta).decode
 
 
 class _SessionFiles(Struct):
-    """The files of one session: each with its directory and the agent's id, None for the session's own.
+    """The files of one session, each with its directory and its agent id (None for the session's own log).
 
-    `first` is the message id of the first response: forks share it with their session, unless they begin with a
-    compaction. `begin` is the time of the first record that has one.
-    `file_names` are the names of files (or of agents' directories) that are not the session's id.
+    `first` is the message id of the first response; a fork has the same one as the session it was made from,
+    unless it begins with a compaction. `begin` is the earliest timestamp. `file_names` are the names of files (or
+    agents' directories) that differ from the session id.
     """
 
     session_id: str
@@ -332,12 +337,12 @@ class _SessionFiles(Struct):
 
 
 class ClaudeCodeFormat(LogFormat):
-    """Logs of every version from 1.0 on. The files of one project must be read together."""
+    """Reads logs of every version from 1.0 on. All files of one project must be read together."""
 
     name = FORMAT_NAME
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether a file is the log of a session or a subagent, or the `meta.json` beside a subagent's."""
+        """Whether a file is the log of a session or a subagent, or a subagent's `.meta.json`."""
         name = path.replace("\\", "/").rpartition("/")[2]
         if name.endswith(".meta.json"):
             return _AGENT.fullmatch(name) is not None
@@ -347,7 +352,7 @@ class ClaudeCodeFormat(LogFormat):
         return not gemini and b'"type":' in head and _LINE.search(head) is not None
 
     def group(self, path: str) -> str:
-        """The project's directory."""
+        """Return the project's directory."""
         if "subagents" not in path:
             return os.path.dirname(path)  # noqa: PTH120 (of very many paths)
         parts = PurePath(path).parts
@@ -356,9 +361,10 @@ class ClaudeCodeFormat(LogFormat):
         return str(PurePath(path).parent)
 
     def links(self, path: str, head: bytes) -> Iterable[str]:
-        """The sessions that the records name, and the first response, which forks have in common.
+        """Return the session ids in the records and the message id of the first response, which forks share.
 
-        None for a file that is named after its session: it lies in the project's directory.
+        Returns nothing for a file named after its session: it lies in its project's directory, so `group`
+        suffices.
         """
         ids = {one.decode(errors="replace") for one in _SESSION.findall(head)}
         name = path.replace("\\", "/").rpartition("/")[2].removesuffix(".gz").removesuffix(".jsonl")
@@ -368,17 +374,17 @@ class ClaudeCodeFormat(LogFormat):
         return (*ids, *([first[1].decode(errors="replace")] if first is not None else ()))
 
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
-        """The traces of all sessions in the files: first a session, then its subagents. Raises OSError.
+        """Yield the traces of all sessions in the files: each session followed by its subagents. Raises OSError.
 
-        A resumed or forked session repeats turns of another. Such a turn is in one trace only, that which has most
-        of its records.
+        A resumed or forked session repeats turns of another one. Each such turn is put into one trace only: the
+        one that has most of its records.
         """
         metas: dict[str, AgentMeta] = {}
         sessions: dict[str, _SessionFiles] = {}
         for file in sorted(files, key=lambda file: file.path):
             self._file(file, metas, sessions)
         assigned_before: set[str] = set()
-        # A session that began earlier comes first: what a fork copied from it is its own.
+        # Process sessions by start time, so that turns which a fork copied stay with the original session.
         for cluster in _clusters(sorted(sessions.values(), key=lambda session: session.begin)):
             with garbage_collection_paused():
                 traces = _read_cluster(cluster, metas, assigned_before)
@@ -413,10 +419,10 @@ class ClaudeCodeFormat(LogFormat):
 
 
 def _session_of(file: LogFile, name: str, head: bytes) -> str:
-    """The id of the session that a file logs; `name` is what the file's place says.
+    """Return the id of the session that a file logs; `name` is the id that its path suggests.
 
-    The program names the file after the session. Under any other name it was collected, and the records tell: the
-    last one, as a file may begin with records that were copied from the session that it continues.
+    The CLI names a log after its session. A file with any other name was renamed or collected, so the records
+    decide. The last record counts, since a file may begin with records copied from the session that it continues.
     """
     sought = name.encode(errors="replace")
     if sought in _SESSION.findall(head):
@@ -426,22 +432,24 @@ def _session_of(file: LogFile, name: str, head: bytes) -> str:
         for some in whole_lines(stream, Counter()):
             if sought in some and any(one.sessionId == name for one in decode_envelopes(some)):
                 return name
-            # From the end, so that few lines are decoded.
+            # Decode from the end, so that only a few lines have to be decoded.
             last = (one.sessionId for one in decode_envelopes(some, backwards=True) if one.uuid is not None)
             session_id = next(filter(None, last), session_id)
     return session_id or name
 
 
 def _merged_log(logs: Sequence[ClaudeLog]) -> ClaudeLog:
-    """One log of several files of one agent, which are copies of one log, made at different times, or parts of it.
+    """Merge several files of one agent: copies of its log made at different times, or parts of it.
 
-    What only one file has stands behind the record that it follows there, and a part where it belongs in time.
+    A record that only one file has is inserted after its predecessor in that file. A part without a common record
+    is inserted by its timestamp.
     """
     logs = sorted(logs, key=lambda log: -len(log.records))
     whole = logs[0]
     for log in logs[1:]:
         uuids = {record.uuid for record in whole.records}
-        behind: dict[str | None, list[ClaudeRecord]] = {}  # by the record that they follow in their own file
+        # uuid of the preceding record in the same file → the records that follow it
+        behind: dict[str | None, list[ClaudeRecord]] = {}
         anchor: str | None = None
         for record in log.records:
             if record.uuid in uuids:
@@ -469,7 +477,10 @@ def _merged_log(logs: Sequence[ClaudeLog]) -> ClaudeLog:
 
 
 def _clusters(sessions: Iterable[_SessionFiles]) -> Iterator[list[_SessionFiles]]:
-    """Sessions that begin with the same response together, unless they are too large."""
+    """Group sessions that begin with the same response.
+
+    A group above `MAX_CLUSTER_BYTES` is split into single sessions.
+    """
     same: dict[bytes | int, list[_SessionFiles]] = {}
     for session in sessions:
         same.setdefault(session.first or id(session), []).append(session)
@@ -503,7 +514,7 @@ def _read_cluster(
         files.append(parts)
     ledger = None
     if any(log.ledger for _, log in read):
-        # One for all of them: a fork has the turns from before it, but not their requests.
+        # One ledger for all sessions: a fork repeats earlier turns without their ledger entries.
         ledger = RequestLedger(line for _, log in read for line in log.ledger)
         for file, _ in read:
             ledger.add_logged_messages(read_message_lines(file))
@@ -519,7 +530,9 @@ def _read_cluster(
 def _assign_turns(
     sessions: Sequence[ClaudeSession], assigned_before: set[str]
 ) -> tuple[dict[str, SessionPart], Counter[int]]:
-    """The part that each turn belongs to, and how many turns of a part (by its `id`) belong to others."""
+    """Return the part that each turn belongs to (by message id), and how many turns of each part (by its `id()`)
+    were assigned elsewhere.
+    """
     best: dict[str, tuple[object, ...]] = {}
     owned: dict[str, SessionPart] = {}
     copied: Counter[int] = Counter()
@@ -539,7 +552,7 @@ def _assign_turns(
                     owned[key] = part
                     continue
                 # The best copy has the most records of the response, is not a subagent's, and has the longest
-                # history: a fork may hold less of it than the file that it was copied from.
+                # history (a fork may hold less history than the file it was copied from).
                 weight = weights[response.node] if weights else 0
                 rank = (
                     -len(response.records),
@@ -559,7 +572,7 @@ def _assign_turns(
 
 
 def _weights(conversation: ClaudeConversation) -> list[int]:
-    """How many records there are on the path to each node."""
+    """Return for each node how many records lie on its path from the root."""
     weights: list[int] = []
     for node in conversation.nodes:
         before = weights[node.parent] if node.parent >= 0 else 0

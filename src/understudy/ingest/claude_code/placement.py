@@ -1,8 +1,8 @@
-"""Where the CLI sends what stands beside the messages: reminders, mentioned files, queued prompts.
+"""Decides where the CLI sends content that accompanies messages: reminders, mentioned files, queued prompts.
 
-The CLI joins all messages of the user's side since a response to one, tool results first. What it sends beside
-them goes, in the order of the log, behind the last tool result, and into it where only results came before. Newer
-versions send newer models a system message behind all of it instead.
+The CLI joins all user messages since a response into one, with tool results first. Accompanying content follows
+the last tool result, in log order, and is merged into that result if nothing but results came before. Newer
+versions instead send newer models a system message after all of it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ def add_parts(
     sent: SentAttachment,
     behaviour: VersionBehaviour,
 ) -> int:
-    """Add what was sent beside the messages, behind `at`; returns the last node.
+    """Add accompanying content at or before node `at`, and return the last node.
 
-    It goes into the last tool result (that of `tool_use_id`, where it names another), unless a text was sent since
-    the response, it is sent apart, or the model is sent system messages: then it is a text behind the results.
-    Where there is no result, it goes in front of what the user wrote. The nodes are not changed, but get siblings:
-    turns may have been sent them as they were. `damage` has the notes of nodes, which a changed copy inherits.
+    It is merged into the last tool result (or the one that `tool_use_id` names). If text was sent since the
+    response, if the content must stay separate, or if the model gets system messages, it becomes a text after the
+    results. Without a result, it is put before the user's text. Existing nodes are never changed but copied as
+    siblings, since earlier turns may have been sent the originals. `damage` holds the notes of nodes; a copy
+    inherits them.
     """
     system = behaviour.has_system_messages
     if system and not sent.amid_users and (texts := sent.bare_texts()):
@@ -56,7 +57,7 @@ def add_parts(
 
 
 def add_bodies(nodes: list[TraceNode], bodies: Sequence[object], at: int) -> int:
-    """Add nodes with these bodies, one behind the other; returns the last one."""
+    """Add a chain of nodes with these bodies after `at`. Returns the last node."""
     for body in bodies:
         nodes.append(TraceNode(at, body))
         at = len(nodes) - 1
@@ -64,7 +65,7 @@ def add_bodies(nodes: list[TraceNode], bodies: Sequence[object], at: int) -> int
 
 
 def system_messages_before(nodes: Sequence[TraceNode], at: int) -> tuple[list[object], int]:
-    """The bodies of the system messages that end at `at`, and the node before them."""
+    """Return the bodies of the consecutive system messages that end at `at`, and the node before them."""
     bodies: list[object] = []
     while at >= 0 and _is_system_message(nodes[at].body):
         bodies.insert(0, nodes[at].body)
@@ -73,12 +74,12 @@ def system_messages_before(nodes: Sequence[TraceNode], at: int) -> tuple[list[ob
 
 
 def _system_message(texts: Sequence[str]) -> ClaudeRecord:
-    """The body of a system message amid the conversation: states have its text as the user's."""
+    """Build the body of a system message within the conversation. In states its text becomes the user's."""
     return ClaudeRecord(type="attachment", message=ClaudeMessage(content="\n".join(texts)))
 
 
 def added_after_tools(nodes: Sequence[TraceNode], at: int) -> tuple[list[object], int]:
-    """The bodies of what hooks added behind tools that end at `at`, and the node before them."""
+    """Return the bodies of the hook output that ends at `at`, after tool results, and the node before it."""
     bodies: list[object] = []
     while is_added(nodes, at) and str(_first_part(nodes[at].body)).startswith(_AFTER_TOOL):
         bodies.insert(0, nodes[at].body)
@@ -92,18 +93,19 @@ def _first_part(body: object) -> object:
 
 
 def _is_system_message(body: object) -> bool:
-    """Whether a body is one of `_system_message`."""
+    """Whether a body was made by `_system_message`."""
     if not isinstance(body, ClaudeRecord) or body.type != "attachment" or body.message is None:
         return False
     return isinstance(body.message.content, str)
 
 
 def _nodes_to_result(nodes: Sequence[TraceNode], at: int, added: SentAttachment) -> tuple[list[int], int]:
-    """The nodes of the user's side from `at` back to a tool result, and the node before them.
+    """Walk back over the user's side from `at` to a tool result. Returns the nodes passed, and the node where it
+    stopped.
 
-    It is the last result, or that of `added.tool_use_id` where it is among the results of the same response. Where
-    there is none, the nodes go back to the response, to what was sent beside the messages, or, for what is sent
-    apart, to a summary.
+    The target is the last result, or the one of `added.tool_use_id` if the same response has it. Without a result,
+    the walk stops at the response, at earlier accompanying content, or, for content that is sent separately, at a
+    summary.
     """
     passed: list[int] = []
     last_result: tuple[list[int], int] | None = None
@@ -122,7 +124,7 @@ def _nodes_to_result(nodes: Sequence[TraceNode], at: int, added: SentAttachment)
 
 
 def _has_text_before(nodes: Sequence[TraceNode], at: int) -> bool:
-    """Whether a text was sent since the response, in front of the tool results that end at `at`."""
+    """Whether a text was sent between the response and the tool results that end at `at`."""
     at = nodes[at].parent
     while at >= 0 and (sent := tree.sent_record(nodes[at].body)) is not None:
         if not tree.result_ids(sent.record):
@@ -132,7 +134,9 @@ def _has_text_before(nodes: Sequence[TraceNode], at: int) -> bool:
 
 
 def is_added(nodes: Sequence[TraceNode], at: int) -> bool:
-    """Whether a node is what was sent beside the messages, behind tool results."""
+    """Whether a node is accompanying content (not a system message) that follows other content of the user's
+    side.
+    """
     body = nodes[at].body if at >= 0 else None
     if not isinstance(body, ClaudeRecord) or body.type != "attachment" or _is_system_message(body):
         return False

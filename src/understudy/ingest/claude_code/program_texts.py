@@ -1,4 +1,6 @@
-"""Reminders whose texts stand in the program only: what 2.1.160 to 2.1.330 send, where nothing else is said."""
+"""Texts of reminders that the log lacks: what versions 2.1.160 to 2.1.330 send, unless a comment says
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ MALWARE = (
     "the code. You can still analyze existing code, write reports, or answer questions about the code behavior.\n"
     "</system-reminder>"
 )
-"""What stands behind a file's lines; to 2.1.112."""
+"""What versions up to 2.1.112 send after the lines of a file."""
 
 _PLAN_FILE = (
     "No plan file exists yet. You should create your plan at {path} using the Write tool.",
@@ -132,31 +134,35 @@ relevant to the current work. This is just a gentle reminder - ignore if not app
 
 
 def plan_mode(fields: dict[str, Any], *, by_agents: bool) -> str:
-    """What is sent when plan mode begins. `by_agents`: the version has agents name the files that are read.
+    """Return the reminder that is sent when plan mode begins. `by_agents`: this version asks agents to list files
+    to read.
 
-    Raises ValueError where another text was sent: to subagents, and as a short reminder later on.
+    Raises ValueError in cases whose text is unknown: subagents, and the short reminder that is repeated later.
     """
     if fields["reminderType"] != "full" or fields["isSubAgent"]:
-        raise ValueError("the text for this was not recorded")
+        raise ValueError("no recorded text exists for this kind of plan reminder")
     file = _PLAN_FILE[bool(fields["planExists"])].format(path=fields["planFilePath"])
     return _PLAN_MODE.format(file=file, found=_PLAN_FILES_PHRASES[not by_agents])
 
 
 def plan_mode_again(fields: dict[str, Any]) -> str:
-    """What is sent when plan mode begins once more."""
+    """Return the reminder that is sent when plan mode is entered again."""
     return _PLAN_MODE_AGAIN.format(path=fields["planFilePath"])
 
 
 def plan_mode_exit(fields: dict[str, Any]) -> str:
-    """What is sent when plan mode ends. Raises ValueError where no plan was written: that was not recorded."""
+    """Return the reminder that is sent when plan mode ends.
+
+    Raises ValueError if no plan exists: that text is unknown.
+    """
     if not fields["planExists"]:
-        raise ValueError("the text for this was not recorded")
+        raise ValueError("no recorded text exists for leaving plan mode without a plan")
     return _PLAN_MODE_EXIT.format(path=fields["planFilePath"])
 
 
 def task_reminder(fields: dict[str, Any]) -> str:
-    """What is sent when the list of tasks was not used for a while. Raises ValueError for tasks that wait."""
+    """Return the reminder to use the task list. Raises ValueError if a task is blocked or has an owner."""
     if any(task["blockedBy"] or task.get("owner") for task in fields["content"]):
-        raise ValueError("the text for these was not recorded")
+        raise ValueError("no recorded text exists for blocked or owned tasks")
     tasks = "\n".join(f"#{task['id']}. [{task['status']}] {task['subject']}" for task in fields["content"])
     return f"{_TASKS}\n\nHere are the existing tasks:\n\n{tasks}" if tasks else _TASKS

@@ -1,4 +1,4 @@
-"""Prompts that were queued and sent amid a turn, where the log does not hold them as messages."""
+"""Tracks prompts that were queued and sent in the middle of a turn, for logs that do not hold them as messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from understudy.ingest.claude_code.render import text
 
 
 class QueuedPrompts:
-    """The prompts that were taken from the queue, until a record shows where they were sent."""
+    """Prompts that were taken from the queue, and are waiting until a later record shows where they were sent."""
 
     def __init__(self, records: Sequence[ClaudeRecord]) -> None:
         self._records = records
@@ -19,7 +19,7 @@ class QueuedPrompts:
         self.waiting: list[ClaudeRecord] = []
 
     def add(self, record: ClaudeRecord) -> None:
-        """Add a prompt, unless the log holds it as an attachment too; each attachment counts for one prompt."""
+        """Add a prompt, unless the log also has it as an attachment. Each attachment matches one prompt only."""
         if self._logged is None:
             attachments = (one.attachment for one in self._records if one.type == "attachment")
             self._logged = Counter(filter(None, map(queued_text, attachments)))
@@ -30,10 +30,11 @@ class QueuedPrompts:
             self.waiting.append(record)
 
     def take_sent_before(self, before: ClaudeRecord) -> list[str]:
-        """Remove the queued prompts that were sent before a record was written, and return them.
+        """Remove and return the queued prompts that were sent before a record was written.
 
-        Operations on the queue are written at once, and records a little later. So such a prompt may stand in the
-        file before results that it followed; it was sent with the next request, in front of the response to it.
+        Queue operations are logged at once, other records a little later. A prompt may therefore stand in the file
+        before tool results that were sent before it; it was sent with the next request, ahead of that request's
+        response.
         """
         sent = [
             record

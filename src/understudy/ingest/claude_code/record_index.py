@@ -1,4 +1,4 @@
-"""Look-ups among the records of a log, each made when it is first needed."""
+"""Lazy indexes of a log's records."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from understudy.ingest.claude_code.records import ClaudeRecord
 
 
 class RecordIndex:
-    """The records of one agent by what names them."""
+    """Indexes of one agent's records. Each is built when it is first used."""
 
     def __init__(self, records: Sequence[ClaudeRecord]) -> None:
         self._records = records
 
     @cached_property
     def by_uuid(self) -> dict[str, ClaudeRecord]:
-        """The records by their uuid, the first of those that share one."""
+        """Records by uuid. If several share a uuid, the first one counts."""
         return {record.uuid: record for record in reversed(self._records) if record.uuid is not None}
 
     @cached_property
     def parents(self) -> set[str | None]:
-        """The uuids of all records that have children."""
+        """The uuids of all records that have a child."""
         return {record.parentUuid for record in self._records}
 
     @cached_property
     def users_by_parent(self) -> dict[str | None, ClaudeRecord]:
-        """The last record of the user's side behind each record, by that record's uuid."""
+        """For each record (by uuid), the last user record whose parent it is."""
         return {record.parentUuid: record for record in self._records if record.type == "user"}
 
     @cached_property
     def prompt_uuid(self) -> str:
-        """The uuid of the one prompt of a run in print mode (`claude -p`), "" where there is none."""
+        """The uuid of the only prompt of a run in print mode (`claude -p`), or "" if this is not such a run."""
         return tree.only_prompt(self._records) or ""
 
     @cached_property
     def has_attachments(self) -> bool:
-        """Whether some records say what was sent beside messages."""
+        """Whether any record is an attachment, which means that this version logs what accompanies messages."""
         return any(record.type == "attachment" for record in self._records)

@@ -1,7 +1,7 @@
-"""A Claude Code log as typed records, line by line, and what can be salvaged of malformed lines.
+"""Parses a Claude Code log into typed records, line by line, and recovers what it can from malformed lines.
 
-Decoding takes most of the time, so only what decides where a record belongs is decoded. Texts, inputs and results
-stay raw JSON until the messages are rendered.
+Decoding takes most of the time, so only the fields that place a record are decoded. Texts, inputs and results stay
+raw JSON until the messages are rendered.
 """
 
 from __future__ import annotations
@@ -22,34 +22,35 @@ from understudy.ingest.log_files import LogFile
 
 _NOTIFICATION = re.compile(rb'"\s*<[a-z]+-notification>')
 _TOOL_HOOK = re.compile(rb'"hookEvent": ?"(?:Pre|Post)ToolUse')
-_TASK = rb"{\"task_id\""  # some versions queue a notice about an agent like this, and never dequeue it
+# some versions queue a notice about a background agent in this form, and never dequeue it
+_TASK = rb"{\"task_id\""
 
 
-_START_S = 0.2  # seconds that a prompt of the command line waits in the queue, at most
+_START_S = 0.2  # the longest time, in seconds, that a command-line prompt waits in the queue
 
 
 class QueuedPrompt(Struct):
-    """A prompt in the queue: its content, how many records were logged before it, and when it was queued."""
+    """A prompt in the queue: its content, the number of records logged before it, and when it was queued."""
 
     content: Raw
     at: int
     timestamp: str | None
 
     def is_notification(self) -> bool:
-        """Whether the program queued it, not the user."""
+        """Whether the program queued it rather than the user."""
         return _NOTIFICATION.match(bytes(self.content)) is not None
 
 
 class PromptQueue(Struct):
-    """The prompts that wait until the model may be sent them."""
+    """The prompts that are waiting to be sent."""
 
     waiting: list[QueuedPrompt] = []
 
     def program_started(self, record: ClaudeRecord, at: int) -> bool:
-        """Apply an operation other than `remove` that stands behind `at` records.
+        """Apply a queue operation other than `remove`, which the log has after `at` records.
 
-        Returns whether it shows that the program was started here: with a prompt that was never queued while it
-        ran.
+        Returns whether the operation shows that the program was started here, which is so for a dequeued prompt
+        that was not queued while the program was running.
         """
         if record.operation == "enqueue":
             if _TASK not in bytes(record.content)[:16]:
@@ -58,19 +59,19 @@ class PromptQueue(Struct):
             self.waiting.clear()
         elif record.operation == "dequeue":
             if not self.waiting:
-                return True  # it was queued before the log began
+                return True  # the prompt was queued before this log began
             prompt = self.waiting.pop(0)
             waited = seconds_between(prompt.timestamp, record.timestamp)
-            # A prompt from the command line is a string, and does not wait. Those from a stream of JSON are lists,
-            # which the log leaves out; they may come at any time.
+            # A prompt from the command line is a string and is dequeued at once. Prompts from a JSON stream are
+            # lists, which the log omits; they may come at any time.
             at_once = prompt.at == at and (waited is None or waited <= _START_S)
             return at_once and bool(bytes(prompt.content)) and not prompt.is_notification()
         return False
 
     def take_sent_prompt(self) -> Raw | None:
-        """Remove the prompt that a `remove` operation says was sent amid a turn.
+        """Apply a `remove` operation: remove and return the prompt that was sent in the middle of a turn.
 
-        The operation does not name it: it is the user's oldest prompt. None where there is none.
+        The operation does not name the prompt: it is the user's oldest one. Returns None if there is none.
         """
         prompts = [prompt for prompt in self.waiting if not prompt.is_notification()] or self.waiting[:1]
         if not prompts:
@@ -80,10 +81,10 @@ class PromptQueue(Struct):
 
 
 def seconds_between(first: str | None, second: str | None) -> float | None:
-    """The seconds from one timestamp to another; None where one of them is missing or malformed."""
+    """Return the seconds between two ISO timestamps, or None if one is missing or malformed."""
     try:
         return (datetime.fromisoformat(second or "") - datetime.fromisoformat(first or "")).total_seconds()
-    except (TypeError, ValueError):  # no timestamp, or only one of them has a time zone
+    except (TypeError, ValueError):  # a timestamp is missing, or only one of them has a time zone
         return None
 
 
@@ -91,20 +92,21 @@ UNREADABLE = "unreadable"
 """The type of a record that stands for a line that is not JSON."""
 
 QUEUED_PROMPT = "queued-prompt"
-"""The type of a record that stands for a prompt which was taken from the queue and sent amid a turn.
+"""The type of a record made for a prompt that was taken from the queue and sent in the middle of a turn.
 
-Versions up to about 2.1.60 log only that it was taken, not the message.
+Versions up to about 2.1.60 log only that the prompt was taken, not the message.
 """
 
 DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoding malformed text may raise."""
+"""The exceptions that decoding malformed text may raise."""
 
 _NOTHING = Raw()
 MAX_LINE_BYTES = 128 << 20
-"""Bytes of a line; longer ones are counted and left out."""
+"""Longest line that is read, in bytes; longer lines are counted and skipped."""
 
 _CHUNK_BYTES = 32 << 20
-"""Bytes of a file up to which records may keep the lines that they were decoded from: to copy takes time."""
+"""While fewer bytes than this were read, records keep the lines they were decoded from alive: copying takes time.
+"""
 
 _AGENT_ID = b'"agentId"'
 _HOOK_HEAD = 120
@@ -122,11 +124,11 @@ _LOOSE = 16 << 20
 _PIECE = 1 << 16
 
 
-# The fields stand in the order in which the CLI writes them: msgspec decodes them faster so.
+# Fields are in the order in which the CLI writes them, which msgspec decodes faster.
 
 
 class ClaudeBlock(Struct, gc=False):
-    """A content block. Raw fields are decoded when the messages are rendered."""
+    """A content block. Raw fields are decoded when messages are rendered."""
 
     type: str = ""
     tool_use_id: str | None = None
@@ -141,7 +143,7 @@ class ClaudeBlock(Struct, gc=False):
 
 
 class ClaudeMessage(Struct, gc=False):
-    """The message of a user's or an assistant's record."""
+    """The message in a user or assistant record."""
 
     model: str | None = None
     id: str | None = None
@@ -151,7 +153,7 @@ class ClaudeMessage(Struct, gc=False):
 
 
 class ClaudeRecord(Struct, gc=False):
-    """A line of the log: the fields that decide what it is and where it belongs."""
+    """A line of the log, with the fields that decide its kind and its place in the conversation."""
 
     parentUuid: str | None = None
     isSidechain: bool | None = None
@@ -180,12 +182,12 @@ class ClaudeRecord(Struct, gc=False):
     data: Raw = _NOTHING
 
     def is_tool_hook(self) -> bool:
-        """Whether it reports that a hook ran before or after a tool."""
+        """Whether the record reports that a hook ran before or after a tool."""
         return _TOOL_HOOK.search(bytes(self.data)[:_HOOK_HEAD]) is not None
 
 
 class ClaudeEnvelope(Struct, gc=False):
-    """Fields that are the same in most lines of a file."""
+    """Fields that have the same value in most lines of a file."""
 
     sessionId: str | None = None
     cwd: str | None = None
@@ -196,12 +198,12 @@ class ClaudeEnvelope(Struct, gc=False):
 
 
 class ClaudeLog(Struct):
-    """A file: the records that belong to a conversation, in the order of the file.
+    """The contents of one log file. `records` are those of the conversation, in file order.
 
-    `ledger` are the lines of the request ledger as they are. `ends` are counts of records after which the program
-    ended, so that the next record is of a resumed session. `losses` counts by kind what could not be read or is
-    unknown. `sidechains`: some records are of subagents. `queue` has the prompts that were not sent yet,
-    `snapshots` how often files were saved, by the uuid of the prompt.
+    `ledger`: unparsed lines of the request ledger. `ends`: for each end of the program, the number of records
+    before it; the next record belongs to a resumed session. `losses`: counts of unreadable or unknown data, by
+    kind. `sidechains`: whether some records belong to subagents. `queue`: prompts that were not yet sent.
+    `snapshots`: how often files were saved, by the uuid of the prompt.
     """
 
     path: str
@@ -229,7 +231,7 @@ file-history-delta mode permission-mode ai-title custom-title agent-name
 agent-color agent-setting pr-link worktree-state cost-state tag task-summary atis-latch relocated tools-used
 """
 _ASIDE = frozenset(_ASIDE_TEXT.split())
-"""Types of records that are no part of the conversation."""
+"""Types of records that are not part of the conversation."""
 
 _PARENT = re.compile(rb'"parentUuid": ?"([^"\\]{1,200})"')
 _UUID = re.compile(rb'"uuid": ?"([^"\\]{1,200})"')
@@ -238,13 +240,13 @@ _MESSAGE_ROLE = re.compile(rb'"(?:assistant|user)"')
 _NO_RESPONSE = b'"No response requested."'
 _RESUMED = b'"SessionStart:resume"'
 _HALF = re.compile(rb"\\u[dD]")
-_MARK = b"\xef\xbb\xbf"  # the byte order mark
+_MARK = b"\xef\xbb\xbf"  # the UTF-8 byte order mark, which is skipped
 _FAILED = object()
 _NOTHING_SAID = ClaudeRecord(type="mode")
 
 
 def read_log(file: LogFile) -> ClaudeLog:
-    """Read a file. Raises OSError when it cannot be read; malformed lines are counted, and never raise."""
+    """Read a log file. Malformed lines are counted and never raise. Raises OSError if the file cannot be read."""
     lines = ClaudeLog(file.path, [], [], [], ClaudeEnvelope(), Counter())
     decode = _at_once
     size = 0
@@ -253,7 +255,8 @@ def read_log(file: LogFile) -> ClaudeLog:
             try:
                 records = decode(some, lines.losses)
             except DECODE_ERRORS:
-                # Where one line is malformed, others mostly are too.
+                # If one line is malformed, others usually are too, so the rest of the file is decoded line by
+                # line.
                 decode = _one_by_one
                 records = decode(some, lines.losses)
             size += len(some)
@@ -265,9 +268,9 @@ def read_log(file: LogFile) -> ClaudeLog:
 
 
 def _detach(record: ClaudeRecord) -> None:
-    """Copy what is needed of a record out of the lines that it was decoded from, so that they take no memory.
+    """Copy the raw fields of a record, so that the lines it was decoded from can be freed.
 
-    Most of a log is written twice, as the message and as what the program shows of it.
+    `toolUseResult` repeats most of the message for display, so it is dropped unless it names an agent.
     """
     if _AGENT_ID not in bytes(record.toolUseResult):
         record.toolUseResult = _NOTHING
@@ -290,14 +293,14 @@ def _copy_raw(value: ClaudeRecord | ClaudeMessage | ClaudeBlock, names: Sequence
 
 
 def read_message_lines(file: LogFile) -> Iterator[bytes]:
-    """The lines of a file that may hold a message of the assistant or the user, unparsed. Raises OSError."""
+    """Yield the unparsed lines that may hold an assistant or user message. Raises OSError."""
     with file.open() as stream:
         for some in whole_lines(stream, Counter()):
             yield from (line for line in BytesIO(some) if _MESSAGE_ROLE.search(line) is not None)
 
 
 def decode_envelopes(some: bytes, *, backwards: bool = False) -> Iterator[ClaudeEnvelope]:
-    """The envelopes of some lines, decoded one by one; malformed lines have none."""
+    """Yield the envelopes of some lines, decoded one at a time; malformed lines are skipped."""
     lines = BytesIO(some).readlines()
     for line in reversed(lines) if backwards else lines:
         with suppress(*DECODE_ERRORS):
@@ -305,21 +308,22 @@ def decode_envelopes(some: bytes, *, backwards: bool = False) -> Iterator[Claude
 
 
 def _at_once(some: bytes, _: Counter[str]) -> list[ClaudeRecord]:
-    """The records of some lines. Raises one of `DECODE_ERRORS` where any of them is malformed."""
+    """Decode all lines in one call. Raises one of `DECODE_ERRORS` if any line is malformed."""
     records = _decode_lines(some)
     if not some.isascii():
-        some.decode()  # raw fields have not been checked for valid UTF-8
+        some.decode()  # check UTF-8 here, since msgspec does not validate raw fields
     return records
 
 
 def _one_by_one(some: bytes, losses: Counter[str]) -> list[ClaudeRecord]:
-    """The records of some lines; of malformed lines what can be salvaged."""
-    lines = BytesIO(some).readlines()  # by far faster than to split
+    """Decode lines one by one, and recover what is possible from malformed ones."""
+    lines = BytesIO(some).readlines()  # reading through a stream is much faster than splitting the bytes
     records: list[ClaudeRecord] = []
     decoded = map(_decode, lines)
     while True:
         try:
-            # At an error, the list has what came before it, and the iterator goes on behind the malformed line.
+            # After an error, `records` holds the lines before the malformed one, and the iterator continues after
+            # it.
             records.extend(decoded)
             break
         except DECODE_ERRORS as error:
@@ -336,7 +340,7 @@ def _one_by_one(some: bytes, losses: Counter[str]) -> list[ClaudeRecord]:
 
 
 def _file_records(lines: ClaudeLog, some: bytes, new_records: list[ClaudeRecord]) -> None:
-    """Sort records into the log. `some` are the lines that they were decoded from."""
+    """Add decoded records to the log. `some` are the lines that they were decoded from."""
     records = lines.records
     ledger = False
     for record in new_records:
@@ -352,7 +356,7 @@ def _file_records(lines: ClaudeLog, some: bytes, new_records: list[ClaudeRecord]
             _file_snapshot(lines, record)
         elif record.type == _SUMMARY:
             if records and _ends_turn(records[-1]):
-                lines.ends.append(len(records))  # titles of sessions are written when the program starts
+                lines.ends.append(len(records))  # session titles are written when the program starts
         elif record.type not in _ASIDE:
             _file_without_uuid(lines, record)
     if not lines.sidechains and True in [record.isSidechain for record in new_records]:
@@ -366,11 +370,12 @@ def _file_records(lines: ClaudeLog, some: bytes, new_records: list[ClaudeRecord]
 
 
 def _file_snapshot(lines: ClaudeLog, record: ClaudeRecord) -> None:
-    """Note the snapshot of files for a prompt. A resumed session writes all of its snapshots once more."""
+    """Count a file snapshot for a prompt. A resumed session writes all of its snapshots again."""
     if record.messageId is not None and not record.isSnapshotUpdate:
         before = max(lines.snapshots.values(), default=1)
         lines.snapshots[record.messageId] += 1
-        # They may be written one by one amid the first turn: only the first of them shows where it begins.
+        # Snapshots may be written one by one during the first turn, so only the first repeated one marks the
+        # start.
         if lines.snapshots[record.messageId] > max(before, 1) and lines.records:
             lines.ends.append(len(lines.records))
 
@@ -384,7 +389,7 @@ def _answers_nothing(record: ClaudeRecord) -> bool:
 
 
 def _ends_turn(record: ClaudeRecord) -> bool:
-    """Whether it is a response without tool calls."""
+    """Whether the record is a response without tool calls."""
     content = record.message.content if record.type == "assistant" and record.message is not None else None
     return isinstance(content, list) and all(
         isinstance(block, ClaudeBlock) and block.type == "text" for block in content
@@ -392,7 +397,10 @@ def _ends_turn(record: ClaudeRecord) -> bool:
 
 
 def _file_without_uuid(lines: ClaudeLog, record: ClaudeRecord) -> None:
-    """Sort a record without a uuid: one that belongs to the conversation follows the record before it."""
+    """Add a record that has no uuid.
+
+    If it belongs to the conversation, the record before it becomes its parent.
+    """
     if record.type in ("user", "assistant", UNREADABLE):
         if record.type != UNREADABLE:
             lines.losses["no-uuid"] += 1
@@ -422,7 +430,10 @@ def _file_without_uuid(lines: ClaudeLog, record: ClaudeRecord) -> None:
 
 
 def _salvage(line: bytes, error: Exception, losses: Counter[str]) -> ClaudeRecord:
-    """What can be read of a malformed line. Its uuid and parent matter most: they keep the chain together."""
+    """Recover a record from a malformed line.
+
+    Its uuid and parent matter most, since they keep the chain connected.
+    """
     value: Any = _FAILED
     if line.startswith(_MARK):
         line = line.removeprefix(_MARK)
@@ -431,7 +442,7 @@ def _salvage(line: bytes, error: Exception, losses: Counter[str]) -> ClaudeRecor
         losses["bad-utf8"] += 1
         value = _load_loosely(line.decode(errors="replace"))
     elif isinstance(error, msgspec.ValidationError | RecursionError) or _HALF.search(line) is not None:
-        # JavaScript writes half surrogate pairs, which msgspec refuses and the standard library reads.
+        # JavaScript writes unpaired surrogates, which msgspec rejects and the standard library accepts.
         value = _load_loosely(line)
     if value is _FAILED:
         losses["bad-json"] += 1
@@ -456,7 +467,7 @@ def _salvage(line: bytes, error: Exception, losses: Counter[str]) -> ClaudeRecor
 
 def _load_loosely(line: str | bytes) -> Any:
     if len(line) > _LOOSE:
-        return _FAILED  # as Python objects it could take a hundred times as much memory
+        return _FAILED  # as Python objects the value could take a hundred times as much memory
     try:
         return json.loads(line)
     except DECODE_ERRORS:
@@ -464,7 +475,7 @@ def _load_loosely(line: str | bytes) -> Any:
 
 
 def _encoded(value: Any) -> bytes:
-    """The value as JSON, half surrogate pairs replaced by question marks."""
+    """Encode a value as JSON. Unpaired surrogates become question marks."""
     return json.dumps(value, ensure_ascii=False).encode(errors="replace")
 
 
@@ -477,7 +488,10 @@ def _decodes(value: Any, decode: Callable[[bytes], Any]) -> bool:
 
 
 def _valid_fields(fields: dict[str, Any], losses: Counter[str]) -> dict[str, Any]:
-    """The fields that have the expected types, and a message's blocks likewise; the others are counted."""
+    """Return the fields that have the expected types, and count the others.
+
+    Blocks of a message are checked likewise.
+    """
     sound: dict[str, Any] = {}
     for key, value in fields.items():
         if _decodes({key: value}, _decode):
@@ -495,7 +509,7 @@ def _valid_fields(fields: dict[str, Any], losses: Counter[str]) -> dict[str, Any
 
 
 def _find_envelope(lines: ClaudeLog, some: bytes) -> None:
-    """Take the envelope from the first line that names its session and has a uuid."""
+    """Set the envelope from the first line that has a session id and a uuid."""
     for envelope in decode_envelopes(some):
         if envelope.sessionId is not None and envelope.uuid is not None:
             lines.envelope = envelope
@@ -503,7 +517,7 @@ def _find_envelope(lines: ClaudeLog, some: bytes) -> None:
 
 
 def whole_lines(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
-    """The stream in pieces of whole lines, without lines longer than `MAX_LINE_BYTES`."""
+    """Yield the stream in pieces of whole lines, without lines longer than `MAX_LINE_BYTES`."""
     pieces: list[bytes] = []
     size = 0
     while piece := stream.read(_PIECE):
@@ -519,7 +533,7 @@ def whole_lines(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
             piece = piece[end:]
         size += len(piece)
         if size > MAX_LINE_BYTES:
-            pieces.clear()  # the line goes on, but is not kept
+            pieces.clear()  # inside an overlong line: its remaining data is dropped
         elif piece:
             pieces.append(piece)
     if size > MAX_LINE_BYTES:
@@ -529,13 +543,14 @@ def whole_lines(stream: BinaryIO, losses: Counter[str]) -> Iterator[bytes]:
 
 
 def parents_first(records: Sequence[ClaudeRecord], losses: Counter[str]) -> Sequence[ClaudeRecord]:
-    """The records without repeated ones, each behind its parent; else in the order of the file."""
+    """Return the records without duplicates, each after its parent, otherwise in file order."""
     first: dict[str | None, ClaudeRecord] = {}
     for record in records:
         if first.setdefault(record.uuid, record) is not record:
             losses["repeated-uuid"] += 1
     done: dict[str | None, ClaudeRecord] = {}
-    waiting: dict[str | None, list[ClaudeRecord]] = {}  # by the uuid of the parent that is to come
+    # uuid of a parent that has not come yet → the records that wait for it
+    waiting: dict[str | None, list[ClaudeRecord]] = {}
 
     def put(record: ClaudeRecord) -> None:
         stack = [record]

@@ -1,4 +1,7 @@
-"""Chat messages from Claude Code's records, rendered when they are needed."""
+"""Renders Claude Code's records as chat messages.
+
+Rendering is lazy: only the nodes that are needed are rendered.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,10 @@ _decode_message = msgspec.json.Decoder(_LedgerMessage).decode
 
 
 class ClaudeCodeRenderer:
-    """Renders the nodes that `walk` and `ledger` make."""
+    """Renders the nodes that `walk` and `ledger` create."""
 
     def history(self, body: Any) -> list[Message]:
-        """The messages of a node, without thinking."""
+        """Return the messages of a node without thinking."""
         if isinstance(body, ClaudeResponse):
             return _assistant((block for record in body.records for block in _blocks(record)), body)
         if isinstance(body, TrimmedResponse):
@@ -53,7 +56,7 @@ class ClaudeCodeRenderer:
         return []
 
     def action(self, bodies: Sequence[Any]) -> TurnAction:
-        """What a response did, with the thinking that the log holds."""
+        """Return what a response did, with the thinking that the log holds."""
         blocks = [
             block
             for body in bodies
@@ -74,7 +77,7 @@ class ClaudeCodeRenderer:
 
 
 def value_of(raw: Raw) -> Any:
-    """The value of raw JSON, None where it is malformed; half surrogate pairs become question marks."""
+    """Decode raw JSON. Returns None if it is malformed; unpaired surrogates become question marks."""
     data = bytes(raw)
     if not data:
         return None
@@ -90,7 +93,7 @@ def value_of(raw: Raw) -> Any:
 
 
 def text(raw: Raw) -> str:
-    """The value of raw JSON where it is a string, else ""."""
+    """Decode raw JSON that should be a string. Returns "" if it is anything else."""
     value = value_of(raw)
     return value if isinstance(value, str) else ""
 
@@ -101,26 +104,28 @@ def _blocks(record: ClaudeRecord) -> Blocks:
 
 
 def _user_content(record: ClaudeRecord) -> Blocks:
-    """The content of a record of the user's side: a prompt, results, a command's output."""
+    """Return the content of a user record: a prompt, tool results, or the output of a command."""
     if record.type == "system":
         return [text(record.content)]
     return _blocks(record)
 
 
 def _ledger_message(raw: Raw) -> list[Message]:
-    """A message of the request ledger."""
+    """Convert a message of the request ledger."""
     try:
         message = _decode_message(raw)
     except DECODE_ERRORS:
         return []
     content = message.content
     blocks = [content] if isinstance(content, str) else content or ()
-    # System messages amid a conversation become the user's: chat templates have no others.
+    # System messages within a conversation become user messages, since chat templates allow none there.
     return _assistant(blocks) if message.role == "assistant" else _user(blocks)
 
 
 def _assistant(blocks: Iterable[ClaudeBlock | str], sent_back: ClaudeResponse | None = None) -> list[Message]:
-    """The message of a response; as its version sends it back where `sent_back` is the response."""
+    """Build the message of a response, or, if `sent_back` is the response, the form in which its version sends it
+    back later.
+    """
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     for block in blocks:
@@ -170,7 +175,7 @@ def _user(blocks: Blocks, cleared: frozenset[str] = frozenset()) -> list[Message
 
 
 def _with_added(sent: SentRecord) -> list[Message]:
-    """The messages of a record: added texts go into the last tool result, where its version does that."""
+    """Return the messages of a record with added texts; some versions merge these into the last tool result."""
     blocks = _user_content(sent.record)
     if sent.forgot_images:
         blocks = [
@@ -230,7 +235,7 @@ def _url(source: Any) -> str:
 
 
 def _simple(parts: list[Any], *, joined: bool) -> Any:
-    """A string where there is only text (one part, or all of them `joined`), else the list of parts."""
+    """Return a string if the content is one text (or only texts, with `joined`), else the list of parts."""
     if all(part["type"] == "text" for part in parts) and (joined or len(parts) == 1):
         return "\n".join(part["text"] for part in parts)
     return parts

@@ -1,6 +1,6 @@
-"""What tools versions of Claude Code offer: a table of what real ones sent (`tools.json.xz`).
+"""Looks up which tools a version of Claude Code offers, in a table of what real versions sent (`tools.json.xz`).
 
-`scripts/record_claude_tools.py` makes the table, and its docstring says what is in it.
+`scripts/record_claude_tools.py` makes the table; its docstring describes the format.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ _DATE_MARK, _MONTH_MARK = "{{DATE}}", "{{MONTH}}"
 
 
 class RecordedTools(Struct, frozen=True):
-    """Tools in OpenAI's form, as Claude Code's `version` offers them."""
+    """The tools, in OpenAI's form, that Claude Code `version` offers."""
 
     version: str
     tools: list[dict[str, Any]]
 
 
 class _Table(Struct, frozen=True):
-    """The definitions as JSON text in OpenAI's form, their names, and of each version the lists of its modes."""
+    """The table: tool definitions as JSON text in OpenAI's form, their names, and for each version the tool lists
+    of its modes.
+    """
 
     definitions: list[str]
     names: list[str]
@@ -41,11 +43,11 @@ class _Table(Struct, frozen=True):
 def claude_tools(
     version: str, called: Collection[str], *, subagent: bool = False, date: str | None = None
 ) -> RecordedTools | None:
-    """The tools of the recorded version nearest to `version`; None where that is no version.
+    """Return the tools of the recorded version nearest to `version`; None if `version` is not a version number.
 
-    A version has several lists (in a terminal, in print mode, with tools that are searched for): the one that has
-    the most of the `called` tools is taken, with what else of them any version has. Where a tool's text tells the
-    day, it is `date`, an ISO date or time.
+    A version has several lists (terminal, print mode, tools found by search). The one with the most of the
+    `called` tools is used, and called tools that it lacks are taken from any version. `date` (ISO date or time)
+    replaces the current day in tool descriptions that mention it.
     """
     version_match = _VERSION.match(version)
     if version_match is None:
@@ -64,7 +66,7 @@ def claude_tools(
 
 
 def _nearest(versions: list[tuple[int, ...]], version: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The versions, in their order, from the nearest to the farthest."""
+    """Return the versions from the nearest to `version` to the farthest, by their distance in the list."""
     index = bisect_right(versions, version)
     beside = range(max(index - 1, 0), min(index + 1, len(versions)))
     first = min(beside, key=lambda at: [abs(a - b) for a, b in zip(versions[at], version, strict=True)])
@@ -73,7 +75,7 @@ def _nearest(versions: list[tuple[int, ...]], version: tuple[int, ...]) -> list[
 
 @lru_cache(maxsize=256)
 def _tools(chosen: tuple[int, ...], day: str | None) -> list[dict[str, Any]]:
-    """Some of the definitions, with the day of a session in their texts."""
+    """Return tool definitions with the day of a session in their texts."""
     definitions = _table().definitions
     return [json.loads(_dated(definitions[at], day)) for at in chosen]
 

@@ -1,7 +1,8 @@
-"""The tree of a Claude Code conversation: what nodes hold, and copies of paths that were sent otherwise later.
+"""The tree of a Claude Code conversation: what its nodes hold, and how a path is copied when it is sent
+differently later.
 
-A conversation is not always sent as it came to be: it is compacted, old results are cleared, or it is read from
-the log again. What changes then becomes a new branch, so that turns from before keep what they were sent.
+The CLI may change what it sent before: it compacts the conversation, clears old results, or reads the log again on
+resume. Each change becomes a new branch, so that earlier turns keep exactly what they were sent.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from understudy.ingest.claude_code.records import ClaudeBlock, ClaudeRecord, sec
 from understudy.ingest.trace import TraceNode
 
 MIN_UNIQUE_ID_LENGTH = 12
-"""Message ids of fewer characters are not taken to be unique: some servers count from 1 in each session."""
+"""Shorter message ids are not assumed to be unique: some servers count from 1 in each session."""
 
 
 class ClaudeResponse(Struct, gc=False):
-    """One response of the model: all records with its message id, in the order of the file.
+    """One response of the model: all records with its message id, in file order.
 
-    `key` is the message id. `node` is the response's node, `tail` that of the last of its results so far,
-    `pending` are the ids of its tool calls without a result. `hides_plans` and `renames_starter` as in
+    `key`: the message id. `node`: the index of the response's node. `tail`: the node of the last result so far.
+    `pending`: the ids of its tool calls that have no result yet. `hides_plans`, `renames_starter`: see
     `VersionBehaviour`.
     """
 
@@ -38,18 +39,18 @@ class ClaudeResponse(Struct, gc=False):
 
 
 class TrimmedResponse(Struct, gc=False, frozen=True):
-    """A response of which only the tool calls with these ids are sent back."""
+    """A response of which only the tool calls with these ids are sent back to the model."""
 
     response: ClaudeResponse
     tool_use_ids: frozenset[str]
 
 
 class SentRecord(Struct, gc=False, frozen=True):
-    """A record of the user's side that is sent otherwise than it was logged.
+    """A user record that is sent in a different form than it was logged.
 
-    The results of the calls with the ids `cleared` are sent as a placeholder, to save context. `added` are texts
-    and images that are sent with the record: behind the last tool result, or in front of a prompt. With
-    `forgot_images`, its own images are sent as the text `[image]`.
+    `cleared`: the ids of tool calls whose results are replaced by a placeholder, to save context. `added`: texts
+    and images that are sent with the record, after its last tool result or before a prompt. `forgot_images`: its
+    own images are sent as the text `[image]`.
     """
 
     record: ClaudeRecord
@@ -59,15 +60,15 @@ class SentRecord(Struct, gc=False, frozen=True):
     extends_lists: bool = False
 
     def with_added(self, parts: Sequence[str | ClaudeBlock], *, extends_lists: bool) -> SentRecord:
-        """The same with more that is sent with it. `extends_lists` as in `VersionBehaviour`."""
+        """Return a copy with more parts added. `extends_lists`: see `VersionBehaviour`."""
         return msgspec.structs.replace(self, added=(*self.added, *parts), extends_lists=extends_lists)
 
 
 class ClaudeConversation(Struct):
-    """The conversation of one agent. `notes` names, for each node behind damage in the log, what is damaged.
+    """The conversation of one agent.
 
-    `active` are the keys of the responses on the path to the last record. `snapshot` is the attachment with the
-    system prompt, None where the log has none.
+    `notes`: for each node at or after damage in the log, what is damaged. `active`: the keys of the responses on
+    the path to the last record. `snapshot`: the attachment with the system prompt, or None.
     """
 
     nodes: list[TraceNode]
@@ -106,10 +107,10 @@ _microcompaction = msgspec.json.Decoder(_Microcompaction).decode
 def preserved_messages(
     boundary: ClaudeRecord, by_uuid: Mapping[str, ClaudeRecord]
 ) -> tuple[str | None, list[str]]:
-    """The uuid of the record behind which a compaction's preserved messages go, and the uuids of those messages.
+    """Return which messages a compaction preserved: the uuid of the record they follow, and their own uuids.
 
-    (None, []) where none were preserved. There are two forms: later versions list the messages, earlier ones name
-    the first and the last. Raises one of `DECODE_ERRORS` where the boundary is malformed.
+    Returns (None, []) if none were preserved. Later versions list the messages; earlier ones name the first and
+    the last. Raises one of `DECODE_ERRORS` if the boundary record is malformed.
     """
     if not bytes(boundary.compactMetadata):
         return None, []
@@ -128,14 +129,14 @@ def preserved_messages(
 
 
 def cleared_tool_calls(boundary: ClaudeRecord) -> frozenset[str]:
-    """The ids of the tool calls whose results a microcompaction cleared. Raises one of `DECODE_ERRORS`."""
+    """Return the ids of the tool calls whose results a microcompaction cleared. Raises one of `DECODE_ERRORS`."""
     if not bytes(boundary.microcompactMetadata):
         return frozenset()
     return frozenset(_microcompaction(boundary.microcompactMetadata).compactedToolIds)
 
 
 def _bodies(nodes: Sequence[TraceNode], at: int, end: object = None) -> list[object]:
-    """The bodies on the path from `at` back to the beginning, or to the node behind the body `end`."""
+    """Return the bodies from `at` back to the root, or back to the node just after the one with body `end`."""
     bodies: list[object] = []
     while at >= 0 and (end is None or nodes[at].body is not end):
         bodies.append(nodes[at].body)
@@ -144,7 +145,7 @@ def _bodies(nodes: Sequence[TraceNode], at: int, end: object = None) -> list[obj
 
 
 def path_with_cleared_results(nodes: list[TraceNode], at: int, ids: frozenset[str]) -> int:
-    """A path like that to `at`, but with the results of these calls cleared. Returns its last node."""
+    """Copy the path to `at` with the results of these calls cleared. Returns the last node of the copy."""
     bodies = _bodies(nodes, at)
     changed: dict[int, object] = {}
     for index, body in enumerate(bodies):
@@ -155,9 +156,9 @@ def path_with_cleared_results(nodes: list[TraceNode], at: int, ids: frozenset[st
 
 
 def path_without(nodes: list[TraceNode], at: int, dropped: Collection[int], *, added: bool = False) -> int:
-    """A path like that to `at`, but without some nodes, and with `added` without what was added to records.
+    """Copy the path to `at` without the nodes in `dropped`, and with `added` also without texts added to records.
 
-    Returns its last node.
+    Returns the last node of the copy.
     """
     bodies = _bodies(nodes, at)
     changed: dict[int, object] = {}
@@ -172,7 +173,7 @@ def path_without(nodes: list[TraceNode], at: int, dropped: Collection[int], *, a
 
 
 def has_image(record: ClaudeRecord) -> bool:
-    """Whether a prompt has an image of its own; those in results of tools do not count."""
+    """Whether a prompt contains an image or a document itself. Those in tool results do not count."""
     content = record.message.content if record.message is not None else None
     return isinstance(content, list) and any(
         isinstance(block, ClaudeBlock) and block.type in ("image", "document") for block in content
@@ -180,7 +181,7 @@ def has_image(record: ClaudeRecord) -> bool:
 
 
 def path_without_images(nodes: list[TraceNode], at: int) -> int:
-    """A path like that to `at`, but with the images of prompts sent as text. Returns its last node."""
+    """Copy the path to `at` with the images of prompts replaced by text. Returns the last node of the copy."""
     bodies = _bodies(nodes, at)
     changed: dict[int, object] = {}
     for index, body in enumerate(bodies):
@@ -191,9 +192,9 @@ def path_without_images(nodes: list[TraceNode], at: int) -> int:
 
 
 def path_after_resume(nodes: list[TraceNode], at: int, met: set[int]) -> int:
-    """A path like that to `at`, but only with results whose records (by Python's `id`) are in `met`.
+    """Copy the path to `at`, keeping only results whose records (by Python's `id()`) are in `met`.
 
-    Of the tool calls, only those with such results stay. Returns the last node.
+    Tool calls that lost their result are removed too. Returns the last node of the copy.
     """
     bodies = _bodies(nodes, at)
     changed: dict[int, object] = {}
@@ -215,7 +216,7 @@ def path_after_resume(nodes: list[TraceNode], at: int, met: set[int]) -> int:
 def results_beside(
     record: ClaudeRecord, results: Sequence[ClaudeRecord], by_uuid: Mapping[str, ClaudeRecord]
 ) -> list[ClaudeRecord]:
-    """Those of these results that a walk from a record along `parentUuid` misses."""
+    """Those of these results that following `parentUuid` from a record misses."""
     waiting = {result.uuid for result in results}
     last = results[0].uuid
     step = record.parentUuid
@@ -226,15 +227,15 @@ def results_beside(
         if not waiting or step == last:
             break
         if above.type == "user" and not result_ids(above):
-            break  # an earlier prompt: what waits came behind it
+            break  # an earlier prompt: the results that are still missing came after it
         step = above.parentUuid
     return [result for result in results if result.uuid in waiting] if waiting else []
 
 
 def path_without_pending_calls(nodes: list[TraceNode], at: int, response: ClaudeResponse) -> int:
-    """A path like that to `at`, the last result of a response, but without the calls that have no result.
+    """Copy the path to `at`, the last result of `response`, without the calls that have no result.
 
-    Returns its last node.
+    Returns the last node of the copy.
     """
     bodies = _bodies(nodes, at, response)
     step = at
@@ -247,7 +248,7 @@ def path_without_pending_calls(nodes: list[TraceNode], at: int, response: Claude
 
 
 def repeat_response(nodes: list[TraceNode], at: int, response: ClaudeResponse) -> int:
-    """Add a response and its results, which end at `at`, a second time behind them. Returns the last node."""
+    """Append a second copy of a response and its results, which end at `at`. Returns the last node."""
     for body in (response, *reversed(_bodies(nodes, at, response))):
         nodes.append(TraceNode(at, body))
         at = len(nodes) - 1
@@ -255,10 +256,10 @@ def repeat_response(nodes: list[TraceNode], at: int, response: ClaudeResponse) -
 
 
 def _copy_path(nodes: list[TraceNode], at: int, bodies: list[object], changed: Mapping[int, object]) -> int:
-    """A copy of the path to `at`, with some bodies changed, or left out where `changed` has None.
+    """Copy the path to `at` with some bodies changed; a body that `changed` maps to None is left out.
 
-    `bodies` are those of the path from `at` back to the beginning, `changed` is by their index. Nodes in front of
-    the first change are shared with the old path. Returns the last node.
+    `bodies` are those from `at` back to the root, and `changed` is keyed by index into it. Nodes before the first
+    change are shared with the old path. Returns the last node.
     """
     if not changed:
         return at
@@ -274,12 +275,12 @@ def _copy_path(nodes: list[TraceNode], at: int, bodies: list[object], changed: M
 
 
 def sent_record(body: object) -> SentRecord | None:
-    """The results in a body of a node, None where it holds no record of the user's side."""
+    """Return a node's body as a SentRecord, or None if it is not a user record."""
     return SentRecord(body) if isinstance(body, ClaudeRecord) else body if isinstance(body, SentRecord) else None
 
 
 def result_ids(record: ClaudeRecord) -> list[str]:
-    """The ids of the tool calls that a record holds results of."""
+    """Return the ids of the tool calls whose results a record holds."""
     content = record.message.content if record.message is not None else None
     if not isinstance(content, list):
         return []
@@ -304,14 +305,18 @@ def is_new_branch(
     others: Iterable[ClaudeResponse],
     above: ClaudeRecord | None,
 ) -> bool:
-    """Whether what hangs on `above` leaves the path of a response: on a result, though another path went on."""
+    """Whether a record whose parent is `above` begins a new branch, which is so if its parent is a tool result and
+    another response already follows the end of `response`.
+    """
     if above is None or not result_ids(above):
         return False
     return any(nodes[other.node].parent == response.tail for other in others)
 
 
 def is_reused_id(response: ClaudeResponse, record: ClaudeRecord) -> bool:
-    """Whether a record has a response's message id but belongs to another: some servers give one id to all."""
+    """Whether a record reuses a response's message id without belonging to it: some servers give every response
+    one id.
+    """
     first = response.records[0]
     if record.requestId is not None and first.requestId is not None and record.requestId != first.requestId:
         return True
@@ -319,7 +324,9 @@ def is_reused_id(response: ClaudeResponse, record: ClaudeRecord) -> bool:
 
 
 def is_older_than_summary(record: ClaudeRecord, body: object) -> bool:
-    """Whether a response stands behind a summary, the body, but was given before it, to what is not logged."""
+    """Whether a response that follows a summary (`body`) was written before it, in reply to messages that are not
+    logged.
+    """
     if not isinstance(body, ClaudeRecord) or not body.isCompactSummary:
         return False
     passed = seconds_between(body.timestamp, record.timestamp)
@@ -329,10 +336,10 @@ def is_older_than_summary(record: ClaudeRecord, body: object) -> bool:
 def inherited_notes(
     nodes: Sequence[TraceNode], damage: Mapping[int, tuple[str, ...]]
 ) -> dict[int, tuple[str, ...]]:
-    """For every node at or behind damage, the notes on all damage on the path to it."""
+    """Return for each node at or after damage the notes on all damage on its path."""
     if not damage:
         return {}
-    # A path may have been copied: its nodes have the same bodies.
+    # Paths may have been copied; copies are recognised by having the same body objects.
     of_body = {id(nodes[index].body): own for index, own in damage.items()}
     notes: dict[int, tuple[str, ...]] = {}
     # Parents come before their children in the list, so one pass is enough.
@@ -346,9 +353,10 @@ def inherited_notes(
 
 
 def active_responses(nodes: Sequence[TraceNode], at: int, boundaries: Collection[tuple[int, int]]) -> set[str]:
-    """The keys of the responses on the path to the last node, `at`, and on the paths that compactions ended.
+    """Return the keys of the responses on the path to `at`, the last node, and on the paths that compactions
+    ended.
 
-    `boundaries` has, for each compaction, how many nodes there were before it and the last node in front of it.
+    `boundaries` has for each compaction the number of nodes before it, and the last node before it.
     """
     keys: set[str] = set()
     bounds = list(boundaries)
@@ -368,10 +376,10 @@ def active_responses(nodes: Sequence[TraceNode], at: int, boundaries: Collection
 
 
 def only_prompt(records: Sequence[ClaudeRecord]) -> str | None:
-    """The uuid of a session's one plain prompt, "" where there is none or there are several.
+    """Return the uuid of a session's only plain prompt, or "" if there is none or more than one.
 
-    In print mode there is one. Older prompts may have been copied into the file when a session was resumed: those
-    are lists of blocks, or were written in the same moment as their responses.
+    A session in print mode has exactly one. Prompts that were copied into the file by a resume are recognised
+    because they are lists of blocks, or were written at the same moment as their responses.
     """
     prompts = [
         record.uuid
@@ -386,6 +394,6 @@ def only_prompt(records: Sequence[ClaudeRecord]) -> str | None:
 
 
 def _written_together(record: ClaudeRecord, after: ClaudeRecord) -> bool:
-    """Whether two records were written within 20 ms, which is faster than any model responds."""
+    """Whether two records were written within 20 ms of each other, which is faster than any model responds."""
     passed = seconds_between(record.timestamp, after.timestamp)
     return passed is not None and abs(passed) < 0.02

@@ -1,6 +1,6 @@
-"""What versions of Claude Code send otherwise than they log it.
+"""How what versions of Claude Code send differs from what they log.
 
-Each entry was measured: a real CLI of that version ran against a recording server, and its log was compared with
+Every entry was measured: a real CLI of that version ran against a recording server, and its log was compared with
 the requests.
 """
 
@@ -17,13 +17,13 @@ CONTINUE_PROMPT = (
     "Output token limit hit. Resume directly — no apology, no recap of what you were doing. Pick up mid-thought "
     "if that is where the cut happened. Break remaining work into smaller pieces."
 )
-"""What the CLI sends after a response that the output limit cut off. It does not log it."""
+"""What the CLI sends, without logging it, after a response that the output limit cut off."""
 
 _CONTINUE_AFTER_ERROR = (
     "Your response was cut off because it exceeded the output token limit. Please break your work into smaller "
     "pieces. Continue from where you left off."
 )
-"""The same in versions that log an error first (2.1.9)."""
+"""The same prompt as sent by versions that log an error first (2.1.9)."""
 
 _TOO_LONG = re.compile(r"exceeded the \d* ?output token maximum")
 
@@ -33,7 +33,7 @@ QUEUED = (
     "alongside the next tool result, rather than as a separate conversation turn. Address the message above "
     "as you continue this turn.\n</system-reminder>",
 )
-"""What the CLI sends around a message that the user wrote while the model worked."""
+"""The text before and after a message that the user wrote while the model was working."""
 
 _QUEUED_LATER = (
     "<system-reminder>\nThe user sent a new message while you were working:\n",
@@ -79,56 +79,62 @@ _SKILLS_NOT_NEW = (
 _OLDER_MODELS = re.compile(
     r"claude-(?:3-|opus-4-[0-7](?!\d)|opus-4(?!-\d)|opus-4-20|sonnet-4-[0-6](?!\d)|sonnet-4-20|haiku-4-5)"
 )
-"""Models that newer versions send no system messages amid the conversation; others, and unknown ones, they do."""
+"""Models to which newer versions send no system messages within the conversation.
+
+All others, even unknown ones, get them.
+"""
 
 _WARNED_MODELS = re.compile(
     r"claude-(?:3-|opus-4-[0-5](?!\d)|opus-4(?!-\d)|opus-4-20|sonnet-4-[0-5](?!\d)|sonnet-4-20|haiku-4-5)"
 )
 NO_TOOL = b"No such tool available"
-"""In the result of a call of a tool that was not among the request's tools."""
+"""Text in the result of a call to a tool that the request did not offer."""
 
 _REWRITTEN = {"ExitPlanMode": ("plan", "planFilePath")}
-"""Fields of a tool's input that the CLI adds in the log, and leaves out when it sends the call back.
+"""Input fields that the CLI adds to a logged call, and leaves out when it sends the call back to the model.
 
 When a plan is approved, its text is written into the logged call; the model never wrote it there.
 """
 
 NOT_RECORDED = "version_not_recorded"
-"""The note on states that a rule was applied to in which the recorded versions around this one differ."""
+"""The note on states that depend on a rule in which the nearest recorded versions differ."""
 
 _RECORDED = (
     "1.0.0 1.0.69 1.0.102 1.0.128 2.0.20 2.0.64 2.0.70 2.0.76 2.1.9 2.1.25 2.1.49 2.1.58 2.1.63 2.1.69 2.1.92 "
     "2.1.110 2.1.112 2.1.117 2.1.150 2.1.197 2.1.212 2.1.250 2.1.260 2.1.280 2.1.300 2.1.330"
 )
-"""Versions whose requests were recorded beside their logs. Between two that differ, a rule's bound is a guess."""
+"""Versions whose requests were recorded together with their logs.
+
+A rule that changes between two of them does so at a guessed version.
+"""
 
 _QUEUE_MENDED = (2, 1, 18)
 _NUMBERS = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 
 class VersionBehaviour(Struct, frozen=True):
-    """How a version builds requests from the conversation, where that differs between versions.
+    """How a version builds requests from the conversation, in all points where versions differ.
 
-    `hides_plans`: it leaves out the inputs of `log_only_inputs`. `resumes_by_parent`: when it resumes a session it
-    follows `parentUuid` only, and so loses parallel calls whose results hang on other records of the response.
-    `sends_errors`: its own messages about API errors are sent as the model's. `doubles_first`: in print mode it
-    sends the first response to a prompt and its results twice. `queued` is what stands around a queued prompt.
-    `resends_queued`: where the response to a queued prompt calls no tools, the prompt is sent once more.
-    `numbers_with_tab`: a tab stands behind the numbers of a file's lines, not an arrow.
-    `warns_of_files`: behind a mentioned file's lines it sends older models a reminder on malware that it does not
-    log. `adds_to_files`: it may do so.
-    `forgets_images`: once it was answered, an image in a prompt is sent as the text `[image]`.
-    `notification` stands in front of a notification about a task in the background; `wraps_notifications`: also
-    of one that was sent as a prompt, which is a reminder then with `notifications_are_reminders`.
-    `invoked_skills` stands in front of the skills that were invoked before a compaction.
-    `has_system_messages`: it sends reminders to newer models as system messages amid the conversation.
-    `files_are_users`: what files say is the user's text to those models too.
-    `extends_lists`: reminders go into the last tool result where that is a list of texts too. `logs_requests`: it
-    logs the ledger of requests. `known_reminders`: the texts in `program_texts` are its own.
-    `agents_name_files`: in plan mode it has agents name the files that are read. `renames_starter`: calls of
+    `hides_plans`: leaves out the inputs of `log_only_inputs`. `resumes_by_parent`: on resume it only follows
+    `parentUuid`, and so loses parallel calls whose results hang on other records of the response. `sends_errors`:
+    its own messages about API errors are sent as the model's. `doubles_first`: in print mode it sends the first
+    response to a prompt, and its results, twice. `queued`: the texts around a queued prompt. `resends_queued`: if
+    the response to a queued prompt calls no tools, the prompt is sent once more. `numbers_with_tab`: line numbers
+    of files are followed by a tab instead of an arrow. `warns_of_files`: with older models it sends a malware
+    reminder, which it does not log, after the lines of a mentioned file; `adds_to_files`: it may do so.
+    `forgets_images`: an image in a prompt that was answered is sent as the text `[image]`.
+
+    `notification`: the text before a notification about a background task; `wraps_notifications`: also before one
+    that was sent as a prompt; `notifications_are_reminders`: such a prompt becomes a reminder. `invoked_skills`:
+    the text before the skills that were invoked before a compaction. `has_system_messages`: newer models get
+    reminders as system messages within the conversation. `files_are_users`: the contents of files are user text
+    even for those models. `extends_lists`: reminders are merged into the last tool result even if that is a list
+    of texts. `logs_requests`: it logs the request ledger. `known_reminders`: `program_texts` has this version's
+    texts. `agents_name_files`: in plan mode it asks agents to list the files to read. `renames_starter`: calls of
     `Task` are sent back as calls of `Agent`, the tool's later name.
-    `recorded` has the behaviours of the nearest recorded versions: this one's own where it was recorded itself,
-    none where the version is older or newer than all of them, or unknown.
+
+    `recorded`: the behaviours of the nearest recorded versions, or this version's own if it was recorded; empty if
+    the version is unknown, or older or newer than all recorded ones.
     """
 
     hides_plans: bool = True
@@ -155,14 +161,14 @@ class VersionBehaviour(Struct, frozen=True):
     recorded: tuple[VersionBehaviour, ...] = ()
 
     def is_confirmed(self, *rules: str) -> bool:
-        """Whether the recorded versions on both sides of this one behave as it does in these fields."""
+        """Whether the nearest recorded versions on both sides have the same values in these fields."""
         ours = [getattr(self, rule) for rule in rules]
         return bool(self.recorded) and all(
             ours == [getattr(other, rule) for rule in rules] for other in self.recorded
         )
 
     def for_model(self, model: str | None) -> VersionBehaviour:
-        """The same as it is for a model; None for an unknown one."""
+        """Return the behaviour as it applies to a model (None: unknown)."""
         is_newer = model is not None and _OLDER_MODELS.search(model) is None
         warned = model is None or _WARNED_MODELS.search(model) is not None or "claude" not in model
         return msgspec.structs.replace(
@@ -175,7 +181,7 @@ class VersionBehaviour(Struct, frozen=True):
 
 
 def behaviour_of(version: str | None) -> VersionBehaviour:
-    """The behaviour of a version; that of a recent one where the version is unknown."""
+    """Return the behaviour of a version; for an unknown version, that of a recent one."""
     numbers = _version_numbers(version or "")
     if not numbers:
         return VersionBehaviour()
@@ -191,8 +197,8 @@ def _version_numbers(text: str) -> list[tuple[int, ...]]:
 
 
 def _behaviour(number: tuple[int, ...]) -> VersionBehaviour:
-    # From about 2.1.60 on tools are sent only once the model has searched for them, and the call of a tool that is
-    # not sent keeps its input. From 2.1.88 on that is so with Anthropic's own server only.
+    # From about 2.1.60 on, a tool is offered only once the model has searched for it, and a call of a tool that is
+    # not offered keeps its input. From 2.1.88 on this applies to Anthropic's own server only.
     searches = (2, 1, 60) <= number < (2, 1, 88)
     return VersionBehaviour(
         hides_plans=number >= (2, 0, 51) and not searches,
@@ -228,22 +234,21 @@ def _notification(number: tuple[int, ...]) -> str:
 
 
 def is_sent_hook_output(content: object) -> bool:
-    """Whether content is sent although its record says that it is only shown.
-
-    That is what a `UserPromptSubmit` hook prints.
+    """Whether content is sent although its record is marked as only displayed, which is so for the output of a
+    `UserPromptSubmit` hook.
     """
     return isinstance(content, str) and content.startswith("<user-prompt-submit-hook>")
 
 
 def log_only_inputs(block: ClaudeBlock) -> tuple[str, ...]:
-    """The fields of a call's input that stand only in the log."""
+    """Return the input fields of a call that exist only in the log."""
     return _REWRITTEN.get(block.name or "", ())
 
 
 def continuation(cut: ClaudeRecord, error: ClaudeRecord | None) -> str | None:
-    """The prompt that the CLI sent, without logging it, between a response and the next one; None for none.
+    """Return the prompt that the CLI sent between two responses without logging it, or None if there was none.
 
-    `cut` is the last record of the first response, `error` the CLI's record of an error between the two.
+    `cut` is the last record of the first response, `error` the error that the CLI logged between the two, if any.
     """
     if error is not None and error.message is not None:
         content = error.message.content

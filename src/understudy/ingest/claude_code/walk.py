@@ -1,18 +1,18 @@
-"""From the records of a log to the conversation that the model was sent, as a tree with every turn in it once.
+"""Rebuilds the conversation that the model was sent from a log's records, as a tree that has every turn once.
 
-Each record names its parent (`parentUuid`), but a walk along the parents is not what was sent to the model:
+Each record names its parent (`parentUuid`), but following the parents does not give what was sent to the model:
 
 - A response is logged in several records, one for each content block, all with one message id. It is one message.
 - The results of parallel calls hang on different records of the response, so that a walk along the parents meets
-  only some of them. All of them were sent, behind the response.
+  only some of them. All of them were sent, after the response.
 - A compaction begins a new conversation with a summary, sometimes followed by messages that were preserved.
-- Some links were never written, and some records stand before their parents.
+- Some links were never written, and some records precede their parents in the file.
 
-So each record is put behind what the model had been sent when it came. The rules stand with the code that follows
-them; what only some versions of Claude Code do is in `versions.py`. They were found by comparing logs with the
-requests that were really sent (`bench/fidelity.py`, `tests/data/claude_code_sent`).
+So each record is appended to what the model had been sent when the record was written. The comments below explain
+the rules; what only some versions of Claude Code do is in `versions.py`. The rules were found by comparing logs
+with the requests that were really sent (`bench/fidelity.py`, `tests/data/claude_code_sent`).
 
-Throughout, `at` is the index of the node behind which the next node goes, -1 for the beginning.
+Throughout, `at` is the index of the node that the next node will follow, -1 for the beginning.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _RULES_OF_CALLS = {"ExitPlanMode": "hides_plans", "Task": "renames_starter"}
 _RULES_OF_NOTIFICATIONS = ("notification", "wraps_notifications", "notifications_are_reminders")
 _BLOCKS = frozenset(("text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image"))
 _MENTION = re.compile(r"(?:^|\s)@(?:\"|[\w~./-]*[./])")
-"""A mention of a file or a directory in a prompt, whose contents are sent with it."""
+"""A mention of a file or directory in a prompt; its contents are sent with the prompt."""
 
 
 def build_conversation(
@@ -72,15 +72,15 @@ def build_conversation(
     *,
     logs_attachments: bool = False,
 ) -> ClaudeConversation:
-    """The conversation of one agent's records.
+    """Build the conversation of one agent's records.
 
-    `resumed` has the uuids of the first records after the session was ended and resumed. `logs_attachments`: other
-    records of the session show that this version logs what it sends beside messages.
+    `resumed`: uuids of the first records after the session was ended and resumed. `logs_attachments`: other
+    records of the session show that this version logs what it sends besides messages.
     """
     try:
         return _Walk(records, behaviour, resumed, logs_attachments=logs_attachments).build()
     except _OutOfOrderError:
-        # Rare, so the records are sorted only where it is needed.
+        # This is rare, so records are sorted only when it happens.
         losses: Counter[str] = Counter()
         arranged = parents_first(records, losses)
         walk = _Walk(arranged, behaviour, resumed, arranged=True, logs_attachments=logs_attachments)
@@ -89,11 +89,11 @@ def build_conversation(
 
 
 class _OutOfOrderError(Exception):
-    """A record stands before its parent."""
+    """A record precedes its parent in the file."""
 
 
 class _Walk:
-    """Goes through the records once and puts each behind the node that it followed when it was sent."""
+    """Visits the records once and appends each to the node that it followed when it was sent."""
 
     def __init__(
         self,
@@ -110,42 +110,48 @@ class _Walk:
         self.records = records
         self.index = RecordIndex(records)
         self.logs_attachments = logs_attachments or self.index.has_attachments
-        # Versions that log attachments send the same after a resume: their log holds it.
+        # Versions that log attachments send the same content after a resume, because their log holds it.
         self.resumed = () if self.logs_attachments and not behaviour.resumes_by_parent else resumed
         self.arranged = arranged
         self.losses: Counter[str] = Counter()
         self.nodes: list[TraceNode] = []
-        self.position: dict[str | None, int] = {None: -1}  # by uuid: the node behind which a record's children go
+        # record uuid → the node that the record's children follow
+        self.position: dict[str | None, int] = {None: -1}
         self.responses: dict[str, ClaudeResponse] = {}
-        self.calls: dict[str, ClaudeResponse] = {}  # by tool use id
-        self.response_at: dict[int, ClaudeResponse] = {}  # by the nodes of a response and of its results
-        self.first_reply: dict[str | None, ClaudeResponse] = {}  # by the uuid of its parent
-        self.damage: dict[int, tuple[str, ...]] = {}  # by node: notes on what is missing from there on
-        self.preserved_behind: dict[str, list[str]] = {}  # by the uuid of an anchor: the messages to repeat there
-        # By the uuid of a compaction: how many nodes there were before it, and the last node of the path to it.
+        self.calls: dict[str, ClaudeResponse] = {}  # tool use id → the response that made the call
+        # node of a response or of one of its results → the response
+        self.response_at: dict[int, ClaudeResponse] = {}
+        self.first_reply: dict[str | None, ClaudeResponse] = {}  # uuid of a response's parent → the response
+        self.damage: dict[int, tuple[str, ...]] = {}  # node → notes on what is missing from there on
+        # uuid of the record that preserved messages follow → the uuids of those messages
+        self.preserved_behind: dict[str, list[str]] = {}
+        # uuid of a compaction → the number of nodes before it, and the last node of the path before it
         self.boundaries: dict[str | None, tuple[int, int]] = {}
         self.snapshot: Raw | None = None
         self.last_error: ClaudeRecord | None = None  # the last error that the CLI reported
         self.queued = QueuedPrompts(records)
-        self.queued_before: dict[str, list[str]] = {}  # by key of a response: queued prompts sent in front of it
-        self.hurried: set[int] = set()  # nodes of messages that the user wrote before the last results were there
+        # key of a response → the queued prompts that were sent just before it
+        self.queued_before: dict[str, list[str]] = {}
+        # nodes of messages that the user wrote before the last tool results arrived
+        self.hurried: set[int] = set()
         self.unlogged: set[int] = set()  # nodes of messages that the CLI sent only until the user's next prompt
-        self.own_notes: dict[int, tuple[str, ...]] = {}  # notes on a response that what follows does not inherit
-        self.lacks_summary = False  # a compaction came, and its summary not yet
-        self.hooked: set[str] = set()  # keys of responses with tools that hooks ran at
+        self.own_notes: dict[int, tuple[str, ...]] = {}  # notes on a response that later nodes do not inherit
+        self.lacks_summary = False  # a compaction was seen, but its summary not yet
+        self.hooked: set[str] = set()  # keys of responses with tool calls on which hooks ran
         self.hides_plans = behaviour.hides_plans
         self.unsure_calls = {name for name, rule in _RULES_OF_CALLS.items() if not behaviour.is_confirmed(rule)}
         self.is_unsure = not behaviour.is_confirmed(*VersionBehaviour.__struct_fields__[:-1])
         self.may_lose_results = behaviour.resumes_by_parent or not behaviour.is_confirmed("resumes_by_parent")
-        self.continuity = Continuity()  # of versions that may lose results at a resume
-        self.has_images = False  # a prompt with images was not answered yet, by a version that forgets them then
-        self.bare_tails: dict[str, int] = {}  # by key of a response: its last result by itself
+        self.continuity = Continuity()  # used for versions that may lose results on resume
+        # a prompt with images awaits its answer, after which this version drops the images
+        self.has_images = False
+        self.bare_tails: dict[str, int] = {}  # key of a response → its last result without anything added
         self.moved_up: set[str | None] = set()  # uuids of results that were placed before their turn in the file
 
     def build(self) -> ClaudeConversation:
-        """The conversation of all records.
+        """Build the conversation from all records.
 
-        This is the hot loop of ingestion: the most frequent cases are decided here, without a call.
+        This is the hot loop of ingestion, so the most frequent cases are handled inline, without a call.
         """
         position, moved_up, preserved_behind, resumed = (
             self.position,
@@ -165,12 +171,14 @@ class _Walk:
                 self.losses["repeated-uuid"] += uuid not in moved_up
                 continue
             parent = record.parentUuid
-            at = last if parent == previous else position.get(parent)  # mostly the record before
+            # usually the parent is the record just before
+            at = last if parent == previous else position.get(parent)
             damaged_from = -1
             if at is None:
                 if not self.arranged and parent in self.index.by_uuid:
                     raise _OutOfOrderError
-                # The parent was never written or cannot be read. The record before this one is the best guess.
+                # The parent was never written or is unreadable. The best guess is that it was the record before
+                # this one.
                 at = last
                 damaged_from = len(nodes)
                 self.losses["missing-parent"] += 1
@@ -180,7 +188,7 @@ class _Walk:
             kind = record.type
             if kind == "assistant":
                 body = record.message
-                # What the CLI says in the assistant's name about an API error is shown, but not sent.
+                # The CLI's own messages about API errors are displayed as the assistant's, but not sent.
                 if body is None or (record.isApiErrorMessage and not self.behaviour.sends_errors):
                     self.losses["no-message"] += body is None
                     self.last_error = record
@@ -189,7 +197,8 @@ class _Walk:
                 else:
                     key = body.id
                     if key == response_id and response_at.get(at) is response and response is not None:
-                        response.records.append(record)  # by far the most frequent case: the next block
+                        # by far the most frequent case: another block of the same response
+                        response.records.append(record)
                     else:
                         response = assistant(record, body, at)
                         response_id = key or ""
@@ -227,19 +236,20 @@ class _Walk:
             +self.losses,
         )
 
-    # --- one method for each kind of record; it returns the node behind which the record's children go ------
+    # --- one method per kind of record; each returns the node that the record's children follow ---------------
 
     def place_user(self, record: ClaudeRecord, at: int) -> int:
-        """Place a prompt, a summary or the results of calls."""
+        """Place a prompt, a summary, or tool results. Returns the node that the record's children follow."""
         body = record.message
         if body is None:
             self.losses["no-message"] += 1
             return at
         if record.isCompactSummary:
             self.lacks_summary = False
-            # A summary begins a new conversation. Newer versions write a boundary before it, which has done that.
+            # A summary begins a new conversation. Newer versions log a boundary first, which has already started
+            # it.
             above = self.index.by_uuid.get(record.parentUuid or "")
-            while above is not None and above.type == "attachment":  # what is sent before the summary
+            while above is not None and above.type == "attachment":  # attachments that are sent before the summary
                 above = self.index.by_uuid.get(above.parentUuid or "")
             at = at if above is not None and above.uuid in self.boundaries else -1
         elif record.isVisibleInTranscriptOnly and not is_sent_hook_output(body.content):
@@ -256,12 +266,12 @@ class _Walk:
                     elif name in response.pending:
                         response.pending.remove(name)
                         if block.is_error and NO_TOOL in bytes(block.content)[:80]:
-                            response.hides_plans = False  # the input of an unknown tool is sent back as it came
+                            response.hides_plans = False  # the input of an unknown tool is sent back unchanged
                     else:
                         repeated = True
             if response is not None and not repeated:
-                # Whichever record of the response a result hangs on, it was sent behind the response and the
-                # results that came before it.
+                # Whichever record of the response a result hangs on, it was sent after the response and its
+                # earlier results.
                 nodes = self.nodes
                 node = len(nodes)
                 nodes.append(TraceNode(response.tail, record))
@@ -272,7 +282,7 @@ class _Walk:
                     self.continuity.add_result(record)
                 return node
             if repeated:
-                # A second result of one call, as after a rewind: it belongs where its parent is.
+                # A second result for the same call, for example after a rewind, belongs where its parent is.
                 self.nodes.append(TraceNode(at, record))
                 return len(self.nodes) - 1
         is_notification = isinstance(content, str) and content.startswith("<task-notification>")
@@ -287,22 +297,22 @@ class _Walk:
         if self.may_lose_results:
             self.continuity.add_prompt(record, self.index.by_uuid, self.calls)
         if record.isCompactSummary and self.calls and not self.logs_attachments:
-            self.mark(node, NOT_LOGGED)  # files that were read before are sent again with a summary
+            self.mark(node, NOT_LOGGED)  # files that were read before are sent again together with the summary
         if type(content) is list:
             self.mark_unknown_blocks(content, node)
         elif content and not self.logs_attachments and _MENTION.search(cast(str, content)):
             self.mark(node, "mention_not_logged")
         elif is_notification and not wrapped and self.logs_attachments:
-            self.mark(node, NOT_LOGGED)  # what stands around a notification is in the program only
+            self.mark(node, NOT_LOGGED)  # the text around a notification exists only in the CLI program
         return node
 
     def mark_unknown_blocks(self, content: Sequence[ClaudeBlock | str], node: int) -> None:
-        """Note blocks of types that cannot be rendered."""
+        """Add a note if any block has a type that cannot be rendered."""
         if any(isinstance(block, ClaudeBlock) and block.type not in _BLOCKS for block in content):
             self.mark(node, "unknown_block")
 
     def place_assistant(self, record: ClaudeRecord, body: ClaudeMessage, at: int) -> ClaudeResponse:
-        """The response that a record belongs to: an existing one with its message id, else a new one."""
+        """Return the response that a record belongs to: the one with its message id, or a new one."""
         key = body.id or record.requestId or record.uuid or ""
         response = self.responses.get(key)
         if (
@@ -318,10 +328,10 @@ class _Walk:
         return response
 
     def add_response(self, key: str, record: ClaudeRecord, at: int) -> ClaudeResponse:
-        """Add a new response behind `at`.
+        """Add a new response after `at`.
 
-        Where `at` is another response (`above`) without results, the log lacks what made the model go on: a prompt
-        to continue after the output limit, or a queued prompt that is sent a second time.
+        If `at` belongs to a response without results, the log lacks what made the model continue: a prompt to go
+        on after the output limit, or a queued prompt that is sent a second time.
         """
         above = self.response_at.get(at)
         if above is not None:
@@ -353,7 +363,7 @@ class _Walk:
         self.nodes.append(TraceNode(at, response))
         self.responses[key] = self.response_at[node] = response
         if self.has_images:
-            # The prompt was answered now: what follows is sent without its images.
+            # The prompt is answered now, so whatever follows is sent without its images.
             response.tail = tree.path_without_images(self.nodes, node)
             self.response_at[response.tail] = response
             self.has_images = False
@@ -366,11 +376,12 @@ class _Walk:
         if above is None and at >= 0 and tree.is_older_than_summary(record, self.nodes[at].body):
             self.own_notes[node] = ("preserved_without_context",)
         if at in self.hurried:
-            self.own_notes[node] = ("prompt_between_results",)  # it may have been sent without those results
+            # the prompt may have been sent without those results
+            self.own_notes[node] = ("prompt_between_results",)
         if record.parentUuid not in self.first_reply:
             self.first_reply[record.parentUuid] = response
         if record.isSidechain and above is not None and self.logs_attachments:
-            self.mark(node, NOT_LOGGED)  # of what is sent to subagents with results, their logs hold nothing
+            self.mark(node, NOT_LOGGED)  # the logs of subagents lack what is sent to them along with tool results
         return response
 
     def place_other(self, record: ClaudeRecord, at: int) -> int:
@@ -390,8 +401,8 @@ class _Walk:
         if record.subtype == "compact_boundary":
             self.lacks_summary = True
             self.boundaries[record.uuid] = len(self.nodes), self.position.get(record.logicalParentUuid, -1)
-            # What came before is no longer sent, but for messages that are preserved behind an anchor, which is
-            # mostly the summary. They are copied when the anchor comes.
+            # Earlier messages are no longer sent, except those that the compaction preserved. These are copied
+            # once the record that they follow, usually the summary, is reached.
             try:
                 anchor, uuids = tree.preserved_messages(record, self.index.by_uuid)
             except DECODE_ERRORS:
@@ -401,7 +412,7 @@ class _Walk:
                     self.preserved_behind[anchor] = uuids
             return -1
         if record.subtype == "microcompact_boundary":
-            # From here on old tool results are sent as a placeholder.
+            # From here on, old tool results are sent as a placeholder.
             try:
                 return tree.path_with_cleared_results(self.nodes, self.end(at), tree.cleared_tool_calls(record))
             except DECODE_ERRORS:
@@ -409,8 +420,8 @@ class _Walk:
                 return at
         reply = self.first_reply.get(record.parentUuid)
         if reply is not None and reply.records[-1].uuid not in self.index.parents:
-            # No record follows the response: its link was lost, and the conversation goes on from a system record
-            # that hangs beside it on the same parent.
+            # No record follows the response: its link was lost, and the conversation continues from a system
+            # record with the same parent.
             at = reply.node
         return self.add_message(record, at) if record.subtype == _SENT_SYSTEM_SUBTYPE else at
 
@@ -419,7 +430,7 @@ class _Walk:
         if self.snapshot is None and b'"prompt_snapshot"' in head:
             self.snapshot = record.attachment
         if b'"deferred_tools_delta"' in head and defers_plans(record.attachment):
-            self.hides_plans = False  # the call of a tool that was not sent is sent back as it came
+            self.hides_plans = False  # a call of a tool that was not offered is sent back unchanged
         sent = sent_attachment(record.attachment, record.rendered, self.behaviour)
         if not sent.parts and sent.note is None:
             return at
@@ -429,7 +440,7 @@ class _Walk:
         if not sent.is_queued or self.behaviour.wraps_notifications or not placement.is_added(self.nodes, at):
             at = self.add_parts(sent, at) if sent.parts else at
         else:
-            # These versions send it in front of what hooks added behind the tool, though they log it behind that.
+            # These versions send the prompt before the output of tool hooks, although they log it after that.
             hooked, step = placement.added_after_tools(self.nodes, at)
             at = placement.add_bodies(self.nodes, hooked, self.add_parts(sent, step))
             if (response := self.response_at.get(before)) is not None:
@@ -443,7 +454,7 @@ class _Walk:
         return at
 
     def place_unreadable(self, record: ClaudeRecord, at: int) -> int:
-        """Place an empty node for a line that cannot be read: all that follows it is marked as damaged."""
+        """Add an empty node for an unreadable line, so that everything after it is marked as damaged."""
         response = self.response_at.get(at)
         node = len(self.nodes)
         self.nodes.append(TraceNode(response.tail if response else at, record))
@@ -456,7 +467,7 @@ class _Walk:
     # --- the tree ------------------------------------------------------------------------------------------
 
     def add_message(self, record: ClaudeRecord, at: int) -> int:
-        """Add a message of the user's side behind `at`, or behind the results of the response that `at` is."""
+        """Add a user message after `at` or, if `at` belongs to a response, after the results of that response."""
         response = self.response_at.get(at)
         broken = False
         late: set[str | None] = set()
@@ -470,20 +481,22 @@ class _Walk:
             if response.key in self.bare_tails:
                 above = self.index.by_uuid.get(record.parentUuid or "")
                 if tree.is_new_branch(self.nodes, response, self.responses.values(), above):
-                    at = self.bare_tails[response.key]  # the attachments hang on another branch
+                    at = self.bare_tails[response.key]  # the attachments belong to another branch
             broken = bool(response.pending)
             if broken:
-                # The program was killed while tools ran. When the session goes on, calls without a result are not
-                # sent.
+                # The program was killed while tools ran. A session that continues afterwards sends no calls
+                # without results.
                 at = tree.path_without_pending_calls(self.nodes, at, response)
         if self.unlogged and record.type == "user":
             at = tree.path_without(self.nodes, at, self.unlogged)
-        reminders, at = placement.system_messages_before(self.nodes, at)  # sent behind all that the user wrote
+        # system messages are sent after everything that the user wrote
+        reminders, at = placement.system_messages_before(self.nodes, at)
         self.nodes.append(TraceNode(at, record))
         if tree.has_image(record):
             self.has_images = self.behaviour.forgets_images
             self.mark_unless_confirmed(len(self.nodes) - 1, "forgets_images")
-        # What follows those results in the log was sent with this message, which the user wrote before they came.
+        # The log continues after those results, but what follows was sent with this message, which the user wrote
+        # before the results arrived.
         self.position.update(dict.fromkeys(late, len(self.nodes) - 1))
         if late or at in self.hurried:
             self.hurried.add(len(self.nodes) - 1)
@@ -492,7 +505,7 @@ class _Walk:
         return placement.add_bodies(self.nodes, reminders, len(self.nodes) - 1)
 
     def add_queued_prompts(self, prompts: Sequence[str], at: int) -> int:
-        """Add queued prompts behind `at`, in the last tool result where there is one; returns the last node."""
+        """Add queued prompts after `at`, inside the last tool result if there is one. Returns the last node."""
         response = self.response_at.get(at)
         at = self.add_parts(SentAttachment([prompt.join(self.behaviour.queued) for prompt in prompts]), at)
         if response is not None and response.key in self.hooked:
@@ -501,7 +514,7 @@ class _Walk:
         return at
 
     def add_parts(self, sent: SentAttachment, at: int) -> int:
-        """Add what was sent beside the messages, behind `at`; returns the last node."""
+        """Add content that was sent besides messages after `at`. Returns the last node."""
         response = self.response_at.get(at)
         at = placement.add_parts(self.nodes, self.damage, at, sent, self.behaviour)
         if response is not None:
@@ -510,37 +523,38 @@ class _Walk:
         return at
 
     def mark(self, node: int, note: str) -> None:
-        """Note what is missing from a node on."""
+        """Add a note on what is missing from this node on."""
         if note not in (notes := self.damage.get(node, ())):
             self.damage[node] = (*notes, note)
 
     def mark_unless_confirmed(self, node: int, *rules: str) -> None:
-        """Note that a rule was applied that recordings do not confirm for this version."""
+        """Add a note if this version applies a rule that recordings do not confirm."""
         if not self.behaviour.is_confirmed(*rules):
             self.mark(node, NOT_RECORDED)
 
     def add_unlogged(self, prompt: str, at: int) -> int:
-        """Add a message of the user's side that is not in the log; returns its node.
+        """Add a user message that the log lacks. Returns its node.
 
-        The CLI keeps it while it works on a prompt, but not in the conversation that the next prompt continues.
+        The CLI keeps such a message while it works on a prompt, but drops it when the next prompt continues the
+        conversation.
         """
         self.nodes.append(TraceNode(at, ClaudeRecord(type="user", message=ClaudeMessage(content=prompt))))
         self.unlogged.add(len(self.nodes) - 1)
         return len(self.nodes) - 1
 
     def end_of_response(self, response: ClaudeResponse) -> int:
-        """The last node of a response and its results, those too that come later in the file."""
+        """Return the last node of a response and its results, including results that come later in the file."""
         if response.pending:
             self.collect_late_results(response)
         return response.tail
 
     def end(self, at: int) -> int:
-        """The node behind which the next message would go."""
+        """Return the node that the next message would follow."""
         response = self.response_at.get(at)
         return response.tail if response is not None else at
 
     def collect_late_results(self, response: ClaudeResponse) -> None:
-        """Place results of a response that stand later in the file: they were sent before what follows it now."""
+        """Place results that come later in the file now, since they were sent before what follows the response."""
         for response_record in response.records:
             record = self.index.users_by_parent.get(response_record.uuid)
             while record is not None and record.uuid not in self.position:
@@ -551,7 +565,7 @@ class _Walk:
                 record = self.index.users_by_parent.get(record.uuid)
 
     def add_preserved(self, uuids: Sequence[str], at: int) -> int:
-        """Copy the messages that a compaction preserved behind its anchor; returns the last node."""
+        """Copy the messages that a compaction preserved to after `at`. Returns the last node."""
         done: set[str] = set()
         copied: dict[str, int] = {}
         for uuid in uuids:
@@ -576,9 +590,10 @@ class _Walk:
         return at
 
     def resumed_path(self, uuid: str | None, at: int) -> int:
-        """The path to `at` as it is rebuilt from the log when a session is resumed: what was not logged is gone.
+        """Return the path to `at` as a resumed session rebuilds it from the log, without anything that was not
+        logged.
 
-        Some versions follow `parentUuid` only, and so lose the parallel calls whose results hang on other records.
+        Some versions follow `parentUuid` only, and lose parallel calls whose results hang on other records.
         """
         end = tree.path_without(self.nodes, self.end(at), self.unlogged, added=not self.logs_attachments)
         if not self.behaviour.resumes_by_parent:
@@ -592,7 +607,7 @@ class _Walk:
     # --- the end -------------------------------------------------------------------------------------------
 
     def active(self) -> set[str]:
-        """The keys of the responses on the path to the last record."""
+        """Return the keys of the responses on the path to the last record."""
         last = self.position.get(self.records[-1].uuid, -1) if self.records else -1
         bounds = [(count, self.end(at)) for count, at in self.boundaries.values()]
         return tree.active_responses(self.nodes, self.end(last), bounds)

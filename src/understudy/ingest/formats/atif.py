@@ -1,6 +1,6 @@
-"""ATIF, the Agent Trajectory Interchange Format, 1.5 to 1.8: one JSON document with `steps`.
+"""Reads ATIF, the Agent Trajectory Interchange Format, 1.5 to 1.8: one JSON document with `steps`.
 
-Steps that are copied context, or that no model made, are part of the conversation but no turns.
+Steps that are copied context, or that no model made, become part of the conversation but not turns.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class AtifFormat(LogFormat):
     name = "atif"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether it names itself by its `schema_version`, or has an agent and steps."""
+        """Whether the document has an ATIF `schema_version`, or an agent and steps."""
         keys = outline(head).keys
         return keys.get("schema_version", "").startswith("ATIF-v") or (
             keys.get("agent") == "{" and keys.get("steps") == "["
         )
 
     def read_file(self, file: LogFile) -> Iterator[Trace]:
-        """The trace of each file, and those of the subagents in it."""
+        """Yield the trace of the file, and those of the subagents in it."""
         losses: Counter[str] = Counter()
         log = mapping(read_document(file, losses))
         session = string(log.get("session_id")) or fingerprint(file.path, items(log.get("steps"))[:2])
@@ -44,12 +44,14 @@ def _traces(
 ) -> Iterator[Trace]:
     agent = mapping(log.get("agent"))
     own = string(log.get("trajectory_id"))
-    # A trajectory's id names the document, a session's may be shared; a subagent's is unique in its parent only.
+    # A trajectory id identifies the document, while several may share a session id. A subagent's id is unique only
+    # within its parent.
     trace_id = f"{above}/{own}" if above else "/".join(part for part in (session, own) if part)
     builder = TraceBuilder("atif", source, session, losses=losses, trace_id=trace_id)
     builder.trace.parent = parent
     builder.trace.agent, builder.trace.version = string(agent.get("name")), string(agent.get("version"))
-    if value_at(log, "extra", "tools_source") in (None, "logged"):  # else an export of ours inferred them
+    # otherwise our own exporter inferred these tools
+    if value_at(log, "extra", "tools_source") in (None, "logged"):
         builder.set_tools(items(agent.get("tool_definitions")))
     model = string(agent.get("model_name"))
     if not str(log.get("schema_version")).startswith("ATIF-v1."):

@@ -1,4 +1,4 @@
-"""What the readers of log formats have in common: their interface, the trace builder, and reading outcomes."""
+"""What the readers of log formats share: their interface, the trace builder, and the reading of outcomes."""
 
 from __future__ import annotations
 
@@ -29,50 +29,57 @@ from understudy.ingest.trace import (
 
 
 class LogFormat(ABC):
-    """A kind of log. Logs are hostile input: nothing in them may raise, and each loss is counted in a trace.
+    """The reader of one log format.
 
-    A format implements `read`, or where its files are read one by one `read_file`, or for one trace in each file
-    `read_trace`.
+    Logs are hostile input: whatever they contain, a reader must not raise, and counts each loss in the trace. A
+    format implements `read`, or `read_file` if each file is read by itself, or `read_trace` if each file holds one
+    trace.
     """
 
     name: str
 
     @abstractmethod
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether a file is of this format, by its name and its first 64 KB; cheap."""
+        """Whether a file has this format, judged by its name and its first 64 KB. Must be cheap."""
 
     def group(self, path: str) -> str:
-        """A key: files with the same one must be given to `read` together. By default each file has its own."""
+        """Return a key; files with the same key are given to `read` together.
+
+        By default, every file is read by itself.
+        """
         return path
 
     def links(self, path: str, head: bytes) -> Iterable[str]:
-        """Further keys, from a file's first 64 KB: groups of which files have one in common are read together."""
+        """Return further keys from a file's first 64 KB. Groups that share one of these keys are read together."""
         return ()
 
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
-        """The traces in the files of a group. Raises OSError when a file cannot be read."""
+        """Yield the traces in a group of files. Raises OSError when a file cannot be read."""
         for file in files:
             yield from self.read_file(file)
 
     def read_file(self, file: LogFile) -> Iterator[Trace]:
-        """The traces of one file. Raises OSError when it cannot be read."""
+        """Yield the traces of one file. Raises OSError when it cannot be read."""
         yield self.read_trace(file, Counter())
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
-        """The only trace of a file; `losses` becomes the trace's own. Raises OSError when it cannot be read."""
+        """Return the only trace of a file, with `losses` as its counter.
+
+        Raises OSError when the file cannot be read.
+        """
         raise NotImplementedError
 
 
 _INSTANCE = re.compile(r"([\w.-]+?)__([\w.-]+?)(?:-\d+|\.[0-9a-f]{6,}(?:[._].*)?)")
 
 _LONGEST_INSTANCE = 200
-_MOST_REPEATED = 10  # messages that compactions add again, for each message of the log
+_MOST_REPEATED = 10  # limit on the messages that compactions repeat, per message of the log
 
 
 class TraceBuilder:
-    """A trace under construction. New nodes follow `tip`, which may be set back to begin a branch.
+    """Builds a trace. New nodes follow `tip`; setting `tip` back begins a branch.
 
-    A compaction begins a new path with `continue_from`; the turns before it still belong to the active branch.
+    After a compaction, `continue_from` begins a new path; the turns before it still count as active.
     """
 
     def __init__(
@@ -86,7 +93,7 @@ class TraceBuilder:
         fidelity: Fidelity = "exact",
         notes: tuple[str, ...] = (),
     ) -> None:
-        """`fidelity` and `notes` are for turns that are added without their own."""
+        """`fidelity` and `notes` are the defaults for turns that are added without their own."""
         self.trace = Trace(
             trace_id=f"{format}:{trace_id or session_id}",
             session_id=session_id,
@@ -107,7 +114,10 @@ class TraceBuilder:
         self._shared: dict[tuple[int, bytes], int] = {}
 
     def add(self, body: Any) -> int:
-        """Add a node at the tip with a message, or what the trace's renderer takes. Returns the new tip."""
+        """Add a node after the tip.
+
+        `body` is a message, or whatever the trace's renderer accepts. Returns the new tip.
+        """
         nodes = self.trace.nodes
         nodes.append(TraceNode(self.tip, body))
         self.tip = len(nodes) - 1
@@ -117,15 +127,19 @@ class TraceBuilder:
         return self.tip
 
     def continue_from(self, tip: int = -1) -> None:
-        """Let new nodes follow `tip`, as a continuation of the conversation that ends at the tip now."""
+        """Let new nodes follow `tip`.
+
+        They count as a continuation of the conversation that ends at the current tip.
+        """
         self._fresh = self.tip if self._fresh is None else self._fresh
         self.tip = tip
 
     def may_repeat(self) -> bool:
-        """Whether a compaction that adds messages again may be applied; a refused one is counted.
+        """Whether a compaction that repeats messages may be applied.
 
-        A log with far more of them than real conversations have is hostile: it would grow without bound. The turns
-        after a refused compaction are lossy.
+        If not, it is counted and later turns are lossy.
+
+        A log with far more repetitions than any real conversation is hostile: the trace would grow without bound.
         """
         if self._repeated <= _MOST_REPEATED * (len(self.trace.nodes) - self._repeated + 1_000):
             return True
@@ -134,11 +148,14 @@ class TraceBuilder:
         return False
 
     def count_repeated(self, count: int) -> None:
-        """Note that a compaction adds `count` messages again."""
+        """Record that a compaction repeats `count` messages."""
         self._repeated += count
 
     def shared_path(self, messages: Iterable[Message]) -> int:
-        """The last node of a path from the beginning with these messages; such paths share equal beginnings."""
+        """Return the last node of a path of these messages from the root.
+
+        Paths with equal beginnings share nodes.
+        """
         at = -1
         for message in messages:
             key = (at, hashlib.blake2b(msgspec.json.encode(message), digest_size=16).digest())
@@ -161,9 +178,9 @@ class TraceBuilder:
         notes: tuple[str, ...] = (),
         shape: RequestShape | None = None,
     ) -> TraceTurn:
-        """Add a turn whose action are these bodies, at the tip. `context` is the tip unless it is passed.
+        """Add a turn at the tip, with these bodies as the model's action. `context` defaults to the tip.
 
-        A repeated id is made unique and counted as `repeated_id`.
+        An id that occurs again is made unique, and counted as `repeated_id`.
         """
         own = message_id
         while message_id in self._ids:
@@ -186,26 +203,29 @@ class TraceBuilder:
         return turn
 
     def add_system(self, prompt: str | None) -> None:
-        """Append to the system prompt."""
+        """Append a text to the system prompt."""
         if prompt:
             shape = self.trace.shape
             self.trace.shape = RequestShape(f"{shape.system}\n\n{prompt}" if shape.system else prompt, shape.tools)
 
     def take_system(self, message: Message) -> bool:
-        """Append a system message to the system prompt, if nothing but such messages came before it."""
+        """Append a system message to the system prompt if no other message came before.
+
+        Returns whether it was appended.
+        """
         leading = message["role"] == "system" and not self.trace.nodes and isinstance(message["content"], str)
         if leading:
             self.add_system(message["content"])
         return leading
 
     def set_tools(self, tools: Sequence[Any]) -> None:
-        """Set the tools; those that are not in OpenAI's form are counted and left out."""
+        """Set the tools. Those that are not in OpenAI's form are counted and left out."""
         good = [tool for raw in tools if mapping((tool := mapping(raw)).get("function"))]
         self.losses["unknown_tool"] += len(tools) - len(good)
         self.trace.shape = RequestShape(self.trace.shape.system, good or None)
 
     def finish(self) -> Trace:
-        """The trace, with each turn marked as on the active path or on a branch."""
+        """Return the trace, with each turn marked as "active" (on the path to the last turn) or "branch"."""
         trace = self.trace
         active: set[int] = set()
         at = trace.turns[-1].action[-1] if trace.turns and trace.turns[-1].action else -1
@@ -225,10 +245,10 @@ def add_messages(
     models: Callable[[dict[str, Any]], Any] = lambda _: None,
     times: Callable[[dict[str, Any]], str | None] = lambda _: None,
 ) -> None:
-    """Add a list of chat messages; those of the assistant become turns, named by their index in the list.
+    """Add a list of chat messages. Assistant messages become turns, with their index in the list as id.
 
-    `models` and `times` return the model and the time that a raw message itself names, or None; `model` is that of
-    the others.
+    `models` and `times` return the model and the ISO time that a raw message states, or None; `model` is the
+    default.
     """
     for at, raw in enumerate(messages):
         message = chat(raw, builder.losses)
@@ -241,13 +261,13 @@ def add_messages(
 
 
 def repository(instance: str | None) -> str | None:
-    """The repository in the id of a SWE-bench-like instance ("django__django-1" → "django/django"), or None."""
+    """Return the repository in an instance id like SWE-bench's ("django__django-1" → "django/django"), or None."""
     match = _INSTANCE.fullmatch(instance[:_LONGEST_INSTANCE]) if instance else None
     return f"{match.group(1)}/{match.group(2)}" if match else None
 
 
 def timestamp_seconds(text: str | None) -> float | None:
-    """A date or a time as seconds, in this machine's zone where it names none; None where it is neither."""
+    """Convert an ISO date or time to Unix seconds, in local time if it has no time zone; None if it is neither."""
     try:
         return datetime.fromisoformat(text).timestamp() if text else None
     except (ValueError, OverflowError, OSError):
@@ -255,14 +275,16 @@ def timestamp_seconds(text: str | None) -> float | None:
 
 
 def iso_time(moment: Any, unit: int = 1) -> str | None:
-    """A time that a log has in seconds since the epoch, or in parts of them (`unit` a second); else None."""
+    """Convert a Unix time in units of 1/`unit` seconds to an ISO time in UTC; None if it is not a plausible
+    time.
+    """
     if not isinstance(moment, int | float) or not 0 < moment < 1e11 * unit:
         return None
     return datetime.fromtimestamp(moment / unit, UTC).isoformat()
 
 
 def fingerprint(path: str, beginning: Any) -> str:
-    """An id for a log that has none: a hash of its name, its directory's name and its beginning."""
+    """Return an id for a log that has none: a hash of its file name, its directory's name and its beginning."""
     last = "/".join(path.replace("\\", "/").split("/")[-2:])
     data = last.encode(errors="replace") + b"\0" + msgspec.json.encode(beginning)
     return hashlib.blake2b(data, digest_size=12).hexdigest()
@@ -276,7 +298,7 @@ _SCORES = ("reward", "score")
 def outcome_from(
     *, resolved: Any = None, reward: Any = None, task: Any = None, exit_status: Any = None
 ) -> TraceOutcome | None:
-    """The outcome that these values describe, None where none of them is valid."""
+    """Return the outcome that these values describe, or None if none of them is valid."""
     outcome = TraceOutcome(
         resolved=_truth(resolved),
         reward=_number(reward),
@@ -287,12 +309,15 @@ def outcome_from(
 
 
 def instance_id(name: str) -> str | None:
-    """The name where it is that of an instance of SWE-bench or its like, else None."""
+    """Return the name if it is an instance id like SWE-bench's, else None."""
     return name if repository(name) else None
 
 
 def outcome_from_extra(*sources: Any) -> TraceOutcome | None:
-    """The outcome in the free fields of an ATIF document; of several values the first one counts."""
+    """Return the outcome in the free fields of an ATIF document.
+
+    If several sources have a value, the first counts.
+    """
     values: dict[str, Any] = {}
     for source in sources:
         fields = mapping(source)

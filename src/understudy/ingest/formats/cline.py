@@ -1,4 +1,6 @@
-"""Cline's `api_conversation_history.json`: Anthropic's messages, with calls in XML where a model has no tools."""
+"""Reads Cline's `api_conversation_history.json`: Anthropic messages, with tool calls as XML for models without
+tools.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,20 @@ _PROJECT = re.compile(r"Current (?:Working|Workspace) Directory \(([^)\n]+)\)")
 
 
 class ClineFormat(LogFormat):
-    """Reads conversations of Cline and of what grew out of it."""
+    """Reads conversations of Cline and its forks."""
 
     name = "cline"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether it is a list of the user's and the assistant's messages that are made of blocks."""
+        """Whether the file is a list of user and assistant messages made of content blocks."""
         seen = outline(head)
         ours = seen.keys.get("role") == "user" and seen.keys.get("content") in ("[", None)
         return seen.kind == "[" and (ours or file_name(path) == _FILE) and "parts" not in seen.keys
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
-        """The trace of a file."""
+        """Return the trace of a file."""
         raw_messages = [mapping(raw) for raw in items(read_document(file, losses))]
-        # Cline names a task by the time at which it began, and its directory so.
+        # Cline uses the time at which a task began as its name and as the name of its directory.
         task = file_name(parent_directory(file.path)) if file_name(file.path) == _FILE else ""
         builder = TraceBuilder("cline", file.path, task or fingerprint(file.path, raw_messages[:2]), losses=losses)
         for at, raw in enumerate(raw_messages):

@@ -1,7 +1,7 @@
-"""The rollouts of Codex CLI: lines `{timestamp, type, payload}`, and before that bare items.
+"""Reads rollouts of Codex CLI: lines of `{timestamp, type, payload}`, or bare items in older versions.
 
-What the model answered at once are the output items between two inputs. `event_msg` lines repeat what the items
-hold, except those that tell of turns taken back.
+All output items between two inputs form one response. `event_msg` lines repeat what the items hold, except for
+those that report that turns were rolled back.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _TYPES = frozenset(("session_meta", "response_item", "event_msg", "turn_context"
 _OUTPUT = frozenset(("reasoning", "message"))
 _SILENT = frozenset(("ghost_snapshot",))
 _HIDDEN = frozenset(("compaction", "compaction_summary", "context_compaction"))
-# Of the user's messages a compaction keeps the newest, about 20,000 tokens.
+# A compaction keeps the user's newest messages, about 20,000 tokens of them.
 _KEPT_CHARACTERS = 80_000
 _LEAST_COST = 40
-_AT_ONCE = 1.0  # seconds in which a fork has copied all, and no model has answered
-# Beginnings of messages that the program writes in the user's name: a rollback of turns does not count them.
+_AT_ONCE = 1.0  # seconds in which a fork copies its history, which is faster than any model answers
+# Beginnings of messages that the program writes in the user's name. A rollback does not count them as turns.
 _CONTEXT = (
     "<environment_context>", "<user_instructions>", "# AGENTS.md", "<turn_aborted>", "<skill",
     "<user_shell_command>",
@@ -38,7 +38,9 @@ class CodexFormat(LogFormat):
     name = "codex"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether a line is of a rollout's types, or it is named as a rollout and begins with a session."""
+        """Whether a line has a rollout's record type, or the file is named like a rollout and begins with session
+        metadata.
+        """
         seen = outline(head)
         if any(str(row.get("type")) in _TYPES and "payload" in row for row in seen.rows):
             return True
@@ -47,12 +49,12 @@ class CodexFormat(LogFormat):
         return seen.kind == "{" and ({"timestamp", "type", "payload"} <= seen.keys.keys() or old or oldest)
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
-        """The trace of a file."""
+        """Return the trace of a file."""
         return _CodexRollout(file, losses).read()
 
 
 class _CodexRollout:
-    """One file as it is read."""
+    """The state of reading one file."""
 
     def __init__(self, file: LogFile, losses: Counter[str]) -> None:
         self.file = file
@@ -67,7 +69,7 @@ class _CodexRollout:
         self.forked: float | None = None
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """The records: of lines, or of the one document that the first versions wrote."""
+        """Yield the records: lines, or the items of the single document that the first versions wrote."""
         if not file_name(self.file.path).endswith(".json"):
             yield from read_records(self.file, self.losses)
             return
@@ -77,7 +79,7 @@ class _CodexRollout:
             yield mapping(raw)
 
     def read(self) -> Trace:
-        """The trace of the file."""
+        """Return the trace of the file."""
         for number, record in enumerate(self.lines()):
             kind, payload = record.get("type"), mapping(record.get("payload"))
             if kind == "response_item" or (kind is not None and "payload" not in record):
@@ -94,14 +96,17 @@ class _CodexRollout:
             elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
                 self.roll_back(payload.get("num_turns"))
             elif kind == "event_msg":
-                continue  # it repeats what items hold
+                continue  # it repeats what the items hold
             elif "record_type" not in record:
                 self.losses[f"unknown_record:{str(kind)[:60]}"] += 1
         self.flush()
         return self.builder.finish()
 
     def set_meta(self, payload: dict[str, Any], written: float | None = None) -> None:
-        """The session's own description; a fork repeats that of the session it came from, which is not taken."""
+        """Take the session's metadata.
+
+        Only the first counts: a fork repeats that of the session it was forked from.
+        """
         if self.has_meta:
             return
         self.has_meta = True
@@ -119,7 +124,7 @@ class _CodexRollout:
             trace.parent = TraceParent(above, None, depth if isinstance(depth, int) else 1)
 
     def add_item(self, number: int, item: dict[str, Any], timestamp: str | None) -> None:
-        """An item of a request or an answer."""
+        """Add an item of a request or of a response."""
         kind = str(item.get("type"))
         if own := string(item.get("id")):
             self.items_by_id[own] = item
@@ -141,7 +146,7 @@ class _CodexRollout:
             self.losses[f"unknown_item:{kind[:60]}"] += 1
 
     def add_input_message(self, item: dict[str, Any]) -> None:
-        """A message of the user, or of the developer."""
+        """Add a message of the user or the developer."""
         role = ROLES.get(str(item.get("role")))
         text = content(item.get("content"), self.losses)
         if role is None or text is None:
@@ -154,7 +159,7 @@ class _CodexRollout:
             self.builder.add(message)
 
     def add_result(self, item: dict[str, Any]) -> None:
-        """The result of a call."""
+        """Add the result of a tool call."""
         call_id, output = string(item.get("call_id")), item.get("output")
         text = content(mapping(output).get("content") if isinstance(output, dict) else output, self.losses)
         if call_id is None:
@@ -163,7 +168,7 @@ class _CodexRollout:
         self.builder.add(result_message(call_id, text or "", is_error=value_at(output, "success") is False))
 
     def flush(self) -> None:
-        """Makes a turn of the answer's items."""
+        """Make a turn of the pending items of a response."""
         answer, self.pending = self.pending, []
         message = _message(answer, self.losses)
         number, timestamp = self.pending_since
@@ -174,7 +179,9 @@ class _CodexRollout:
             self.builder.add_turn(f"line-{number}", [message], model=self.model, timestamp=timestamp)
 
     def is_copied(self, timestamp: str | None) -> bool:
-        """Whether an answer is another session's: a fork writes all that it repeats at once, when it begins."""
+        """Whether a response was copied from another session: a fork writes all copied items at once when it
+        begins.
+        """
         if self.forked is None:
             return False
         moment = timestamp_seconds(timestamp)
@@ -183,7 +190,9 @@ class _CodexRollout:
         return self.forked is not None and moment is not None
 
     def compact(self, payload: dict[str, Any]) -> None:
-        """Replace the conversation: by the messages that the log names, else the user's newest and the summary."""
+        """Apply a compaction: the conversation becomes the messages that the log lists, else the newest user
+        messages and the summary.
+        """
         self.flush()
         replacement = items(payload.get("replacement_history"))
         for raw in items(payload.get("replacement_history_entries")):
@@ -220,7 +229,7 @@ class _CodexRollout:
                 self.builder.add(message)
 
     def newest_user_messages(self) -> list[Message]:
-        """The user's messages, the newest first, as far back as the program keeps them."""
+        """Return the user's messages, newest first, as far back as the program keeps them."""
         nodes = self.builder.trace.nodes
         at, newest, room = self.builder.tip, list[Message](), _KEPT_CHARACTERS
         while at >= 0 and room > 0:
@@ -232,12 +241,14 @@ class _CodexRollout:
         return newest
 
     def mark_hidden_summary(self) -> None:
-        """Mark the turns from here on: the model sees a summary that the log holds only encrypted."""
+        """Mark later turns as lossy, because the model sees a summary that the log holds only in encrypted
+        form.
+        """
         self.losses["hidden_summary"] += 1
         self.builder.fidelity, self.builder.notes = "lossy", ("hidden_summary",)
 
     def roll_back(self, turns: Any) -> None:
-        """Take back the last turns of the user."""
+        """Remove the user's last `turns` turns from the conversation."""
         self.flush()
         if not isinstance(turns, int) or not 0 < turns <= len(self.user_positions):
             self.losses["bad_rollback"] += 1
@@ -247,7 +258,7 @@ class _CodexRollout:
 
 
 def _message(answer: Sequence[dict[str, Any]], losses: Counter[str]) -> Message | None:
-    """One message of the output items of a response, None where they hold neither text nor calls."""
+    """Return the output items of a response as one message, or None if they hold neither text nor calls."""
     parts: list[Any] = []
     thoughts: list[str] = []
     hidden = False
@@ -274,12 +285,15 @@ def _message(answer: Sequence[dict[str, Any]], losses: Counter[str]) -> Message 
 
 
 def _call(kind: str, item: dict[str, Any]) -> dict[str, Any] | None:
-    """A tool call, None for one that the provider itself executed, whose result the log does not hold."""
+    """Convert a tool call.
+
+    Returns None for a call that the provider executed itself, whose result is not logged.
+    """
     call_id = string(item.get("call_id"))
     if call_id is None:
         return None
     if kind == "custom_tool_call":
-        # Free text, which a call of chat completions cannot have.
+        # Calls in chat completions need JSON arguments, so free text is wrapped in an object.
         arguments: Any = {"input": item.get("input")}
     else:
         arguments = item.get("arguments") or item.get("action") or {}

@@ -1,7 +1,7 @@
-"""Gemini CLI: a session as one JSON document, as lines with `$set` and `$rewindTo`, or a saved checkpoint.
+"""Reads Gemini CLI sessions: one JSON document, lines with `$set` and `$rewindTo`, or a saved checkpoint.
 
-A message is written again as its tool calls go on; the last writing counts. `$rewindTo` takes back a message and
-what followed it, `$set` of `messages` replaces the whole conversation.
+A message is written again as its tool calls progress, and the last version counts. `$rewindTo` takes back a
+message and everything after it; `$set` of `messages` replaces the whole conversation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class GeminiFormat(LogFormat):
     name = "gemini"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether it names a session and a project's hash, has marks of such lines, or is a list with parts."""
+        """Whether the file has a session and project hash, lines with `$set` or `$rewindTo`, or a list of messages
+        with parts.
+        """
         seen = outline(head)
         if seen.kind == "[":
             return seen.keys.get("role") in ("user", "model") and seen.keys.get("parts") == "["
@@ -40,7 +42,7 @@ class GeminiFormat(LogFormat):
         return any(_MARKS & row.keys() or (row.get("type") == "gemini" and "id" in row) for row in seen.rows)
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
-        """The trace of a file."""
+        """Return the trace of a file."""
         return _GeminiSession(file, losses).read()
 
 
@@ -48,19 +50,19 @@ _PLAIN = PlainRenderer()
 
 
 class ReplyRenderer:
-    """Renders nodes whose body is a list of messages: a response and the results of its calls, or a prompt."""
+    """Renders nodes whose body is a list of messages: a response with the results of its calls, or a prompt."""
 
     def history(self, body: list[Message]) -> list[Message]:
-        """Each of the messages without its thinking."""
+        """Return the messages without their thinking."""
         return [message for one in body for message in _PLAIN.history(one)]
 
     def action(self, bodies: Sequence[list[Message]]) -> TurnAction:
-        """The responses as one action."""
+        """Return the responses as one action."""
         return _PLAIN.action([one for body in bodies for one in body if one["role"] == "assistant"])
 
 
 class _GeminiSession:
-    """One file as it is read."""
+    """The state of reading one file."""
 
     def __init__(self, file: LogFile, losses: Counter[str]) -> None:
         self.file = file
@@ -74,7 +76,7 @@ class _GeminiSession:
         self.has_id = False
 
     def read(self) -> Trace:
-        # Sessions are saved under both names: one document may be called .jsonl, and lines may be called .json.
+        # File names do not tell the two layouts apart: a single document may be named .jsonl, and lines .json.
         seen = outline(head := read_head(self.file))
         one_long_line = seen.kind == "{" and b"\n" not in head and file_name(self.file.path).endswith(".jsonl")
         if seen.rows or one_long_line:
@@ -90,9 +92,9 @@ class _GeminiSession:
         return self.builder.finish()
 
     def record(self, record: dict[str, Any]) -> None:
-        """A line."""
+        """Process a line."""
         if "$rewindTo" in record:
-            # One that is not there takes everything back: so the program reads it too.
+            # An unknown message id takes everything back, as it does in the program itself.
             self.cut(self.position.get(str(record["$rewindTo"]), 0))
             self.builder.tip = self.shown[-1][1] if self.shown else -1
         elif "$set" in record:
@@ -105,7 +107,7 @@ class _GeminiSession:
             self.losses["unknown_record"] += 1
 
     def meta(self, record: dict[str, Any]) -> None:
-        """What the session says of itself, with all its messages or without them."""
+        """Process session metadata, which may include all messages."""
         trace = self.builder.trace
         if not self.has_id and (session := string(record.get("sessionId"))):
             self.has_id = True
@@ -114,13 +116,13 @@ class _GeminiSession:
         trace.project = trace.project or (string(directories[0]) if directories else None)
         above = file_name(parent_directory(self.file.path))
         if record.get("kind") == "subagent" and above not in ("", "chats"):
-            # A subagent's file lies in a directory that has the name of the session it works for.
+            # The log of a subagent lies in a directory named after the session that it works for.
             trace.parent = TraceParent(above)
         if isinstance(record.get("messages"), list):
             self.replace([mapping(raw) for raw in items(record["messages"])])
 
     def replace(self, messages: list[dict[str, Any]]) -> None:
-        """The conversation is these messages now; as far as they are the same, the nodes stay."""
+        """Replace the conversation with these messages. Nodes of a common beginning are kept."""
         visible = [one for one in messages if str(one.get("type")) not in _SILENT]
         same = 0
         while same < min(len(visible), len(self.shown)) and _same(
@@ -132,18 +134,21 @@ class _GeminiSession:
             self.cut(same)
         before = bool(self.turn_ids)
         for one in visible[same:]:
-            # What a compression wrote in the model's name has no model.
+            # A message that a compression wrote in the model's name has no model field.
             written = before and not string(one.get("model"))
             self.message(one, again=written or str(one.get("id")) in self.turn_ids)
 
     def cut(self, count: int) -> None:
-        """Only the first messages are shown now."""
+        """Keep only the first `count` messages of the conversation."""
         for own, _ in self.shown[count:]:
             del self.position[own]
         del self.shown[count:]
 
     def message(self, record: dict[str, Any], *, again: bool = False) -> None:
-        """A message, new or written again; `again`: one that stands in a replaced conversation is no turn."""
+        """Add a message, or update one that was written before.
+
+        With `again` it is a repetition, and does not become a turn.
+        """
         kind = str(record.get("type"))
         if kind in _SILENT:
             return
@@ -166,7 +171,7 @@ class _GeminiSession:
         self.shown.append((own, self.builder.tip))
 
     def checkpoint(self, contents: list[Any]) -> None:
-        """A conversation in the form in which it is sent."""
+        """Read a checkpoint: a conversation in the form in which it is sent to the model."""
         self.builder.trace.session_id = fingerprint(self.file.path, contents[:3])
         self.builder.trace.trace_id = f"gemini:{self.builder.trace.session_id}"
         for at, raw in enumerate(contents):
@@ -174,7 +179,7 @@ class _GeminiSession:
             self.message({"id": f"m{at}", "type": one.get("role"), "content": items(one.get("parts"))})
 
     def fill(self) -> None:
-        """Makes the messages of each node, now that no message is written again."""
+        """Render the messages of each node, once no message can be written again."""
         nodes = self.builder.trace.nodes
         for index, record in self.records.items():
             answered = _answered(self.records.get(nodes[index].parent, {}))
@@ -195,7 +200,10 @@ def _answered(record: dict[str, Any]) -> set[str]:
 
 
 def record_messages(record: dict[str, Any], answered: set[str], losses: Counter[str]) -> list[Message]:
-    """The messages of a record; `answered` are the calls whose results are there already."""
+    """Return the messages of a record.
+
+    Results of the calls in `answered` are left out, since they were added before.
+    """
     raw = record.get("content")
     parts: list[Any] = items(raw) or [raw]
     parts_shown: list[Any] = []
@@ -229,7 +237,7 @@ def record_messages(record: dict[str, Any], answered: set[str], losses: Counter[
         if str(call.get("id")) not in call_ids:
             calls.append(_call(call, len(calls), losses))
         if call.get("result") is not None:
-            # Stores hold these messages with their keys in this order: another would be another content.
+            # Stored messages have their keys in this order; another order would change their hash in the store.
             text = _result(call, losses)
             result: Message = {"role": "tool", "tool_call_id": str(call.get("id")), "content": text}
             failed = call.get("status") in ("error", "cancelled")
@@ -251,13 +259,13 @@ def _call(call: dict[str, Any], at: int, losses: Counter[str]) -> dict[str, Any]
 
 
 def _result(call: dict[str, Any], losses: Counter[str]) -> Any:
-    """What a call gave: its own response, and what stands beside it."""
+    """Return the result of a call: its own response and the parts beside it."""
     raw = call.get("result")
     parts: list[Any] = []
     for entry in items(raw) or [raw]:
         part = mapping(entry)
         if response := mapping(part.get("functionResponse")):
-            # A list that was brought in line with the conversation has the responses to other calls too.
+            # After the program repaired a conversation, this list may hold responses to other calls too.
             if response.get("id") in (None, call.get("id")):
                 parts.append(_output(response))
         elif data := mapping(part.get("inlineData")):

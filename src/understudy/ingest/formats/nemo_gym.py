@@ -1,7 +1,7 @@
-"""Rollouts of NeMo Gym: JSON lines with the request of the Responses API, all items that followed, and a reward.
+"""Reads rollouts of NeMo Gym: JSON lines with a Responses API request, all items that followed, and a reward.
 
-`response.output` holds the items of all model calls of a rollout: those up to a tool's result, or to a message
-that is not the model's, are one response.
+`response.output` holds the items of all model calls of a rollout. Consecutive items up to a tool result, or to a
+message that is not the model's, form one response.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _SHORTEST_ID = 16
 
 
 class NemoGymFormat(LogFormat):
-    """Reads rollouts of NeMo Gym; tasks that have no response yet are counted as `no_response`."""
+    """Reads rollouts of NeMo Gym. Tasks that have no response yet are counted as `no_response`."""
 
     name = "nemo-gym"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the first row has the parameters of a request of the Responses API."""
+        """Whether the first row has the request parameters of the Responses API."""
         return outline(head).keys.get(_PARAMS) == "{"
 
     def read_file(self, file: LogFile) -> Iterator[Trace]:
-        """One trace of each row."""
+        """Yield one trace for each row."""
         losses: Counter[str] = Counter()
         for row in read_records(file, losses):
             if mapping(row.get("response")):
@@ -76,7 +76,7 @@ def _trace(row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
 
 
 def _runs(entries: list[Any]) -> Iterator[dict[str, Any]]:
-    """The items as chat messages: those of one response, which follow each other, as one message."""
+    """Yield the items as chat messages. Consecutive items of one response become one message."""
     own: list[dict[str, Any]] = []
     for item in map(mapping, entries):
         if item.get("type") in ("reasoning", "function_call") or item.get("role") == "assistant":
@@ -93,7 +93,7 @@ def _runs(entries: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool of the Responses API in the form of chat completions."""
+    """Convert a tool of the Responses API to the form of chat completions."""
     if "function" in tool or tool.get("type") != "function":
         return tool
     names = ("name", "description", "parameters", "strict")

@@ -1,12 +1,12 @@
-"""OpenCode: what `opencode export` writes, a session's list of messages as its server answers it, or its storage.
+"""Reads OpenCode sessions: the output of `opencode export`, a message list from its server, or its storage.
 
 The storage (of earlier versions; later ones have a database) is a directory with a file for each session, message
 and part: `storage/session/PROJECT/SESSION.json`, `storage/message/SESSION/MESSAGE.json`,
 `storage/part/MESSAGE/PART.json`. Ids of messages and parts ascend in time.
 
-A message has an `info` and `parts`. A response of the model is what stands between two `step-start` parts, or in
-messages without them the whole message. The parts of tool calls hold their results as well. A compaction is a
-user's message with a `compaction` part and the response that summarises: the conversation goes on from these two.
+A message has an `info` and `parts`. A response is what lies between two `step-start` parts, or the whole message
+if it has none. The parts of tool calls also hold their results. A compaction is a user message with a `compaction`
+part and the response with the summary; the conversation continues from these two.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OF_SESSION = re.compile(rb'"(?:sessionID|projectID)"\s*:')
 _COMPACTED = "What did we do so far?"
 _CLEARED = "[Old tool result content cleared]"
 _STOPPED = "[Tool execution was interrupted]"
-# Parts that the model is not shown.
+# Parts that are not shown to the model.
 _SILENT = frozenset(("step-finish", "snapshot", "patch", "agent", "retry"))
 
 
@@ -42,7 +42,7 @@ class OpenCodeFormat(LogFormat):
     name = "opencode"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether it has a session's info before its messages, is a list of messages with parts, or is stored."""
+        """Whether the file is an export with session info, a list of messages with parts, or a stored file."""
         if _STORED.fullmatch(path.replace("\\", "/")):
             return head.lstrip().startswith(b"{")
         seen = outline(head)
@@ -78,7 +78,7 @@ class OpenCodeFormat(LogFormat):
             yield _trace(*_stored_session(stored, losses), stored[0][1].path, losses)
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
-        """The trace of an export."""
+        """Return the trace of an export."""
         value = read_document(file, losses)
         messages = [mapping(raw) for raw in items(value) or items(mapping(value).get("messages"))]
         return _trace(mapping(mapping(value).get("info")), messages, file.path, losses)
@@ -116,12 +116,13 @@ def _stored_session(
 
 
 def _add_messages(builder: TraceBuilder, messages: list[dict[str, Any]]) -> None:
-    goes_on = False  # whether the model has not ended its turn
+    goes_on = False  # whether the model's turn continues
     for at, raw in enumerate(messages):
         info, parts = mapping(raw.get("info")), [mapping(part) for part in items(raw.get("parts"))]
         if info.get("role") == "user":
             if goes_on or info.get("agent") == "plan":
-                # Reminders on plan mode, and around what is written while the model works, are only sent.
+                # Reminders about plan mode, and around what is typed while the model works, are sent but not
+                # logged.
                 builder.fidelity, builder.notes = "repaired", ("reminders_not_logged",)
             if any(part.get("type") == "compaction" for part in parts) and builder.may_repeat():
                 builder.continue_from()
@@ -136,7 +137,7 @@ def _add_messages(builder: TraceBuilder, messages: list[dict[str, Any]]) -> None
 
 
 def _visible_parts(parts: list[dict[str, Any]], losses: Counter[str]) -> Iterator[Any]:
-    """The parts of a user's message that the model is shown."""
+    """Yield the parts of a user message that the model is shown."""
     for part in parts:
         kind = str(part.get("type"))
         if kind == "text" and not part.get("ignored"):
@@ -146,7 +147,7 @@ def _visible_parts(parts: list[dict[str, Any]], losses: Counter[str]) -> Iterato
         elif kind == "subtask":
             yield "The following tool was executed by the user"
         elif kind == "file" and part.get("mime") not in ("text/plain", "application/x-directory"):
-            # Texts and listings of directories stand in further parts; other files are in no request we can build.
+            # Text files and directory listings are repeated in other parts. Other files cannot be reconstructed.
             losses["file_left_out"] += 1
         elif kind not in ("text", "file") and kind not in _SILENT:
             losses[f"unknown_part:{kind[:60]}"] += 1
@@ -170,7 +171,8 @@ def _add_response(builder: TraceBuilder, info: dict[str, Any], parts: list[dict[
         if message is None:
             continue
         if info.get("summary") is True:
-            builder.losses["summary_left_out"] += 1  # it answers another prompt, that of the compaction
+            # the summary answers the prompt of the compaction, not the user
+            builder.losses["summary_left_out"] += 1
             builder.add(message)
         else:
             count += 1
@@ -185,7 +187,7 @@ def _add_response(builder: TraceBuilder, info: dict[str, Any], parts: list[dict[
 
 
 def _response(step: list[dict[str, Any]], losses: Counter[str]) -> tuple[Message | None, list[Message]]:
-    """A response and the results of its calls; None for one that is empty."""
+    """Return a response and the results of its calls. The response is None if it is empty."""
     texts: list[Any] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []

@@ -1,13 +1,13 @@
-"""OpenHands 0.x and 1.x (its software agent SDK): logs of events, in lists, lines or one file for each event.
+"""Reads logs of OpenHands 0.x and 1.x (its software agent SDK): lists, lines, or one file per event.
 
-0.x: a list of events, an evaluation's output with its `history`, or a session's `events/<n>.json`. A response of
-the model stands in the metadata of each action that it asked for. Without that (agents that do not call functions)
-the action itself is made into a call, and the turn is `repaired`.
+0.x: a list of events, an evaluation's output with its `history`, or a session's `events/<n>.json`. The metadata of
+each action contains the model's response. If it is missing (with agents that do not use function calling), the
+action itself is converted to a call, and the turn is `repaired`.
 
-1.x: a directory `events/event-<n>-<id>.json`, or a list or lines of events. There is an event for each call; those
-of one response have the same `llm_response_id`. `base_state.json` beside the directory names the model.
+1.x: a directory of `events/event-<n>-<id>.json`, or a list or lines of events. Each call has an event; events of
+one response have the same `llm_response_id`. `base_state.json` beside the directory names the model.
 
-The SDK's messages: a list of them as the SDK writes its `Message`, the system prompt first.
+The SDK's messages: a list in the form in which the SDK writes its `Message`, the system prompt first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from understudy.ingest.trace import Message, Trace, path_to, tool_call
 
 
 class EventView:
-    """The events that the model is still shown, in order, each with its message; grows a builder."""
+    """The events that the model currently sees, in order, each with its message. Extends a builder accordingly."""
 
     def __init__(self, builder: TraceBuilder) -> None:
         self.builder = builder
@@ -49,24 +49,24 @@ class EventView:
         self._answers: dict[str, tuple[set[Any], Message]] = {}
 
     def add(self, number: Any, message: Message) -> None:
-        """An event with its message."""
+        """Add an event with its message."""
         self._shown.append(({_key(number)}, message))
         self.builder.add(message)
 
     def turn(self, number: Any, key: str, message: Message, **turn: Any) -> None:
-        """A response of the model, named `key`, of which this is the first event; `turn` is for `add_turn`."""
+        """Add a response with id `key`, whose first event this is. `turn` is passed to `TraceBuilder.add_turn`."""
         self._answers[key] = (numbers := {_key(number)}, message)
         self._shown.append((numbers, message))
         self.builder.add_turn(key, [message], **turn)
 
     def has(self, key: str) -> bool:
-        """Whether there is a response `key`."""
+        """Whether a response with this id exists."""
         return key in self._answers
 
     def extend(self, number: Any, key: str, calls: Sequence[dict[str, Any]] = ()) -> None:
-        """Another event of the response `key`, with more of its calls.
+        """Add another event, with further tool calls, to the response `key`.
 
-        Results may stand between them in the log; the response is one all the same.
+        Results may come between the events in the log, but they belong to one response.
         """
         numbers, message = self._answers[key]
         numbers.add(_key(number))
@@ -74,13 +74,13 @@ class EventView:
             message.setdefault("tool_calls", []).extend(calls)
 
     def numbers(self) -> Iterator[Any]:
-        """The events that are shown."""
+        """Yield the ids of the events that the model sees."""
         return chain.from_iterable(numbers for numbers, _ in self._shown)
 
     def condense(self, events: Iterable[Any], summary: str | None, offset: Any) -> None:
-        """Takes events out, and puts the summary of them where `offset` says (0 is the first message).
+        """Remove events, and insert their summary at position `offset` (0 is the first message).
 
-        A result goes with its call, and a call with its results: neither is shown alone.
+        A call whose results were removed is removed too, and so are results whose call was.
         """
         if not self.builder.may_repeat():
             return
@@ -116,7 +116,9 @@ class EventView:
             self.builder.add(message)
 
     def _node(self, count: int) -> int:
-        """The node of the message that is `count` from the beginning of what is shown."""
+        """Return the node of the `count`-th message that the model sees (counted from 1), or -1 if `count` is
+        0.
+        """
         path = path_to(self.builder.trace.nodes, self.builder.tip, [])
         return path[count - 1] if count else -1
 
@@ -126,7 +128,7 @@ def _key(number: Any) -> Any:
 
 
 _EVENT_FILE = re.compile(r"events/\d+\.json$")
-# Events of the program itself, of which the model is told nothing.
+# Internal events, of which the model is told nothing.
 _SILENT = frozenset((
     "change_agent_state", "agent_state_changed", "null", "loop_detection_pause", "recall", "status", "push",
     "send_pr",
@@ -140,7 +142,7 @@ class OpenHandsFormat(LogFormat):
     name = "openhands"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the first event has a source and an action or observation, or the first row a history."""
+        """Whether the first event has a source and an action or observation, or the first row has a history."""
         seen = outline(head)
         if "history" in seen.keys and "instance_id" in seen.keys:
             return seen.keys["history"] == "["
@@ -148,11 +150,11 @@ class OpenHandsFormat(LogFormat):
         return event and "kind" not in seen.keys and (seen.kind == "[" or bool(_EVENT_FILE.search(path)))
 
     def group(self, path: str) -> str:
-        """The directory of events, for the file of one event; else the file itself."""
+        """Return the events directory for a file with a single event, else the file's own path."""
         return parent_directory(path) if _EVENT_FILE.search(path) else path
 
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
-        """One trace of a list or a directory of events, one of each row of an evaluation's output."""
+        """Yield one trace for each list or directory of events, and one for each row of an evaluation's output."""
         stored = [file for file in files if _EVENT_FILE.search(file.path)]
         others = [file for file in files if not _EVENT_FILE.search(file.path)]
         if stored:
@@ -163,7 +165,7 @@ class OpenHandsFormat(LogFormat):
         yield from super().read(others)
 
     def read_file(self, file: LogFile) -> Iterator[Trace]:
-        """The trace of a list of events, or those of the rows of an evaluation's output."""
+        """Yield the trace of a list of events, or one trace for each row of an evaluation's output."""
         losses: Counter[str] = Counter()
         if file_name(file.path).endswith(".jsonl"):
             for row in read_records(file, losses):
@@ -255,7 +257,7 @@ def _add_action(
             notes = ("call_made_of_action",)
     key = key or f"event-{number}"
     if view.has(key):
-        view.extend(number, key)  # another action of the same response
+        view.extend(number, key)  # this is another action of the same response
         return
     call_ids.update(call["id"] for call in message.get("tool_calls") or ())
     view.turn(
@@ -304,7 +306,7 @@ def _observation(event: dict[str, Any], kind: str, call_ids: set[str], losses: C
 
 
 def _command_output(text: str, metadata: dict[str, Any]) -> str:
-    """What the model is shown of a command: its output, and where and how it ended."""
+    """Return what the model is shown of a command: its output, working directory, interpreter and exit code."""
     output = f"{metadata.get('prefix') or ''}{text}{metadata.get('suffix') or ''}"
     for key, label in (
         ("working_dir", "Current working directory"),
@@ -317,7 +319,10 @@ def _command_output(text: str, metadata: dict[str, Any]) -> str:
 
 
 def _add_recalled(view: EventView, number: Any, event: dict[str, Any]) -> None:
-    """What was remembered for the model. Its wording was a template's, which no log holds."""
+    """Add recalled knowledge as a user message.
+
+    The template around it is not logged, so the turns are `repaired`.
+    """
     extras = mapping(event.get("extras"))
     fields: list[Any] = [extras.get("repo_instructions"), extras.get("additional_agent_instructions")]
     fields += [value_at(entry, "content") for entry in items(extras.get("microagent_knowledge"))]
@@ -336,7 +341,7 @@ def _condense(view: EventView, arguments: dict[str, Any]) -> None:
 
 _V1_EVENT_FILE = re.compile(r"events/event-\d+-[^/]*\.json$")
 _STATE_FILE = "base_state.json"
-# Events of the program itself, of which the model is told nothing.
+# Internal events, of which the model is told nothing.
 _V1_SILENT = frozenset((
     "ConversationStateUpdateEvent", "CondensationRequest", "PauseEvent", "TokenEvent", "ConversationErrorEvent",
     "LLMCompletionLogEvent", "StreamingDeltaEvent",
@@ -349,20 +354,20 @@ class OpenHandsV1Format(LogFormat):
     name = "openhands-v1"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the first event has a kind, a source and an id, or it is the state beside such events."""
+        """Whether the first event has a kind, a source and an id, or the file is the state beside such events."""
         seen = outline(head).keys
         if file_name(path) == _STATE_FILE:
             return "agent" in seen and "id" in seen
         return seen.get("kind", "{") not in "{[" and "source" in seen and "id" in seen and "timestamp" in seen
 
     def group(self, path: str) -> str:
-        """The directory of a conversation, for its state and its events; else the file itself."""
+        """Return the conversation's directory for its state and its events, else the file's own path."""
         if _V1_EVENT_FILE.search(path):
             return parent_directory(parent_directory(path))
         return parent_directory(path) if file_name(path) == _STATE_FILE else path
 
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
-        """One trace."""
+        """Yield the one trace of a conversation's files."""
         losses: Counter[str] = Counter()
         state: dict[str, Any] = {}
         events: list[Any] = []
@@ -466,17 +471,17 @@ _SDK = re.compile(
 
 
 class OpenHandsMessagesFormat(LogFormat):
-    """Reads lists of messages of OpenHands' SDK."""
+    """Reads message lists of the OpenHands SDK."""
 
     name = "openhands-messages"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether it is a list of messages with a field that only this SDK writes."""
+        """Whether the file is a list of messages with a field that only this SDK writes."""
         seen = outline(head)
         return seen.kind == "[" and "role" in seen.keys and "content" in seen.keys and bool(_SDK.search(head))
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
-        """The trace of a file."""
+        """Return the trace of a file."""
         messages = [mapping(raw) for raw in items(read_document(file, losses))]
         builder = TraceBuilder(self.name, file.path, fingerprint(file.path, messages[:3]), losses=losses)
         add_messages(builder, messages, None)

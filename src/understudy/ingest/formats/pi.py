@@ -1,7 +1,7 @@
-"""The sessions of pi: lines that form a tree, each naming the one it follows.
+"""Reads sessions of pi: lines that form a tree, each naming its parent.
 
-The first line is the session's own. Of the entries only messages and summaries are shown to the model. After a
-compaction it is shown the summary and the entries from `firstKeptEntryId` on.
+The first line describes the session. Only messages and summaries are shown to the model. After a compaction it
+sees the summary and the entries from `firstKeptEntryId` on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from understudy.ingest.trace import Message, Trace, text_of, tool_call
 _COMPACTED = "The conversation history before this point was compacted into the following summary:\n\n<summary>\n"
 _BRANCH = "The following is a summary of a branch that this conversation came back from:\n\n<summary>\n"
 _BROKEN = frozenset(("error", "aborted"))
-# Entries that the model is not shown.
+# Entries that are not shown to the model.
 _SILENT = frozenset(
     ("custom", "label", "model_change", "session", "session_info", "thinking_level_change", "usage")
 )
@@ -32,21 +32,21 @@ class PiFormat(LogFormat):
     name = "pi"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether it begins with a session's own line, which has neither a payload nor a message.
+        """Whether the file begins with pi's session line.
 
-        The Hugging Face Hub's session traces have such a line too, with any other keys.
+        Session traces of the Hugging Face Hub begin similarly, but name a harness and have no `parentId`.
         """
         keys = outline(head).keys
         traces = "harness" in keys and b'"parentId"' not in head
         return keys.get("type") == "session" and {"id", "timestamp", "cwd"} <= keys.keys() and not traces
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
-        """The trace of a file."""
+        """Return the trace of a file."""
         return _PiSession(file, losses).read()
 
 
 class _PiSession:
-    """One file as it is read."""
+    """The state of reading one file."""
 
     def __init__(self, file: LogFile, losses: Counter[str]) -> None:
         self.file = file
@@ -67,7 +67,7 @@ class _PiSession:
             if own in self.parents:
                 self.losses["repeated_id"] += 1
                 continue
-            # The first versions wrote no tree. What follows an entry that is not there follows the last one.
+            # The first versions wrote no tree. An entry whose parent is missing is put after the previous entry.
             parent = string(entry.get("parentId"))
             if parent not in self.parents and not ("parentId" in entry and parent is None):
                 parent = self.last
@@ -79,14 +79,14 @@ class _PiSession:
         return self.builder.finish()
 
     def meta(self, entry: dict[str, Any]) -> None:
-        """The session's own line."""
+        """Take the session's metadata."""
         trace = self.builder.trace
         if session := string(entry.get("id")):
             trace.session_id, trace.trace_id = session, f"pi:{session}"
         trace.project = string(entry.get("cwd"))
 
     def entry(self, own: str, entry: dict[str, Any]) -> None:
-        """An entry, at the tip."""
+        """Add an entry at the tip."""
         kind = str(entry.get("type"))
         if kind == "message":
             self.message(own, mapping(entry.get("message")), string(entry.get("timestamp")))
@@ -102,14 +102,14 @@ class _PiSession:
             self.losses[f"unknown_record:{kind[:60]}"] += 1
 
     def message(self, own: str, message: dict[str, Any], timestamp: str | None) -> None:
-        """A message of the conversation."""
+        """Add a message of the conversation."""
         role = str(message.get("role"))
         if role == "system":
             self.system(message)
         elif role == "assistant":
             answer = self.answer(items(message.get("content")))
             if string(message.get("stopReason")) in _BROKEN:
-                self.losses["broken_answer"] += 1  # it is not shown to the model again
+                self.losses["broken_answer"] += 1  # the broken response is not shown to the model again
             elif not (answer["content"] or answer.get("tool_calls")):
                 self.losses["empty_answer"] += 1
             else:
@@ -128,7 +128,7 @@ class _PiSession:
             self.losses["unknown_role"] += 1
 
     def system(self, message: dict[str, Any]) -> None:
-        """The system prompt in sections, and the tools."""
+        """Take the system prompt, which may consist of sections, and the tools."""
         if self.builder.trace.shape.system is not None or self.builder.trace.turns:
             self.losses["system_changed"] += 1
             self.builder.fidelity, self.builder.notes = "repaired", ("system_changed",)
@@ -138,13 +138,13 @@ class _PiSession:
         self.builder.set_tools([{"type": "function", "function": tool} for tool in _tools(message)])
 
     def show(self, own: str, message: Message) -> None:
-        """Add a message, unless it is empty."""
+        """Add a message unless it is empty."""
         if message["content"] or message["role"] == "tool":
             self.messages[own] = message
             self.builder.add(message)
 
     def answer(self, parts: list[Any]) -> Message:
-        """A response of the model."""
+        """Return a response of the model as a message."""
         of_kind: dict[str, list[dict[str, Any]]] = {}
         for part in map(mapping, parts):
             of_kind.setdefault(str(part.get("type")), []).append(part)
@@ -159,13 +159,13 @@ class _PiSession:
         return response_message(self.content(rest), calls, thinking_text(thoughts), hidden=bool(thoughts))
 
     def content(self, raw: Any) -> Any:
-        """The content of a message."""
+        """Return the content of a message in OpenAI's form."""
         if not isinstance(raw, list):
             return content(raw, self.losses)
         return content([_image(part) or part for part in items(raw)], self.losses)
 
     def compact(self, own: str, entry: dict[str, Any]) -> None:
-        """The conversation is the summary and the kept entries now."""
+        """Apply a compaction: the conversation becomes the summary and the entries that were kept."""
         if not self.builder.may_repeat():
             return
         first = string(entry.get("firstKeptEntryId"))
@@ -183,7 +183,7 @@ class _PiSession:
                 self.builder.add(message)
 
     def path(self, at: str | None) -> Iterator[str]:
-        """The entries from one back to the beginning."""
+        """Yield the ids of the entries from `at` back to the root."""
         while at is not None:
             yield at
             at = self.parents[at]
@@ -195,7 +195,7 @@ def _tools(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _image(part: Any) -> dict[str, Any] | None:
-    """An image in OpenAI's form; None for other parts."""
+    """Convert an image to OpenAI's form. Returns None for other parts."""
     image = mapping(part)
     if image.get("type") != "image" or "data" not in image:
         return None
@@ -203,7 +203,7 @@ def _image(part: Any) -> dict[str, Any] | None:
 
 
 def _command(message: dict[str, Any]) -> str:
-    """A command that the user ran, as the model is shown it."""
+    """Return the text by which the model is told of a command that the user ran."""
     output = string(message.get("output"))
     text = f"Ran `{message.get('command')}`\n" + (f"```\n{output}\n```" if output else "(no output)")
     code = message.get("exitCode")

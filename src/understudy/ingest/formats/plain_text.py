@@ -1,12 +1,12 @@
-"""Transcripts in plain text, which are lossy: Aider's chat history, and what Claude Code shows in a terminal.
+"""Reads plain-text transcripts, which are lossy: Aider's chat history, and what Claude Code shows in a terminal.
 
-Aider's `.aider.chat.history.md`: `#### ` begins the user's lines, `> ` the program's, all others are the model's.
-It lacks what the program added to a request (files, the map of the repository), and a heading of the fourth level
-in a response looks like the user.
+Aider's `.aider.chat.history.md`: lines after `#### ` are the user's, after `> ` the program's, all others the
+model's. It lacks what the program added to a request (files, the repository map), and a level-four heading in a
+response is mistaken for user input.
 
-A terminal's text, copied or written by `/export`: `> ` or `❯ ` the user, `● ` or `⏺ ` the model's text or
-`Tool(argument)`, `⎿ ` a result, shortened, `✻ ` thinking. Calls that ran side by side look like calls one after
-the other, and are read so.
+A terminal's text, copied or written by `/export`: `> ` or `❯ ` marks the user, `● ` or `⏺ ` the model's text or
+`Tool(argument)`, `⎿ ` a shortened result, `✻ ` thinking. Parallel calls cannot be told from sequential ones, and
+are read as sequential.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from understudy.ingest.trace import Message, Trace, tool_call
 _AIDER_BEGIN = re.compile(r"^# aider chat started at ([^\n]{1,100})$", re.MULTILINE)
 _AIDER_MODEL = re.compile(r"(?:Main model|Model|Models): (\S+?)(?: with |,|$)")
 _AIDER_VERSION = re.compile(r"Aider v(\S+)")
-# Commands whose text is sent to the model; that of other commands is not.
+# Commands whose text is sent to the model. The text of other commands is not.
 _ASKING = re.compile(r"/(?:ask|code|architect|context|chat-mode)\s+", re.IGNORECASE)
 
 
@@ -38,11 +38,11 @@ class AiderFormat(LogFormat):
     name = "aider"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether it is named as Aider names it, or begins as it begins."""
+        """Whether the file has Aider's file name or begins like its history."""
         return file_name(path).endswith(".aider.chat.history.md") or b"# aider chat started at " in head[:200]
 
     def read_file(self, file: LogFile) -> Iterator[Trace]:
-        """One trace of each chat in a file."""
+        """Yield one trace for each chat in a file."""
         losses: Counter[str] = Counter()
         _, *chats = _AIDER_BEGIN.split(content := read_text(file, losses))
         first = content[: match.start()] if (match := _AIDER_BEGIN.search(content)) else content
@@ -83,7 +83,7 @@ def _aider_trace(file: LogFile, started: str, text: str, nth: int, losses: Count
 
 
 def _aider_blocks(text: str) -> Iterator[tuple[int, str, str]]:
-    """The runs of lines of one role: the number of the first, the role, the text without its marks."""
+    """Yield consecutive lines of one role as (line number, role, text without the marks)."""
     marks = (("#### ", "user"), ("> ", "tool"))
     role, first, lines = "", 0, list[str]()
     for number, line in enumerate(text.split("\n")):
@@ -118,7 +118,7 @@ _CALL = re.compile(r"([A-Z][\w:.-]*|[\w-]+(?::[\w-]+)* - [\w-]+ \(MCP\))\((.*)\)
 _PAIRS = re.compile(r'([a-z_]+):\s+("(?:[^"\\]|\\.)*"|[^,]+)(?:,\s*|$)', re.DOTALL)
 _WIDEST = 1_000
 _LONGEST_CALL = 5_000
-# What a tool shows of its arguments when it shows one only; the names are those of its input.
+# The input field that a tool displays, for tools that display only one.
 _TOOL_NAMES = {
     **dict.fromkeys(("Read", "Write", "Edit", "MultiEdit"), "file_path"),
     **dict.fromkeys(("Task", "Agent"), "description"),
@@ -135,7 +135,7 @@ class ClaudeTextFormat(LogFormat):
     name = "claude-text"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether it is no JSON, and has a response of the model beside a result or a prompt."""
+        """Whether the file is not JSON, and has a response of the model and a result or a prompt."""
         if outline(head).kind or b"# aider chat started at" in head[:200] or b"\0" in head[:1024]:
             return False
         lines = _ESCAPES.sub("", head.decode(errors="replace")).splitlines()
@@ -143,7 +143,7 @@ class ClaudeTextFormat(LogFormat):
         return answer and any(_RESULT.match(line) or _USER.match(line) for line in lines)
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
-        """The trace of a file."""
+        """Return the trace of a file."""
         lines = _ESCAPES.sub("", read_text(file, losses)).replace("\xa0", " ").splitlines()
         blocks = list(_blocks(lines, losses))
         session = fingerprint(file.path, [block.text() for block in blocks[:2]])
@@ -189,21 +189,21 @@ class ClaudeTextFormat(LogFormat):
 
 
 def _is_sent(following: _TextBlock | None) -> bool:
-    """Whether a slash command was sent to the model, by the block below it: others show what they did."""
+    """Whether a slash command was sent to the model, judged by the next block: other commands show a result."""
     if following is None or following.kind == "user":
         return False
     return following.kind != "result" or _SENT.match(following.text()) is not None
 
 
 class _TextBlock(Struct):
-    """A run of lines: `kind` is user, answer, result or thinking; `line` is the first one's number."""
+    """Consecutive lines of one kind: user, answer, result or thinking. `line` is the number of the first line."""
 
     kind: str
     line: int
     lines: list[str]
 
     def text(self) -> str:
-        """The text, without the margin that the terminal gave it."""
+        """Return the text without the terminal's indentation."""
         rest = [line for line in self.lines[1:] if line.strip()]
         margin = min((len(line) - len(line.lstrip(" ")) for line in rest), default=0)
         return "\n".join([self.lines[0], *(line[margin:] for line in self.lines[1:])]).strip()
@@ -233,7 +233,7 @@ def _blocks(lines: Sequence[str], losses: Counter[str]) -> Iterator[_TextBlock]:
 
 
 def _kind(line: str) -> tuple[str | None, str]:
-    """The kind of block that a line begins, and its text; `rule` ends a block, None continues it."""
+    """Return the kind of block that a line begins, and its text. `rule` ends a block, None continues one."""
     if match := _MODEL.match(line):
         return "answer", match.group(1)
     if match := _RESULT.match(line):
@@ -248,7 +248,10 @@ def _kind(line: str) -> tuple[str | None, str]:
 
 
 def _banner(trace: Trace, lines: Sequence[str]) -> str | None:
-    """Sets the version and the project by the lines before the first block; returns the model that they name."""
+    """Set the trace's version and project from the lines before the first block.
+
+    Returns the model that they name.
+    """
     top: list[str] = []
     for line in lines[:40]:
         if _MODEL.match(line) or _USER.match(line):
@@ -257,7 +260,7 @@ def _banner(trace: Trace, lines: Sequence[str]) -> str | None:
     whole = "\n".join(top)
     if match := _VERSION.search(whole):
         trace.version = match.group(1)
-    # `cwd:` first: lines of help that stand above it begin with a slash too.
+    # Try `cwd:` first, because lines of help above it may begin with a slash too.
     matches = (match for pattern in _DIRECTORIES for line in top if (match := pattern.search(line)))
     trace.project = next((match.group(1) for match in matches), None)
     if match := _NAMED.search(whole):
@@ -266,11 +269,11 @@ def _banner(trace: Trace, lines: Sequence[str]) -> str | None:
 
 
 def _call(text: str, line: int, follows: bool) -> dict[str, Any] | None:
-    """The tool call that the text of a block shows, None for plain text. `follows`: a result stands below."""
+    """Return the tool call that a block shows, or None for plain text. `follows`: the next block is a result."""
     call_id = f"line_{line}"
     match = _CALL.fullmatch(text) if len(text) <= _LONGEST_CALL else None
     if match is None:
-        # Some tools show no argument: a short title with a result below it is such a call.
+        # Some tools show no argument: a short title followed by a result is such a call.
         title = text.strip()
         short = follows and "\n" not in title and len(title) <= 40 and title[:1].isupper() and title[-1:].isalnum()
         return tool_call(call_id, _RENAMED.get(title, title), {}) if short else None

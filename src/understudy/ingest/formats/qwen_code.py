@@ -1,7 +1,7 @@
-"""The chats of Qwen Code: lines that form a tree, with messages in Gemini's form.
+"""Reads chats of Qwen Code: lines that form a tree, with messages in Gemini's form.
 
-`uuid` and `parentUuid` are as in Claude Code's logs, the messages have `parts`. A `chat_compression` has the whole
-conversation that goes on. A subagent's chat is a file of its own.
+`uuid` and `parentUuid` work as in Claude Code's logs; messages have `parts`. A `chat_compression` record holds the
+whole conversation that continues. A subagent's chat is a separate file.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ class QwenCodeFormat(LogFormat):
     name = "qwen-code"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether lines of a tree have messages with parts."""
+        """Whether lines with parents hold messages with parts."""
         if b'"provenance"' not in head and b'"parts"' not in head:
-            return False  # spares most logs of other programs the parsing of their beginning
+            return False  # avoids parsing the beginning of most other programs' logs
         seen = outline(head)
         if {"uuid", "parentUuid", "provenance"} <= seen.keys.keys():
             return True
         return any("parentUuid" in row and "parts" in mapping(row.get("message")) for row in seen.rows)
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
-        """The trace of a file."""
+        """Return the trace of a file."""
         name = file_name(file.path).removesuffix(".jsonl")
         builder = TraceBuilder("qwen-code", file.path, name, losses=losses)
         builder.trace.renderer = ReplyRenderer()
         tips: dict[str | None, int] = {None: -1}
         for number, record in enumerate(read_records(file, losses)):
             parent = string(record.get("parentUuid"))
-            # What follows a record that is not there follows the last one.
+            # A record whose parent is missing is put after the previous record.
             builder.tip = tips.get(parent, builder.tip)
             _add(builder, record, number)
             tips[string(record.get("uuid")) or f"line {number}"] = builder.tip

@@ -1,4 +1,4 @@
-"""The table of log formats, detection of a file's format, and which files must be read together."""
+"""The table of log formats, the detection of a file's format, and which files must be read together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from understudy.ingest.formats.swe_agents import (
 )
 from understudy.ingest.log_files import LogFile, read_head
 
-# A file belongs to the first format that detects it, so the formats with stricter tests come first.
+# A file belongs to the first format that detects it, so formats with stricter tests come first.
 FORMATS: tuple[LogFormat, ...] = (
     QwenCodeFormat(),
     PiFormat(),
@@ -56,7 +56,7 @@ FORMATS: tuple[LogFormat, ...] = (
 
 
 class LogBatch(Struct, frozen=True):
-    """Files of one format that must be read together, in the order of the search."""
+    """Files of one format that must be read together, in search order."""
 
     format: LogFormat
     key: str
@@ -67,7 +67,7 @@ _Key = tuple[str, str]  # the name of a format, and a key of its files
 
 
 def format_named(name: str) -> LogFormat:
-    """The format of that name. Raises ConfigError when there is none."""
+    """Return the format with this name. Raises ConfigError if there is none."""
     formats = {format.name: format for format in FORMATS}
     if name not in formats:
         raise ConfigError(f"unknown log format {name!r}; expected one of: {', '.join(formats)}")
@@ -75,17 +75,17 @@ def format_named(name: str) -> LogFormat:
 
 
 def detect(path: str, head: bytes) -> LogFormat | None:
-    """The format of a file by its path and its first 64 KB, None where no format detects it."""
+    """Return the format of a file, detected by its path and its first 64 KB, or None."""
     return next((format for format in FORMATS if format.detect(path, head)), None)
 
 
 def group_batches(
     files: Iterable[LogFile], skipped: Counter[str], only: LogFormat | None = None
 ) -> list[LogBatch]:
-    """The files in groups that must be read together. With `only` all are taken to be of that format.
+    """Group files that must be read together. With `only`, all are assumed to have that format.
 
-    Files of no format are counted in `skipped` as `unknown_format`, those that cannot be read as
-    `unreadable_file`, empty ones as `empty_file`.
+    `skipped` counts files of no known format as `unknown_format`, unreadable ones as `unreadable_file`, and empty
+    ones as `empty_file`.
     """
     groups: dict[_Key, LogBatch] = {}
     linked: dict[_Key, LogBatch] = {}
@@ -97,7 +97,7 @@ def group_batches(
             if only is None:
                 skipped["unreadable_file"] += 1
                 continue
-            beginning = b""  # who reads it counts it
+            beginning = b""  # the reader counts it as unreadable
         if format is None:
             format = detect(file.path, beginning)
             if format is None:
@@ -115,7 +115,7 @@ def group_batches(
 
 
 def _join(groups: dict[_Key, LogBatch], linked: dict[_Key, LogBatch], first: LogBatch, second: LogBatch) -> None:
-    """Put the files of the second batch into the first, which takes its place."""
+    """Merge the second batch into the first."""
     first.files.extend(second.files)
     for table in (groups, linked):
         for key, batch in table.items():

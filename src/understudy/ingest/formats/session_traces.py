@@ -1,6 +1,7 @@
-"""Session traces of the Hugging Face Hub: JSON lines, a header with `harness` and `id`, then a message a line.
+"""Reads session traces of the Hugging Face Hub: JSON lines, a header with `harness` and `id`, then one message a
+line.
 
-What Understudy itself exports as `session-traces` has more in its header: the tools, the model, and the outcome.
+What Understudy exports as `session-traces` has more in its header: the tools, the model and the outcome.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ class SessionTracesFormat(LogFormat):
     name = "session-traces"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the first line is the header of a session that names its harness.
+        """Whether the first line is a session header that names its harness.
 
-        Sessions of pi may name one too; their messages have `parentId`.
+        Sessions of pi may name one too, but their entries have a `parentId`.
         """
         keys = outline(head).keys
         return keys.get("type") == "session" and {"harness", "id"} <= keys.keys() and b'"parentId"' not in head
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
-        """The trace of a file."""
+        """Return the trace of a file."""
         header: dict[str, Any] = {}
         messages: list[dict[str, Any]] = []
         for record in read_records(file, losses):

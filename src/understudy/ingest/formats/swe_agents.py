@@ -1,9 +1,9 @@
-"""Trajectories of SWE-agent and mini-swe-agent, and rows of data sets of such trajectories.
+"""Reads trajectories of SWE-agent and mini-swe-agent, and rows of datasets of such trajectories.
 
-- SWE-agent's `.traj`: its `history`, and for each step the `query` that was really sent, where it is there.
-- mini-swe-agent: a bare list of messages, or an object with `messages` and a `trajectory_format` (1 and 1.1). Of
-  the Responses API, 1.1 holds whole responses and `function_call_output`s.
-- Data sets (SWE-smith, nebius): JSON lines, a list, or Parquet (with pyarrow).
+SWE-agent's `.traj` has a `history` and, for each step, often the `query` that was really sent. mini-swe-agent
+writes a list of messages, or an object with `messages` and a `trajectory_format` (1 or 1.1); with the Responses
+API, 1.1 holds whole responses and `function_call_output` items. Datasets (SWE-smith, nebius) are JSON lines, a
+list, or Parquet (which needs pyarrow).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from understudy.ingest.trace import Message, PlainRenderer, Trace, TraceOutcome
 
 _OWN = frozenset(("trajectory", "history", "environment", "replay_config", "info", "attempts"))
 _NEAR = 64
-"""How many steps ahead the step of a response is searched for; steps in between are retries."""
+"""The step of a response is searched among this many steps; steps that are skipped were retried."""
 
 
 class SweAgentFormat(LogFormat):
@@ -52,16 +52,16 @@ class SweAgentFormat(LogFormat):
     name = "swe-agent"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether it is an object with a `trajectory`, and of no data set's row."""
+        """Whether the file is an object with a `trajectory` and without keys of a dataset row."""
         keys = outline(head).keys
         return keys.get("trajectory") == "[" and not keys.keys() - _OWN and outline(head).kind == "{"
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
-        """The trace of a file."""
+        """Return the trace of a file."""
         log = mapping(read_document(file, losses))
         history, steps = items(log.get("history")), [mapping(step) for step in items(log.get("trajectory"))]
         if not history:
-            # A version that kept no history, or an answer that never came: the last query and what followed it.
+            # Some versions keep no history, and some runs end before an answer: then use the last query.
             history = _request_messages(steps[-1]) if steps else []
             losses["no_history"] += 1
         instance = string(log.get("environment")) or file_name(file.path).removesuffix(".traj")
@@ -105,7 +105,7 @@ def _run_outcome(log: dict[str, Any], task: str | None) -> TraceOutcome | None:
 
 
 def _answered(step: dict[str, Any], answer: dict[str, Any]) -> bool:
-    """Whether the answer in the history is that of the step."""
+    """Whether an answer in the history is the response of this step."""
     return step.get("response") == answer.get("content") or (
         bool(step.get("action")) and step.get("action") == answer.get("action")
     )
@@ -116,7 +116,7 @@ def _request_messages(step: dict[str, Any]) -> list[Any]:
 
 
 def _query(step: dict[str, Any], losses: Counter[str]) -> list[Message]:
-    """The messages of a step's request without the system prompt, none where it does not hold them."""
+    """Return the messages of a step's request without the system prompt, or [] if the step does not hold them."""
     messages_sent = _request_messages(step)
     if len(messages_sent) < 2:
         return []
@@ -126,7 +126,7 @@ def _query(step: dict[str, Any], losses: Counter[str]) -> list[Message]:
 
 
 def _configured_model(log: dict[str, Any]) -> str | None:
-    """The model that the run was set up with; its settings are a JSON text in later versions."""
+    """Return the model that the run was configured with. Later versions store the settings as JSON text."""
     settings = _parsed(log.get("replay_config"), Counter())
     return string(value_at(settings, "agent", "model", "name")) or string(value_at(log, "info", "config", "model"))
 
@@ -137,7 +137,7 @@ class MiniSweAgentFormat(LogFormat):
     name = "mini-swe-agent"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether it names itself, has `info` before its messages, or is a list of messages."""
+        """Whether the file names this format, has `info` before its messages, or is a list of messages."""
         seen = outline(head)
         if seen.kind == "[":
             has_text = seen.keys.get("content", "{") not in "{["
@@ -147,7 +147,7 @@ class MiniSweAgentFormat(LogFormat):
         return seen.keys.get("info") == "{" and seen.keys.get("messages") == "["
 
     def read_trace(self, file: LogFile, losses: Counter[str]) -> Trace:
-        """The trace of a file."""
+        """Return the trace of a file."""
         value = read_document(file, losses)
         log = mapping(value)
         messages = [response_as_chat(mapping(raw)) for raw in items(value) or items(log.get("messages"))]
@@ -159,7 +159,7 @@ class MiniSweAgentFormat(LogFormat):
         directory = string(value_at(info, "config", "environment", "cwd"))
         builder.trace.project = repository(instance) or directory
         builder.trace.outcome = _run_outcome(log, string(log.get("instance_id")) or instance_id(instance))
-        # The end of a run is shown to the user, not to the model.
+        # The exit message is shown to the user, not to the model.
         conversation = [raw for raw in messages if raw.get("role") != "exit"]
         add_messages(
             builder,
@@ -172,7 +172,7 @@ class MiniSweAgentFormat(LogFormat):
 
 
 def response_as_chat(raw: dict[str, Any]) -> dict[str, Any]:
-    """A message of the Responses API as one of chat completions."""
+    """Convert a message or response of the Responses API to a chat completions message."""
     if raw.get("type") == "function_call_output":
         return {"role": "tool", "content": raw.get("output"), "tool_call_id": raw.get("call_id")}
     if raw.get("object") != "response":
@@ -193,7 +193,7 @@ def response_as_chat(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(value: Any, losses: Counter[str]) -> Any:
-    """The value, of a text the JSON that it holds."""
+    """Return the value, decoded if it is a string with JSON."""
     return parse_json(value.encode(errors="replace"), losses) if isinstance(value, str) else value
 
 
@@ -203,7 +203,10 @@ _ASIDE = ("tools", "repo", "instance_id", "resolved", "target", "reward", "exit_
 
 
 class RowSchema(Struct, frozen=True):
-    """The columns of a data set; `ids` name a trajectory, `models` its model, the best column first."""
+    """The columns of a dataset.
+
+    `ids` identify a trajectory, `models` name its model; the preferred column comes first.
+    """
 
     format: str
     messages: str
@@ -217,12 +220,12 @@ SCHEMAS = (SWE_SMITH, SWE_REBENCH)
 
 
 class RowFormat(LogFormat):
-    """Reads rows of data sets: one trace of each."""
+    """Reads rows of datasets; each row becomes one trace."""
 
     schema: RowSchema
 
     def rows(self, file: LogFile, losses: Counter[str]) -> Iterator[tuple[RowSchema, dict[str, Any]]]:
-        """The rows of a file of JSON lines, or of one list or object."""
+        """Yield the rows of a file: JSON lines, a list, or a single object."""
         if file_name(file.path).endswith((".jsonl", ".ndjson")):
             for row in read_records(file, losses):
                 yield self.schema, row
@@ -235,7 +238,7 @@ class RowFormat(LogFormat):
                 losses["not_an_object"] += 1
 
     def read_file(self, file: LogFile) -> Iterator[Trace]:
-        """One trace of each row. Raises ConfigError where a library is needed that is not installed."""
+        """Yield one trace for each row. Raises ConfigError if a library that is needed is not installed."""
         losses: Counter[str] = Counter()
         for schema, row in self.rows(file, losses):
             yield _row_trace(schema, row, file.path, take_losses(losses))
@@ -244,16 +247,16 @@ class RowFormat(LogFormat):
 
 
 class ParquetRowFormat(RowFormat):
-    """Reads Parquet files of rows, of the data set that has their columns."""
+    """Reads Parquet files whose columns match one of the datasets."""
 
     name = "parquet"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether it begins as Parquet does."""
+        """Whether the file begins with Parquet's magic bytes."""
         return head.startswith(PARQUET)
 
     def rows(self, file: LogFile, losses: Counter[str]) -> Iterator[tuple[RowSchema, dict[str, Any]]]:
-        """The rows of a file, each with the schema that its columns fit. Raises ConfigError without pyarrow."""
+        """Yield the rows of a file, each with the matching schema. Raises ConfigError if pyarrow is missing."""
         try:
             arrow: Any = import_module("pyarrow")
             parquet: Any = import_module("pyarrow.parquet")
@@ -285,7 +288,8 @@ def _row_trace(schema: RowSchema, row: dict[str, Any], source: str, losses: Coun
     messages = [_row_as_chat(mapping(message)) for message in items(raw)]
     session = first_string(row, *schema.ids)
     if schema.ids[0] not in row:
-        # An instance is tried more than once: only with what it begins with is it one trajectory.
+        # An instance may be tried several times, so its id alone does not identify a trajectory: hash its
+        # beginning too.
         session = f"{session or file_name(source)}-{fingerprint(source, messages[:3])}"
     if not messages:
         losses["no_messages"] += 1
@@ -293,7 +297,7 @@ def _row_trace(schema: RowSchema, row: dict[str, Any], source: str, losses: Coun
     builder.set_tools(items(_parsed(row.get("tools"), losses)))
     builder.trace.project = string(row.get("repo")) or repository(string(row.get("instance_id")))
     builder.trace.outcome = outcome_from(
-        resolved=row.get("resolved", row.get("target")),  # nebius' SWE-agent rows call it their target
+        resolved=row.get("resolved", row.get("target")),  # nebius' SWE-agent rows call the outcome `target`
         reward=row.get("reward"),
         task=row.get("instance_id"),
         exit_status=row.get("exit_status"),
@@ -303,7 +307,9 @@ def _row_trace(schema: RowSchema, row: dict[str, Any], source: str, losses: Coun
 
 
 def _row_as_chat(message: dict[str, Any]) -> dict[str, Any]:
-    """A chat message; nebius' SWE-agent rows have its content in `text` or `system_prompt`."""
+    """Convert a row's message to a chat message. nebius' SWE-agent rows have its content in `text` or
+    `system_prompt`.
+    """
     if "content" in message or "role" not in message:
         return message
     return {**message, "content": message.get("text") or message.get("system_prompt")}
@@ -313,13 +319,13 @@ _IDS = frozenset(("trajectory_id", "instance_id"))
 
 
 class SweRebenchFormat(RowFormat):
-    """Reads rows of nebius' data sets."""
+    """Reads rows of nebius' datasets."""
 
     name = "swe-rebench"
     schema = SWE_REBENCH
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the first row is named as an attempt at an instance and has a trajectory."""
+        """Whether the first row identifies an attempt at an instance and has a trajectory."""
         keys = outline(head).keys
         return keys.get("trajectory", "{") != "{" and bool(_IDS & keys.keys())
 
@@ -328,13 +334,13 @@ _COLUMNS = frozenset(("messages", "instance_id", "resolved", "model", "traj_id",
 
 
 class SweSmithFormat(RowFormat):
-    """Reads rows of SWE-smith-trajectories, and others that hold a conversation in `messages`."""
+    """Reads rows of SWE-smith-trajectories, and of other datasets that hold a conversation in `messages`."""
 
     name = "swe-smith"
     schema = SWE_SMITH
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the first row has messages and no column that is another format's."""
+        """Whether the first row has messages and no column of another format."""
         seen = outline(head)
         if "messages" not in seen.keys or seen.keys["messages"] == "{":
             return False

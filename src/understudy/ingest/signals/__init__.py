@@ -1,1 +1,1 @@
-"""What became of each turn: failed calls, tests, edits that lasted, commits, and what the user said of it."""
+"""What became of each turn: failed calls, test results, edits that lasted, commits, and the user's reaction."""

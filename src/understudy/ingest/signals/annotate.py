@@ -1,4 +1,4 @@
-"""What became of each turn, as far as its log shows: `annotate` sets the signals that states are chosen by."""
+"""Sets the signals of each turn, which states are selected by: what became of it, as far as the log shows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from understudy.ingest.signals.test_runs import result_of_tests
 from understudy.ingest.trace import Message, Trace, TurnSignals, text_of
 
 _UNATTENDED = frozenset(("mini-swe-agent", "swe-agent", "swe-smith", "swe-rebench", "parquet"))
-"""Formats in which nobody but a program answers the model."""
+"""Formats of agents that run without a user, so that messages to the model are not feedback."""
 
 
 def annotate(trace: Trace) -> None:
     """Set the signals of every turn of a trace. Malformed content never raises.
 
-    The trace must have all its turns: what became of a turn shows in those that follow it.
+    The trace must be complete, because what became of a turn shows in later turns.
     """
     contexts = _turn_contexts(trace)
     results = _ResultIndex(contexts)
@@ -38,7 +38,7 @@ def annotate(trace: Trace) -> None:
     for turn, own in zip(trace.turns, contexts, strict=True):
         own_files = files if turn.branch == "active" else None
         effects.append([_effects_of(call, own_files) for call in results.calls(own, trace.format)])
-    # Whether an edit survived is known only now that all later calls were applied.
+    # Whether an edit survived is known only now, after all later calls were applied.
     for turn, own, effects_of_turn in zip(trace.turns, contexts, effects, strict=True):
         calls = [one.call for one in effects_of_turn]
         edits = [edit for one in effects_of_turn for edit in one.edits]
@@ -56,7 +56,7 @@ def annotate(trace: Trace) -> None:
 
 
 class _CallEffects(Struct):
-    """A call with its edits and commits."""
+    """A call with its edits, and the number of its commits."""
 
     call: LoggedCall
     edits: list[TrackedEdit]
@@ -64,7 +64,7 @@ class _CallEffects(Struct):
 
 
 class _TurnContext(Struct):
-    """What belongs to a turn: its `text` and raw `calls`, and the messages `after` it up to the next turn."""
+    """The messages of a turn: its `text` and raw `calls`, and the messages `after` it up to the next turn."""
 
     text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -82,7 +82,7 @@ def _turn_contexts(trace: Trace) -> list[_TurnContext]:
                 acting.setdefault(index, at)
                 bodies.setdefault(id(trace.nodes[index].body), at)
     history = trace.renderer.history
-    # The turn that each node belongs to or follows, by its index; -1 before the first.
+    # node index → the index of the turn that it belongs to or follows; -1 before the first turn
     owner: dict[int, int] = {}
     for index in _downwards(trace):
         node = trace.nodes[index]
@@ -97,12 +97,12 @@ def _turn_contexts(trace: Trace) -> list[_TurnContext]:
 
 
 def _add_node(context: _TurnContext, messages: Sequence[Message], *, own: bool, at: int) -> int:
-    """Add a node's messages to a turn. Returns the turn that the nodes behind it belong to."""
+    """Add a node's messages to a turn. Returns the turn that the nodes after it belong to, or -1 for none."""
     for message in messages:
         role = message.get("role")
         if role == "assistant":
             if not own:
-                return -1  # a response that is no turn of this trace
+                return -1  # a response that is not a turn of this trace
             context.calls += message.get("tool_calls") or ()
             text = text_of(message.get("content"))
             context.text = f"{context.text}\n{text}" if context.text else text
@@ -114,7 +114,7 @@ def _add_node(context: _TurnContext, messages: Sequence[Message], *, own: bool, 
 
 
 def _downwards(trace: Trace) -> Iterator[int]:
-    """The indexes of the nodes, parents first; nodes on a circle are left out."""
+    """Yield the indexes of the nodes, parents first. Nodes on a cycle, as hostile logs may have, are left out."""
     nodes = trace.nodes
     if all(node.parent < index for index, node in enumerate(nodes)):
         yield from range(len(nodes))
@@ -129,7 +129,9 @@ def _downwards(trace: Trace) -> Iterator[int]:
 
 
 class _ResultIndex:
-    """Finds the results of calls: behind a call's own turn, else anywhere if no other call has its id."""
+    """Finds the results of calls: among the messages after the call's turn, else anywhere if the call's id is
+    unique.
+    """
 
     def __init__(self, contexts: Sequence[_TurnContext]) -> None:
         self._all = _results(message for own in contexts for message in own.after)
@@ -137,7 +139,7 @@ class _ResultIndex:
         self._calls_in_text = not self._asked
 
     def calls(self, own: _TurnContext, format: str) -> list[LoggedCall]:
-        """The calls of a turn, each with its result."""
+        """Return the calls of a turn, each with its result."""
         if self._calls_in_text:
             return calls_in_text(format, own.text, own.after)
         near = _results(own.after)
@@ -150,7 +152,7 @@ class _ResultIndex:
 
 
 def _results(messages: Iterable[Message]) -> dict[str, Message]:
-    """The first result of each call, by the call's id."""
+    """Return the first result of each call, by call id."""
     results: dict[str, Message] = {}
     for message in messages:
         if message.get("role") == "tool":
@@ -159,13 +161,13 @@ def _results(messages: Iterable[Message]) -> dict[str, Message]:
 
 
 def _effects_of(call: LoggedCall, files: FileTracker | None) -> _CallEffects:
-    """The edits and commits of a call, which are applied to `files` where they are passed."""
+    """Return the edits and commits of a call, and apply them to `files` if it is given."""
     edits: list[TrackedEdit] = []
     committed = count_commits(call)
     changes = [] if call.denied or call.failed else file_changes(call)
     for change in changes:
         if files is None or not call.completed:
-            # Without a result it is unknown whether the edit was made.
+            # Without a result it is unknown whether the edit took place.
             edits.append(TrackedEdit(change.path, unknown=files is not None))
         else:
             edits.append(files.apply(change))
@@ -189,7 +191,7 @@ def _feedback(own: _TurnContext, calls: Sequence[LoggedCall]) -> Any:
     return None
 
 
-# What git prints for a commit: "[main 1a2b3c4] Subject", "[main (root-commit) 1a2b3c4] Subject".
+# The line that git prints for a commit: "[main 1a2b3c4] Subject", "[main (root-commit) 1a2b3c4] Subject".
 _COMMIT_LINE = re.compile(r"^\s{0,8}\[[^\]\n]{1,250}[ )][0-9a-f]{7,40}\] ", re.MULTILINE)
 _NONE = ("nothing to commit", "no changes added to commit", "nothing added to commit", "Aborting commit")
 _VALUED = frozenset(("-C", "-c", "--git-dir", "--work-tree", "--namespace"))
@@ -198,7 +200,7 @@ _QUIET = frozenset(("-q", "--quiet"))
 
 
 def count_commits(call: LoggedCall) -> int:
-    """How many git commits a call made, as far as its result shows."""
+    """Return how many git commits a call made, as far as its result shows."""
     if not call.completed:
         return 0
     if call.name.rpartition("__")[2] in ("git_commit", "create_commit"):
@@ -232,6 +234,6 @@ def _action(command: ShellCommand) -> str:
 
 
 def _certain(run: list[ShellCommand], at: int) -> bool:
-    """Whether a quiet commit must have succeeded because the whole command line did."""
+    """Whether a commit without output must have succeeded, because the command line as a whole did."""
     quiet = any(word in _QUIET for word in run[at].argv) or run[at].writes
     return bool(quiet) and all(command.ends == "&&" for command in run[at : len(run) - 1])

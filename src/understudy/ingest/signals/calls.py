@@ -1,4 +1,6 @@
-"""The calls of a turn with their results, whatever program logged them: how they ended, what they ran."""
+"""The calls of a turn with their results, in any agent's format: how they ended, and which shell commands they
+ran.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,16 @@ from understudy.util.shell import command_text, shell_tokens
 from understudy.wire.arguments import parse_object
 
 LONGEST = 40_000
-"""Characters of a command that are parsed; the rest is ignored."""
+"""Only this many characters of a command are parsed; the rest is ignored."""
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
-# Programs that run what stands behind them. Of these, `timeout` alone has a word of its own before it.
+# Programs that run the command after them. Only `timeout` takes an argument first.
 _BEFORE = frozenset((
     "timeout", "sudo", "env", "time", "nice", "nohup", "command", "exec", "stdbuf", "xvfb-run", "then", "do",
     "else", "if", "while", "until", "!", "{", "npx", "bunx", "winpty",
 ))  # fmt: skip
-# Programs with a word of theirs behind which another command stands.
+# Programs that run another command after a subcommand, such as `uv run`.
 _RUNNERS = {
     **dict.fromkeys(("uv", "poetry", "pipenv", "rye", "pdm", "pixi", "conda", "mamba", "coverage"), ("run",)),
     **dict.fromkeys(("bundle", "npm", "direnv"), ("exec",)),
@@ -34,14 +36,15 @@ _CONTAINERS = frozenset(("docker", "podman", "docker-compose"))
 _CONTAINER_VALUES = {"-v", "-w", "-e", "-u", "-p", "-f", "--name", "--volume", "--workdir", "--env", "--user"}
 _WITH_VALUE = {"-n", "-p", "-u", "-s", "-k", "-k5", "--name", "--prefix", "--with", "--extra", "--python"}
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash"))
-_MAX_SCRIPTS = 3  # of `sh -c` inside each other
+_MAX_SCRIPTS = 3  # nested `sh -c`
 _MAX_SUBSTITUTIONS = 8
 
 
 class ShellCommand(Struct):
-    """One simple command: its `argv` without what only runs it, and the files that it `writes` by a redirection.
+    """A simple shell command: its `argv` without wrappers such as `sudo`, and the files that it redirects output
+    to (`writes`).
 
-    `ends` is the operator behind it ("" at the end), `body` the text that a here-document gives it.
+    `ends` is the operator after it ("" at the end), `body` the contents of its here-document.
     """
 
     argv: list[str]
@@ -51,12 +54,12 @@ class ShellCommand(Struct):
 
     @property
     def program(self) -> str:
-        """The name of what runs, without its directory, "" for none."""
+        """The program's name without its directory, or ""."""
         return self.argv[0].rpartition("/")[2] if self.argv else ""
 
 
 def shell_commands(text: str, depth: int = 0) -> list[ShellCommand]:
-    """The simple commands of a shell's text, in order, those within `sh -c` and substitutions too."""
+    """Return the simple commands of a shell script in order, including those within `sh -c` and substitutions."""
     commands: list[ShellCommand] = []
     for command in _simple_commands(text[:LONGEST]):
         command.argv = _without_runners(command.argv)
@@ -75,8 +78,8 @@ def _simple_commands(text: str, depth: int = 0) -> list[ShellCommand]:
     commands: list[ShellCommand] = []
     current = ShellCommand([], [])
     substitutions: list[str] = []
-    readers: deque[ShellCommand] = deque()  # of the here-documents that begin on the next line
-    # What the next word is: "" a word of the command, "read" or "write" a file, "document" a delimiter.
+    readers: deque[ShellCommand] = deque()  # commands whose here-documents begin on the next line
+    # The role of the next word: "" a word of the command, "read" or "write" a file, "document" a delimiter.
     target = ""
 
     def finish(operator: str) -> None:
@@ -107,7 +110,7 @@ def _simple_commands(text: str, depth: int = 0) -> list[ShellCommand]:
         elif token.kind == "document":
             readers.popleft().body = token.value
         else:
-            # What runs inside `<(…)` follows the command that reads it, which does not end there.
+            # What runs inside `<(…)` comes after the command that reads it, which does not end there.
             finish("" if token.raw in ("<(", ">(") else token.raw)
             target = ""
     finish("")
@@ -115,14 +118,17 @@ def _simple_commands(text: str, depth: int = 0) -> list[ShellCommand]:
 
 
 def _redirected(operator: str) -> str:
-    """What the word behind a redirection is. Appending and the error stream overwrite no file of the project."""
+    """Return the role of the word after a redirection operator.
+
+    Appending and redirecting stderr count as "read", since they do not overwrite a project file.
+    """
     if operator.endswith(("<<", "<<-")) and not operator.endswith("<<<"):
         return "document"
     return "read" if "<" in operator or operator.startswith("2") or operator.endswith(("&", ">>")) else "write"
 
 
 def _without_runners(argv: list[str]) -> list[str]:
-    """The arguments from the program on that does the work: without `sudo`, `timeout 60`, `uv run` etc."""
+    """Return the arguments from the actual program on, without `sudo`, `timeout 60`, `uv run` and the like."""
     at = 0
     while at < len(argv):
         word = argv[at]
@@ -145,7 +151,7 @@ def _without_runners(argv: list[str]) -> list[str]:
 
 
 def _contained(argv: list[str], at: int) -> int:
-    """The index of the command that runs in a container, 0 where none does."""
+    """Return the index of the command that runs inside a container, or 0 if there is none."""
     at += 2 if argv[at + 1 : at + 2] == ["compose"] else 1
     if argv[at : at + 1] not in (["exec"], ["run"]):
         return 0
@@ -162,7 +168,7 @@ def _options(argv: list[str], at: int) -> int:
 
 
 def _script(command: ShellCommand) -> str | None:
-    """What a shell is told to run: its `-c`, or the here-document that it reads."""
+    """Return the script that a shell is told to run, by `-c` or a here-document, or None."""
     if command.program == "eval":
         return " ".join(command.argv[1:])
     if command.program not in _SHELLS:
@@ -176,15 +182,15 @@ def _script(command: ShellCommand) -> str | None:
 
 
 MARKS_ERRORS = frozenset(("claude-code",))
-"""Formats whose logs say of each result whether it is an error."""
+"""Formats whose logs state for each result whether it is an error."""
 
-# Programs whose models write commands into their text; the result is the next message.
+# Agents whose models write commands into their text. The result is the next message.
 _BLOCKS = frozenset(("mini-swe-agent", "swe-agent", "swe-smith", "swe-rebench"))
 _LANGUAGES = frozenset(("", "bash", "sh", "shell", "mswea_bash_command"))
 _SAID_TOOLS = ("execute_command", "write_to_file", "replace_in_file", "apply_diff")
 _FIELDS = ("command", "path", "content", "diff")
 
-# Tools that run a command, with the argument that holds it.
+# Tools that run a command; `_SHELL` maps each to the argument that holds the command.
 _COMMAND_TOOLS = (
     "bash", "run", "shell", "local_shell", "shell_command", "run_shell_command", "execute_bash", "terminal",
     "run_terminal_cmd", "run_command", "execute_command", "powershell",
@@ -198,7 +204,7 @@ _HEAD = 600
 _TAIL = 400
 _TAKEN_BACK = "Correction to the text above: this call was stopped while running"
 
-# The messages of Claude Code, then of Codex, Gemini, Cline, OpenHands and the terminal.
+# Messages of refused calls, by Claude Code, then Codex, Gemini, Cline, OpenHands and the terminal.
 _DENIED = (
     "The user doesn't want to proceed with this tool use", "Claude requested permissions to ",
     "Permission to use ", "Permission for this ", "This command requires approval",
@@ -234,10 +240,11 @@ _CODE_SIGNS = ("xit", "<returncode>")
 
 
 class LoggedCall(Struct):
-    """A call of a tool. `text` is its result, None where the log does not hold it.
+    """A tool call. `text` is its result, None if the log does not hold it.
 
-    At most one of `denied`, `interrupted` and `failed` is true. `code` is the exit code where the result shows it,
-    and 0 for an unmarked result of a log that marks failures. `script_text` and `parsed` are caches.
+    At most one of `denied`, `interrupted` and `failed` is true. `code` is the exit code if the result shows it, or
+    0 for a result that is not marked as an error in a log that marks errors. `script_text` and `parsed` are
+    caches.
     """
 
     name: str
@@ -252,25 +259,25 @@ class LoggedCall(Struct):
 
     @property
     def completed(self) -> bool:
-        """Whether it ran to its end: it has a result that is neither a refusal nor an interruption."""
+        """Whether the call ran to its end: it has a result, and was neither refused nor interrupted."""
         return self.text is not None and not (self.denied or self.interrupted)
 
     @property
     def script(self) -> str:
-        """The text that it passed to a shell, "" where it did not call one."""
+        """The text that the call passed to a shell, or "" if it did not call one."""
         if self.script_text is None:
             self.script_text = command_of(self.name, self.arguments) or ""
         return self.script_text
 
     def shell(self) -> list[ShellCommand]:
-        """The commands in its script."""
+        """Return the commands in its script."""
         if self.parsed is None:
             self.parsed = shell_commands(self.script) if self.script else []
         return self.parsed
 
 
 def command_of(name: str, arguments: dict[str, Any]) -> str | None:
-    """The text that a call passes to a shell, None where it calls another tool."""
+    """Return the text that a call passes to a shell, or None for other tools."""
     key = _SHELL.get(name.lower())
     if key is None:
         return None
@@ -281,7 +288,7 @@ def command_of(name: str, arguments: dict[str, Any]) -> str | None:
 
 
 def call_of(raw: dict[str, Any], result: Message | None, marked: bool) -> LoggedCall:
-    """A call of a message with its result. `marked`: the log marks every result that is an error."""
+    """Return a call with its result. `marked`: the log marks every result that is an error."""
     function = mapping(raw.get("function"))
     call = LoggedCall(string(function.get("name")) or "", arguments_of(function.get("arguments")))
     if result is not None:
@@ -290,12 +297,12 @@ def call_of(raw: dict[str, Any], result: Message | None, marked: bool) -> Logged
 
 
 def arguments_of(raw: Any) -> dict[str, Any]:
-    """The arguments of a call, none where they are no JSON object."""
+    """Return the arguments of a call, or {} if they are not a JSON object."""
     return parse_object(raw) or {} if isinstance(raw, str) else {}
 
 
 def set_result(call: LoggedCall, text: str, error: bool, marked: bool) -> None:
-    """Set the result of a call, and from it how the call ended."""
+    """Set the result of a call, and derive from it how the call ended."""
     call.text = text
     if marked and not error:
         call.code = 0
@@ -314,7 +321,7 @@ def set_result(call: LoggedCall, text: str, error: bool, marked: bool) -> None:
 
 
 def _code(text: str) -> int | None:
-    """The exit code that stands at the beginning or the end of a result."""
+    """Return the exit code stated at the beginning or the end of a result, or None."""
     for part in (text[:_HEAD], text[-_TAIL:]) if len(text) > _HEAD else (text,):
         if any(sign in part for sign in _CODE_SIGNS):
             for pattern in _CODES:
@@ -324,7 +331,10 @@ def _code(text: str) -> int | None:
 
 
 def calls_in_text(format: str, answer: str, after: Iterable[Message]) -> list[LoggedCall]:
-    """The calls that a model wrote into its text, in formats that have them, with the next message as result."""
+    """Return the calls that a model wrote into its text, in formats that have them.
+
+    The next message is their result.
+    """
     if format in _BLOCKS:
         calls = _functions(answer) or _fenced(answer)
     elif format == "cline":
@@ -351,7 +361,7 @@ def _fenced(answer: str) -> list[LoggedCall]:
 
 
 def _functions(answer: str) -> list[LoggedCall]:
-    """A call as `<function=name><parameter=key>value</parameter></function>`."""
+    """Return the last call written as `<function=name><parameter=key>value</parameter></function>`."""
     inside = answer.rpartition("<function=")[2] if "<function=" in answer else ""
     name, closed, rest = inside.partition(">")
     if not closed:
@@ -364,7 +374,7 @@ def _functions(answer: str) -> list[LoggedCall]:
 
 
 def _tagged(answer: str) -> list[LoggedCall]:
-    """The first call in XML: the programs that take such calls run one per response."""
+    """Return the first call written as XML, since programs that use such calls run one per response."""
     for name in _SAID_TOOLS:
         inside = _between(answer, name)
         if inside is not None:

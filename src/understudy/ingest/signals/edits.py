@@ -1,6 +1,6 @@
-"""Edits of files by the tools of every program, and which of them are still there at the end of a conversation.
+"""Tracks edits of files by every agent's tools, and which of them still exist at the end of a conversation.
 
-An edit is the lines that it removed and added. It survives while enough of the added lines do.
+An edit is the lines that it removed and added. It survives while at least half of the added lines do.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ _NUMBERED = re.compile(r"^:(?:start_line|end_line):")
 
 
 class FileChange(Struct):
-    """What a call did to one file: `removed` and `added` count its lines, without indentation.
+    """What a call did to one file. `removed` and `added` count its lines, without indentation.
 
-    `whole`: the file now has the added lines and no others. `gone`: it was deleted. `opaque`: the log does not
-    show what was changed. `ends` are the first and the last of the removed lines, which may be only parts of
-    lines.
+    `whole`: the file now consists of the added lines. `gone`: it was deleted. `opaque`: the log does not show what
+    was changed. `ends`: the first and last removed line, which may be partial lines.
     """
 
     path: str
@@ -43,7 +42,7 @@ class FileChange(Struct):
 
 
 def file_changes(call: LoggedCall) -> list[FileChange]:
-    """The changes of files that a call requested; none where it is no editing tool."""
+    """Return the file changes that a call requested; empty if it is not an editing tool."""
     reader = _TOOLS.get(call.name.lower().rpartition("__")[2])
     if reader is not None:
         return reader(call.arguments)
@@ -70,7 +69,7 @@ def _joined(path: str, parts: list[FileChange]) -> list[FileChange]:
         return []
     whole = FileChange(path)
     for part in parts:
-        # What one part added, the next may remove.
+        # A later part may remove lines that an earlier part added.
         remaining = whole.added - part.removed
         whole.removed += part.removed - whole.added
         whole.added = remaining + part.added
@@ -91,7 +90,10 @@ def _opaque(arguments: dict[str, Any]) -> list[FileChange]:
 
 
 def _written(path: str, content: Any, *, whole: bool = True) -> list[FileChange]:
-    """A file, or without `whole` a part of one, that now has this content; opaque where that is no text."""
+    """Return the change that writes a file (or, without `whole`, inserts a part).
+
+    Opaque if `content` is not a string.
+    """
     if not isinstance(content, str):
         return [FileChange(path, opaque=True)]
     return [FileChange(path, added=Counter(_lines(content)), whole=whole)]
@@ -127,7 +129,7 @@ def _notebook(arguments: dict[str, Any]) -> list[FileChange]:
 
 
 def _editor(arguments: dict[str, Any]) -> list[FileChange]:
-    """The editor tool that Anthropic's API defines, which many programs have under their own name."""
+    """Read a call of Anthropic's text editor tool, which many agents offer under their own name."""
     command, path = arguments.get("command"), _path(arguments)
     if command == "create":
         return _write(arguments)
@@ -144,7 +146,7 @@ def _insert(arguments: dict[str, Any]) -> list[FileChange]:
 
 
 def _blocks(arguments: dict[str, Any]) -> list[FileChange]:
-    """A diff of blocks SEARCH and REPLACE."""
+    """Read a diff made of SEARCH and REPLACE blocks."""
     path = _path(arguments)
     diff = arguments.get("diff")
     if not isinstance(diff, str):
@@ -176,7 +178,7 @@ def _patch_call(arguments: dict[str, Any]) -> list[FileChange]:
 
 
 def _patch(text: str) -> list[FileChange]:
-    """The changes of a patch in Codex's format, one for each file."""
+    """Return the changes in a patch of Codex's format, one for each file."""
     changes: list[FileChange] = []
     removed: list[str] = []
     added: list[str] = []
@@ -194,7 +196,7 @@ def _patch(text: str) -> list[FileChange]:
             close()
             changes.append(FileChange(header[2].strip(), whole=header[1] == "Add", gone=header[1] == "Delete"))
         elif header is not None and changes:
-            changes[-1].path = header[3].strip()  # the file is renamed too
+            changes[-1].path = header[3].strip()  # the patch also renames the file
         elif line[:1] == "-":
             removed.append(line[1:])
         elif line[:1] == "+":
@@ -220,16 +222,16 @@ _TOOLS = {
 }
 
 _NEAR = 100
-"""How many first and last lines of a file's edits are remembered, to recognise edits of parts of lines."""
+"""How many first and last lines of a file's edits are remembered, to recognise edits of partial lines."""
 _DELETIONS = 8
-"""How many edits of a file that only removed lines are remembered, to recognise when they are undone."""
+"""How many line-removing edits of a file are remembered, to recognise when they are undone."""
 _SHORTEST_PART = 4
 _LONGEST_PART = 2_000
 
 _NAMES = re.compile(r"[\w.+-]{1,200}\.\w{1,12}|(?:Makefile|Dockerfile)")
 _WRITES = ("write", "open(", "replace(", "dump(", "unlink", "rename(", "save")
 
-# Programs that change the files they name.
+# Programs that change the files named as arguments.
 _CHANGES = frozenset((
     "mv", "cp", "tee", "truncate", "patch", "install", "rsync", "ln", "ed", "ex", "dd", "shred", "unlink",
     "sponge",
@@ -245,14 +247,14 @@ CHANGING = re.compile(
     r"\b(?:mv|cp|tee|rm|sed|perl|awk|gawk|yq|git|patch|install|rsync|ln|ed|ex|dd|truncate|shred|unlink|sponge|trash|del"
     r"|python[\d.]*|node|ruby|php|deno|bun|pypy|py)\b|(?<![\d&])>(?!&)"
 )
-"""Matches every command that may change a file: others need not be parsed."""
+"""Matches every command that may change a file; other commands need not be parsed."""
 
 
 class TrackedEdit(Struct):
-    """One edit of one file. `put` counts the lines that it added, `left` those of them that are still there.
+    """An edit of one file. `put` counts the lines that it added, `left` those that still exist.
 
-    `gone` are the lines removed by an edit that added none. `unknown`: whether it survived cannot be known. `age`
-    is the number of commits before it.
+    `gone` holds the lines removed by an edit that added none. `unknown`: it cannot be known whether it survived.
+    `age` is the number of commits made before it.
     """
 
     path: str
@@ -265,14 +267,14 @@ class TrackedEdit(Struct):
 
     @property
     def survived(self) -> bool | None:
-        """Whether at least half of its lines are still there, None where that is unknown."""
+        """Whether at least half of the added lines still exist, or None if unknown."""
         if self.unknown:
             return None
         return not self.undone and self.left * 2 >= self.put
 
 
 class _TrackedFile(Struct):
-    """The edits of a file, and for each of its lines the edits that added it, the newest last."""
+    """The edits of a file, and for each line the edits that added it, the newest last."""
 
     edits: list[TrackedEdit]
     owners: dict[str, list[TrackedEdit]]
@@ -281,7 +283,7 @@ class _TrackedFile(Struct):
 
 
 class FileTracker:
-    """The files of a conversation, to which its edits and commands are applied in order."""
+    """The edited files of a conversation. Its edits and commands are applied in order."""
 
     def __init__(self) -> None:
         self._files: dict[str, _TrackedFile] = {}
@@ -309,7 +311,7 @@ class FileTracker:
         return edit
 
     def run_command(self, command: ShellCommand) -> None:
-        """Apply what a shell command may have done to the edited files."""
+        """Apply what a shell command may have done to edited files."""
         if not self._files or not (command.argv or command.writes):
             return
         program, rest = command.program, command.argv[1:]
@@ -319,7 +321,7 @@ class FileTracker:
             for path in self._matching(rest):
                 self._forget(self._files[path])
         elif program in _CHANGES:
-            # What is copied or renamed is still there, under another name.
+            # The source of a copy or link stays as it is, so only the target is in doubt.
             self._doubt_named(rest[-1:] if program in ("cp", "install", "rsync", "ln") else rest)
         elif program in _IN_PLACE and any(word.startswith("-") and "i" in word for word in rest):
             self._doubt_named(rest)
@@ -335,7 +337,7 @@ class FileTracker:
         return not self._files
 
     def commit(self) -> None:
-        """Note a commit: restoring files to the last commit does not undo the edits before it."""
+        """Record a commit: restoring files to it will not undo earlier edits."""
         self._commits += 1
 
     def _git(self, plain: Sequence[str], rest: Sequence[str]) -> None:
@@ -364,7 +366,7 @@ class FileTracker:
             self._doubt_named(plain[1:])
 
     def _matching(self, names: Sequence[str]) -> list[str]:
-        """The edited files that one of the arguments names."""
+        """Return the edited files that one of these arguments names."""
         return [
             path
             for name in map(_normal, names)
@@ -384,7 +386,7 @@ class FileTracker:
         self._clear(file)
 
     def _doubt_all(self, *, committed: bool) -> None:
-        """Mark all edits as unknown, or without `committed` only those since the last commit."""
+        """Mark all edits as unknown, or, without `committed`, only those made since the last commit."""
         for file in self._files.values():
             committed_before = [edit for edit in file.edits if not committed and edit.age < self._commits]
             for edit in file.edits:
@@ -393,20 +395,20 @@ class FileTracker:
                 self._clear(file)
 
     def _forget(self, file: _TrackedFile) -> None:
-        """The file was deleted or restored: all its edits are undone."""
+        """Mark all edits of a file as undone, because it was deleted or restored."""
         for edit in file.edits:
             edit.undone, edit.unknown = True, False
         self._clear(file)
 
     def _reset(self, file: _TrackedFile) -> None:
-        """The file was restored to the last commit: the edits since then are undone."""
+        """Mark the edits since the last commit as undone, because the file was restored to it."""
         if all(edit.age >= self._commits for edit in file.edits):
             self._forget(file)
         for edit in file.edits:
             edit.undone = edit.undone or edit.age == self._commits
 
     def _clear(self, file: _TrackedFile) -> None:
-        # These edits cannot change any more. Dropping them keeps the total work linear.
+        # These edits cannot change any more; dropping them keeps the total work linear.
         file.edits.clear()
         file.owners.clear()
         file.edges.clear()
@@ -420,7 +422,7 @@ class FileTracker:
             if not owners:
                 del file.owners[line]
         for edit in file.edits:
-            # An emptied file holds no edit, whatever was unknown before.
+            # In an emptied file no edit survives, even one that was unknown before.
             if edit.unknown and not now:
                 edit.undone, edit.unknown = True, False
 
@@ -439,7 +441,7 @@ class FileTracker:
             file.deletions = [edit for edit in file.deletions if not edit.undone]
 
     def _take_part(self, file: _TrackedFile, part: str) -> None:
-        """Match the edge of an edit, which may be a part of a line, with the edges of earlier edits."""
+        """Match the first or last line of a removal, which may be partial, with such lines of earlier edits."""
         if not _SHORTEST_PART <= len(part) <= _LONGEST_PART:
             return
         for line, edit in reversed(file.edges):
@@ -477,6 +479,6 @@ def _normal(path: str) -> str:
 
 
 def count_survived(edits: Sequence[TrackedEdit]) -> int | None:
-    """How many edits survived, None where that is unknown of one of them."""
+    """Return how many edits survived, or None if this is unknown for one of them."""
     survived = [edit.survived for edit in edits]
     return None if None in survived else sum(map(bool, survived))

@@ -1,4 +1,4 @@
-"""How the user's next message judges a turn: praise, a correction, an interruption. Only plain ones count."""
+"""Judges a turn by the user's next message: praise, correction or interruption. Only plain wordings count."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from typing import Literal
 
 _LONGEST = 4_000
-"""A longer message is a new task or a paste, not a comment on what was done."""
+"""A longer message is a new task or pasted text, not a comment on the turn."""
 _OPENING = 240
 
 _STOPPED = ("[Request interrupted by user", "<turn_aborted>")
-# How messages begin that programs write in the user's name.
+# Beginnings of messages that programs write in the user's name.
 _NOT_SAID = (
     "<", "[Request interrupted", "Caveat: ", "This session is being continued from a previous conversation",
     "# AGENTS.md", "[TASK RESUMPTION]", "OBSERVATION:", "Base directory for this skill:", "[Image",
@@ -27,7 +27,7 @@ _UNDOES = re.compile(
     r"<bash-input>\s*git\s+(?:revert\b|restore\b|checkout\s+(?:--|\.|HEAD)|reset\s+--hard|stash\b)"
 )
 
-# Fillers at the beginning of a message are skipped.
+# Filler words at the beginning of a message, which are skipped.
 _FILLER = re.compile(
     r"(?:(?:ok|okay|hmm+|um+|uh|well(?!\s+done)|oh|ah|hey|and|so|but|claude|please|pls|ugh|wait)\b[,.!…\s]*)*+"
 )
@@ -66,7 +66,7 @@ _NEGATIVE = re.compile(
     )""",
     re.VERBOSE,
 )
-# "No" to a question of the model's, behind which the work is approved of: "No I think this is fine".
+# A "no" that answers a question of the model and then approves of the work: "No I think this is fine".
 _APPROVES = re.compile(
     r"""no\b\W*(?:i\s+(?:think|guess|believe|mean|feel)\s+(?:that\s+)?(?=this|that|it|we|you|they|everything|all))?
     (?:this|that|it|we|you|they|everything|all)(?:\s+of\s+(?:it|this|that|them))?
@@ -101,7 +101,7 @@ _BUT = re.compile(r"\b(?:but|however|except|although|aber|mais|pero|mas|но|onl
 
 
 def is_interrupt_note(text: str) -> bool:
-    """Whether it is the program's note that the user interrupted the model."""
+    """Whether a text is the program's note that the user interrupted the model."""
     return text.lstrip().startswith(_STOPPED)
 
 
@@ -111,20 +111,20 @@ def is_cut_off(answer: str) -> bool:
 
 
 def is_correction(refusal: str) -> bool:
-    """Whether the user refused a call and wrote what to do instead."""
+    """Whether a refusal includes instructions from the user."""
     return any(sign in refusal[:1_000] for sign in _WITH_WORDS)
 
 
 def queued_prompts(result: str) -> list[str]:
-    """The reminders in a tool result that hold prompts which the user wrote while the model worked."""
+    """Return the reminders in a tool result that hold prompts written while the model worked."""
     return [_QUEUED_IN_RESULT + part for part in result.split(_QUEUED_IN_RESULT)[1:]]
 
 
 def feedback(text: str) -> Literal["positive", "negative"] | None:
-    """How the user's message judges what was done before it; None where it does not say so plainly."""
+    """Return how the user's message judges what was done before it, or None if it does not say so plainly."""
     text = text.lstrip()
     if own := _OWN_REMINDERS.match(text):
-        text = text[own.end() :]  # sent in front of what the user wrote
+        text = text[own.end() :]  # reminders that were sent in front of the user's text
     message = text[: _LONGEST + 1]
     if _UNDOES.match(message):
         return "negative"
@@ -143,7 +143,7 @@ def feedback(text: str) -> Literal["positive", "negative"] | None:
     praise = _POSITIVE.match(opening, start)
     if praise is None:
         return None
-    # Praise that is taken back is none: "great, but it still fails".
+    # Praise that is taken back does not count: "great, but it still fails".
     rest = opening[praise.end() :]
     if but := _BUT.search(rest):
         after = rest[but.end() :].lstrip(" ,:")

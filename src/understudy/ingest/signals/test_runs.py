@@ -1,4 +1,6 @@
-"""Tests that a turn ran, and how they ended: which commands run tests, and the summaries that they print."""
+"""Recognises test runs in a turn and how they ended, by the commands and by the summaries that test programs
+print.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ from understudy.ingest.signals.calls import LoggedCall, ShellCommand
 SuiteResult = Literal["passed", "failed"]
 
 TAIL = 20_000
-"""Characters at the end of a result that are searched for the summaries of test programs."""
+"""Only this many characters at the end of a result are searched for summaries."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]{0,20}m")
 
 
-# Lines of a summary: a text that must be in the output, and a pattern. All patterns have bounds, so that no output
-# makes them slow. Of those that count, group `f` is failures, `e` errors and `p` passes.
+# Summary lines: a substring that must occur in the output, then a pattern. All quantifiers are bounded, so that no
+# output makes matching slow. Group `f` counts failures, `e` errors and `p` passes.
 _COUNTING = (
     ("Tests", r"^\s{0,8}Tests:?\s{1,12}(?:(?P<f>\d{1,9}) failed)?(?:[,| ]{0,4}\d{1,9} "
               r"(?:skipped|todo|pending))*+(?:[,| ]{0,4}(?P<p>\d{1,9}) passed)?"),
@@ -101,7 +103,9 @@ _SUMMARIES = [
 
 
 def result_from_output(text: str) -> SuiteResult | None:
-    """The result of a test run by its last output; None where no known test program printed a summary."""
+    """Return the result of a test run by the end of its output, or None if no known test program printed a
+    summary.
+    """
     tail = text[-TAIL:]
     if "\x1b" in tail:
         tail = _ESCAPES.sub("", tail)
@@ -118,13 +122,13 @@ def result_from_output(text: str) -> SuiteResult | None:
     return "passed" if results else None
 
 
-# Programs that run tests whatever their arguments are.
+# Programs that run tests whatever their arguments.
 _RUNS = frozenset((
     "pytest", "py.test", "tox", "nox", "nosetests", "nose2", "trial", "stestr", "ctest", "phpunit", "pest",
     "paratest", "rspec", "jest", "vitest", "mocha", "ava", "cypress", "gotestsum", "bats", "busted", "prove",
     "testem", "karma", "wtr", "jasmine", "tap", "lit", "ginkgo", "runtests.py", "runtests", "runtests.sh",
 ))  # fmt: skip
-# Programs that run tests with one of these subcommands (or, for the scripts of a package, behind `run`).
+# Programs that run tests with one of these subcommands. Package scripts may also follow `run`.
 _SUBCOMMANDS = {
     name: frozenset(subcommands.split())
     for names, subcommands in (
@@ -141,7 +145,7 @@ _SUBCOMMANDS = {
     )
     for name in names.split()
 }
-# One of these stands in every script that runs tests: others need not be parsed.
+# Every script that runs tests contains one of these words, so that others need not be parsed.
 _SIGNS = (
     "test", "spec", "check", "tox", "nox", "jest", "mocha", "karma", "cypress", "trial", "bats", "busted", "prove",
     "ginkgo", "nose", "pest", "wtr", "jasmine", "verify", "ava ", "tap ", "lit ", "cargo t", "npm t",
@@ -154,15 +158,15 @@ _MODULES = frozenset((
     "pytest", "unittest", "nose", "nose2", "tox", "nox", "django", "trial", "stestr", "testtools.run",
 ))  # fmt: skip
 _TEST_FILE = re.compile(r"(?:test_[\w.-]{0,100}|[\w.-]{0,100}_tests?|run_?tests?|tests?)\.py")
-# Arguments with which a program prints something and runs no tests.
+# Arguments with which a program prints something instead of running tests.
 _IDLE = frozenset((
     "--help", "-h", "--version", "-V", "--collect-only", "--co", "--fixtures", "--markers", "--setup-plan",
     "--listTests", "--list-tests", "-list", "--list", "--no-run", "-DskipTests", "--dry-run", "--showConfig", "-N",
     "--listenvs", "-l", "--init",
 ))  # fmt: skip
-_MAY_BE_MORE = frozenset(("-N", "-l", "-h", "-V", "--list", "-list"))  # mean something else to some programs
+_MAY_BE_MORE = frozenset(("-N", "-l", "-h", "-V", "--list", "-list"))  # these mean something else to some programs
 
-# Output that shows that no test was run at all.
+# Output showing that no test was run at all.
 _NOT_RUN = (
     "command not found", "is not recognized as", "No module named pytest", "No module named unittest",
     "No module named tox", "no such command", "Missing script:", "No rule to make target", "missing script: test",
@@ -174,7 +178,9 @@ _CUT_SHORT = frozenset((124, 137, 143, 130))
 
 
 def result_of_tests(calls: Iterable[LoggedCall]) -> SuiteResult | None:
-    """The result of the tests that calls ran: failed if any did, None if none ran or the result is unknown."""
+    """Return the result of the tests that calls ran: failed if any failed, None if none ran or no result is
+    known.
+    """
     results = {result for call in calls if call.completed and (result := _result_of(call)) is not None}
     return "failed" if "failed" in results else "passed" if results else None
 
@@ -194,14 +200,14 @@ def _result_of(call: LoggedCall) -> SuiteResult | None:
         return None
     at, command = run[-1]
     if any(_file_of(one) for _, one in run) and call.code == 0:
-        return None  # a script that is named as a test may print that it failed and still exit with 0
+        return None  # a test script may print that it failed and still exit with 0
     return _by_code(call.code, command, call.shell()[at + 1 :])
 
 
 def _by_code(code: int, command: ShellCommand, after: list[ShellCommand]) -> SuiteResult | None:
-    """The result of a test command by the exit code of the whole command line."""
+    """Derive the result of a test command from the exit code of the whole command line; None if unclear."""
     if command.program in ("pytest", "py.test") and code in (4, 5):
-        return None  # called wrongly, or no test was found
+        return None  # pytest was called wrongly, or found no test
     if all(one.ends == "&&" for one in (command, *after[:-1])) and after:
         return "passed" if code == 0 else None
     return None if after else "passed" if code == 0 else "failed"
@@ -222,7 +228,7 @@ def runs_tests(command: ShellCommand) -> bool:
             return True
     subcommands = _SUBCOMMANDS.get(program)
     if subcommands is None:
-        # The script of a package may be named by its runner: `yarn jest`, `bundle exec rspec` stand apart already.
+        # Commands such as `bundle exec rspec` were reduced to the test program before.
         return False
     if program.startswith("gradle"):
         return any(_GRADLE_TASK.fullmatch(word) for word in rest)
@@ -238,7 +244,7 @@ def runs_tests(command: ShellCommand) -> bool:
         return plain[0] not in ("check", "unit") or plain[0] in subcommands
     if any(word in subcommands for word in plain[:1]):
         return True
-    # Options with a value of their own stand before the subcommand: `npm --prefix web test`.
+    # An option with a value may come before the subcommand: `npm --prefix web test`.
     valued = program in ("npm", "pnpm", "yarn") and len(plain) > 1 and plain[1] in subcommands
     return valued and plain[0] not in ("install", "add", "i", "remove", "ls", "view", "run")
 
@@ -271,7 +277,7 @@ def _python(rest: list[str]) -> bool:
 
 
 def _file_of(command: ShellCommand) -> bool:
-    """Whether it runs a single Python file that is named as a test."""
+    """Whether the command runs a single Python file whose name marks it as a test."""
     return (
         _PYTHON.fullmatch(command.program) is not None
         and any(_TEST_FILE.fullmatch(word.rpartition("/")[2]) for word in command.argv[1:3] if word != "-m")

@@ -1,4 +1,4 @@
-"""Alembic runs this to migrate; the connection, with its transaction, comes from `database.py`."""
+"""Alembic runs this module to migrate. The connection, with its transaction, comes from `store/migrate.py`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Every answer of the viewer's API, and every body that it takes, as structs. `routes` says which path has which.
+"""Every answer of the viewer's API, and every body that it accepts, as structs. `routes` maps paths to them.
 
-The page's types are generated from these (`understudy view --openapi`). Times are Unix seconds, sizes of texts are
-in characters and of raw bodies in bytes, costs in US dollars. A page of a list has at most `PAGE_BYTES` as JSON;
-`next` is the cursor of the page after it, None on the last one.
+The page's types are generated from these (`understudy view --openapi`). Times are Unix seconds; sizes are in
+characters for texts and bytes for raw bodies; costs are in US dollars. A page of a list has at most `PAGE_BYTES`
+bytes of JSON; `next` is the cursor of the page after it, None on the last one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 PAGE_BYTES: Final = 256_000
-"""The most bytes of a page of a list."""
+"""The maximum size of a page of a list, in bytes."""
 TEXT_CHARACTERS: Final = 4_000
-"""How much of a long text a turn brings along; the rest is read by range."""
+"""How many characters of a long text a turn includes. The rest is read by range."""
 
 Size = Annotated[int, Meta(ge=0)]

@@ -1,4 +1,4 @@
-"""Answers about gateways and votes, the bodies that the viewer takes, and its events."""
+"""Answers about gateways and votes, the bodies that the viewer accepts, and its events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from understudy.view.schema.stores import StoreState
 
 
 class GatewayClient(Struct, frozen=True, kw_only=True):
-    """A client of a gateway that runs alone: what it used of what it may use. Keys are stored as hashes only."""
+    """A client of a gateway that runs alone: what it used, and what it may use. Keys are stored as hashes only."""
 
     name: str
     attempt_id: str
@@ -27,9 +27,9 @@ class GatewayClient(Struct, frozen=True, kw_only=True):
 
 
 class GatewayView(Struct, frozen=True, kw_only=True):
-    """A gateway. `reachable` is false where none runs or its admin key is not readable; `note` says why.
+    """A gateway. `reachable` is false if none runs or its admin key cannot be read; `note` says why.
 
-    `in_flight` generations run, `waiting` requests are held by a pause.
+    `in_flight` generations run, and `waiting` requests are held by a pause.
     """
 
     reachable: bool
@@ -42,7 +42,7 @@ class GatewayView(Struct, frozen=True, kw_only=True):
     clients: tuple[GatewayClient, ...]
 
 
-# --- what a person writes --------------------------------------------------------------------------------
+# --- what users write ------------------------------------------------------------------------------------
 
 Subject = Literal["rollout", "pair"]
 Label = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}\Z")]
@@ -51,7 +51,7 @@ Note = Annotated[str, Meta(max_length=2_000)]
 
 
 class VoteView(Struct, frozen=True, kw_only=True):
-    """A person's label on a rollout or a pair; a later one by the same voter takes its place."""
+    """A person's label on a rollout or a pair. A later label by the same voter replaces it."""
 
     subject: Subject
     subject_id: str
@@ -62,9 +62,9 @@ class VoteView(Struct, frozen=True, kw_only=True):
 
 
 class VoteOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A label to store: `chosen`, `rejected` or `skip` of a pair; `include`, `exclude` or another of a rollout.
+    """A label to store: `chosen`, `rejected` or `skip` for a pair; `include`, `exclude` or another for a rollout.
 
-    Without a label the voter's vote is taken back.
+    Without a label, the voter's vote is removed.
     """
 
     subject: Subject
@@ -75,7 +75,7 @@ class VoteOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class VoteList(Struct, frozen=True, kw_only=True):
-    """Votes, and how far voters agree: the share of pairs of votes on one subject with one label."""
+    """Votes, and how far voters agree: the share of pairs of votes on one subject that have the same label."""
 
     votes: tuple[VoteView, ...]
     agreement: float | None
@@ -91,14 +91,14 @@ class IntegrityOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class PauseOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Pause a gateway, or let it go on."""
+    """Pause a gateway, or let it continue."""
 
     paused: bool
     drain_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
 
 
 class Written(Struct, frozen=True):
-    """What was written is stored."""
+    """The request was stored."""
 
     stored: bool = True
 
@@ -115,7 +115,7 @@ class RedactionLine(Struct, frozen=True, kw_only=True):
 
 
 class RedactionView(Struct, frozen=True, kw_only=True):
-    """What redaction would replace: replacements and different secrets, by rule."""
+    """What redaction would replace: by rule, the numbers of replacements and of distinct secrets."""
 
     conversations: int
     characters: int
@@ -125,7 +125,10 @@ class RedactionView(Struct, frozen=True, kw_only=True):
 
 
 class StoreChange(Struct, frozen=True, kw_only=True):
-    """The data of an event `change`: a store was written, vanished, or is back. `counter` grows with each."""
+    """The data of an event `change`: a store was written, vanished, or is back.
+
+    `counter` grows with each event.
+    """
 
     store_id: str
     counter: int

@@ -1,4 +1,4 @@
-"""Answers about whether a policy got better: the figures of a report, in words and as curves."""
+"""Answers about whether a policy got better: a report's figures, as text and as curves."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from understudy.report.figures import Judgement, ReportFigures
 
 
 class ReportReason(Struct, frozen=True):
-    """A sentence that speaks for a difference beyond chance (`holds`), or against it."""
+    """A sentence that supports a real difference (`holds`), or speaks against it."""
 
     holds: bool
     text: str
 
 
 class ReportCurve(Struct, frozen=True, kw_only=True):
-    """Values over whole numbers, with bounds where there are intervals. `main` is what matters more."""
+    """Values over integers, with bounds if there are intervals. `main` marks the more important curves."""
 
     name: str
     main: bool
@@ -26,7 +26,7 @@ class ReportCurve(Struct, frozen=True, kw_only=True):
 
 
 class ReportChart(Struct, frozen=True, kw_only=True):
-    """Curves on one pair of axes. `share`: the values are shares of 1."""
+    """Curves on one pair of axes. `share`: the values are between 0 and 1."""
 
     title: str
     caption: str
@@ -36,9 +36,9 @@ class ReportChart(Struct, frozen=True, kw_only=True):
 
 
 class ReportView(Struct, frozen=True, kw_only=True):
-    """A report: what its figures come to (`verdict`, `sentence`, `reasons`), and the charts of it.
+    """A report: its conclusion (`verdict`, `sentence`, `reasons`), figures and charts.
 
-    `point_stores` are the ids of the stores of `figures.points`, None where one cannot be opened.
+    `point_stores` are the ids of the stores of `figures.points`, None for a store that cannot be opened.
     """
 
     figures: ReportFigures

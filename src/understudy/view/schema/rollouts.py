@@ -25,10 +25,11 @@ from understudy.view.schema.orders import VoteView
 
 
 class RolloutRow(Struct, frozen=True, kw_only=True):
-    """A rollout in a list. Reward, reason and integrity are of the attempt that decided, None where none did.
+    """A rollout in a list.
 
-    Turns, tokens, cost and seconds are of that attempt, else of the last one. `reviewed` when a person has said
-    whether its patch is clean.
+    Reward, reason and integrity are those of the attempt that decided it, None if there is none. Turns, tokens,
+    cost and seconds are also that attempt's, else the last one's. `reviewed`: a person decided whether its patch
+    is clean.
     """
 
     id: str
@@ -53,9 +54,10 @@ class RolloutRow(Struct, frozen=True, kw_only=True):
 
 
 class RolloutPage(Struct, frozen=True, kw_only=True):
-    """A page of the rollouts that meet the filter; `total` is how many do. `matches` is the text around `q`.
+    """A page of the rollouts that match the filter; `total` is their number.
 
-    `unsearched` is how many rollouts the full-text index lacks yet: asked again, there are fewer.
+    `matches` holds the text around matches of `q`. `unsearched` is how many rollouts the full-text index still
+    lacks; it shrinks with each request.
     """
 
     rollouts: tuple[RolloutRow, ...]
@@ -86,7 +88,7 @@ class TaskGridRow(Struct, frozen=True, kw_only=True):
 
 
 class TaskGridPage(Struct, frozen=True, kw_only=True):
-    """Tasks in the order of their ids."""
+    """Tasks in order of their ids."""
 
     tasks: tuple[TaskGridRow, ...]
     total: int
@@ -108,7 +110,7 @@ class AttemptView(Struct, frozen=True, kw_only=True):
 
 
 class TaskView(Struct, frozen=True, kw_only=True):
-    """The task of a rollout. `gold_patch` is what the grader holds as the solution."""
+    """The task of a rollout. `gold_patch` is the reference solution that the grader has."""
 
     task_id: str
     repo: str
@@ -119,8 +121,8 @@ class TaskView(Struct, frozen=True, kw_only=True):
 class GradedTest(Struct, frozen=True, kw_only=True):
     """A test that decides: its outcome with the patch, and without it, as validation of the task found.
 
-    `unpatched` is None where the task does not say; `regraded` is the outcome in the verdict that this one took
-    the place of, None where it is the first.
+    `unpatched` is None if the task does not say; `regraded` is the outcome in the verdict that this one replaced,
+    None if this is the first verdict.
     """
 
     id: str
@@ -138,7 +140,7 @@ class ReusedVerdict(Struct, frozen=True, kw_only=True):
 
 
 class IntegrityView(Struct, frozen=True, kw_only=True):
-    """What the grader says of a patch's integrity, or a person after it (`review`)."""
+    """What the grader found about a patch's integrity, or what a person decided after it (`review`)."""
 
     status: IntegrityStatus
     reason: str
@@ -169,7 +171,8 @@ class VerdictView(Struct, frozen=True, kw_only=True):
 class BranchView(Struct, frozen=True, kw_only=True):
     """A branch of the calls: the session itself, a subagent, a compaction, a retry.
 
-    `above` is the branch that it hangs under; `spawned_by` and `continues` are ids of the calls that started it.
+    `above` is the branch that it hangs under; `spawned_by` and `continues` are the ids of the calls that started
+    it.
     """
 
     name: str
@@ -190,7 +193,7 @@ class BranchView(Struct, frozen=True, kw_only=True):
 
 
 class SegmentView(Struct, frozen=True, kw_only=True):
-    """A token sequence of one or more calls, and why it begins where it does."""
+    """A token sequence of one or more calls, and the reason why it begins where it does."""
 
     index: int
     reason: str
@@ -203,11 +206,13 @@ class SegmentView(Struct, frozen=True, kw_only=True):
 
 
 class RolloutHead(Struct, frozen=True, kw_only=True):
-    """All of a rollout but its turns, tokens, patch and raw bodies. `attempt_id` is the attempt that is shown.
+    """Everything about a rollout except its turns, tokens, patch and raw bodies.
 
-    A client of a gateway that runs alone has neither row nor task nor verdict. `segments` are empty where the
-    backend gave no token ids; `segment_reasons` counts why segments begin. Of a long rollout `unread` calls are
-    not read yet, which branches and segments then lack: asked again, there are fewer.
+    `attempt_id` is the shown attempt.
+
+    A client of a gateway that runs alone has no row, task or verdict. `segments` is empty if the backend returned
+    no token ids; `segment_reasons` counts the reasons why segments begin. Of a long rollout, `unread` calls are
+    not read yet and missing in branches and segments; the number shrinks with each request.
     """
 
     id: str
@@ -230,7 +235,10 @@ class RolloutHead(Struct, frozen=True, kw_only=True):
 
 
 class ImageView(Struct, frozen=True, kw_only=True):
-    """An image in a block: its type, as the agent said, and about how many bytes; those elsewhere have no type."""
+    """An image in a block: its media type as the agent stated it, and its approximate bytes.
+
+    Linked images have no type.
+    """
 
     media_type: str
     size: Size
@@ -239,8 +247,8 @@ class ImageView(Struct, frozen=True, kw_only=True):
 class BlockView(Struct, frozen=True, kw_only=True):
     """One block of a conversation. `text` and `arguments` are cut; their sizes are those of the whole.
 
-    `ref` names the block for the route that reads the rest. `arguments` of a tool call are the JSON text that the
-    model wrote.
+    `ref` identifies the block for the route that reads the rest. A tool call's `arguments` are the JSON text that
+    the model wrote.
     """
 
     ref: str
@@ -260,9 +268,9 @@ class BlockView(Struct, frozen=True, kw_only=True):
 class TurnView(Struct, frozen=True, kw_only=True):
     """A call: what is new in its request (`asked`), and its answer (`answered`). `index` counts from 0.
 
-    `superseded`: the same request was made again later. `alternative`: one of several samples asked for at once,
-    and not the one that the conversation went on from. `left_out` is how many of the first blocks of `asked` are
-    not in the page, as it would be too large.
+    `superseded`: the same request was made again later. `alternative`: one of several samples requested at once,
+    and not the one with which the conversation continued. `left_out` is how many of the first blocks of `asked`
+    were left out to fit the page.
     """
 
     index: int
@@ -293,7 +301,7 @@ class TurnView(Struct, frozen=True, kw_only=True):
 
 
 class TurnPage(Struct, frozen=True, kw_only=True):
-    """Turns from `start` on, of `total`; `next` is the index to go on with, None at the end."""
+    """Turns from `start` on, of `total`. `next` is the index to continue with, None at the end."""
 
     turns: tuple[TurnView, ...]
     start: int
@@ -302,7 +310,7 @@ class TurnPage(Struct, frozen=True, kw_only=True):
 
 
 class CallLine(Struct, frozen=True, kw_only=True):
-    """A call on one line: for the waterfall, the swimlanes and for jumping from turn to turn."""
+    """A call on one line, for the waterfall, the swimlanes and for jumping between turns."""
 
     index: int
     call_id: str
@@ -327,7 +335,9 @@ class CallPage(Struct, frozen=True, kw_only=True):
 
 
 class TextRange(Struct, frozen=True, kw_only=True):
-    """A part of a long text: `text` begins at `offset`; `size` is the whole, `next` where to go on."""
+    """Part of a long text: `text` begins at `offset`; `size` is that of the whole, `next` the offset to
+    continue with.
+    """
 
     text: str
     offset: int
@@ -336,7 +346,7 @@ class TextRange(Struct, frozen=True, kw_only=True):
 
 
 class PatchView(Struct, frozen=True, kw_only=True):
-    """The patch of the shown attempt, as a range; None where no attempt came so far."""
+    """The patch of the shown attempt, as a range; None if no attempt got that far."""
 
     attempt_id: str | None
     patch: TextRange | None
@@ -346,7 +356,7 @@ class PatchView(Struct, frozen=True, kw_only=True):
 
 
 class TrainerTokens(Struct, frozen=True, kw_only=True):
-    """What an update computed for the tokens of the page: one value each, None off the mask or where unknown."""
+    """What an update computed for the tokens of the page: one value each, None for unmasked or unknown tokens."""
 
     step: int
     version: str
@@ -356,12 +366,12 @@ class TrainerTokens(Struct, frozen=True, kw_only=True):
 
 
 class TokenPage(Struct, frozen=True, kw_only=True):
-    """Tokens of a call: what is new in its prompt, then what was sampled. Columns have one value for each token.
+    """The tokens of a call: what is new in its prompt, then what was sampled. Columns have one value per token.
 
-    `start` is where the page begins among the `total` tokens of the call's segment, and `call_start` to `call_end`
-    the tokens that the call sampled there. `mask` is 1 on sampled tokens. `texts` are empty where no tokenizer is
-    known, and `tokenizer` says which one it is. `versions` are indices into `policy_versions`, -1 where none is
-    known. `segment` is None for a call without token ids.
+    `start` is where the page begins among the `total` tokens of the call's segment, in which the call sampled the
+    tokens from `call_start` to `call_end`. `mask` is 1 for sampled tokens. `texts` is empty if no tokenizer is
+    known; `tokenizer` names the one used. `versions` are indexes into `policy_versions`, -1 for unknown. `segment`
+    is None for a call without token ids.
     """
 
     call_id: str
@@ -385,7 +395,7 @@ class TokenPage(Struct, frozen=True, kw_only=True):
 
 
 class GroupTurn(Struct, frozen=True, kw_only=True):
-    """What a rollout did in one turn, on one line, and a digest of it by which rollouts are aligned."""
+    """What a rollout did in one turn, on one line, and a digest of it for aligning rollouts."""
 
     call_id: str
     index: int
@@ -394,7 +404,7 @@ class GroupTurn(Struct, frozen=True, kw_only=True):
 
 
 class GroupMember(Struct, frozen=True, kw_only=True):
-    """A rollout of a task beside the others. `advantage` is its reward less the group's mean."""
+    """One of a task's rollouts that are shown side by side. `advantage` is its reward minus the group's mean."""
 
     row: RolloutRow
     advantage: float | None
@@ -404,7 +414,7 @@ class GroupMember(Struct, frozen=True, kw_only=True):
 class TaskGroup(Struct, frozen=True, kw_only=True):
     """All rollouts of a task by one agent. `parting` is the first turn in which solved and unsolved ones differ.
 
-    Of long rollouts only the first turns are compared; `cut` says that.
+    Of long rollouts only the first turns are compared, which `cut` says.
     """
 
     task_id: str
@@ -426,7 +436,8 @@ class ComparedTask(Struct, frozen=True, kw_only=True):
 class ComparedRuns(Struct, frozen=True, kw_only=True):
     """Two runs by task, those with the greatest change first. `difference` has a 95 % interval.
 
-    `p_value` is two-sided, of exchanging the two results of every task. None where no task is graded in both.
+    `p_value` is two-sided, from exchanging the two results of every task. Both are None if no task is graded in
+    both runs.
     """
 
     before: str

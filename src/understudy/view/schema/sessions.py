@@ -12,7 +12,7 @@ from understudy.view.schema.rollouts import BlockView
 
 
 class SessionPage(Struct, frozen=True, kw_only=True):
-    """Conversations, by project and order of reading."""
+    """Conversations, by project and in the order in which they were read."""
 
     sessions: tuple[SessionRow, ...]
     total: int
@@ -28,7 +28,7 @@ class StatePage(Struct, frozen=True, kw_only=True):
 
 
 class StateView(Struct, frozen=True, kw_only=True):
-    """A state with its messages, `first` of `total` on; `action` is what the model did."""
+    """A state with its messages from number `first` on, of `total`. `action` is what the model did."""
 
     state_id: str
     row: StateRow
@@ -39,7 +39,7 @@ class StateView(Struct, frozen=True, kw_only=True):
 
 
 class PairView(Struct, frozen=True, kw_only=True):
-    """A preference pair: what was asked, the chosen and the rejected answer, and the evidence."""
+    """A preference pair: the prompt, the chosen and the rejected answer, and the evidence."""
 
     id: str
     origin: Literal["replay", "rollouts"]
@@ -52,7 +52,7 @@ class PairView(Struct, frozen=True, kw_only=True):
 
 
 class PairPage(Struct, frozen=True, kw_only=True):
-    """Pairs from `start` on. `compared` and `left_out` count what was looked at and why it gave no pair."""
+    """Pairs from `start` on. `compared` counts the comparisons, and `left_out` why they gave no pair."""
 
     pairs: tuple[PairView, ...]
     start: int

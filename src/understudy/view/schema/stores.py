@@ -1,4 +1,4 @@
-"""Answers about stores, runs as a whole, and loops; and what every answer with an error has."""
+"""Answers about stores, whole runs, and loops; and the body of every error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from understudy.util.statistics import ConfidenceInterval
 
 
 class ViewError(Struct, frozen=True):
-    """What went wrong: a `type` for programs, a `message` for people, and what to do about it (`remedy`)."""
+    """What went wrong: a `type` for programs, a `message` for people, and the `remedy`."""
 
     type: str
     message: str
@@ -23,7 +23,7 @@ class ViewError(Struct, frozen=True):
 
 
 class ErrorAnswer(Struct, frozen=True):
-    """The body of every answer whose status is 400 or more."""
+    """The body of every response with a status of 400 or more."""
 
     error: ViewError
 
@@ -37,9 +37,9 @@ StoreState = Literal["ok", "missing", "unreadable"]
 class StoreSummary(Struct, frozen=True, kw_only=True):
     """A store, or a loop with the stores of its waves (whose `parent_id` is the loop's id).
 
-    `name` is the path relative to the directory that was given, `id` does not change while the path does not.
-    `rollouts` counts by status. `solve_rate` has a 95 % interval and is None where nothing is graded. `live` when
-    rollouts are on their way. `error` says why a store whose `state` is not ok cannot be read.
+    `name` is the path relative to the given directory; `id` is the same as long as the path is. `rollouts` counts
+    by status. `solve_rate` has a 95 % interval and is None if nothing is graded. `live`: some rollouts are in
+    progress. `error` says why a store whose `state` is not ok cannot be read.
     """
 
     id: str
@@ -80,7 +80,7 @@ class StoreList(Struct, frozen=True, kw_only=True):
 
 
 class PhaseTimes(Struct, frozen=True, kw_only=True):
-    """How long a phase of attempts took, in seconds: the median and the 99th percentile of `attempts`."""
+    """How long a phase of attempts took, in seconds: the median and the 99th percentile over `attempts`."""
 
     phase: str
     attempts: int
@@ -89,7 +89,9 @@ class PhaseTimes(Struct, frozen=True, kw_only=True):
 
 
 class BoundaryFaults(Struct, frozen=True, kw_only=True):
-    """Faults that crossed one boundary: attempts that met one, rollouts given up for it, a message."""
+    """Faults at one boundary: the attempts that met one, the rollouts given up because of it, and a sample
+    message.
+    """
 
     boundary: str
     attempts: int
@@ -117,7 +119,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
 
 
 class StoreHealth(Struct, frozen=True, kw_only=True):
-    """How a run goes: what waits, who works, phases, faults by boundary, why graded rollouts were not solved."""
+    """How a run is going: queues, workers, phases, faults by boundary, and why graded rollouts were not solved."""
 
     open: tuple[OpenRollouts, ...]
     workers: tuple[WorkerView, ...]
@@ -131,7 +133,7 @@ class StoreHealth(Struct, frozen=True, kw_only=True):
 
 
 class FunnelStage(Struct, frozen=True, kw_only=True):
-    """How many are left at one stage of a step, and why the others are not."""
+    """How many are left at one stage of a step, and why the others were dropped."""
 
     stage: Literal["rollouts", "graded", "groups", "groups with signal", "groups used", "tokens"]
     count: int
@@ -139,9 +141,9 @@ class FunnelStage(Struct, frozen=True, kw_only=True):
 
 
 class LoopStep(Struct, frozen=True, kw_only=True):
-    """A step of a loop. `store_id` is the store of its wave, None where it is gone.
+    """A step of a loop. `store_id` is the store of its wave, None if it is gone.
 
-    `values` are the trainer's numbers by name (loss, mismatch, entropy, clip fraction, …).
+    `values` are the trainer's metrics by name (loss, mismatch, entropy, clip fraction, …).
     """
 
     step: int
@@ -166,7 +168,7 @@ class LoopStep(Struct, frozen=True, kw_only=True):
 
 
 class LoopEvaluation(Struct, frozen=True, kw_only=True):
-    """What a version solved of the held-out tasks."""
+    """How many held-out tasks a version solved."""
 
     step: int
     version: str
@@ -178,7 +180,7 @@ class LoopEvaluation(Struct, frozen=True, kw_only=True):
 
 
 class LoopView(Struct, frozen=True, kw_only=True):
-    """A loop: its curves and, for each step, why what was collected did or did not reach the update."""
+    """A loop: its curves and, for each step, why collected rollouts did or did not reach the update."""
 
     store_id: str
     version: str

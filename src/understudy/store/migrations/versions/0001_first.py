@@ -10,7 +10,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """From an empty database."""
+    """Create the tables in an empty database."""
     op.create_table(
         "blobs",
         sa.Column("id", sa.Integer(), nullable=False),

@@ -1,4 +1,6 @@
-"""What the gateway keeps besides: keys, clients without a rollout, findings, costs, versions inside a call."""
+"""Adds what a gateway that runs alone stores: keys, clients without a rollout, findings, costs, versions in a
+call.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """From 0001, rows and all."""
+    """Migrate from 0001, including the rows."""
     op.add_column(
         "calls", sa.Column("cache_write_tokens", sa.Integer(), server_default=sa.text("0"), nullable=False)
     )
@@ -20,7 +22,7 @@ def upgrade() -> None:
     with op.batch_alter_table("attempts") as attempts:
         attempts.alter_column("rollout_id", existing_type=sa.Text(), nullable=True)
         attempts.add_column(sa.Column("findings", sa.LargeBinary(), nullable=True))
-    # Calls named the protocol; now they name who answered, which only the run told.
+    # Calls named the protocol; now they name the backend that answered, which only the run's configuration held.
     op.execute(
         "UPDATE calls SET backend = 'embedded' WHERE attempt_id IN (SELECT attempts.id FROM attempts "
         "JOIN rollouts ON rollouts.id = attempts.rollout_id JOIN runs ON runs.id = rollouts.run_id "

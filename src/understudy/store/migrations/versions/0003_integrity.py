@@ -1,4 +1,4 @@
-"""Whether a graded patch is suspicious, and what a person said of it."""
+"""Adds whether a graded patch is suspicious, and what a person decided about it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """From 0002, rows and all: nothing was suspicious before patches were audited."""
+    """Migrate from 0002, including the rows: before patches were audited, none was suspicious."""
     op.add_column("rewards", sa.Column("integrity", sa.Text(), server_default=sa.text("'clean'"), nullable=False))
     op.add_column("rewards", sa.Column("review", sa.Text(), nullable=True))

@@ -1,4 +1,4 @@
-"""Sessions that other programs logged, and what teachers said of them."""
+"""Adds sessions that other programs logged, and what teachers were asked about them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    """From 0003, rows and all; the new tables are empty."""
+    """Migrate from 0003, including the rows. The new tables are empty."""
     op.create_table(
         "sources",
         sa.Column("path", sa.Text, primary_key=True),

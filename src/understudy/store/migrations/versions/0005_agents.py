@@ -1,4 +1,4 @@
-"""Which agent worked on a rollout, and what a trainer computed for the tokens of calls."""
+"""Adds which agent worked on a rollout, and what a trainer computed for the tokens of calls."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ down_revision = "0004"
 
 _CLAUDE_CODE_VERSION = re.compile(rb'"claude_code_version":"([^"\\]{1,100})"')
 _STREAM_BYTES = 1 << 20
-"""How much of a stream is searched: the CLI names its version in one of the first lines."""
+"""How much of an agent's output is searched for its version, which is in one of the first lines."""
 
 
 def upgrade() -> None:
-    """From 0004, rows and all: a run had one agent, which its configuration names."""
+    """Migrate from 0004, including the rows: a run had one agent, which its configuration names."""
     op.add_column("rollouts", sa.Column("agent", sa.Text(), nullable=True))
     op.add_column("rollouts", sa.Column("agent_version", sa.Text(), nullable=True))
     op.execute(
@@ -43,7 +43,9 @@ def upgrade() -> None:
 
 
 def _find_versions(connection: sa.Connection) -> None:
-    """Set the version of Claude Code that the stream of a rollout's last attempt names; else it stays unknown."""
+    """Set the version of Claude Code that the output of a rollout's last attempt names; otherwise it stays
+    unknown.
+    """
     streams = connection.exec_driver_sql(
         "SELECT rollouts.id, blobs.codec, blobs.data FROM rollouts "
         "JOIN attempts ON attempts.rollout_id = rollouts.id "
@@ -55,7 +57,7 @@ def _find_versions(connection: sa.Connection) -> None:
         try:
             start = zstandard.ZstdDecompressor().stream_reader(data).read(_STREAM_BYTES) if codec else data
         except zstandard.ZstdError:
-            continue  # Whoever reads this log is told; a migration need not fail for it.
+            continue  # A damaged log is reported when it is read; the migration need not fail because of it.
         if match := _CLAUDE_CODE_VERSION.search(start[:_STREAM_BYTES]):
             versions[rollout_id] = match[1].decode(errors="replace")
     for rollout_id, version in versions.items():

@@ -1,4 +1,4 @@
-"""Labels that people gave to rollouts and to preference pairs."""
+"""Adds labels that people gave to rollouts and to preference pairs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0005"
 
 
 def upgrade() -> None:
-    """From 0005: one table more."""
+    """Migrate from 0005: adds one table."""
     op.create_table(
         "votes",
         sa.Column("subject", sa.Text(), primary_key=True),

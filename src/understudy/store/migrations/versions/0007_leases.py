@@ -1,4 +1,4 @@
-"""Who may execute a run, and how long an attempt is its worker's."""
+"""Adds who may execute a run, and until when an attempt belongs to its worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0006"
 
 
 def upgrade() -> None:
-    """From 0006: every run so far was executed by its own process."""
+    """Migrate from 0006: until then, every run was executed by a single process."""
     op.add_column("runs", sa.Column("engine", sa.Text(), server_default=sa.text("'local'"), nullable=False))
     op.add_column("runs", sa.Column("release", sa.Text(), nullable=True))
     op.add_column("attempts", sa.Column("worker", sa.Text(), nullable=True))

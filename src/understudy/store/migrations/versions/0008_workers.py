@@ -1,4 +1,4 @@
-"""Which workers there are, and what they leave to others; when a writer of PostgreSQL last committed."""
+"""Adds the workers and the runs that they leave to others, and the last commit of each PostgreSQL writer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0007"
 
 
 def upgrade() -> None:
-    """From 0007: nothing was known of workers but the attempts that they held."""
+    """Migrate from 0007: until then, workers were known only by the attempts that they held."""
     is_postgresql = op.get_bind().dialect.name == "postgresql"
     text = sa.Text(collation="C") if is_postgresql else sa.Text()
     integer = sa.BigInteger() if is_postgresql else sa.Integer()
