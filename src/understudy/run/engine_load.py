@@ -95,10 +95,10 @@ class AgentSlots:
         try:
             await place
         except asyncio.CancelledError:
-            if place.cancelled():
-                self._waiting.remove(place)
-            else:
+            if not place.cancelled():
                 self.release()
+            elif place in self._waiting:  # unless `_admit` has passed over it already
+                self._waiting.remove(place)
             raise
 
     def release(self) -> None:

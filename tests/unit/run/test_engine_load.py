@@ -103,6 +103,14 @@ async def test_with_fewer_places_none_is_given_until_enough_are_back() -> None:
     fifth.cancel()
     await asyncio.gather(fifth, return_exceptions=True)
     assert slots.in_use == 1 and not slots.locked()
+    # A place comes back between the cancelling of one that waits and its end.
+    await slots.acquire()
+    sixth = asyncio.create_task(slots.acquire())
+    await asyncio.sleep(0)
+    sixth.cancel()
+    slots.release()
+    assert [type(one) for one in await asyncio.gather(sixth, return_exceptions=True)] == [asyncio.CancelledError]
+    assert slots.in_use == 1 and not slots.locked()
 
 
 class _Engine:

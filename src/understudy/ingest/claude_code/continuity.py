@@ -33,7 +33,7 @@ _MOST_BYTES_PER_TOKEN = 6
 _ADDED_TOKENS = {True: 2000, False: 15_000}
 
 
-class _Usage(Struct):
+class _CacheUsage(Struct):
     input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
@@ -57,7 +57,7 @@ class _Passed(Struct):
     lost_bytes: int = 0
 
 
-_usage = msgspec.json.Decoder(_Usage).decode
+_usage = msgspec.json.Decoder(_CacheUsage).decode
 
 
 class Continuity:
@@ -157,7 +157,7 @@ def _is_programs_own(record: ClaudeRecord) -> bool:
     return record.message is not None and record.message.model == "<synthetic>"
 
 
-def _usage_of(response: ClaudeResponse | None) -> _Usage | None:
+def _usage_of(response: ClaudeResponse | None) -> _CacheUsage | None:
     """Return the usage that the API reported with a response, or None if it is not logged."""
     for record in response.records if response is not None else ():
         if record.message is not None and (raw := bytes(record.message.usage)):
