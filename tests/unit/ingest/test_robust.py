@@ -340,7 +340,7 @@ def test_a_large_log_is_not_held_in_memory_but_for_what_states_need(monkeypatch:
     agent.assistant("msg_00000000000000a3", "Explored.")
     others = {"agent-a3.jsonl": agent.data()}
     usual = read(log, **others)
-    monkeypatch.setattr(records, "_HELD", 0)
+    monkeypatch.setattr(records, "_CHUNK_BYTES", 0)
     large = read(log, **others)
     assert by_message(*large) == by_message(*usual)
     assert [trace.parent for trace in large] == [trace.parent for trace in usual]

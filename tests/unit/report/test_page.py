@@ -193,7 +193,7 @@ def test_the_command(tmp_path: Path):
         ((loop, "--output", "/proc/nowhere/x.html"), "cannot be written"),
         ((loop, "--output", target / "x.html"), "cannot be written"),
         ((loop, "--label", "a", "--label", "b"), "2 labels for 1 runs"),
-        ((loop, "--png", "--output", tmp_path / "x.png"), "give " + str(tmp_path / "x.html")),
+        ((loop, "--png", "--output", tmp_path / "x.png"), "such as " + str(tmp_path / "x.html")),
     ):
         failed = understudy("report", *arguments)
         assert failed.returncode == 2 and said in failed.stderr and "Traceback" not in failed.stderr

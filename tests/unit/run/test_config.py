@@ -1,7 +1,7 @@
 """The identity of a run: what is part of it, and what follows from it."""
 
 from understudy.gateway.config import GatewayConfig, ModelConfig, ModelsConfig, SamplingConfig, SamplingParameters
-from understudy.run.config import RunConfig, task_digests
+from understudy.run.config import RunConfig, ServedPolicy, task_digests
 
 from support import calc_task
 
@@ -25,9 +25,10 @@ def test_every_field_is_part_of_the_identity():
         "gateway": _gateway("n"), "purpose": "evaluation", "policy": "oracle", "policy_args": {"p": "1"},
         "agent": "shell", "agent_options": {"command": "true"}, "sandbox": "unsafe-local", "samples": 2, "seed": 1,
         "max_turns": 1, "timeout_s": 1.0, "tasks": {"a": "2"}, "frontend_high": "a", "frontend_low": "b",
-        "weights": "/m", "weights_version": "v",
+        "weights": "/m", "weights_version": "v", "wave": "loop/steps/step-0001",
     }  # fmt: skip
-    assert set(changes) == set(RunConfig.__struct_fields__)
+    assert {*changes, "served"} == set(RunConfig.__struct_fields__)
+    assert _config(served=ServedPolicy(("http://127.0.0.1:1",), "v")).run_id == _config().run_id
     ids = {_config().run_id, *(_config(**{name: value}).run_id for name, value in changes.items())}
     assert len(ids) == len(changes) + 1
 
