@@ -64,8 +64,8 @@ def test_a_version_is_named_behind_the_agent() -> None:
     ("text", "message"),
     [
         ("moon@1", "--agent moon: this agent cannot be installed"),
-        ("pi@", "expected a version as in pi@0.87.1, got ''"),
-        ("pi@latest", "got 'latest'"),
+        ("pi@", "invalid version ''; expected a version such as pi@0.87.1"),
+        ("pi@latest", "invalid version 'latest'"),
         ("pi@1/../../x", "expected a version"),
     ],
 )
