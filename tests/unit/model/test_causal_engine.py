@@ -191,7 +191,7 @@ def test_a_full_queue_refuses(module: Any, token_bytes: list[bytes]) -> None:
     try:
         engine.pause("keep", clear_cache=False).result(10)
         waiting = [engine.submit(ask([9], 2)) for _ in range(2)]
-        with pytest.raises(BackendError, match="2 requests are waiting already") as refused:
+        with pytest.raises(BackendError, match="2 requests are waiting, the maximum") as refused:
             engine.submit(ask([9], 2))
         assert refused.value.status == 503
         engine.resume().result(10)

@@ -115,25 +115,20 @@ class _Walk:
         self.arranged = arranged
         self.losses: Counter[str] = Counter()
         self.nodes: list[TraceNode] = []
-        # record uuid → the node that the record's children follow
-        self.position: dict[str | None, int] = {None: -1}
+        self.position: dict[str | None, int] = {None: -1}  # record uuid → the node that its children follow
         self.responses: dict[str, ClaudeResponse] = {}
         self.calls: dict[str, ClaudeResponse] = {}  # tool use id → the response that made the call
-        # node of a response or of one of its results → the response
-        self.response_at: dict[int, ClaudeResponse] = {}
+        self.response_at: dict[int, ClaudeResponse] = {}  # node of a response or a result → the response
         self.first_reply: dict[str | None, ClaudeResponse] = {}  # uuid of a response's parent → the response
         self.damage: dict[int, tuple[str, ...]] = {}  # node → notes on what is missing from there on
-        # uuid of the record that preserved messages follow → the uuids of those messages
-        self.preserved_behind: dict[str, list[str]] = {}
+        self.preserved_behind: dict[str, list[str]] = {}  # uuid → uuids of the preserved messages that follow it
         # uuid of a compaction → the number of nodes before it, and the last node of the path before it
         self.boundaries: dict[str | None, tuple[int, int]] = {}
         self.snapshot: Raw | None = None
         self.last_error: ClaudeRecord | None = None  # the last error that the CLI reported
         self.queued = QueuedPrompts(records)
-        # key of a response → the queued prompts that were sent just before it
-        self.queued_before: dict[str, list[str]] = {}
-        # nodes of messages that the user wrote before the last tool results arrived
-        self.hurried: set[int] = set()
+        self.queued_before: dict[str, list[str]] = {}  # response key → queued prompts sent just before it
+        self.hurried: set[int] = set()  # messages that the user wrote before the last tool results arrived
         self.unlogged: set[int] = set()  # nodes of messages that the CLI sent only until the user's next prompt
         self.own_notes: dict[int, tuple[str, ...]] = {}  # notes on a response that later nodes do not inherit
         self.lacks_summary = False  # a compaction was seen, but its summary not yet
@@ -143,8 +138,7 @@ class _Walk:
         self.is_unsure = not behaviour.is_confirmed(*VersionBehaviour.__struct_fields__[:-1])
         self.may_lose_results = behaviour.resumes_by_parent or not behaviour.is_confirmed("resumes_by_parent")
         self.continuity = Continuity()  # used for versions that may lose results on resume
-        # a prompt with images awaits its answer, after which this version drops the images
-        self.has_images = False
+        self.has_images = False  # a prompt with images awaits its answer; then this version drops the images
         self.bare_tails: dict[str, int] = {}  # key of a response → its last result without anything added
         self.moved_up: set[str | None] = set()  # uuids of results that were placed before their turn in the file
 
@@ -171,14 +165,12 @@ class _Walk:
                 self.losses["repeated-uuid"] += uuid not in moved_up
                 continue
             parent = record.parentUuid
-            # usually the parent is the record just before
-            at = last if parent == previous else position.get(parent)
+            at = last if parent == previous else position.get(parent)  # usually the record just before
             damaged_from = -1
             if at is None:
                 if not self.arranged and parent in self.index.by_uuid:
                     raise _OutOfOrderError
-                # The parent was never written or is unreadable. The best guess is that it was the record before
-                # this one.
+                # The parent was never written or is unreadable: assume that it was the record before this one.
                 at = last
                 damaged_from = len(nodes)
                 self.losses["missing-parent"] += 1
@@ -197,8 +189,7 @@ class _Walk:
                 else:
                     key = body.id
                     if key == response_id and response_at.get(at) is response and response is not None:
-                        # by far the most frequent case: another block of the same response
-                        response.records.append(record)
+                        response.records.append(record)  # most frequent: another block of the same response
                     else:
                         response = assistant(record, body, at)
                         response_id = key or ""
@@ -246,8 +237,7 @@ class _Walk:
             return at
         if record.isCompactSummary:
             self.lacks_summary = False
-            # A summary begins a new conversation. Newer versions log a boundary first, which has already started
-            # it.
+            # A summary begins a new conversation, unless a boundary that newer versions log first has begun it.
             above = self.index.by_uuid.get(record.parentUuid or "")
             while above is not None and above.type == "attachment":  # attachments that are sent before the summary
                 above = self.index.by_uuid.get(above.parentUuid or "")
@@ -376,8 +366,7 @@ class _Walk:
         if above is None and at >= 0 and tree.is_older_than_summary(record, self.nodes[at].body):
             self.own_notes[node] = ("preserved_without_context",)
         if at in self.hurried:
-            # the prompt may have been sent without those results
-            self.own_notes[node] = ("prompt_between_results",)
+            self.own_notes[node] = ("prompt_between_results",)  # perhaps sent without those results
         if record.parentUuid not in self.first_reply:
             self.first_reply[record.parentUuid] = response
         if record.isSidechain and above is not None and self.logs_attachments:
@@ -401,8 +390,7 @@ class _Walk:
         if record.subtype == "compact_boundary":
             self.lacks_summary = True
             self.boundaries[record.uuid] = len(self.nodes), self.position.get(record.logicalParentUuid, -1)
-            # Earlier messages are no longer sent, except those that the compaction preserved. These are copied
-            # once the record that they follow, usually the summary, is reached.
+            # Of earlier messages only preserved ones are still sent, copied after the record that they follow.
             try:
                 anchor, uuids = tree.preserved_messages(record, self.index.by_uuid)
             except DECODE_ERRORS:
@@ -420,8 +408,7 @@ class _Walk:
                 return at
         reply = self.first_reply.get(record.parentUuid)
         if reply is not None and reply.records[-1].uuid not in self.index.parents:
-            # No record follows the response: its link was lost, and the conversation continues from a system
-            # record with the same parent.
+            # No record follows the response: the conversation continues from a system record with its parent.
             at = reply.node
         return self.add_message(record, at) if record.subtype == _SENT_SYSTEM_SUBTYPE else at
 
