@@ -185,11 +185,13 @@ async def test_weights_that_do_not_fit_change_nothing(client: Client, directory:
     config = json.loads((wider / "config.json").read_text())
     (wider / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
     bad = {
-        wider: "vocab_size 300",
+        wider: "vocab_size is 300",
         tmp_path / "none": "is no directory",
-        make_model(tmp_path / "broad", hidden=64, context=CONTEXT): "model: model.embed_tokens.weight has shape",
-        make_model(tmp_path / "deep", layers=3, context=CONTEXT): "has shape [32], expected none",
-        make_model(tmp_path / "short", context=100): "max_position_embeddings 100",
+        make_model(
+            tmp_path / "broad", hidden=64, context=CONTEXT
+        ): "model: model.embed_tokens.weight has the shape",
+        make_model(tmp_path / "deep", layers=3, context=CONTEXT): "has the shape [32], expected none",
+        make_model(tmp_path / "short", context=100): "max_position_embeddings is 100",
     }
     for path, words in bad.items():
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
