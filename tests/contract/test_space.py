@@ -161,7 +161,7 @@ def test_an_earlier_release_that_takes_no_lock_is_seen(postgresql_store: StoreUr
     earlier = {"application_name": "understudy", "autocommit": True}
     with (
         psycopg.connect(postgresql_store.secret_url, **earlier),
-        pytest.raises(StoreInUse, match="1 connections are of an earlier release"),
+        pytest.raises(StoreInUse, match="1 connections belong to an earlier release"),
     ):
         Store.open(postgresql_store, exclusive=True)
     with Store.open(postgresql_store, exclusive=True) as store:

@@ -143,8 +143,8 @@ class ContainerFiles:
                         )
                     if member.size > limit:
                         raise SandboxError(
-                            f"cannot read {path} in the sandbox: it has {member.size} bytes, expected "
-                            f"{limit} at most"
+                            f"cannot read {path} in the sandbox: it has {member.size} bytes, expected at "
+                            f"most {limit} bytes"
                         )
                     return file.read()
             except EngineNotFound as error:
