@@ -116,7 +116,7 @@ def test_what_cannot_be_is_refused_before_anything_is_validated(
     with started(cluster, arguments, "--ray-cpus", "1") as run:
         _, said = run.communicate(timeout=200)
     assert run.returncode == 2
-    assert "this is Understudy 0.1.0, and there is 99.0 on " in said
+    assert "this is Understudy 0.1.0, but nodes of the cluster have 99.0 on " in said
     assert "install this release on every node" in said and "validating" not in said
     with started(RayCluster("127.0.0.1:1", []), arguments) as run:
         _, said = run.communicate(timeout=200)

@@ -346,9 +346,7 @@ class _ChangeReader:
                 self.entries[path] = other
         elif member.isreg() and (file := tar.extractfile(member)) is not None:
             if member.size > self._file_limit:
-                raise _ChangesRefused(
-                    f"{path.decode(errors='replace')!r} has {member.size} bytes, more than {self._file_limit}"
-                )
+                raise _ChangesRefused(f"{path.decode(errors='replace')!r} is larger than {self._file_limit} bytes")
             self._add_size(member.size)
             self.entries[path] = ChangedFile("100755" if _is_executable(member) else "100644", file.read())
         else:
