@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -34,6 +34,15 @@ def claim(store: Store, lease: Lease, limit: int = 1) -> list[ClaimedRollout]:
     return store.leases.claim(lease, ["run"], limit).result()
 
 
+def by_four(work: Callable[[str], None]) -> None:
+    """Call `work` in four threads at once, each with a worker's name, and wait for all."""
+    threads = [threading.Thread(target=work, args=(f"w{n}",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_a_run_is_claimed_where_it_is_open_to_workers(store: Store) -> None:
     prepare(store, 1, run="alone")
     assert [(run.id, run.release) for run in store.leases.open_runs()] == [("run", "1.0")]
@@ -60,11 +69,7 @@ def test_no_more_sandboxes_start_at_a_time_than_all_workers_may(location: StoreL
     with Store.open(location) as store:
         prepare(store, 12)
         store.leases.open_to_workers("run", "1.0").result()
-        threads = [threading.Thread(target=work, args=(f"w{n}",)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        by_four(work)
         assert len(starting()) == 3
         store.runs.mark_running(starting()[0]).result()
         assert len(store.leases.claim(LEASE, ["run"], 9, 3).result()) == 1
@@ -85,11 +90,7 @@ def test_many_workers_claim_each_rollout_once(location: StoreLocation) -> None:
     with Store.open(location) as store:
         prepare(store, 60)
         store.leases.open_to_workers("run", "1.0").result()
-        threads = [threading.Thread(target=work, args=(f"w{n}",)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        by_four(work)
         assert sorted(claimed) == sorted(f"run-{n}" for n in range(60))
         assert {rollout.status for rollout in store.runs.rollouts()} == {"preparing"}
 
