@@ -38,11 +38,12 @@ def parse_object(raw: str) -> dict[str, Any] | None:
 
 
 def wrapped(raw: str) -> str:
-    """Arguments as an object in any case: the model's own text when they are one, `{}` for nothing.
+    """Return arguments as JSON of an object, whatever the model wrote.
 
-    Else the form that Claude Code itself gives to what it cannot parse, so that its tools refuse it with the
-    message they have for that, streamed or not. Model servers refuse a conversation with a tool call that is not
-    JSON, so other agents' calls get the same form.
+    That is the model's own text if it is an object, `{}` if it is empty, and otherwise the form that Claude Code
+    itself gives to input that it cannot parse, so that its tools refuse it with the usual message, streamed or
+    not. Model servers refuse a conversation with arguments that are not JSON, so the calls of other agents get the
+    same form.
     """
     if parse_object(raw) is not None:
         return raw if raw.strip() else "{}"
@@ -132,7 +133,7 @@ def freeform_input(arguments: str) -> str:
 
 
 def freeform_arguments(text: str) -> str:
-    """The arguments that pass a plain text. Servers refuse a conversation with a call that is not JSON."""
+    """Return plain text as JSON arguments. Servers refuse a conversation with a call whose arguments are not JSON."""
     return msgspec.json.encode({_FREEFORM: text}).decode()
 
 

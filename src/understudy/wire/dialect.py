@@ -138,7 +138,7 @@ class StreamWriter(ABC):
 
     @abstractmethod
     def feed(self, delta: Delta) -> bytes:
-        """The events of a piece of the response; the first call adds the opening ones."""
+        """Return the events for a piece of the response; the first call adds the opening events."""
 
     @abstractmethod
     def finish(self, generation: Generation) -> tuple[DialectResponse, bytes]:
@@ -178,7 +178,9 @@ class Dialect(ABC):
         return ""
 
     def asked_tokens(self, body: bytes) -> int | None:
-        """How many tokens the completion of a request may have; None where it does not say, or is no request."""
+        """Return the maximum number of completion tokens that a request asks for; None if it has none or is
+        invalid.
+        """
         try:
             return _TOKEN_LIMITS.decode(body).max_tokens
         except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -200,59 +202,63 @@ class Dialect(ABC):
     @staticmethod
     @abstractmethod
     def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
-        """The conversation of a stored request without its messages, to which these added `instructions`.
+        """Return the conversation of a stored request without its messages, which added these `instructions` to
+        it.
 
-        Raises what UNREADABLE lists, also for a body that has messages.
+        Raises the exceptions in UNREADABLE, also for a body that has messages.
         """
 
     @staticmethod
     @abstractmethod
     def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingState]:
-        """The blocks of the next message of a stored request, and the state after it.
+        """Return the blocks of the next message of a stored request, and the state after it.
 
-        Raises what UNREADABLE lists, also for a message that changes what was read before it: a request with one
-        can only be read whole.
+        Raises the exceptions in UNREADABLE, also for a message that changes what was read before it: a request
+        with such a message can only be read as a whole.
         """
 
     @staticmethod
     @abstractmethod
     def read_response(body: bytes) -> tuple[Block, ...] | None:
-        """The blocks of a stored response, tool calls as the model wrote them; None when it is no model's message.
+        """Return the blocks of a stored response, with tool calls as the model wrote them; None if it is no
+        message of a model.
 
-        Raises what UNREADABLE lists.
+        Raises the exceptions in UNREADABLE.
         """
 
     def message(
         self, generation: Generation, incoming: DialectRequest, session: WireSession, message_id: str
     ) -> DialectResponse:
-        """The response to a parsed request, as one JSON message. Raises BackendError for an invalid generation."""
+        """Return the response to a parsed request as one JSON message. Raises BackendError for an invalid
+        generation.
+        """
         return self.writer(incoming, session, message_id).whole(generation)
 
     @staticmethod
     @abstractmethod
     def events(body: bytes) -> bytes:
-        """A response as a complete event stream."""
+        """Return a response as a complete event stream."""
 
     @abstractmethod
     def writer(self, incoming: DialectRequest, session: WireSession, message_id: str) -> StreamWriter:
-        """A writer of the response while it is being generated."""
+        """Return a writer that writes the response while it is being generated."""
 
     @abstractmethod
     def ping(self, message_id: str) -> bytes:
-        """An event, or a comment, that keeps the connection alive while the response is being generated."""
+        """Return an event or comment that keeps the connection alive while the response is being generated."""
 
     def token_count(self, tokens: int) -> bytes:
-        """The JSON response to a request for a token count."""
+        """Return the JSON response to a request for a token count."""
         return msgspec.json.encode({"input_tokens": tokens})
 
     @abstractmethod
     def models(self, names: Sequence[str]) -> bytes:
-        """The JSON list of the models that may be asked for."""
+        """Return the JSON list of the available models."""
 
     @abstractmethod
     def error(self, fault: Fault) -> ErrorResponse:
-        """A fault as an HTTP response."""
+        """Return a fault as an HTTP error response."""
 
     @abstractmethod
     def error_event(self, fault: Fault) -> bytes:
-        """A fault as an event, for a stream that has started."""
+        """Return a fault as an event, for a stream that has already started."""

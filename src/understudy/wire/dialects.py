@@ -1,4 +1,4 @@
-"""The dialects that agents may speak, by name."""
+"""All dialects that agents may use, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, in the kinds that every dialect has an error response for."""
+"""The errors of requests; every dialect has an error response for each kind."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ FaultKind = Literal[
 
 
 class InvalidRequest(GatewayError):
-    """A request that is malformed, or asks for what the gateway does not do."""
+    """A request that is malformed or asks for something that the gateway does not support."""
 
     retryable = False
 
 
 def too_deep() -> InvalidRequest:
-    """The error that a RecursionError stands for: JSON that can just be read may be too deep to be written."""
+    """Return the error for a RecursionError: JSON that was just shallow enough to be read may be too deep to be
+    written.
+    """
     return InvalidRequest("the request is nested too deeply; no tool needs hundreds of levels")
 
 
 class ContextOverflow(BackendError):
-    """A prompt of `prompt_tokens` that leaves no room for a completion in a context of `limit` tokens."""
+    """A prompt of `prompt_tokens` tokens leaves no room for a completion in a context of `limit` tokens."""
 
     retryable = False
 
@@ -49,7 +51,7 @@ class ContextOverflow(BackendError):
 
 
 class ProviderError(Struct, frozen=True):
-    """A provider's error as the provider worded it, to be passed on to an agent that speaks the same dialect."""
+    """A provider's error in the provider's own words, passed on to an agent that speaks the same dialect."""
 
     status: int
     type: str
@@ -58,7 +60,7 @@ class ProviderError(Struct, frozen=True):
 
 
 class ProviderRefusal(BackendError):
-    """A provider's error response, or its error in mid-stream, in the agent's own dialect."""
+    """An error response of a provider, or its error within a stream, in the agent's own dialect."""
 
     def __init__(self, message: str, error: ProviderError, retry_after_s: float | None = None) -> None:
         super().__init__(
@@ -68,9 +70,9 @@ class ProviderRefusal(BackendError):
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """A failure on its way to the agent. `final` asks it not to try again; `overflow` is (tokens, limit).
+    """A failure to be reported to the agent. `final` tells it not to retry; `overflow` is (prompt tokens, limit).
 
-    With `provider_error`, a provider of the agent's own dialect has worded it already.
+    `provider_error` is the provider's own error, if it speaks the agent's dialect.
     """
 
     kind: FaultKind

@@ -59,7 +59,7 @@ _FINISH_REASONS: dict[Ending, str] = {
 
 
 class GeminiTarget(Struct, frozen=True):
-    """What the path of a request says: the model, the method, and whether the response is an event stream."""
+    """What the path of a request contains: the model, the method, and whether an event stream is requested."""
 
     model: str
     method: Method
@@ -68,7 +68,7 @@ class GeminiTarget(Struct, frozen=True):
 
 
 def read_target(target: str) -> GeminiTarget | None:
-    """The model and the method of a path with its query; None for a path that is not of this dialect."""
+    """Return the model and the method of a path with its query; None for a path that is not of this dialect."""
     match = _TARGET.fullmatch(target)
     if match is None:
         return None
@@ -78,7 +78,7 @@ def read_target(target: str) -> GeminiTarget | None:
 
 
 def target_of(model: str, method: Method = "generateContent") -> str:
-    """The path of a request for a model."""
+    """Return the path of a request for a model."""
     return f"/v1beta/models/{model}:{method}" + ("?alt=sse" if method == "streamGenerateContent" else "")
 
 
@@ -118,9 +118,10 @@ _WRITTEN = msgspec.json.Decoder(_WrittenGemini)
 
 
 def read_response(body: bytes) -> tuple[Block, ...] | None:
-    """The blocks of the first candidate of a response, tool calls as the model wrote them; None when it has none.
+    """Return the blocks of a response's first candidate, with tool calls as the model wrote them; None without a
+    candidate.
 
-    Raises what UNREADABLE lists.
+    Raises the exceptions in UNREADABLE.
     """
     candidates = decoded(_READ.decode, body).candidates
     if not candidates or candidates[0].content is None:
@@ -129,7 +130,9 @@ def read_response(body: bytes) -> tuple[Block, ...] | None:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Token counts. No backend reports how many were thoughts: they are among those of the candidates."""
+    """Return the token counts. No backend reports the number of thinking tokens: they count among the candidates'
+    tokens.
+    """
     counts = {
         "promptTokenCount": usage.prompt_tokens,
         "candidatesTokenCount": usage.completion_tokens,
@@ -143,7 +146,7 @@ def _event(value: object) -> bytes:
 
 
 def to_events(body: bytes) -> bytes:
-    """A response of ours as an event stream: an event for each text, then one that ends it."""
+    """Return one of our responses as an event stream: one event for each text, then one that ends the stream."""
     response = _WRITTEN.decode(body)
     chunks = _GeminiChunks(response.model_version, response.response_id)
     candidate = response.candidates[0]
@@ -153,7 +156,7 @@ def to_events(body: bytes) -> bytes:
 
 
 def _split_parts(parts: Sequence[_Part]) -> tuple[list[_Part], list[_Part]]:
-    """The texts and thoughts, and the function calls."""
+    """Return the parts with texts and thinking, and the function calls."""
     return [part for part in parts if "text" in part], [part for part in parts if "text" not in part]
 
 
@@ -174,9 +177,9 @@ class _GeminiChunks:
 
 
 class GeminiWriter(StreamWriter):
-    """See StreamWriter. Function calls are sent at the end: a part has its arguments whole, and they must be JSON.
+    """See StreamWriter. Function calls are sent at the end: a part has complete arguments, which must be JSON.
 
-    A thought has no signature: only the provider that made one can read it.
+    Thinking has no signature: only the provider that made a signature can read it.
     """
 
     def __init__(self, model: str, session: WireSession, message_id: str) -> None:
@@ -205,7 +208,7 @@ class GeminiWriter(StreamWriter):
         return message, self._chunks.end(calls, reason, _usage(generation.usage))
 
     def _response(self, generation: Generation) -> tuple[DialectResponse, list[_Part]]:
-        """The response and its parts. What was streamed comes first, in its order."""
+        """Return the response and its parts. Parts that were streamed come first, in the order of the stream."""
         self._complete_ids(generation)
         texts = {"reasoning": generation.reasoning or "", "text": generation.text}
         kinds = dict.fromkeys([*self._order, *texts])
@@ -263,7 +266,7 @@ _FINAL = (400, "FAILED_PRECONDITION")
 
 
 class Gemini(Dialect):
-    """The dialect of Gemini's API for developers (see Dialect). The path has the model and the method."""
+    """The dialect of the Gemini Developer API (see Dialect). Model and method are in the path."""
 
     name = "gemini"
     expected = EXPECTED
@@ -278,7 +281,9 @@ class Gemini(Dialect):
         return parsed_target.model, parsed_target.stream
 
     def branch(self, headers: Mapping[bytes, bytes]) -> Branch:
-        """Gemini's clients say nothing of their session, unless they were given a header to send."""
+        """Return the branch: Gemini's clients send nothing about their session, unless they are configured to send
+        a header.
+        """
         return Branch(header_id(headers.get(b"x-session-id")), None)
 
     def target(self, model: str) -> str:
@@ -332,7 +337,7 @@ class Gemini(Dialect):
 
 
 def _read_target(target: str) -> GeminiTarget:
-    """What a path asks for. Raises InvalidRequest for a stream that is not one of events."""
+    """Return what a path asks for. Raises InvalidRequest for a stream that is not one of server-sent events."""
     parsed_target = read_target(target)
     if parsed_target is None:
         raise InvalidRequest(f"{target[:200]}: expected {target_of('MODEL')}")
@@ -342,7 +347,9 @@ def _read_target(target: str) -> GeminiTarget:
 
 
 def _to_chat(model: str, request: GenerateContentRequest, session: WireSession, branch: Branch) -> Any:
-    """A request made on a branch, for a chat backend. Raises InvalidRequest for what no such backend can do."""
+    """Return a request made on a branch as a request for a chat backend. Raises InvalidRequest for unsupported
+    parts.
+    """
     config = request.generation_config
     refuse_fields(config, _REFUSED_CONFIG)
     conversation, tool_choice = read_conversation(request)
@@ -388,7 +395,7 @@ def _response_format(config: GenerationConfig) -> dict[str, Any] | None:
 
 
 def _error(fault: Fault) -> dict[str, Any]:
-    """A fault as Google's error object."""
+    """Return a fault as Google's error object."""
     status, name = _FINAL if fault.final else _ERRORS[fault.kind]
     if fault.provider_error is not None:
         status, name = fault.provider_error.status, fault.provider_error.type

@@ -1,7 +1,8 @@
 """Gemini generateContent requests: their schema, and how they are read into a conversation.
 
-Clients need not send ids of tool calls. A call without one gets one of its name and arguments, so that a response
-and the request that brings it back agree; a result without one answers the first open call of its name.
+Clients may leave out the ids of tool calls. A call without an id gets one derived from its name and arguments, so
+that it is the same in the response and in later requests; a result without an id answers the first open call with
+its name.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class GeminiFunctionCall(Struct, rename="camel", gc=False):
 
 
 class GeminiFunctionResponse(Struct, rename="camel", gc=False):
-    """`parts` are the images and files of the response, which are not in `response`."""
+    """The result of a function; `parts` are images and files that belong to it."""
 
     id: str | None = None
     name: str = ""
@@ -48,7 +49,9 @@ class GeminiFunctionResponse(Struct, rename="camel", gc=False):
 
 
 class GeminiPart(Struct, rename="camel", omit_defaults=True, gc=False):
-    """A part of a content: one of the fields says what it is. A signature belongs to the provider that made it."""
+    """A content part: the one field that is set says what it is. A signature can be read only by the provider that
+    made it.
+    """
 
     text: str | None = None
     thought: bool | None = None
@@ -61,14 +64,14 @@ class GeminiPart(Struct, rename="camel", omit_defaults=True, gc=False):
 
 
 class GeminiContent(Struct, rename="camel", gc=False):
-    """A content of a request, or of a candidate."""
+    """A content of a request or of a candidate."""
 
     role: Literal["user", "model", "function"] | None = None
     parts: list[GeminiPart] | None = None
 
 
 class GeminiFunction(Struct, rename="camel"):
-    """A function declaration; its parameters in one of two kinds of schema."""
+    """A function declaration; its parameters are given in one of two kinds of schema."""
 
     name: str
     description: str | None = None
@@ -77,7 +80,7 @@ class GeminiFunction(Struct, rename="camel"):
 
 
 class GeminiTool(Struct, rename="camel"):
-    """A tool: functions of the client, or something that runs at the provider."""
+    """A tool: functions that the client runs, or something that the provider runs."""
 
     function_declarations: list[GeminiFunction] | None = None
     google_search: Any = None
@@ -104,7 +107,7 @@ class ThinkingConfig(Struct, rename="camel"):
 
 
 class GenerationConfig(Struct, rename="camel"):
-    """The fields that change what is asked of a model, and those that ask for what is unsupported."""
+    """The fields that influence the request to a model, and those that ask for something unsupported."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -126,7 +129,7 @@ class GenerationConfig(Struct, rename="camel"):
 
 
 class GeminiBody(Struct, rename="camel"):
-    """The fields of a request that make up the conversation."""
+    """The fields of a request that contain the conversation."""
 
     contents: list[GeminiContent]
     system_instruction: GeminiContent | None = None
@@ -136,9 +139,9 @@ class GeminiBody(Struct, rename="camel"):
 
 
 class GenerateContentRequest(GeminiBody, rename="camel", kw_only=True):
-    """All others (`safetySettings`, `labels`, `model`, …) are ignored, whatever they hold.
+    """A request. All other fields (`safetySettings`, `labels`, `model`, …) are ignored, whatever they contain.
 
-    Google's servers take names in snake case too; those are refused, since a field that is not read is lost.
+    Google's servers also accept names in snake case. Those are refused, since ignoring one would lose a field.
     """
 
     cached_content: Any = None
@@ -149,13 +152,13 @@ class GenerateContentRequest(GeminiBody, rename="camel", kw_only=True):
 
 
 class CountTokensRequest(Struct, rename="camel"):
-    """A request for a token count: contents alone, or the whole request that they would be sent in."""
+    """A request for a token count: either contents, or the whole request in which they would be sent."""
 
     contents: list[GeminiContent] = field(default_factory=list[GeminiContent])
     generate_content_request: GenerateContentRequest | None = None
 
     def counted(self) -> GenerateContentRequest:
-        """The request whose prompt is counted."""
+        """Return the request whose prompt is to be counted."""
         return self.generate_content_request or GenerateContentRequest(self.contents)
 
 
@@ -169,9 +172,9 @@ _CONTENT = msgspec.json.Decoder(GeminiContent)
 
 
 def decode_request(body: bytes, *, count: bool = False) -> GenerateContentRequest:
-    """A request from its bytes, or with `count` the one whose prompt is to be counted.
+    """Decode a request; with `count`, one for a token count, of which the counted request is returned.
 
-    Raises InvalidRequest naming what is wrong, and where.
+    Raises InvalidRequest, which says what is wrong and where.
     """
     if count:
         return decode(body, _COUNT, "a Gemini countTokens request").counted()
@@ -179,7 +182,7 @@ def decode_request(body: bytes, *, count: bool = False) -> GenerateContentReques
 
 
 def read_request(body: bytes) -> Conversation:
-    """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
+    """Return the conversation of a stored request. Raises the exceptions in UNREADABLE."""
     return _read_stored(decoded(_BODY.decode, body))
 
 
@@ -192,7 +195,7 @@ def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
 
 
 def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingState]:
-    """See Dialect. A content of the model behind another one goes on with its last text."""
+    """See Dialect. A model's content that follows another one continues the last text of that."""
     content = decoded(_CONTENT.decode, body)
     is_model = content.role == "model"
     if is_model and state.stage:
@@ -221,7 +224,7 @@ def _read_stored(request: GeminiBody) -> Conversation:
 
 
 def read_conversation(request: GeminiBody) -> tuple[Conversation, str | dict[str, Any] | None]:
-    """What a request asks, what of it no chat model can do, and the choice between its tools."""
+    """Return a request's conversation, what in it no chat model can do, and the tool choice."""
     tools = _tools.read(bytes(request.tools))
     functions, choice = _choose(tools, request.tool_config)
     reader = _GeminiReader(tools.unsupported)
@@ -245,7 +248,7 @@ _AT_PROVIDER = tuple(name for name in GeminiTool.__struct_fields__ if name != "f
 
 
 def _read_tools(tools: Sequence[GeminiTool]) -> RequestTools:
-    """The functions. What runs at the provider is left out, but where nothing else is offered it is refused."""
+    """Return the functions. Tools of the provider are left out, and refused if nothing else is offered."""
     functions: list[dict[str, Any]] = []
     for tool in tools:
         for function in tool.function_declarations or ():
@@ -268,7 +271,7 @@ _tools = ToolCache(GeminiTool, EXPECTED, _read_tools)
 def _choose(
     tools: RequestTools, config: ToolConfig | None
 ) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
-    """The functions to offer, and the choice between them; None where there are none."""
+    """Return the functions to offer, and the choice between them; None if there are none."""
     chosen = config.function_calling_config if config else None
     functions = tools.functions
     if chosen is None or not functions:
@@ -287,9 +290,10 @@ _SUBSCHEMAS = ("items", "additionalProperties")
 
 
 def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema of Gemini's kind as JSON Schema, which models are trained on.
+    """Return one of Gemini's schemas as JSON Schema, the format that models are trained on.
 
-    Types become lower case, `nullable` a second type, counts that are strings numbers; `propertyOrdering` goes.
+    Type names become lower case, `nullable` becomes a second type, counts given as strings become numbers, and
+    `propertyOrdering` is left out.
     """
     converted: dict[str, Any] = {}
     for name, value in schema.items():
@@ -323,10 +327,10 @@ _NOTHING_READ = ReadingState()
 
 
 class _GeminiReader:
-    """Reads contents into blocks. Contents of the model that follow one another are one turn.
+    """Reads contents into blocks. Several contents of the model in a row are one turn.
 
-    Clients keep a streamed answer as one part for each piece, so texts of a model's turn that follow one another
-    are one text.
+    Clients keep a streamed response as one part for each piece of it, so texts in a row in a model's turn are one
+    text.
     """
 
     def __init__(
@@ -402,7 +406,7 @@ class _GeminiReader:
         self._add("tool_use", id=id_, name=call.name, arguments=arguments)
 
     def _id_of(self, name: str, arguments: str) -> str:
-        """An id for a call that has none: the same for the same call in the same place of a turn."""
+        """Return an id for a call that has none: always the same for the same call at the same place of a turn."""
         digest = blake2b(f"{name}\0{comparable_arguments(arguments)}".encode(errors="replace"), digest_size=9)
         call = digest.hexdigest()
         self._equal[call] += 1
@@ -444,9 +448,10 @@ _EMPTY = GeminiPart()
 
 
 def _result_text(response: bytes) -> tuple[str, bool]:
-    """What a model is shown of a function's response, and whether it is an error.
+    """Return what a model is shown of a function's response, and whether it is an error.
 
-    Under the one key `output`, or `error`, stands what the function gave; any other object is itself what it gave.
+    An object with the single key `output` or `error` contains the result there; any other object is itself the
+    result.
     """
     sent = response.decode()
     value: Any = msgspec.json.decode(sent) if sent else None
@@ -460,7 +465,7 @@ def _result_text(response: bytes) -> tuple[str, bool]:
 
 
 def read_candidate(content: GeminiContent) -> list[Block]:
-    """The blocks of a candidate's content, tool calls as the model wrote them, as one turn."""
+    """Return the blocks of a candidate's content as one turn, with tool calls as the model wrote them."""
     reader = _GeminiReader(response=True)
     reader.read(0, GeminiContent("model", content.parts))
     return reader.blocks

@@ -1,7 +1,7 @@
-"""How a conversation is laid out for a model: the one place where blocks become chat messages.
+"""How a conversation is laid out for a model: the only place where blocks become chat messages.
 
-The gateway sends the result to the model's server; exports write the same. What a dialect's fields mean is decided
-before, when a request is read into blocks.
+The gateway sends the result to the model's server, and exports write the same messages. Before that, each dialect
+has read its own fields into blocks.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ SampledCalls = Callable[[str], ToolCall | None]
 
 
 def lay_out(instructions: Sequence[str], blocks: Iterable[Block], sampled: SampledCalls) -> list[Message]:
-    """The chat messages that a model is shown.
+    """Return the chat messages that a model is shown.
 
-    Instructions are one system message; a system block further on is a user's message, since most chat templates
-    know only a first system message, and some refuse any other.
+    The instructions become one system message. A later system block becomes a user's message, since most chat
+    templates accept a system message only at the beginning.
 
-    Tool results come in the order of their calls: agents send them as their tools end, many templates render them
-    without ids, and some servers give two calls the same id, so that a model can match results to calls by their
-    order alone. The images of tool results follow the last of several results, at the beginning of the user's
-    next message.
+    Tool results are put in the order of their calls. Agents send them in the order in which the tools finish, many
+    templates render them without ids, and some servers give two calls the same id, so the order is all that tells
+    a model which result belongs to which call. Images of tool results go to the beginning of the next user's
+    message, after the last of several results.
 
-    Tool calls that were `sampled` are shown as they were, ids and arguments, unless the agent changed what they
-    mean. Thinking stands under `reasoning`.
+    Tool calls in `sampled` are shown with the ids and arguments that the model wrote, unless the agent changed
+    what they mean. Thinking is under `reasoning`.
     """
     messages: list[Message] = []
     if instructions:
@@ -48,7 +48,7 @@ def lay_out(instructions: Sequence[str], blocks: Iterable[Block], sampled: Sampl
 
 
 def content_parts(blocks: Iterable[Block]) -> list[Part]:
-    """The content of a user's message: its texts and images in their order."""
+    """Return the content of a user's message: its texts and images in their order."""
     parts: list[Part] = []
     for block in blocks:
         if block.images:
@@ -67,7 +67,7 @@ def _turn(block: Block) -> int:
 
 
 def _assistant(blocks: Iterable[Block], sampled: SampledCalls) -> tuple[Message, list[str]]:
-    """An assistant's message, and the ids of its tool calls."""
+    """Return an assistant's message, and the ids of its tool calls."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, object]] = []
@@ -98,12 +98,12 @@ def _call(block: Block, sampled: ToolCall | None) -> dict[str, object]:
 
 
 def _backend_id(call_id: str, sampled: ToolCall | None) -> str:
-    """The id that the model's server chose, where there was one: some templates render it."""
+    """Return the id that the model's server gave a call, if it did: some templates render it."""
     return sampled.id if sampled and sampled.id else call_id
 
 
 def _between(blocks: Sequence[Block], called: Sequence[str], sampled: SampledCalls) -> list[Message]:
-    """The messages between two of the assistant's, the first of which made the calls `called`."""
+    """Return the messages between two assistant's messages; `called` are the ids of the calls in the first."""
     order = {id_: number for number, id_ in enumerate(called)}
     results = [block for block in blocks if block.kind == "tool_result"]
     if len(results) > 1:

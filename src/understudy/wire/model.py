@@ -1,8 +1,8 @@
 """The conversation model: what an agent asks, what a model is shown of it, and what the model generates.
 
-Every dialect is read into a `Conversation`, a flat list of `Block`s. `layout` makes the chat messages of it that a
-model is shown, for the gateway and for exports alike. What comes back is a `Generation`, or `Delta`s while it is
-being sampled, which each dialect writes as its own kind of response.
+Every dialect is read into a `Conversation`, a flat list of `Block`s. `layout` turns it into the chat messages that
+a model is shown, for the gateway and for exports alike. The result is a `Generation`, or `Delta`s while it is
+being sampled, which each dialect writes as a response of its own format.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Message = dict[str, Any]
 
 
 def image_url(image: Part) -> str:
-    """The data URL or the address of an image; empty when it has none."""
+    """Return the data URL or the address of an image; "" if it has none."""
     source = image.get("image_url")
     url = cast(dict[str, Any], source).get("url") if isinstance(source, dict) else None
     return url if isinstance(url, str) else ""
@@ -39,18 +39,20 @@ BlockKind = Literal["text", "thinking", "tool_use", "tool_result", "other"]
 
 
 class Block(Struct, frozen=True, gc=False):
-    """One block of a conversation: a text, a thought, a tool call, a tool result, or anything else.
+    """One block of a conversation: a text, thinking, a tool call, a tool result, or anything else.
 
-    `turn` is the number of its message; `role` is `user`, `assistant` or `system`. Tool results are a user's in
-    every dialect. `text` is what a model is shown of the block, which for a block of another kind, named `name`
-    by its dialect, is some description of it. `images` are shown too; in `text` stands `[image]` for each. A
-    block that is `hidden` is not shown at all.
+    `turn` is the number of the message that the block belongs to; `role` is `user`, `assistant` or `system`. Tool
+    results have the role `user` in every dialect.
 
-    A tool call has `id`, `name` and `arguments`, which are JSON text: in a request what a model is shown of them,
-    in a response what the model wrote, which need not be valid. With `freeform` the tool takes plain text, which
-    is the one argument `input`. A tool result has the call's `id`.
+    `text` is what a model is shown of the block; for a block of another kind, which its dialect calls `name`, it
+    is a description. `images` are shown too, and `text` has `[image]` in place of each. A `hidden` block is not
+    shown at all.
 
-    `source` is the block as it was sent where `text` and `images` do not distinguish it from others of its kind.
+    A tool call has `id`, `name` and `arguments`, which are JSON text: in a request the arguments that a model is
+    shown, in a response those that the model wrote, which may be invalid. With `freeform` the tool takes plain
+    text, passed as the single argument `input`. A tool result has the id of its call.
+
+    `source` is the block as it was sent, where `text` and `images` do not tell it from others of its kind.
     """
 
     turn: int
@@ -67,7 +69,7 @@ class Block(Struct, frozen=True, gc=False):
     source: Struct | None = None
 
     def inputs(self) -> dict[str, Any]:
-        """The arguments of a tool call by name; empty when they are not a valid JSON object."""
+        """Return the arguments of a tool call by name; empty if they are not a valid JSON object."""
         try:
             value = msgspec.json.decode(self.arguments) if self.arguments else None
         except (msgspec.MsgspecError, RecursionError):
@@ -77,7 +79,7 @@ class Block(Struct, frozen=True, gc=False):
 
     @property
     def is_malformed(self) -> bool:
-        """Whether this is a tool call whose arguments are no JSON object: no tool could be run with them."""
+        """Return whether this is a tool call whose arguments are not a JSON object: no tool can be run with them."""
         if self.kind != "tool_use":
             return False
         arguments = parse_object(self.arguments)
@@ -85,7 +87,7 @@ class Block(Struct, frozen=True, gc=False):
 
     @property
     def fingerprint(self) -> str:
-        """Tells blocks apart whose other fields are equal: their images, and what no model is shown."""
+        """Return a digest of what the other fields do not tell apart: images, and content that no model is shown."""
         if not self.images and self.source is None:
             return ""
         return canonical((self.images, self.source)).decode()
@@ -94,15 +96,15 @@ class Block(Struct, frozen=True, gc=False):
 class Conversation(Struct, frozen=True, gc=False):
     """What a request asks of a model.
 
-    `instructions` are the system prompt, which a model is shown as one message; None of them, and there is no
-    such message. `tools` are the functions that the model may call, in the form of chat completions; they may be
-    shared with other conversations, so never change them. `tools_json` is the same as JSON, where that is at hand.
-    `unsupported` lists what no chat model can do: the gateway refuses a request for it.
+    `instructions` are the system prompt, which a model is shown as one message; without any there is no such
+    message. `tools` are the functions that the model may call, in the format of chat completions. They may be
+    shared with other conversations, so never change them. `tools_json` is the same as JSON, if that is available.
+    `unsupported` lists what no chat model can do: the gateway refuses such a request.
 
-    The rest is known of stored calls only. `setting` is a digest of the system prompt and the tools as they were
-    sent. `has_tools` when there are tools that the agent itself runs, `forced` when the model must call a certain
-    one, `formatted` when the response must fit a JSON schema. `aside` when the prompt cache ends before the last
-    message, as for a question that the conversation will not go on from.
+    The other fields are set for stored calls only. `setting` is a digest of the system prompt and the tools as
+    they were sent. `has_tools` is true if there are tools that the agent itself runs, `forced` if the model must
+    call a certain tool, `formatted` if the response must match a JSON schema. `aside` is true if the prompt cache
+    ends before the last message, as for a side question after which the conversation does not continue.
     """
 
     instructions: tuple[str, ...] = ()
@@ -118,16 +120,16 @@ class Conversation(Struct, frozen=True, gc=False):
 
     @property
     def system(self) -> str:
-        """The system prompt as one text."""
+        """Return the system prompt as one text."""
         return SYSTEM_SEPARATOR.join(self.instructions)
 
 
 class ReadingState(Struct, frozen=True, gc=False):
-    """What the messages of a request that were read so far mean for the next one.
+    """What the messages of a request that were read so far mean for the next message.
 
-    `messages` is how many there were, `turn` the number of the last turn, -1 before the first. `stage` is the
-    dialect's own: how far that turn has come. `open_calls` are the calls without a result, as id and name, in a
-    dialect whose results may name nothing but the tool. `instructions`, `unsupported` and `aside` are what these
+    `messages` is their number, `turn` the number of the last turn (-1 before the first). `stage` is for the
+    dialect's own use: how far that turn has been read. `open_calls` are the calls without a result, as (id, name),
+    for a dialect whose results may name only the tool. `instructions`, `unsupported` and `aside` are what these
     messages add to a Conversation.
     """
 
@@ -143,9 +145,10 @@ class ReadingState(Struct, frozen=True, gc=False):
 def as_stored(
     conversation: Conversation, tools: bytes, *, agent_tools: bool = True, **fields: bool
 ) -> Conversation:
-    """The conversation of a stored request, with what is known of that only; `tools` are JSON as sent, or nothing.
+    """Return the conversation of a stored request, with the fields that only stored calls have.
 
-    `agent_tools`: the agent itself runs the tools, if there are any.
+    `tools` are the JSON as sent, or empty. `agent_tools` says that the agent itself runs the tools, if there are
+    any.
     """
     digest = blake2b(conversation.system.encode("utf-8", "surrogatepass"), digest_size=16)
     digest.update(b"\0" + tools)
@@ -159,11 +162,11 @@ TEXT_SEPARATOR = "\n"
 
 
 class ConversationHandle:
-    """A line of calls as a backend may remember it: one branch of one attempt.
+    """The handle by which a backend recognises the calls of one conversation: one branch of one attempt.
 
-    What a backend remembers of a conversation, it keeps in a `WeakKeyDictionary` by this object, which dies with
-    the attempt's session. `key` is the same for all branches of one agent session: calls with the same key go to
-    the same endpoint, for its prefix cache.
+    A backend keeps what it remembers of a conversation in a `WeakKeyDictionary` under this object, which lives as
+    long as the attempt's session. `key` is the same for all branches of an agent's session: calls with the same
+    key go to the same endpoint, so that its prefix cache is used.
     """
 
     __slots__ = ("__weakref__", "key")
@@ -173,13 +176,13 @@ class ConversationHandle:
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True):
-    """What a model is asked, in the shapes of OpenAI chat completions.
+    """A request to a chat model, in the format of OpenAI chat completions.
 
-    `model` is the name that the agent asked for; the backend decides what serves it. `sampling` holds the
-    parameters to send (`max_tokens`, `temperature`, `top_p`, `top_k`, `stop`, `seed`, …), the attempt's own
-    already laid over the agent's. `conversation` is the branch it belongs to. None means that the request does not
-    say. `tools` may be shared with other requests, so never change them; `tools_json` is the same as JSON, where
-    that is at hand.
+    `model` is the name that the agent asked for; the backend decides which model serves it. `sampling` has the
+    parameters to send (`max_tokens`, `temperature`, `top_p`, `top_k`, `stop`, `seed`, …), where those of the
+    attempt override the agent's. `conversation` identifies the branch. None means that the request does not say.
+    `tools` may be shared with other requests, so never change them; `tools_json` is the same as JSON, if that is
+    available.
     """
 
     model: str
@@ -198,7 +201,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
 
 
 class ToolCall(Struct, frozen=True):
-    """A tool call as it was sampled: `arguments` is the raw string, which need not be JSON. `id` may be empty."""
+    """A tool call as it was sampled: `arguments` is the raw text, which may be invalid JSON. `id` may be empty."""
 
     id: str
     name: str
@@ -206,9 +209,10 @@ class ToolCall(Struct, frozen=True):
 
 
 class Generation(Struct, frozen=True, kw_only=True):
-    """One complete output of a model. `sampling` is what was really sent; what the server did not give is None.
+    """One complete output of a model.
 
-    `logprobs[i]` belongs to `completion_token_ids[i]`. `stop` is the stop string that ended it, if one did.
+    `sampling` has the parameters that were really sent. What the server did not report is None. `logprobs[i]`
+    belongs to `completion_token_ids[i]`. `stop` is the stop string that ended the output, if one did.
     `policy_spans` are the versions of the weights as the server reports them. For `audit` see Call.
     """
 
@@ -230,8 +234,8 @@ class Generation(Struct, frozen=True, kw_only=True):
 class Delta(Struct, frozen=True, gc=False):
     """A piece of a generation while it is being sampled.
 
-    `tool` opens the tool call number `index` with its `name` and the server's `id` (which may be empty), and
-    `arguments` adds `text` to the argument string of that call.
+    `tool` starts the tool call number `index`, with its `name` and the server's `id` (which may be empty);
+    `arguments` adds `text` to the arguments of that call.
     """
 
     kind: Literal["reasoning", "text", "tool", "arguments"]
@@ -257,9 +261,10 @@ _ENDINGS: dict[str, Ending] = {
 
 
 def ending(generation: Generation) -> Ending:
-    """How a generation ended; one with tool calls ended for them, whatever its server reports.
+    """Return why a generation ended: for its tool calls if it has some, whatever the server reports.
 
-    Raises BackendError for an end that no response can have: an aborted generation must not pass for a short one.
+    Raises BackendError for a reason with which no response is complete: an aborted generation must not pass for a
+    short one.
     """
     reason = _ENDINGS.get(generation.finish_reason)
     if reason is None:

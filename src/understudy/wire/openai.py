@@ -1,4 +1,4 @@
-"""What the two OpenAI dialects share: branches, lists of models, errors, and how contents are read into blocks."""
+"""What OpenAI's two dialects share: branches, model lists, errors, and reading contents into blocks."""
 
 from __future__ import annotations
 
@@ -34,13 +34,11 @@ _THREAD_HEADERS = (b"thread-id", b"conversation_id")
 
 
 class OpenAIDialect(Dialect):
-    """A dialect of OpenAI's."""
+    """The base of OpenAI's dialects."""
 
     def branch(self, headers: Mapping[bytes, bytes]) -> Branch:
-        """The branch by the headers that agents send.
-
-        A subagent has a thread of its own within the session (Codex), or a session that names its parent
-        (OpenCode).
+        """Return the branch by the headers that agents send: a subagent has a thread id of its own within the
+        session (Codex), or a session that names its parent (OpenCode).
         """
         session, thread = _first(headers, _SESSION_HEADERS), _first(headers, _THREAD_HEADERS)
         own = thread or session
@@ -61,7 +59,7 @@ class OpenAIDialect(Dialect):
         return ErrorResponse(_ERRORS[fault.kind][0], headers, body)
 
     def error_object(self, fault: Fault) -> dict[str, Any]:
-        """A fault as OpenAI's error object."""
+        """Return a fault as OpenAI's error object."""
         _, type_, code = _ERRORS[fault.kind]
         message = fault.message
         if fault.overflow:
@@ -89,7 +87,7 @@ def refuse_fields(request: Struct, refused: Refused) -> None:
 
 
 def sent_name(request: Struct, name: str) -> str:
-    """The name under which a field is sent."""
+    """Return the name of a field as clients send it."""
     return request.__struct_encode_fields__[request.__struct_fields__.index(name)]
 
 
@@ -97,7 +95,7 @@ def sent_name(request: Struct, name: str) -> str:
 
 
 class OpenAIPart(Struct, gc=False):
-    """The fields that a part of a content has in both dialects."""
+    """The fields of a content part that both dialects have."""
 
     type: str
     text: str | None = None
@@ -111,7 +109,7 @@ Content = str | list[Any] | None
 class OpenAIReader:
     """Reads the messages of a request, or a `response`, into blocks; each dialect adds what only it has.
 
-    `field` is where a request has its messages, for errors.
+    `field` is the request's field with the messages, for error messages.
     """
 
     field: ClassVar[str]
@@ -128,7 +126,9 @@ class OpenAIReader:
         self._stage = 0
 
     def read_after(self, state: ReadingState, message: Any) -> tuple[list[Block], ReadingState]:
-        """The blocks of a request's next message, by a reader that has read nothing, and the state after it."""
+        """Return the blocks of a request's next message, and the state after it; for a reader that has read
+        nothing yet.
+        """
         self._turn, self._stage = state.turn, state.stage
         self.read(state.messages, message)
         return self.blocks, ReadingState(
@@ -140,11 +140,11 @@ class OpenAIReader:
         )
 
     def read(self, index: int, message: Any) -> None:
-        """Read the next message, number `index` of the request."""
+        """Read the next message, which is number `index` of the request."""
         raise NotImplementedError
 
     def conversation(self, tools: RequestTools, offered: list[dict[str, Any]]) -> Conversation:
-        """All that was read, as a request that offers these of its tools."""
+        """Return everything that was read, as a conversation that offers these of its tools."""
         return Conversation(
             instructions=tuple(self.instructions),
             blocks=tuple(self.blocks),
@@ -154,11 +154,11 @@ class OpenAIReader:
         )
 
     def image(self, part: Any) -> Part | None:
-        """The image that a part is, as chat completions have it; None for any other part."""
+        """Return the image in a content part, in the format of chat completions; None for any other part."""
         raise NotImplementedError
 
     def add_user(self, content: Content) -> None:
-        """Add the blocks of a user's message, at least one."""
+        """Add the blocks of a user's message; at least one, also for an empty message."""
         if not content or isinstance(content, str):
             self.add("user", "text", content if isinstance(content, str) else "")
             return
@@ -178,17 +178,17 @@ class OpenAIReader:
         self.add("user", "tool_result", TEXT_SEPARATOR.join(text for text, _ in parts), id=call_id, images=images)
 
     def text(self, content: Content) -> str:
-        """The texts of a content, without its images."""
+        """Return the texts of a content, without its images."""
         return TEXT_SEPARATOR.join(text for text, image in self.parts(content) if image is None)
 
     def parts(self, content: Content) -> list[tuple[str, Part | None]]:
-        """What a model is shown of each part of a content."""
+        """Return what a model is shown of each content part."""
         if isinstance(content, str):
             return [(content, None)]
         return [self.part(part) for part in content or ()]
 
     def part(self, part: OpenAIPart) -> tuple[str, Part | None]:
-        """What a model is shown of a part: a text, and the image that it stands for."""
+        """Return what a model is shown of a content part: a text, and the image that it stands for."""
         if part.type in self.text_parts:
             return (part.refusal if part.type == "refusal" else part.text) or "", None
         if (image := self.image(part)) is not None:
@@ -197,9 +197,9 @@ class OpenAIReader:
         return f"[{part.type}]", None
 
     def add(self, role: str, kind: BlockKind, text: str = "", **fields: Any) -> None:
-        """Add a block to the present turn."""
+        """Add a block to the current turn."""
         self.blocks.append(Block(self._turn, role, kind, text, **fields))
 
     def refuse(self, why: str) -> None:
-        """Note something in the present message that no chat model can do."""
+        """Note that the current message contains something that no chat model can do."""
         self.unsupported.append(f"{self.field}[{self._index}].{why}")

@@ -45,7 +45,7 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 
 
 class ResponsesDialectRequest(DialectRequest, frozen=True):
-    """A Responses request, with what only its response needs to know. `echo` are fields that it repeats."""
+    """A Responses request, with what only its response needs. `echo` are the fields that the response repeats."""
 
     origins: Mapping[str, ToolOrigin]
     echo: dict[str, Any]
@@ -59,12 +59,14 @@ _READ = msgspec.json.Decoder(_ReadResponse)
 
 
 def read_response(body: bytes) -> tuple[Block, ...] | None:
-    """The blocks of a response, tool calls as the model wrote them. Raises what UNREADABLE lists."""
+    """Return the blocks of a response, with tool calls as the model wrote them. Raises the exceptions in
+    UNREADABLE.
+    """
     return tuple(read_items(decoded(_READ.decode, body).output))
 
 
 def response_id(message_id: str) -> str:
-    """The id of the response that the call's message is."""
+    """Return the id of the response for a call's message id."""
     return f"resp_{_bare(message_id)}"
 
 
@@ -73,7 +75,9 @@ def _bare(message_id: str) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Token counts. No backend reports how many were reasoning, and clients require a number: 0."""
+    """Return the token counts. No backend reports the number of reasoning tokens, which clients require: it is
+    always 0.
+    """
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {
@@ -87,24 +91,24 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 class EventBuilder:
-    """Numbers the events of one stream."""
+    """Builds and numbers the events of one stream."""
 
     def __init__(self) -> None:
         self._number = -1
 
     def event(self, type_: str, fields: Mapping[str, Any]) -> bytes:
-        """One server-sent event, named by its type."""
+        """Return one server-sent event, named by its type."""
         self._number += 1
         data = {"type": type_, "sequence_number": self._number, **fields}
         return b"event: %b\ndata: %b\n\n" % (type_.encode(), msgspec.json.encode(data))
 
     def begin(self, frame: dict[str, Any]) -> bytes:
-        """What opens a stream."""
+        """Return the events that open a stream."""
         opening = {"response": frame}
         return self.event("response.created", opening) + self.event("response.in_progress", opening)
 
     def open(self, index: int, item: OutputItem) -> bytes:
-        """An item as it starts, empty."""
+        """Return the events that start an item, still empty."""
         nothing: dict[str, Any] = {"status": "in_progress", _FILLED[item["type"]]: [] if _part_of(item) else ""}
         empty = item | nothing
         events = self.event("response.output_item.added", {"output_index": index, "item": empty})
@@ -114,11 +118,11 @@ class EventBuilder:
         return events
 
     def add(self, index: int, item: OutputItem, text: str) -> bytes:
-        """A piece of an item's text."""
+        """Return the event that adds to an item's text."""
         return self.event(f"{_NAMES[item['type']]}.delta", _position(index, item) | {"delta": text})
 
     def close(self, index: int, item: OutputItem) -> bytes:
-        """A complete item."""
+        """Return the events that complete an item."""
         position, name = _position(index, item), _NAMES[item["type"]]
         if item["type"] == "function_call":
             position["name"] = item["name"]
@@ -129,12 +133,12 @@ class EventBuilder:
         return events + self.event("response.output_item.done", {"output_index": index, "item": item})
 
     def end(self, response: dict[str, Any]) -> bytes:
-        """What ends a stream."""
+        """Return the event that ends a stream."""
         return self.event(f"response.{response['status']}", {"response": response})
 
 
 def to_events(body: bytes) -> bytes:
-    """A response of ours as the event stream that a client builds the same one from."""
+    """Return one of our responses as the event stream from which a client assembles the same response."""
     return b"".join(_events(msgspec.json.decode(body)))
 
 
@@ -163,13 +167,13 @@ _DONE = {"reasoning": "text", "message": "text", "function_call": "arguments", "
 
 
 def _part_of(item: OutputItem) -> dict[str, Any] | None:
-    """The one content part of a message or of reasoning; None for a call."""
+    """Return the one content part of a message or of reasoning; None for a call."""
     content: list[dict[str, Any]] | None = item.get("content")
     return content[0] if content else None
 
 
 def text_of(item: OutputItem) -> str:
-    """The text of an item: of a message or reasoning, or what a call passes to its tool."""
+    """Return the text of an item: of a message or reasoning, or the arguments of a call."""
     part = _part_of(item)
     return part["text"] if part else item[_FILLED[item["type"]]]
 
@@ -184,10 +188,10 @@ def _position(index: int, item: OutputItem) -> dict[str, Any]:
 
 
 class ResponsesWriter(StreamWriter):
-    """See StreamWriter. Items are opened and filled as they come, and all of them closed at the end.
+    """See StreamWriter. Items are opened and filled as they come, and all of them are closed at the end.
 
-    Codex runs a tool as soon as its item is done. The text for a custom tool is sent at the end: it is a
-    JSON string, which cannot be decoded before the model has closed it.
+    Codex runs a tool as soon as its item is closed. The input of a custom tool is sent at the end: the model
+    writes it as a JSON string, which cannot be decoded before it is complete.
     """
 
     def __init__(self, incoming: ResponsesDialectRequest, session: WireSession, message_id: str) -> None:
@@ -241,9 +245,9 @@ class ResponsesWriter(StreamWriter):
         return self._events.open(self._index(part), item)
 
     def _frame(self) -> dict[str, Any]:
-        """A response that has only started.
+        """Return a response that has only started.
 
-        Instructions and tools are not repeated: they would be the greater part of it, three times in a stream.
+        Instructions and tools are not repeated in it: they would be most of the response, three times in a stream.
         """
         defaults: dict[str, Any] = {
             "id": response_id(self._message_id),
@@ -272,7 +276,9 @@ class ResponsesWriter(StreamWriter):
         return defaults | self._incoming.echo
 
     def _response(self, generation: Generation) -> tuple[DialectResponse, dict[str, Any]]:
-        """The response, and the same as a value. What was streamed already comes first, in its order."""
+        """Return the response as JSON and as a value. Items that were streamed come first, in the order of the
+        stream.
+        """
         self._complete_ids(generation)
         incomplete = _INCOMPLETE.get(ending(generation))
         status = "incomplete" if incomplete else "completed"
@@ -295,7 +301,7 @@ class ResponsesWriter(StreamWriter):
         return DialectResponse(msgspec.json.encode(body), sampled), body
 
     def _item(self, part: Part, generation: Generation, status: str) -> OutputItem:
-        """The output item that a part of the response is."""
+        """Return the output item for a part of the response."""
         bare = _bare(self._message_id)
         match part:
             case "reasoning":

@@ -33,7 +33,7 @@ _LEFT_OUT = frozenset(
 
 
 class GrammarFormat(Struct):
-    """What the input of a custom tool must look like."""
+    """The grammar that the input of a custom tool must match."""
 
     type: str = "text"
     syntax: str = ""
@@ -41,7 +41,7 @@ class GrammarFormat(Struct):
 
 
 class ResponsesTool(Struct):
-    """A tool of any type; a field that its type does not have keeps the default."""
+    """A tool of any type; fields that its type does not have keep their defaults."""
 
     type: str
     name: str = ""
@@ -53,7 +53,7 @@ class ResponsesTool(Struct):
 
 
 class ToolOrigin(Struct, frozen=True):
-    """What the client calls a function that the model was offered."""
+    """What the client calls a tool that the model is offered as a function."""
 
     type: Literal["function", "custom"]
     name: str
@@ -61,7 +61,7 @@ class ToolOrigin(Struct, frozen=True):
 
 
 class ResponsesToolChoice(Struct):
-    """A tool_choice that is more than a word. `tools` are those of `allowed_tools`."""
+    """A tool_choice that is an object. `tools` are those of the type `allowed_tools`."""
 
     type: str
     name: str = ""
@@ -71,19 +71,21 @@ class ResponsesToolChoice(Struct):
 
 
 class Toolbox(RequestTools, frozen=True):
-    """The tools of a request, also as `sent`; `origins` are what functions stand for, by their names."""
+    """The tools of a request, as functions and as `sent`; `origins` has the tool of each function, by the
+    function's name.
+    """
 
     sent: Sequence[ResponsesTool] = ()
     origins: Mapping[str, ToolOrigin] = {}
 
 
 def flat_name(name: str, namespace: str | None) -> str:
-    """The name of a function for the model, which knows no namespaces."""
+    """Return the name of a function for the model, for which there are no namespaces."""
     return f"{namespace.removesuffix('__')}__{name}" if namespace else name
 
 
 def _new_toolbox(tools: Sequence[ResponsesTool]) -> Toolbox:
-    """The functions that a model is offered for a request's tools."""
+    """Return the functions that a model is offered for the tools of a request."""
     functions: list[dict[str, Any]] = []
     origins: dict[str, ToolOrigin] = {}
     unsupported: list[str] = []
@@ -106,7 +108,7 @@ def _new_toolbox(tools: Sequence[ResponsesTool]) -> Toolbox:
 
 
 def _without_namespaces(tools: Iterable[ResponsesTool]) -> Iterator[tuple[ResponsesTool, str | None]]:
-    """Each tool and the namespace that it is in; those in a namespace stand in its place."""
+    """Yield each tool with its namespace; the tools of a namespace are listed in its place."""
     for tool in tools:
         if tool.type == "namespace":
             yield from ((inner, tool.name) for inner in tool.tools)
@@ -127,7 +129,7 @@ _tools = ToolCache(ResponsesTool, EXPECTED, _new_toolbox)
 def _choose(
     box: Toolbox, choice: str | ResponsesToolChoice | None
 ) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None, tuple[str, ...]]:
-    """The functions to offer, the choice between them, and what of it is not supported."""
+    """Return the functions to offer, the choice between them, and what in the choice is unsupported."""
     if isinstance(choice, ResponsesToolChoice):
         if choice.type == "allowed_tools":
             names = {flat_name(tool.name, tool.namespace) for tool in choice.tools}
@@ -150,7 +152,7 @@ def _choose(
 def call_item(
     origins: Mapping[str, ToolOrigin], call: ToolCall, *, item_id: str, call_id: str, status: str
 ) -> dict[str, Any]:
-    """A tool call of the model as the output item that the client expects."""
+    """Return a tool call of the model as the output item that the client expects."""
     origin = origins.get(call.name) or ToolOrigin("function", call.name)
     item: dict[str, Any] = {"id": f"{_PREFIX[origin.type]}{item_id}", "call_id": call_id, "name": origin.name}
     if origin.namespace is not None:
@@ -172,7 +174,7 @@ class ResponsesContentPart(OpenAIPart, gc=False):
 
 
 class Item(Struct, gc=False):
-    """An input item of any type; a field that its type does not have keeps the default."""
+    """An input item of any type; fields that its type does not have keep their defaults."""
 
     type: str = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -205,7 +207,7 @@ class ReasoningOptions(Struct):
 
 
 class ResponsesBody(Struct):
-    """The fields of a request that make up the conversation."""
+    """The fields of a request that contain the conversation."""
 
     input: str | list[Item]
     instructions: str | None = None
@@ -214,11 +216,10 @@ class ResponsesBody(Struct):
 
 
 class ResponsesRequest(ResponsesBody, kw_only=True):
-    """The fields that change what is asked of a model, and those that ask for what is unsupported.
+    """The fields that influence the request to a model, and those that ask for something unsupported.
 
     All others (`store`, `include`, `truncation`, `metadata`, `user`, `service_tier`, `prompt_cache_key`,
-    `max_tool_calls`, `text.verbosity`, `stream_options`, `client_metadata`, …) are ignored, whatever they
-    hold.
+    `max_tool_calls`, `text.verbosity`, `stream_options`, `client_metadata`, …) are ignored, whatever they contain.
     """
 
     model: str
@@ -246,12 +247,12 @@ _ITEM = msgspec.json.Decoder(Item)
 
 
 def decode_request(body: bytes) -> ResponsesRequest:
-    """A request from its bytes. Raises InvalidRequest naming what is wrong, and where."""
+    """Decode a request. Raises InvalidRequest, which says what is wrong and where."""
     return decode(body, _REQUEST, EXPECTED)
 
 
 def read_request(body: bytes) -> Conversation:
-    """The conversation of a stored request, with all that is known of it. Raises what UNREADABLE lists."""
+    """Return the conversation of a stored request. Raises the exceptions in UNREADABLE."""
     return _read_stored(decoded(_BODY.decode, body))
 
 
@@ -281,7 +282,7 @@ def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingSta
 
 
 def read_conversation(request: ResponsesBody) -> tuple[Conversation, str | dict[str, Any] | None, Toolbox]:
-    """What a request asks, and what of it no chat model can do; the choice between its tools, and the tools."""
+    """Return a request's conversation, what in it no chat model can do, the tool choice, and the tools."""
     items = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
     toolbox = _tools.read(bytes(request.tools))
     if added := [tool for item in items if item.type == "additional_tools" for tool in item.tools]:
@@ -365,7 +366,7 @@ class _ResponsesReader(OpenAIReader):
         self.add("assistant", "tool_use", id=item.call_id or "", name=name, arguments=arguments, freeform=freeform)
 
     def _begin(self, role: str, stage: int = _CLOSED) -> None:
-        """Begin another turn, unless the item belongs to the assistant's turn that is open."""
+        """Begin a new turn, unless the item belongs to the assistant's turn that is open."""
         goes_on = role == "assistant" and (self._stage < stage or self._stage == stage == _CALLED)
         if not goes_on or self._stage == _CLOSED:
             self._turn += 1
@@ -380,7 +381,7 @@ _ITEMS = (*_MESSAGES, "custom_tool_call", "custom_tool_call_output", *_HIDDEN)
 
 
 def read_items(items: Sequence[Item]) -> list[Block]:
-    """The blocks of a response's items, tool calls as the model wrote them, as one turn."""
+    """Return the blocks of a response's items as one turn, with tool calls as the model wrote them."""
     reader = _ResponsesReader(response=True)
     for index, item in enumerate(items):
         reader.read(index, item)

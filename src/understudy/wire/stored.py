@@ -30,7 +30,7 @@ _CUT_IMAGE = "cut_image"
 
 
 def read_request(call: Call) -> Conversation:
-    """The conversation that a call sent; empty when its body is not one of its dialect."""
+    """Return the conversation that a stored call sent; an empty one if its body cannot be read in its dialect."""
     dialect = DIALECTS.get(call.dialect)
     try:
         if dialect is not None:
@@ -41,16 +41,16 @@ def read_request(call: Call) -> Conversation:
 
 
 class CutText(Struct, frozen=True):
-    """What a text was that is cut: how many characters it has, and a digest of it."""
+    """Stands for a text that was cut: its full length in characters, and a digest of all of it."""
 
     size: int
     digest: bytes
 
 
 def cut_block(block: Block, most: int) -> Block:
-    """A block whose text, if it is a tool's result, has at most `most` characters, and whose images have no data.
+    """Return a block with the text of a tool result cut to `most` characters, and the data of images left out.
 
-    Blocks that are cut alike are equal where whole ones are; see `CutText`.
+    Two cut blocks are equal only if the whole blocks were equal; see `CutText`.
     """
     if block.images:
         block = msgspec.structs.replace(block, images=tuple(map(_cut_image, block.images)))
@@ -67,7 +67,9 @@ def _cut_image(image: Part) -> Part:
 
 
 def image_data(image: Part) -> tuple[str, int]:
-    """The media type of an image, whole or cut, and how many characters its data has; "" and 0 for an address."""
+    """Return the media type of an image, whole or cut, and the length of its encoded data; "" and 0 for a mere
+    address.
+    """
     if image["type"] == _CUT_IMAGE:
         return image["media_type"], image["size"]
     head, comma, data = image_url(image).partition(",")
@@ -77,10 +79,11 @@ def image_data(image: Part) -> tuple[str, int]:
 
 
 class _Prefix(Struct, frozen=True, gc=False):
-    """A message in conversations that begin alike, with the state of reading after it.
+    """A message that several conversations may share, with the reading state after it.
 
-    `blocks` are the last up to there, which go on from the message at node `before`; a place has few of them, so
-    that a conversation takes its length in memory, not its square.
+    `blocks` are the last blocks up to this message; those before them belong to the message at node `before`. A
+    prefix holds only a few blocks, so that a conversation of n messages needs memory in proportion to n, not to n
+    squared.
     """
 
     state: ReadingState = ReadingState()
@@ -88,18 +91,16 @@ class _Prefix(Struct, frozen=True, gc=False):
     blocks: tuple[Block, ...] = ()
 
     def then(self, node: int, blocks: Sequence[Block], state: ReadingState) -> _Prefix:
-        """The place of the next message, `node` being the one of this."""
+        """Return the prefix that ends with the next message, which is at `node`."""
         goes_on = len(self.blocks) < _TOGETHER
         return _Prefix(state, self.before if goes_on else node, (*(self.blocks if goes_on else ()), *blocks))
 
 
 class RequestReader:
-    """Reads the requests of one attempt, which are stored as a tree of messages: each is read once.
+    """Reads the requests of one attempt, which are stored as a tree of messages, and reads each message once.
 
-    What conversations have in common at their beginning, is the same objects in them. With `most`, blocks are cut
-    (`cut_block`).
-
-    `characters` is about how many it holds.
+    Conversations that begin with the same messages share the objects of that beginning. With `most`, blocks are
+    cut (see `cut_block`). `characters` is an estimate of how many characters the reader holds.
     """
 
     def __init__(self, steps: Mapping[int, tuple[int, int]], most: int | None = None) -> None:
@@ -113,12 +114,12 @@ class RequestReader:
     def read(
         self, dialect: str, node: int, outer_key: Hashable, outer: bytes, contents: Mapping[int, bytes]
     ) -> Conversation:
-        """The conversation of a call, whose last message is at `node`.
+        """Return the conversation of a call whose last message is at `node`.
 
-        Of two requests whose `outer_key` is equal `outer` must be, too. `contents` has the messages of nodes that
-        were in no conversation before, by the numbers that `steps` has for them.
+        Requests with an equal `outer_key` must have an equal `outer`. `contents` has the messages of all nodes
+        that no earlier conversation contained, under the blob numbers that `steps` gives for them.
 
-        Raises what UNREADABLE lists, also where a request can only be read whole.
+        Raises the exceptions in UNREADABLE, also for a request that can only be read as a whole.
         """
         if dialect not in DIALECTS:
             raise ValueError(f"the dialect {dialect!r} is unknown")
@@ -161,7 +162,7 @@ class RequestReader:
         return self._outers[key]
 
     def _blocks(self, dialect: str, node: int) -> list[Block]:
-        """The blocks up to the end of a message that was read."""
+        """Return the blocks up to the end of a message that was read before."""
         parts: list[tuple[Block, ...]] = []
         while node:
             prefix = self._places[dialect, node]
@@ -170,7 +171,7 @@ class RequestReader:
         return list(chain.from_iterable(reversed(parts)))
 
     def whole(self, call: Call) -> Conversation:
-        """The conversation of a call with its request."""
+        """Return the conversation of a call from its complete request."""
         conversation = self._with_one_prompt(read_request(call))
         if self._most is None:
             return conversation
@@ -178,7 +179,9 @@ class RequestReader:
         return msgspec.structs.replace(conversation, blocks=blocks)
 
     def _with_one_prompt(self, conversation: Conversation) -> Conversation:
-        """The conversation with the system prompt of those before it, if it is equal."""
+        """Return the conversation; a system prompt equal to that of an earlier conversation becomes the same
+        object.
+        """
         instructions = conversation.instructions
         if instructions not in self._instructions:
             self._instructions[instructions] = instructions
@@ -187,17 +190,17 @@ class RequestReader:
 
 
 def characters(blocks: Iterable[Block]) -> int:
-    """About how many characters blocks hold; a short one counts as some hundreds."""
+    """Estimate how many characters blocks hold; a short block counts as several hundred, for its object."""
     return sum(300 + len(block.text) + len(block.arguments) + len(block.fingerprint) for block in blocks)
 
 
 def read_response(call: Call) -> tuple[Block, ...] | None:
-    """The blocks that a call was answered with; None when it failed, or its response is no model's message."""
+    """Return the blocks of a call's response; None if the call failed or the response is no message of a model."""
     return None if call.status == "error" else response_blocks(call.dialect, call.response)
 
 
 def response_blocks(dialect: str, body: bytes) -> tuple[Block, ...] | None:
-    """The blocks of a response in a dialect; None when it is no model's message."""
+    """Return the blocks of a response in a dialect; None if it is no message of a model."""
     try:
         return DIALECTS[dialect].read_response(body) if dialect in DIALECTS else None
     except UNREADABLE:
@@ -205,27 +208,29 @@ def response_blocks(dialect: str, body: bytes) -> tuple[Block, ...] | None:
 
 
 def sampled_calls(blocks: Iterable[Block] | None) -> dict[str, ToolCall]:
-    """The tool calls of a response as the model wrote them, by the ids that the agent has for them."""
+    """Return the tool calls of a response as the model wrote them, by the ids under which the agent knows them."""
     return {b.id: ToolCall(b.id, b.name, b.arguments) for b in blocks or () if b.kind == "tool_use"}
 
 
 def shown_messages(conversation: Conversation, sampled: Mapping[str, ToolCall] = NOT_SAMPLED) -> list[Message]:
-    """The chat messages that a model was shown of a conversation, as exports have them.
+    """Return the chat messages that a model was shown for a conversation, as exports have them.
 
-    `sampled` are the tool calls of earlier responses of the attempt, by id: a model is shown its own calls as it
-    wrote them. Thinking stands under `reasoning_content`.
+    `sampled` are the tool calls of earlier responses of the attempt, by id: a model is shown its own calls exactly
+    as it wrote them. Thinking is under `reasoning_content`.
     """
     return [_exported(message) for message in lay_out(conversation.instructions, conversation.blocks, sampled.get)]
 
 
 def response_message(blocks: Sequence[Block]) -> Message:
-    """A response as an assistant's message, tool calls as the model wrote them. `content` may be empty."""
+    """Return a response as an assistant's message, with tool calls as the model wrote them; `content` may be
+    empty.
+    """
     (message,) = lay_out((), blocks or (Block(0, "assistant", "text"),), NOT_SAMPLED.get)
     return _exported(message)
 
 
 def _exported(message: Message) -> Message:
-    """A message under the names, and in the order of fields, that exports have."""
+    """Return a message with the field names, and in the order of fields, that exports have."""
     exported: Message = {"role": message["role"], "content": message["content"]}
     if "reasoning" in message:
         exported["reasoning_content"] = message["reasoning"]
@@ -239,7 +244,7 @@ def _exported(message: Message) -> Message:
 
 
 def text_content(content: Any) -> str:
-    """A message's content as text: of parts the texts, and `[image]` for an image."""
+    """Return the content of a message as text: the texts of its parts, and `[image]` for each image."""
     if content is None or isinstance(content, str):
         return content or ""
     parts = cast(list[Any], content) if isinstance(content, list) else [content]
@@ -256,7 +261,7 @@ def _part_text(part: Any) -> str:
 
 
 def as_plain_text(messages: Iterable[Message]) -> str:
-    """Messages as plain text for a person: a stand-in where the prompt's own text is not known."""
+    """Return messages as plain text for a person, where the exact prompt is not known."""
     texts: list[str] = []
     for message in messages:
         lines = [f"[{message['role']}]", message.get("reasoning_content", ""), text_content(message["content"])]
