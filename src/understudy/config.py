@@ -1,4 +1,4 @@
-"""Where things lie on this machine, and what is pinned."""
+"""Where files are on this machine, and which versions are pinned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANY_DIRECTORY = "UNDERSTUDY_ALLOW_ANY_DIRECTORY"
 
 
 def any_directory_allowed() -> bool:
-    """Whether task files may name any directory of this machine: the user set ANY_DIRECTORY to 1."""
+    """Return whether task files may name any directory of this machine: the user set ANY_DIRECTORY to 1."""
     return os.environ.get(ANY_DIRECTORY) == "1"
 
 
@@ -25,9 +25,10 @@ CACHE_LOCK = ".in-use"
 
 
 def cache_dir() -> Path:
-    """Directory for what can be made again: Claude Code, task sources, trees, environments.
+    """Return the directory for what can be made again: Claude Code, task sources, trees, environments.
 
-    `UNDERSTUDY_CACHE`, else `$XDG_CACHE_HOME/understudy`, else `~/.cache/understudy`. Not created here.
+    `UNDERSTUDY_CACHE`, otherwise `$XDG_CACHE_HOME/understudy`, otherwise `~/.cache/understudy`. It is not created
+    here.
     """
     if override := os.environ.get("UNDERSTUDY_CACHE"):
         return Path(override).absolute()

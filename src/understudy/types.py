@@ -1,6 +1,6 @@
-"""The nouns that cross rooms: task, rollout, attempt, call, verdict. Plain data, no behaviour.
+"""The types that all packages share: task, rollout, attempt, call, verdict. Plain data without behaviour.
 
-All are msgspec structs, so that they read and write JSON with type checks and exact error paths.
+All are msgspec structs, so that reading and writing JSON checks types and gives exact error paths.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Run(Struct, frozen=True, kw_only=True):
 
 
 def info_of(error: UnderstudyError) -> ErrorInfo:
-    """An error as it is stored."""
+    """Return an error in the form in which it is stored."""
     return ErrorInfo(error.boundary, type(error).__name__, str(error))
 
 
@@ -196,7 +196,9 @@ class AgentIdentity(Struct, frozen=True):
 
 
 def group_name(task_id: str, agent: AgentIdentity) -> str:
-    """The name of a group of rollouts, for exports and trainers, where several agents worked on its task."""
+    """Return the name of a group of rollouts in exports and trainers, which tells agents apart if several did its
+    task.
+    """
     return f"{task_id} by {agent}"
 
 
@@ -215,11 +217,10 @@ class Rollout(Struct, frozen=True, kw_only=True):
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """Something of note about an attempt that did not end it. `kind` is a short name, `message` says it.
+    """Something notable about an attempt that did not end it; `kind` is a short name, `message` explains it.
 
-    Kinds: `budget` (the attempt used up what it was allowed), `context` (it filled the model's context),
-    `session-log` (the agent's own log differs from the calls). `call_id` names the call it is about, where it is
-    about one.
+    Kinds: `budget` (the attempt used up its budget), `context` (it filled the model's context), `session-log` (the
+    agent's own log differs from the calls). `call_id` is the call concerned, if it is about one.
     """
 
     kind: str
@@ -283,7 +284,9 @@ SOLVED_REWARD: Final = 1.0
 
 
 def is_solved(reward: float) -> bool:
-    """Whether a reward says that the task was solved. Queries compare with SOLVED_REWARD; all else asks this."""
+    """Return whether a reward means that the task was solved. SQL compares with SOLVED_REWARD; everything else
+    calls this.
+    """
     return reward >= SOLVED_REWARD
 
 
@@ -291,20 +294,20 @@ Protection = Literal["none", "partial", "twins"]
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """What the grader says of one patch. `reward` is 1.0 or 0.0; `reason` is one line for a person.
+    """The grader's result for one patch. `reward` is 1.0 or 0.0; `reason` is one line for a person.
 
-    `tests` are the outcomes of the ids that decide, `log` is the end of the checks' output, and `checks_s` the
-    seconds that the checks themselves ran. `applied` is False where the patch was refused or git could not apply
-    it. A suspicious patch keeps its reward; what learns from it asks `integrity`. `protection` says how far
-    twins of the deciding tests confirm the reward (`understudy.checks.twins`): all of them, some or none have
-    twins, and where not all, `unprotected` says why; also whether nobody watches the tests' process
-    (`understudy.checks.runtime_events`).
+    `tests` are the outcomes of the deciding test ids, `log` is the end of the checks' output, and `checks_s` is
+    how many seconds the checks themselves took. `applied` is False if the patch was refused or git could not apply
+    it. A suspicious patch keeps its reward; code that learns from it must look at `integrity`.
 
-    `grader` is the version of the grader, `task_digest` and `patch_digest` the SHA-256 of the task's record and
-    of the patch that it graded; empty in verdicts of 0.1. `earlier` are the verdicts that this one took the
-    place of, first to last. `commands` are what ran in the sandbox of the checks that decided, for a shell.
-    `reused_from` is the attempt of the same run that was graded with the same patch, whose verdict this is; empty
-    where the patch was graded itself.
+    `protection` says how many of the deciding tests have twins that confirm the reward
+    (`understudy.checks.twins`): all, some or none. If not all have, `unprotected` says why; it also says so if
+    nothing watches the tests' process (`understudy.checks.runtime_events`).
+
+    `grader` is the version of the grader; `task_digest` and `patch_digest` are the SHA-256 of the task's record
+    and of the graded patch; all are empty in verdicts of 0.1. `earlier` are the verdicts that this one replaced,
+    oldest first. `commands` are the shell commands that ran in the sandbox of the deciding checks. `reused_from`
+    is the attempt of the same run whose identical patch got this verdict; empty if this patch was graded itself.
     """
 
     reward: float
@@ -331,7 +334,7 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     """Token counts as the backend reports them.
 
     `prompt_tokens` includes those read from a cache (`cached_tokens`) and those written to one
-    (`cache_write_tokens`, which only some providers tell and charge for).
+    (`cache_write_tokens`, which only some providers report and charge for).
     """
 
     prompt_tokens: int = 0
@@ -343,7 +346,7 @@ class Usage(Struct, frozen=True, omit_defaults=True):
 class PolicySpan(Struct, frozen=True, array_like=True):
     """The completion tokens from `start` up to `end` were sampled from this version of the weights.
 
-    A bound is None where it is not known: the weights changed inside the call, and the server did not say where.
+    A bound is None if it is unknown: the weights changed during the call, and the server did not say where.
     """
 
     version: str
@@ -355,21 +358,22 @@ CallStatus = Literal["ok", "error", "abandoned"]
 
 
 class Call(Struct, frozen=True, kw_only=True):
-    """One model request and its answer.
+    """One model request and its response.
 
-    `request` is the exact body the agent sent. `response` is the exact JSON message it was answered with
-    (streamed answers are a rendering of it), or the error body. What a backend cannot give (token ids,
-    logprobs, a policy version) is None, never made up. `logprobs[i]` belongs to `completion_token_ids[i]`.
-    The branch key is (`session_id`, `agent_id`). `parent_id` is the last call that was answered on that branch
-    when this one began: what storage builds on, and a first guess; the tree that `trajectory` computes from the
-    messages is what counts. `sequence` counts from 0 within the attempt, in the order in which calls ended.
+    `request` is the exact body that the agent sent. `response` is the exact JSON message that it got (a streamed
+    response is a rendering of it), or the body of the error. What a backend does not report (token ids, logprobs,
+    a policy version) is None, never made up. `logprobs[i]` belongs to `completion_token_ids[i]`.
 
-    `finish_reason` is in the words of chat completions whatever the dialect (stop, length, tool_calls,
-    content_filter); what has no word there is as the provider said it. `response` has the dialect's own word.
+    The branch is identified by (`session_id`, `agent_id`). `parent_id` is the last call of that branch that had
+    its response when this one began: storage relies on it, but it is only a first guess; the tree that
+    `trajectory` computes from the messages is authoritative. `sequence` counts from 0 within the attempt, in the
+    order in which calls ended.
 
-    `policy_version` is the one that the call ended with; `policy_spans` says which tokens came from which version,
-    and is empty where no version is known. `cost_usd` is None where no price is known. `audit` is what
-    token-in-token-out notes of the call (how its prompt was made, and how it differs from a rendering anew).
+    `finish_reason` is a value of chat completions in every dialect (stop, length, tool_calls, content_filter), or
+    the provider's own value if none of them fits. `response` has the dialect's own value. `policy_version` is the
+    version with which the call ended; `policy_spans` says which tokens came from which version, and is empty if no
+    version is known. `cost_usd` is None if the price is unknown. `audit` has what token-in-token-out records about
+    the call: how its prompt was made, and how it differs from rendering the messages again.
     """
 
     id: str

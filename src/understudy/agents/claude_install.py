@@ -25,14 +25,14 @@ _DRIVER = Path(__file__).with_name("claude_sdk_driver.py")
 
 
 def sdk_command(python: str, sdk: str) -> list[str]:
-    """The command that runs the driver, where the Python is seen at `python` and the SDK at `sdk`."""
+    """Return the command that runs the driver, with the Python at `python` and the SDK at `sdk` in the sandbox."""
     return python_command(python, f"{sdk}/driver.py", f"{sdk}/lib")
 
 
 def sdk_directories(cache: Path) -> tuple[Path, Path]:
-    """The Python and the SDK to mount; made under `cache` on the first call (half a minute, network).
+    """Return the directories of the Python and the SDK to mount; the first call makes them under `cache`.
 
-    Raises ConfigError when they cannot be made.
+    That takes half a minute and needs the network. Raises ConfigError if they cannot be made.
     """
     python = python_runtime(cache)
     key = digest(python_path(cache).name, repr(SDK), _PINS.read_text(), _DRIVER.read_text())

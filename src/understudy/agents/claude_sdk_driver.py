@@ -1,8 +1,8 @@
-"""Runs Claude Code through its Python SDK, in a sandbox. A script of its own: it is copied beside the SDK.
+"""Runs Claude Code through its Python SDK in a sandbox. A self-contained script, which is copied beside the SDK.
 
-Reads one JSON object from stdin: `prompt`, `cli` (the path of Claude Code) and `options` (those of the SDK).
-Writes what Claude Code says to stdout, line by line as `claude -p --output-format stream-json` does, and what goes
-wrong to stderr, with exit code 1.
+Reads one JSON object from stdin: `prompt`, `cli` (the path of Claude Code) and `options` (of the SDK). Writes
+Claude Code's messages to stdout, one per line as `claude -p --output-format stream-json` does, and errors to
+stderr, with exit code 1.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 
 async def drive(job: dict[str, Any]) -> None:
-    """Ask one question and follow it to its end."""
+    """Send one prompt and print all messages until the end."""
     sdk: Any = importlib.import_module("claude_agent_sdk")
     transports: Any = importlib.import_module("claude_agent_sdk._internal.transport.subprocess_cli")
 
     class Logged(transports.SubprocessCLITransport):
-        """The SDK's own way to Claude Code, with all that comes back written down."""
+        """The SDK's own transport to Claude Code, which also prints every message that comes back."""
 
         async def read_messages(self) -> AsyncIterator[dict[str, Any]]:
             messages: Any = super()
@@ -40,7 +40,7 @@ async def drive(job: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     sys.path.insert(0, str(Path(__file__).resolve().with_name("site")))
     # The SDK's own limit for the first answer of Claude Code is a minute, which a busy machine may need.
     os.environ["CLAUDE_CODE_STREAM_CLOSE_TIMEOUT"] = "600000"

@@ -69,7 +69,7 @@ class Codex(PackagedAgent):
         return read_turns(CodexFormat(), session_files(logs, ".jsonl"))
 
     def end_of(self, completed: Completed, logs: Mapping[str, bytes]) -> AgentEnd:
-        """See PackagedAgent: by the last event that ends a turn."""
+        """See PackagedAgent: decided by the last event that ends a turn."""
         error, ended = "", False
         for event in json_events(completed.stdout):
             match event.get("type"):
@@ -87,7 +87,7 @@ class Codex(PackagedAgent):
 
 
 def _config(instructions: str) -> str:
-    """Codex's settings, as TOML: strings and truth values are as in JSON."""
+    """Return Codex's settings as TOML, in which strings and booleans are written as in JSON."""
     tables = {
         "": {
             "model_provider": "understudy",

@@ -30,7 +30,7 @@ _ENVIRONMENT = {
 class GeminiCli(PackagedAgent):
     """Runs Gemini CLI once per attempt and collects its session log and how it ended.
 
-    It prints its result alone: of a stream of events it loses the end when a tool printed much.
+    It prints only its result: as a stream of events, its output lacks the end when a tool printed much.
     """
 
     name: ClassVar[str] = "gemini"
@@ -38,7 +38,9 @@ class GeminiCli(PackagedAgent):
     log_directories: ClassVar[tuple[str, ...]] = (".gemini/tmp",)
 
     def launch(self, sandbox: Sandbox, job: AgentJob) -> Launch:
-        """See PackagedAgent. The instruction goes in by stdin: it may be longer than an argument may be."""
+        """See PackagedAgent. The instruction is passed by stdin, because it may exceed the size limit of
+        arguments.
+        """
         home = f"{sandbox.home}/.gemini"
         settings = settings_of(self._tools, job.max_turns)
         files = {f"{home}/settings.json": msgspec.json.encode(settings).decode()}
@@ -58,7 +60,7 @@ class GeminiCli(PackagedAgent):
         return read_turns(GeminiFormat(), session_files(logs, ".jsonl"))
 
     def end_of(self, completed: Completed, logs: Mapping[str, bytes]) -> AgentEnd:
-        """See PackagedAgent: by its result, or the exit code for the limit of turns."""
+        """See PackagedAgent: decided by its result, or by the exit code for the turn limit."""
         if completed.exit_code == _TURN_LIMIT_EXIT_CODE:
             return AgentEnd("max_turns")
         if completed.exit_code == 0 and "response" in _result(completed.stdout):
@@ -68,7 +70,7 @@ class GeminiCli(PackagedAgent):
 
 
 def _result(output: bytes) -> dict[str, Any]:
-    """The JSON object, over several lines, that an output ends with; empty where it does not end so."""
+    """Return the JSON object, over several lines, at the end of an output; empty if there is none."""
     _, _, text = (b"\n" + output.strip()).rpartition(b"\n{\n")
     try:
         return msgspec.json.decode(b"{" + text, type=dict[str, Any])
@@ -77,7 +79,9 @@ def _result(output: bytes) -> dict[str, Any]:
 
 
 def settings_of(tools: tuple[str, ...], max_turns: int) -> dict[str, Any]:
-    """Gemini CLI's settings: the gateway's key, nobody to call, and these tools alone where there are any."""
+    """Return Gemini CLI's settings: the gateway's key, no telemetry or updates, and only these tools if any are
+    given.
+    """
     return {
         "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False, "maxAttempts": 6},
         "privacy": {"usageStatisticsEnabled": False},

@@ -1,11 +1,12 @@
-"""Runs an agent in a sandbox before the gateway's Unix socket. A script of its own, without other modules of ours.
+"""Starts an agent in a sandbox and connects it to the gateway's Unix socket. A self-contained script.
 
-Most agents know no Unix sockets. Connections to a port of the loopback interface are passed on to it, byte by
-byte, as long as the agent runs; sandboxes have no other network.
+Most agents cannot use Unix sockets, so connections to a port of the loopback interface are forwarded to the
+socket, byte by byte, while the agent runs; sandboxes have no other network.
 
 Reads one JSON object from stdin: `socket` (its path), `argv`, `env` (added to the environment), `files` (text by
-path, written before) and `stdin` (the agent's). In their texts `{gateway}` stands for the address, as
-http://127.0.0.1:40001. The agent's output and exit code are passed on, 128 and its number for a signal.
+path, written first) and `stdin` (the agent's). `{gateway}` in these texts is replaced by the address, such as
+http://127.0.0.1:40001. The agent's output and exit code are passed on; the code is 128 plus the number of a
+signal.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 
 async def launch(job: dict[str, Any]) -> int:
-    """Run the job; returns the exit code."""
+    """Run the job and return the exit code."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -60,7 +61,7 @@ def write(path: Path, text: str) -> None:
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass on what comes until its end, and the end too."""
+    """Forward everything until its end, and then the end itself."""
     try:
         while data := await reader.read(1 << 16):
             writer.write(data)
@@ -72,7 +73,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     try:
         code = asyncio.run(launch(json.load(sys.stdin)))
     except OSError as error:

@@ -57,13 +57,13 @@ class MiniSweAgent(PackagedAgent):
         return read_turns(MiniSweAgentFormat(), session_files(logs, ".traj.json"))
 
     def must_log(self, turn: LoggedTurn) -> bool:
-        """See PackagedAgent: it leaves out what it could not run."""
+        """See PackagedAgent: its log leaves out actions that it could not run."""
         return bool(turn.calls) and all(
             name == "bash" and text_at(_inputs(arguments), "command") for name, arguments in turn.calls
         )
 
     def _settings(self, job: AgentJob) -> dict[str, Any]:
-        """What is laid over its own settings; JSON is YAML."""
+        """Return what overrides its own settings, as JSON, which is valid YAML."""
         agent = {"step_limit": job.max_turns, "cost_limit": 0}
         return {
             "run": {"task": job.instruction},
@@ -81,7 +81,7 @@ class MiniSweAgent(PackagedAgent):
         }
 
     def end_of(self, completed: Completed, logs: Mapping[str, bytes]) -> AgentEnd:
-        """See PackagedAgent: by the exit state in the trajectory."""
+        """See PackagedAgent: decided by the exit state in the trajectory."""
         try:
             status = text_at(msgspec.json.decode(logs[f"session/{_TRAJECTORY}"]), "info", "exit_status")
         except (KeyError, ValueError, RecursionError):

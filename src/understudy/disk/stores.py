@@ -34,8 +34,8 @@ LOST: dict[Droppable, str] = {
 
 
 class Retention(Struct, frozen=True, kw_only=True):
-    """What is removed: `drop` of the runs that have not changed for `older_than_s` seconds, and that are not among
-    the `keep_runs` newest ones; a loop counts as one run.
+    """What to remove: `drop` of the runs that have not changed for `older_than_s` seconds and are not among the
+    `keep_runs` newest ones; a loop counts as one run.
     """
 
     drop: frozenset[Droppable] = frozenset()
@@ -99,8 +99,8 @@ class Pruner:
         self._older = self._find_older() if retention.drop and retention.keep_runs else None
 
     def _find_older(self) -> set[object]:
-        """The runs that are not among the newest: all of a loop's, or a run of a store. Others stay, also one that
-        is there only since then.
+        """Return the runs that are not among the newest: all of a loop's, or a run of a store. Runs created since
+        then stay.
         """
         created: dict[object, float] = {}
         for each in self._stores:
@@ -166,7 +166,7 @@ class Pruner:
         )
 
     def _choose(self, target: FoundStore, store: Store) -> tuple[dict[Droppable, list[str]], dict[str, int]]:
-        """The runs of which something goes, and why others stay."""
+        """Return the runs of which something is removed, and the reasons why others stay."""
         chosen: dict[Droppable, list[str]] = {}
         stays = Counter[str]()
         needed = None if target.loop is None else _needed_by_loop(target)
@@ -205,7 +205,7 @@ def _is_gone(run: RunSpace, what: Droppable) -> bool:
 
 
 def _own_bytes(runs: Collection[RunSpace], chosen: dict[Droppable, list[str]]) -> int:
-    """What goes with rows that are a run's alone."""
+    """Return the bytes of rows that belong to one run only."""
     whole, values = chosen.get("runs", []), chosen.get("token-values", [])
     return sum(
         (run.token_bytes + run.value_bytes if run.run_id in whole else 0)
@@ -226,7 +226,7 @@ def _alone_in_loop(root: Path) -> AbstractContextManager[int]:
 
 
 def _needed_by_loop(target: FoundStore) -> str:
-    """Why a loop still needs a store of its waves or evaluations; "" where it does not. Raises StoreError."""
+    """Return why a loop still needs a store of its waves or evaluations; "" if it does not. Raises StoreError."""
     assert target.loop is not None and isinstance(target.location, Path)
     directory = LoopDirectory(target.loop)
     state = directory.load()
@@ -242,7 +242,9 @@ def _needed_by_loop(target: FoundStore) -> str:
 
 
 def prune_loop(root: Path, keep: int | None, *, dry_run: bool) -> PrunedStore:
-    """Remove the weights of all but `keep` steps (without: as many as the loop says), and what kills have left."""
+    """Remove the weights of all but the last `keep` steps (None: as the loop is configured), and leftovers of
+    kills.
+    """
     directory = LoopDirectory(root)
     try:
         with _alone_in_loop(root):

@@ -92,7 +92,7 @@ def is_placeholder(value: str) -> bool:
 
 
 def is_reference(value: str) -> bool:
-    """Whether it is a pseudonym, a placeholder, a variable, a path, a call: something that is no value itself."""
+    """Return whether a value is no literal: a pseudonym, a placeholder, a variable, a path, or a call."""
     value = value[:256]
     return (
         _REFERENCE.match(value) is not None
@@ -132,16 +132,19 @@ def count_random_characters(value: str) -> int:
 
 
 def is_example(password: str) -> bool:
-    """Whether a password is an example: of words such as `test`, `my` and `secret`, or of capitals alone."""
+    """Return whether a password is an example: made of words such as `test`, `my` and `secret`, or of capitals
+    only.
+    """
     return len(_PLAIN_WORDS.sub("", password)) < 2 or (
         password.isascii() and password.isalpha() and password.isupper()
     )
 
 
 def looks_random(value: str) -> bool:
-    """Whether its letters and digits look random: at least ten of them, and half of all, are in no word or number.
+    """Return whether a value looks random: at least ten letters and digits, and half of all, are in no word or
+    number.
 
-    Names in code are not, however long: they are made of words.
+    Names in code do not look random, however long, because they are made of words.
     """
     if len(value) < 12:
         return False
@@ -155,14 +158,14 @@ def looks_random(value: str) -> bool:
 
 
 def count_character_classes(value: str) -> int:
-    """How many sorts of characters are in the value: small letters, capitals, digits, signs."""
+    """Return how many classes of characters a value has: lower case, upper case, digits, symbols."""
     return sum(sort.search(value) is not None for sort in (_SMALL, _CAPITAL, _DIGIT, _SIGN))
 
 
 def is_password(value: str, quoted: bool) -> bool:
-    """Whether a value that is named a password is one that somebody may use, not one made of words for an example.
+    """Return whether a value that is called a password looks like a real one, not like an example made of words.
 
-    It has letters and digits or signs, and at least four characters of it belong to no word.
+    A real one has letters, and digits or symbols, and at least four of its characters belong to no word.
     """
     if looks_random(value):
         return True
@@ -179,7 +182,9 @@ def is_password(value: str, quoted: bool) -> bool:
 
 
 def decoded_base64(value: str) -> str | None:
-    """The text that a value holds in base64; None where it is not base64, or holds no printable ASCII text."""
+    """Return the text that a value encodes in base64; None if it is not base64, or encodes no printable ASCII
+    text.
+    """
     if _BASE64.fullmatch(value) is None:
         return None
     try:
@@ -191,7 +196,9 @@ def decoded_base64(value: str) -> str | None:
 
 
 def is_encoded_example(value: str) -> bool:
-    """Whether a value holds in base64 a text that is no secret: words, a certificate, a key without a body."""
+    """Return whether a value encodes in base64 a text that is no secret: words, a certificate, a key without its
+    body.
+    """
     text = decoded_base64(value)
     if text is None:
         return False
@@ -203,12 +210,12 @@ def is_encoded_example(value: str) -> bool:
 
 
 def is_identifier(value: str) -> bool:
-    """Whether a value could be a name in code."""
+    """Return whether a value could be a name in code."""
     return value.isidentifier() or _IDENTIFIER.fullmatch(value) is not None
 
 
 def is_distinctive(value: str) -> bool:
-    """Whether a value, once found, can be looked for wherever it stands without hitting words or names in code."""
+    """Return whether a secret can be searched for everywhere in the texts without matching words or names in code."""
     if len(value) < 8:
         return False
     return looks_random(value) or (

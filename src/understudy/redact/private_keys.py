@@ -1,7 +1,6 @@
-"""Finds private keys in PEM, by their form alone.
+"""Finds private keys in PEM by their form alone.
 
-A key may be complete or cut off, with escaped line breaks, numbered lines, or the signs of a diff before its
-lines.
+A key may be complete or cut off, and have escaped line breaks, numbered lines, or diff marks before its lines.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _BREAK = re.compile(r"(?:\\{1,8}[nrt]|\s)+")
 
 
 def key_from(text: str, start: int) -> int | None:
-    """Where the private key ends whose first line begins at `start`, or the part of it that is there.
+    """Return the end of the private key whose first line begins at `start`, or of the part of it that is there.
 
-    None where no such line begins there, or no key follows it.
+    Returns None if no such line begins there, or no key follows it.
     """
     begin = _BEGIN.match(text, start)
     if begin is None:
@@ -51,7 +50,9 @@ def key_from(text: str, start: int) -> int | None:
 
 
 def key_until(text: str, end: int) -> tuple[int, int] | None:
-    """Where the rest of a private key lies whose last line begins at `end` and whose first one is not there."""
+    """Return the span of the rest of a private key whose last line begins at `end` and whose first line is
+    missing.
+    """
     last = _END.match(text, end)
     if last is None:
         return None
@@ -80,11 +81,11 @@ def key_until(text: str, end: int) -> tuple[int, int] | None:
 
 
 def key_lines(key: str) -> list[str]:
-    """The lines of a private key that are long enough to be told from anything else."""
+    """Return the lines of a private key that are long enough to be recognised elsewhere."""
     return [piece for piece in _PIECE.findall(_ESCAPE.sub("\n", key)) if len(piece) >= 32]
 
 
 def key_body(key: str) -> str:
-    """The key without what may differ from one place to another: line breaks, numbers, signs."""
+    """Return the key without what may differ between copies of it: line breaks, numbers, diff marks."""
     body = _ESCAPE.sub("\n", _END.sub("", _BEGIN.sub("", key, count=1)))
     return "".join(_PIECE.findall(body)) or key

@@ -1,7 +1,7 @@
-"""Pseudonyms and the key they are made under.
+"""Pseudonyms, and the key from which they are derived.
 
-A secret has the same pseudonym everywhere, which tells nothing of the secret without the key. The key is a file of
-the user's, created when it is first needed.
+A secret has the same pseudonym everywhere, which reveals nothing about the secret without the key. The key is a
+file of the user, created when it is first needed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def key_path() -> Path:
 
 
 def load_key(path: Path | None = None) -> bytes:
-    """The user's key. It is created, readable by the user alone, where there is none yet.
+    """Return the user's key. It is created if there is none, readable by the user only.
 
-    Raises ConfigError when the file cannot be created or read, can be read by others, or is malformed.
+    Raises ConfigError if the file cannot be created or read, can be read by others, or is malformed.
     """
     path = path or key_path()
     try:
@@ -64,7 +64,7 @@ def load_key(path: Path | None = None) -> bytes:
 
 
 def _create(path: Path) -> bytes:
-    """Create a key: complete or not at all. Where another process creates one first, that is returned."""
+    """Create the key file atomically; if another process creates one first, return that one."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -91,14 +91,16 @@ SecretKind = Literal["secret", "private-key", "user", "email"]
 
 
 class Pseudonyms:
-    """Makes pseudonyms under a key."""
+    """Derives pseudonyms from a key."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._cached: dict[tuple[SecretKind, str], str] = {}
 
     def name(self, kind: SecretKind, value: str) -> str:
-        """The pseudonym of a value: `[GITHUB_TOKEN_3f2a91]`, `user_1c2d3e`, `user_1c2d3e@example.com`."""
+        """Return the pseudonym of a value, such as `[GITHUB_TOKEN_3f2a91]`, `user_1c2d3e` or
+        `user_1c2d3e@example.com`.
+        """
         pseudonym = self._cached.get((kind, value)) or self._make(kind, value)
         if len(self._cached) < 100_000:
             self._cached[kind, value] = pseudonym

@@ -73,7 +73,7 @@ class KnownSecrets:
 
 
 def _bytes(text: str) -> bytes:
-    """One byte a character, the same one for characters that are not Latin."""
+    """Return the text as one byte per character; all characters outside Latin-1 become the same byte."""
     return text.encode("latin-1", "replace")
 
 
@@ -98,10 +98,10 @@ _SIGNATURE = re.compile(r"[A-Za-z0-9+/_=-]{40,}", re.ASCII)
 
 
 class Redactor:
-    """Replaces secrets, e-mail addresses and home directories by stable pseudonyms made under `key`.
+    """Replaces secrets, e-mail addresses and home directories by stable pseudonyms derived from `key`.
 
-    With `betterleaks` the rules of that library are used beside ours; None: where it is installed. What was
-    replaced where is in `report`; redactors made by `knowing` share it.
+    With `betterleaks` the rules of that library are used in addition to ours; None means if it is installed.
+    `report` says what was replaced where; redactors made by `scoped_to` share it.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class Redactor:
         return cls(load_key())
 
     def scoped_to(self, values: Iterable[Any]) -> Redactor:
-        """A redactor for what belongs together, as all of one conversation.
+        """Return a redactor for values that belong together, such as those of one conversation.
 
-        It replaces the secrets found in `values` wherever they stand, also where nothing tells that they are ones.
-
-        Give it all texts and JSON values that are to be redacted with it: their order does not matter then.
+        It replaces the secrets found in `values` wherever they occur, also where the surrounding text does not
+        show that they are secrets. Pass all texts and JSON values that are to be redacted with it; their order
+        does not matter then.
         """
         if len(self._clean) + len(self._leaked) > _SEEN:
             self._clean, self._leaked = set(), {}
@@ -146,20 +146,20 @@ class Redactor:
         return scoped
 
     def text(self, text: str, where: str = "") -> str:
-        """Return the text without secrets. `where` names it in the report."""
+        """Return the text without secrets; `where` is its name in the report."""
         scope = self if self._secrets is not None else self.scoped_to([text])
         return scope._text(text, where)
 
     def value(self, value: Any, where: str = "") -> Any:
-        """The JSON value without secrets: in its strings, in its keys, and in JSON text under `arguments`.
+        """Return the JSON value without secrets: in its strings, in its keys, and in JSON text under `arguments`.
 
-        Ids, hashes and signatures are left alone where they look like such.
+        Ids, hashes and signatures are not changed where they have the form of such.
         """
         scope = self if self._secrets is not None else self.scoped_to([value])
         return scope._value(value, where)
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """The ranges of characters that `text` would replace, by their beginnings; some may overlap."""
+        """Return the spans of characters that `text` would replace, sorted by start; some may overlap."""
         scope = self if self._secrets is not None else self.scoped_to([text])
         spans: list[tuple[int, int]] = []
         rest = list(text)
@@ -200,7 +200,7 @@ class Redactor:
         self._look(new)
 
     def _look(self, texts: list[str]) -> None:
-        """Search texts for secrets, and remember those without any."""
+        """Search texts for secrets, and cache those without any."""
         for plain in (True, False):
             some = [text for text in texts if text.isascii() is plain and hash(text) not in self._clean]
             # One long text is searched quicker than many short ones; nothing is found across a NUL.
@@ -235,7 +235,7 @@ class Redactor:
             self._remember(hit.value, hit.rule)
 
     def _forget(self, identifiers: frozenset[str]) -> None:
-        """Take values for what they are, names of the code, although they were assigned as secrets are."""
+        """Do not treat values as secrets that are names in the code, although they were assigned as secrets are."""
         self._identifiers = identifiers
         sources = {value: rule for value, rule in self._sources.items() if value not in identifiers}
         if len(sources) < len(self._sources):
@@ -356,7 +356,7 @@ def _texts_with_hits(texts: list[str], hits: list[SecretMatch]) -> set[int]:
 
 
 def json_strings(value: Any, nested: int = 0) -> Iterator[tuple[str, str | None]]:
-    """Each string in a JSON value, keys too, and the name of the field that it stands in."""
+    """Yield each string in a JSON value, including keys, with the name of the field that contains it."""
     waiting: list[tuple[Any, str | None]] = [(value, None)]
     while waiting:
         item, name = waiting.pop()
@@ -381,7 +381,7 @@ def json_strings(value: Any, nested: int = 0) -> Iterator[tuple[str, str | None]
 
 
 def _named_beside(fields: dict[Any, Any]) -> str | None:
-    """The name that stands beside a value: {"name": "DB_PASSWORD", "value": …}."""
+    """Return the name that stands beside a value, as in {"name": "DB_PASSWORD", "value": …}."""
     name = fields.get("name") or fields.get("key") if "value" in fields else None
     return name if isinstance(name, str) else None
 
@@ -391,7 +391,7 @@ def _idlike(text: str) -> bool:
 
 
 def _without_overlaps(text: str, hits: list[SecretMatch]) -> list[SecretMatch]:
-    """The hits in order, none over another: what overlaps is one, named by what tells most."""
+    """Return the matches in order, with overlapping ones merged into one, named by the most specific rule."""
     if len(hits) < 2:
         return hits
     apart: list[SecretMatch] = []

@@ -19,9 +19,9 @@ MAX_PLACES = 100_000
 
 
 class RedactionReport:
-    """Counts by rule, and a list of places: where, which rule, which pseudonym. Never the secret.
+    """Counts by rule, and a list of places, each with the rule and the pseudonym; never the secret itself.
 
-    A place that is added twice, as when a text is redacted again, counts once as long as places are listed.
+    A place that is added twice, as when a text is redacted again, counts once while places are listed.
     """
 
     def __init__(self, places: int = MAX_PLACES) -> None:
@@ -44,11 +44,11 @@ class RedactionReport:
         self._unplaced.update(more)
 
     def places(self) -> Iterator[ReportPlace]:
-        """The places, in the order in which they were added."""
+        """Return the places in the order in which they were added."""
         return ((*position, times) for position, times in self._places.items())
 
     def drain(self) -> list[ReportPlace]:
-        """The places, which are then forgotten, as are the counts."""
+        """Return the places and remove them and their counts from the report."""
         places = list(self.places())
         self._places.clear()
         self._unplaced.clear()
@@ -56,12 +56,12 @@ class RedactionReport:
 
     @property
     def more(self) -> Counter[str]:
-        """How many replacements each rule made in places that are not listed."""
+        """Return how many replacements each rule made in places that are not listed."""
         return self._unplaced.copy()
 
     @property
     def counts(self) -> Counter[str]:
-        """How many replacements each rule made."""
+        """Return how many replacements each rule made."""
         counts = Counter(self._unplaced)
         for (_, rule, _), times in self._places.items():
             counts[rule] += times
@@ -69,11 +69,11 @@ class RedactionReport:
 
     @property
     def total(self) -> int:
-        """How many replacements were made."""
+        """Return how many replacements were made."""
         return self.counts.total()
 
     def to_json(self) -> dict[str, Any]:
-        """The report as a JSON value: `replaced`, `by_rule`, `places`, and `places_left_out` by rule."""
+        """Return the report as a JSON value: `replaced`, `by_rule`, `places`, and `places_left_out` by rule."""
         counts = self.counts
         return {
             "replaced": counts.total(),
@@ -86,7 +86,9 @@ class RedactionReport:
         }
 
     def write(self, path: Path) -> None:
-        """Write it as JSON, atomically and for its owner alone. Raises ConfigError when it cannot be written."""
+        """Write the report as JSON, atomically and readable by its owner only. Raises ConfigError if it cannot be
+        written.
+        """
         text = json.dumps(self.to_json(), indent=1, ensure_ascii=True) + "\n"
         try:
             atomic_write(path, text.encode("ascii"), mode=0o600)
@@ -95,10 +97,10 @@ class RedactionReport:
 
 
 def write_report_beside(output: Path, report: RedactionReport | None) -> Path | None:
-    """Write the report on a file as `FILE.redaction.json`, and return its path.
+    """Write the report on a file to `FILE.redaction.json` and return that path.
 
     Without a report, because the file was not redacted, the report of an earlier file is removed. Raises
-    ConfigError when that fails.
+    ConfigError if that fails.
     """
     path = output.with_name(f"{output.name}.redaction.json")
     if report is not None:

@@ -45,9 +45,10 @@ _NONE: Hits = ()
 
 
 class RedactionRule(NamedTuple):
-    """A rule that is tried wherever one of its needles (in lower case) occurs; `look` gets text and position.
+    """A rule that is tried wherever one of its needles (in lower case) occurs; `look` gets the text and that
+    position.
 
-    `ahead` has to match at the needle first: a pattern rejects in a tenth of the time that a function takes.
+    `ahead` must match at the needle first: a pattern rejects in a tenth of the time that a function takes.
     """
 
     needles: tuple[bytes, ...]
@@ -56,7 +57,7 @@ class RedactionRule(NamedTuple):
 
 
 def secret_at(rule: str, text: str, start: int, end: int, kind: SecretKind = "secret") -> SecretMatch:
-    """The match of the characters from `start` to `end`, whose value is what is written there."""
+    """Return the match of the characters from `start` to `end`, with exactly these characters as its value."""
     return SecretMatch(start, end, rule, kind, text[start:end])
 
 
@@ -101,7 +102,7 @@ def _cookies(text: str, position: int) -> Hits:
 
 
 def _cookie_pairs(text: str, start: int, end: int, needle: str) -> Iterator[SecretMatch]:
-    """Values behind a name that look random, as far as the next needle, which is looked at by itself."""
+    """Return values behind a name that look random, up to the next needle, where the rule is tried again."""
     for pair in _COOKIE_PAIR.finditer(text, start, _up_to(text, needle, start, end)):
         if not is_reference(pair[1]) and looks_random(_ESCAPED.sub("-", pair[1])):
             yield secret_at("cookie", text, *pair.span(1))
@@ -113,7 +114,7 @@ def _up_to(text: str, needle: str, start: int, end: int) -> int:
 
 
 def _jar_cookie(text: str, position: int) -> Hits:
-    """The value in a line of a cookie file."""
+    """Return the value in a line of a cookie file."""
     match = _JAR.match(text, position)
     return (secret_at("cookie", text, *match.span(1)),) if match and looks_random(match[1]) else _NONE
 
@@ -126,7 +127,7 @@ def _signature(text: str, position: int) -> Hits:
 
 
 def _azure_secret(text: str, position: int) -> Hits:
-    """The secret of an application of Azure, whose fifth and sixth characters the needle is."""
+    """Return a client secret of an Azure application, whose fifth and sixth characters are the needle."""
     match = _AZURE.match(text, position - 4) if position >= 4 else None
     if match is None or (position > 4 and text[position - 5].isalnum()):
         return _NONE
@@ -161,7 +162,7 @@ def _argument(needle: bytes, text: str, position: int) -> Hits:
 
 
 def _piped(text: str, position: int) -> Hits:
-    """The password that is piped into `chpasswd`."""
+    """Return the password that is piped into `chpasswd`."""
     left = max(position - 240, 0)
     match = _PIPED.search(text[left:position])
     return _password(text, left + match.start(1), left + match.end(1)) if match else _NONE
@@ -246,7 +247,7 @@ _HOMES = frozenset(_HOMES_TEXT.split())
 
 
 def _email(text: str, position: int) -> Hits:
-    """The address whose `@` is at `position`, unless it names nobody."""
+    """Return the address whose `@` is at `position`, unless it belongs to no person."""
     domain = _DOMAIN.match(text, position)
     if domain is None or _NOWHERE.search(domain[1]):
         return _NONE
@@ -275,9 +276,9 @@ def _email(text: str, position: int) -> Hits:
 
 
 def _home_user(text: str, position: int) -> Hits:
-    """The user's name in the path of a home directory in which `home` or `Users` stands at `position`.
+    """Return the user's name in the path of a home directory, where `home` or `Users` is at `position`.
 
-    Also as Claude Code writes a directory into the name of another, `-home-NAME-project`, and as URLs do.
+    Also as Claude Code writes one directory into the name of another, `-home-NAME-project`, and as URLs do.
     """
     if not position:
         return _NONE
@@ -314,7 +315,9 @@ def _home_user(text: str, position: int) -> Hits:
 
 
 def _inner(text: str, position: int) -> bool:
-    """Whether the path that goes on at `position` began before it, in a place where no homes are."""
+    """Return whether the path that continues at `position` began earlier, in a place where no home directories
+    are.
+    """
     if not position or not (text[position - 1].isalnum() or text[position - 1] in "_.~)}]-"):
         return False
     # /c/Users and /mnt/c/Users have the letter of a drive before, and `\n` may stand there.
@@ -407,7 +410,7 @@ def _url(text: str, position: int) -> Hits:
 
 
 def _odd(secret: str) -> bool:
-    """Whether a password in a URL is one although it looks like code or a path."""
+    """Return whether a password in a URL is a password although it looks like code or a path."""
     return (
         PSEUDONYM.search(secret) is None
         and secret.lower() not in GENERIC_PASSWORDS

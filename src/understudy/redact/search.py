@@ -1,7 +1,7 @@
-"""Looks for secrets in a text: by their surroundings (`rules`) and by their form (`tokens`).
+"""Searches a text for secrets, by their surroundings (`rules`) and by their form (`tokens`).
 
-A rule is tried only where one of its needles stands, and one pass over the text finds all needles; so the time is
-linear in the text, whatever is in it.
+A rule is tried only where one of its needles occurs, and one pass over the text finds all needles. So the time is
+linear in the length of the text, whatever the text is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _TOKENS = len(RULES)
 
 
 class _Trial(NamedTuple):
-    """What is tried at a needle: the number of the rule, or `_TOKENS`; what has to match; and what looks then."""
+    """What is tried at a needle: the number of the rule, or `_TOKENS`; the pattern that must match; the function
+    to call then.
+    """
 
     number: int
     matches: Callable[[str, int], object]
@@ -39,7 +41,7 @@ def _trials() -> dict[bytes, list[_Trial]]:
 
 
 def _no_look(text: str, position: int) -> Hits:
-    """What begins a token is only noted: its whole run is looked at later."""
+    """Return nothing: the beginning of a token is only noted, and its whole run is examined later."""
     return ()
 
 
@@ -52,7 +54,9 @@ _WINDOW = 1 << 18
 
 @cache
 def _automaton() -> BytesAhoCorasick:
-    """Finds all needles in one pass. A search for each of them took most of the time of redaction."""
+    """Return the automaton that finds all needles in one pass. Searching for each of them took most of redaction's
+    time.
+    """
     return BytesAhoCorasick(_NEEDLES, implementation=Implementation.DFA)
 
 
@@ -67,7 +71,7 @@ _RUN = re.compile(r"[\w-]+", re.ASCII)
 
 
 def find_secrets(text: str) -> list[SecretMatch]:
-    """Everything that the rules match in a text, in no order; matches may overlap."""
+    """Return all matches of the rules in a text, in no particular order; matches may overlap."""
     if len(text) < 6:
         return []
     # One byte a character, so that places are the same.
@@ -96,7 +100,9 @@ def find_secrets(text: str) -> list[SecretMatch]:
 
 
 def _tokens(text: str, sorts: bytes, starts: list[int]) -> Iterator[SecretMatch]:
-    """The tokens in runs of letters, digits, `_` and `-` in which something begins one, or that follow a dot."""
+    """Return the tokens in runs of letters, digits, `_` and `-` that contain the beginning of one, or that follow
+    a dot.
+    """
     dot = sorts.find(_AFTER_DOT)
     while dot >= 0:
         if lead_before(text, dot + 1):
@@ -132,7 +138,7 @@ _BESIDE = {
 
 
 def _beside_ids(text: str, hits: list[SecretMatch]) -> list[SecretMatch]:
-    """Secrets without a form of their own, near the ids that they belong to."""
+    """Return secrets without a form of their own that are near the ids to which they belong."""
     near: list[SecretMatch] = []
     for of, (rule, pattern, around) in _BESIDE.items():
         reached = 0

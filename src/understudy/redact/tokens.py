@@ -1,4 +1,4 @@
-"""Tokens that are recognised by their form alone: a prefix that its provider publishes, and what follows it.
+"""Tokens that are recognised by their form alone: a prefix that their provider publishes, and what follows it.
 
 Tokens that name themselves (`acme_live_…`, `acme-key-…`) are found whoever issued them.
 """
@@ -12,15 +12,15 @@ from understudy.redact.heuristics import count_random_characters, is_placeholder
 
 
 class TokenForm(NamedTuple):
-    """A kind of token: the name of its rule, the word in its pseudonym, and what it looks like.
+    """A kind of token: the name of its rule, the word in its pseudonym, and its pattern.
 
-    A token is looked for where one of its `prefixes` stands (`search.find_secrets`), in whatever case. A form
-    without prefixes is dotted: its token is several runs of letters, digits, `_` and `-` with dots between, and is
-    looked for where such a run of 20 or more stands behind a dot.
+    A token is searched for where one of its `prefixes` occurs (`search.find_secrets`), in upper or lower case. A
+    form without prefixes is dotted: its token is several runs of letters, digits, `_` and `-` with dots between
+    them, and is searched for where such a run of 20 or more characters follows a dot.
 
-    A new form with a fixed prefix is a row in `_PREFIXED_TEXT`. A dotted one is an entry in `_DOTTED`, and needs
-    what leads to its first long run in `_lead`. Else it is only found where its surroundings tell, as behind
-    `token=`.
+    To add a form with a fixed prefix, add a row to `_PREFIXED_TEXT`. To add a dotted one, add an entry to
+    `_DOTTED`, and to `_lead` what comes before its first long run. Any other token is found only by its
+    surroundings, as after `token=`.
     """
 
     rule: str
@@ -232,7 +232,9 @@ _named = re.compile(
 
 
 def _token_starts() -> dict[str, re.Pattern[str]]:
-    """Literals in lower case, and what matches where one stands in a run that `tokens_in_run` should look at."""
+    """Return literals in lower case, and what must match at one of them in a run for `tokens_in_run` to examine
+    the run.
+    """
     bodies: dict[str, list[str]] = {}
     for form in _PREFIXED:
         for prefix in form.prefixes:
@@ -260,15 +262,15 @@ DOTS = ".:~"
 
 
 def lead_before(text: str, start: int) -> int:
-    """How many characters the first runs of a dotted token have that end at `start`; 0 where there are none."""
+    """Return the length of the first runs of a dotted token that end at `start`; 0 if there are none."""
     lead = _lead.search(text[max(start - _LEAD_LENGTH, 0) : start])
     return 0 if lead is None else lead.end() - lead.start()
 
 
 def tokens_in_run(text: str, start: int, end: int) -> list[tuple[int, int, str]]:
-    """The tokens in a run of letters, digits, `_` and `-`: where they begin and end, and their rule.
+    """Return the tokens in a run of letters, digits, `_` and `-`, as (start, end, rule).
 
-    Tokens of several runs, with dots between, are found by the first run that is long.
+    Tokens of several runs with dots between them are found by the first long run.
     """
     before = text[start - 1 : start] if start else ""
     spans: list[tuple[int, int, str]] = []
@@ -294,7 +296,7 @@ def tokens_in_run(text: str, start: int, end: int) -> list[tuple[int, int, str]]
 
 
 def _named_token(text: str, start: int, end: int, spans: list[tuple[int, int, str]]) -> None:
-    """Add a token that says of itself that it is one (`acme_live_…`), if what follows is random."""
+    """Add a token that names itself (`acme_live_…`), if what follows the name is random."""
     match = _named.search(text, start, end)
     if match is not None and not is_placeholder(match[1]) and any(map(str.isdigit, match[1])):
         random = count_random_characters(match[1])
@@ -320,7 +322,7 @@ BROKEN_PREFIXES = tuple(sorted({prefix.lower().encode() for row in _BROKEN for p
 
 
 def broken_token_at(text: str, position: int) -> tuple[int, int, str] | None:
-    """Where such a token lies that begins at `position`, and its rule."""
+    """Return where such a token is that begins at `position`, and its rule."""
     match = _broken.match(text, position)
     if match is None or is_placeholder(match.group()) or not looks_random(match.group()):
         return None
@@ -328,11 +330,11 @@ def broken_token_at(text: str, position: int) -> tuple[int, int, str] | None:
 
 
 def pseudonym_label(value: str) -> str:
-    """The word for a value's pseudonym: that of its form, else SECRET."""
+    """Return the word for a value's pseudonym: that of its form, otherwise SECRET."""
     match = _whole.fullmatch(value)
     return "SECRET" if match is None else FORMS[(match.lastindex or 1) - 1].label
 
 
 def has_token_form(value: str) -> bool:
-    """Whether the whole value has one of the forms."""
+    """Return whether the whole value has one of the forms."""
     return _whole.fullmatch(value) is not None

@@ -144,11 +144,12 @@ def empty_size(config: TeacherConfig, tools: list[dict[str, Any]] | None) -> Req
 def rest_size(
     config: TeacherConfig, messages: list[Message], ids: set[str], *, begins: bool
 ) -> RequestSize | None:
-    """The size of a conversation, or of what follows a user's message in one, without that of an empty request.
+    """Return the size of a conversation, or of the part after a user's message, without that of an empty request.
 
-    Sizes of parts, and a comma between two, add up to that of the whole. `ids` are those of the calls in earlier
-    parts, and get the new ones. None where the last message would not be the user's. Raises UnicodeEncodeError and
-    msgspec.ValidationError where `build_request` would change all of the messages.
+    The sizes of the parts, with a comma between two, add up to the size of the whole. `ids` are the ids of the
+    calls in earlier parts, to which those of this part are added. Returns None if the last message would not be a
+    user's. Raises UnicodeEncodeError or msgspec.ValidationError if `build_request` would have to change the
+    messages.
     """
     messages_left = _answerable(_laid_out(msgspec.convert({"messages": messages}, ChatBody)))
     body = _body(config, messages_left, [], ids, begins=begins)
@@ -192,11 +193,12 @@ def as_anthropic(
     *,
     begins: bool = True,
 ) -> dict[str, Any]:
-    """Laid out chat messages, and tools, as fields of a request of Anthropic's Messages API.
+    """Return laid out chat messages, and tools, as the fields of a request of Anthropic's Messages API.
 
-    Turns alternate, the user's first, and each tool call has its result next. Ids of tool calls that the API would
-    refuse, or that come twice, are others. `ids` has those of earlier calls, and gets the new ones. Unless it
-    `begins` here, the conversation goes on behind a turn of the user's, with an answer.
+    Turns alternate, beginning with a user's, and the result of each tool call follows in the next turn. Ids of
+    tool calls that are duplicates or that the API would refuse are replaced. `ids` are the ids of earlier calls,
+    to which new ones are added. Unless the conversation `begins` here, it continues after a user's turn, with an
+    answer.
     """
     request: dict[str, Any] = {}
     if messages and messages[0]["role"] == "system":

@@ -79,7 +79,7 @@ class Block(Struct, frozen=True, gc=False):
 
     @property
     def is_malformed(self) -> bool:
-        """Return whether this is a tool call whose arguments are not a JSON object: no tool can be run with them."""
+        """Return whether this is a tool call whose arguments are not a JSON object, so that no tool can be run."""
         if self.kind != "tool_use":
             return False
         arguments = parse_object(self.arguments)
@@ -87,7 +87,7 @@ class Block(Struct, frozen=True, gc=False):
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of what the other fields do not tell apart: images, and content that no model is shown."""
+        """Return a digest of what the other fields do not tell apart: images, and content no model is shown."""
         if not self.images and self.source is None:
             return ""
         return canonical((self.images, self.source)).decode()

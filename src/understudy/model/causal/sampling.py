@@ -1,4 +1,4 @@
-"""How a token is drawn from a model's logits, and with which probability it was."""
+"""Draws tokens from a model's logits, and returns the probability with which each token was drawn."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LOGIT_BOUND = 1e30
 
 
 class SamplingSettings(Struct, frozen=True, kw_only=True):
-    """The parameters of one request, with vLLM's names and meanings; None for what is not wanted.
+    """The sampling parameters of one request, with vLLM's names and meanings; None for those that are not set.
 
-    Biases, then penalties change the logits, `temperature` divides them (0: the likeliest token is taken), then
-    `min_p`, `top_k` and `top_p` cut the unlikely ones off.
+    Biases and then penalties change the logits, `temperature` divides them (0: take the most likely token), then
+    `min_p`, `top_k` and `top_p` exclude unlikely tokens.
     """
 
     temperature: float = 1.0
@@ -37,21 +37,23 @@ class SamplingSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens cannot be drawn."""
+        """Return whether some tokens are excluded."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @property
     def changes_logits(self) -> bool:
-        """Whether the logits are changed by what was said before, or by the request."""
+        """Return whether the request changes the logits, by penalties for earlier tokens or by biases."""
         return bool(
             self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1 or self.logit_bias
         )
 
 
 def random_source(seed: int | None, prompt: Sequence[int]) -> random.Random:
-    """The source of a request's randomness: of its seed and its prompt, or of the machine's where it has no seed.
+    """Return the random generator of a request, seeded by its seed and prompt, or by the machine if it has no
+    seed.
 
-    The prompt is in it since all calls of a rollout come with one seed, and are to be drawn independently.
+    The prompt is part of the seed, because all calls of a rollout have the same seed and must be sampled
+    independently.
     """
     if seed is None:
         return random.Random(random.SystemRandom().getrandbits(64))
@@ -65,12 +67,14 @@ def sample_tokens(
     positions: Sequence[float],
     histories: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> list[tuple[int, float]]:
-    """A token for each row of `logits` [rows, vocabulary], and the natural logarithm of its probability.
+    """Return a token for each row of `logits` [rows, vocabulary], and the natural logarithm of its probability.
 
-    `positions[i]` in [0, 1) says where in the distribution the token of row i is taken; `histories[i]` are the
-    prompt and the completion so far. The probability is that of the distribution that was sampled from, after
-    temperature and cut-offs; where the likeliest token was taken, it is the model's own, at temperature 1. It is
-    not finite where the row's logits are not.
+    `positions[i]` in [0, 1) is the point of the cumulative distribution at which the token of row i is taken;
+    `histories[i]` are the tokens of its prompt and completion so far.
+
+    The probability is that of the distribution that was sampled from, after temperature and truncation. If the
+    most likely token was taken (temperature 0), it is the model's own probability at temperature 1. It is not
+    finite if the row's logits are not.
     """
     logits = logits.float()
     for row, one_settings in enumerate(settings):
@@ -117,7 +121,7 @@ def _adjusted_logits(
 
 
 def _truncated(logprobs: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
-    """The distribution without its unlikely tokens, normalised anew; the likeliest always stays."""
+    """Return the distribution without the excluded tokens, normalised again; the most likely token always stays."""
     if settings.min_p > 0:
         limit = logprobs.max() + math.log(settings.min_p)
         logprobs = logprobs.masked_fill(logprobs < limit, -math.inf).log_softmax(dim=-1)

@@ -13,8 +13,8 @@ from understudy.util.diffs import NO_NEWLINE, DiffError, FileDiff, Hunk, parse_d
 class Edit(Struct, frozen=True):
     """A replacement of lines in a file.
 
-    `line` is the first of them, counted from 1 in the file as it is after the changes before this one. Each of
-    `lines` is (" ", "-" or "+", text with its newline, if it has one).
+    `line` is the number of its first line, counted from 1 in the file after the earlier changes. Each of `lines`
+    is (" ", "-" or "+", text with its newline, if it has one).
     """
 
     path: str
@@ -23,17 +23,17 @@ class Edit(Struct, frozen=True):
 
     @property
     def old(self) -> str:
-        """The text that is replaced, context included."""
+        """Return the text that is replaced, with context."""
         return "".join(text for tag, text in self.lines if tag != "+")
 
     @property
     def new(self) -> str:
-        """The text that replaces it, context included."""
+        """Return the text that replaces it, with context."""
         return "".join(text for tag, text in self.lines if tag != "-")
 
     @property
     def patch(self) -> str:
-        """The change as a unified diff of its own."""
+        """Return the change as a unified diff."""
         sizes = [sum(tag != other for tag, _ in self.lines) for other in ("+", "-")]
         starts = [self.line if size else self.line - 1 for size in sizes]
         body = "".join(
@@ -53,7 +53,7 @@ class Write(Struct, frozen=True):
 
     @property
     def patch(self) -> str:
-        """The change as a unified diff of its own."""
+        """Return the change as a unified diff."""
         lines = [line for line in re.split(r"(?<=\n)", self.content) if line]
         edit = Edit(self.path, 1, tuple(("+", line) for line in lines))
         return edit.patch.replace(f"\n--- a/{self.path}\n", "\nnew file mode 100644\n--- /dev/null\n", 1)

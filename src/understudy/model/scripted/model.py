@@ -171,7 +171,7 @@ def _minimal_call(tools: Sequence[ModelTool], name: str) -> ActionCall:
 
 
 def _minimal_value(definition: dict[str, Any], text: str, depth: int = 0) -> Any:
-    """A small value of a JSON schema, with `text` where a string is wanted."""
+    """Return a smallest value of a JSON schema, with `text` for strings."""
     if depth > 20:
         raise InvalidRequestError("a JSON schema is nested more than 20 levels deep; use a flatter one")
     try:

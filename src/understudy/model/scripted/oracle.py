@@ -1,8 +1,8 @@
-"""Work on a task by real tool calls, from changes that are known beforehand.
+"""Solves a task by real tool calls, from changes that are known beforehand.
 
-The work is a generator that yields actions and is sent the texts of their results. For every request it runs again
-through the whole conversation, so that all its state is in the messages: a retried or resumed conversation
-gets the same answer.
+The work is a generator that yields actions and receives the texts of their results. For each request it runs
+through the whole conversation again, so its state is entirely in the messages: a retried or resumed conversation
+gets the same response.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from understudy.model.scripted.toolsets import ActionCall, Toolset, patch_comman
 
 
 class ChatTurn(Struct, frozen=True, dict=True):
-    """What a policy is asked: the conversation so far, and the tools it may call now."""
+    """The input of a policy: the conversation so far, and the tools that it may call now."""
 
     messages: Sequence[ModelMessage]
     tools: Sequence[ModelTool] = ()
@@ -29,15 +29,14 @@ class ChatTurn(Struct, frozen=True, dict=True):
 
     @cached_property
     def toolset(self) -> Toolset:
-        """The tools that may be called, as those of the agent that has them."""
+        """Return the tools that may be called, as those of the agent that has them."""
         return toolset_of(self.tools)
 
 
 class Action(Struct, frozen=True):
-    """What a policy does: says `content`, then calls tools.
+    """The output of a policy: `content`, followed by tool calls.
 
-    `logprobs` has the natural logarithm of each completion token's probability; None says that the policy was
-    certain, which is 0.0 for each.
+    `logprobs` has the natural logarithm of each completion token's probability; None means that all are 0.0.
     """
 
     content: str = ""
@@ -47,15 +46,15 @@ class Action(Struct, frozen=True):
 
 
 class Policy(Protocol):
-    """Decides a turn. It keeps no state of its own: the same conversation gives the same action."""
+    """Decides a turn. It has no state of its own: the same conversation gives the same action."""
 
     @property
     def name(self) -> str:
-        """The name it is chosen by."""
+        """The name by which it is chosen."""
         ...
 
     def act(self, request: ChatTurn) -> Action:
-        """The action for the last message of the conversation. Raises BackendError."""
+        """Return the action for the last message of the conversation. Raises BackendError."""
         ...
 
 
@@ -77,10 +76,11 @@ Editing = Callable[[Edit, str, Toolset], Work]
 def next_action(
     turn: ChatTurn, start: int, changes: Sequence[Change], workdir: str, *, terse: bool = False
 ) -> Action:
-    """The action after everything that happened since message `start`, which gave the task.
+    """Return the next action, after everything that happened since message `start`, which contains the task.
 
-    `workdir` is where the files are when the conversation does not say it. `terse` reads whole files, changes as
-    little text as it can, and says where: the line with the `def` or `class` before the change.
+    `workdir` is the directory of the files if the conversation does not name it. With `terse` it reads whole
+    files, changes as little text as possible, and says where: the line with the `def` or `class` before the
+    change.
     """
     if wants_summary(turn.messages[-1]):
         return Action(f"The task is:\n\n{turn.messages[start].text}\n\nThe work on it goes on.")
@@ -97,12 +97,12 @@ def next_action(
 
 
 def wants_summary(message: ModelMessage) -> bool:
-    """Whether the message asks for a summary of the conversation, as an agent does before it shortens it."""
+    """Return whether a message asks for a summary of the conversation, as agents do before they compact it."""
     return message.role == "user" and _SUMMARY.search(message.text) is not None
 
 
 def find_workdir(messages: Iterable[ModelMessage]) -> str | None:
-    """The working directory that the agent's own text names: the first one, system messages before others."""
+    """Return the working directory that the agent's own text names first, in system messages before others."""
     for message in sorted(messages, key=lambda message: message.role not in ("system", "developer")):
         if message.role in ("system", "developer", "user") and (match := _WORKDIR.search(message.text)):
             return match[1].rstrip()
@@ -110,7 +110,7 @@ def find_workdir(messages: Iterable[ModelMessage]) -> str | None:
 
 
 def tool_results(messages: Iterable[ModelMessage]) -> list[Results]:
-    """For each assistant turn with tool calls, the texts of their results in order."""
+    """Return, for each assistant turn with tool calls, the texts of their results in order."""
     results: list[list[str]] = []
     for message in messages:
         if message.role == "assistant" and message.tool_calls:
@@ -121,7 +121,7 @@ def tool_results(messages: Iterable[ModelMessage]) -> list[Results]:
 
 
 def _work(turn: ChatTurn, changes: Sequence[Change], workdir: str, edit: Editing) -> Work:
-    """Make the changes one by one; what the editing tools cannot do goes through the shell."""
+    """Make the changes one by one; those that editing tools cannot make are made in the shell."""
     tools = turn.toolset
     left = list(changes)
     while left and tools.can_edit:
@@ -143,7 +143,7 @@ def _work(turn: ChatTurn, changes: Sequence[Change], workdir: str, edit: Editing
 
 
 def _apply_change(change: Change, tools: Toolset, workdir: str, edit: Editing) -> Work:
-    """Make one change with the tools that fit it; False when that did not work."""
+    """Make one change with the tools that fit it; the result is False if that failed."""
     root = workdir.rstrip("/")
     match change:
         case Edit():
@@ -191,7 +191,7 @@ def _edit(edit: Edit, path: str, tools: Toolset) -> Work:
 
 
 def _edit_tersely(edit: Edit, path: str, tools: Toolset) -> Work:
-    """Read the whole file, and replace the lines that change, with as many around them as make them unique."""
+    """Read the whole file, then replace the changed lines, with as many lines around them as make the text unique."""
     if edit.old.endswith("\n") != edit.new.endswith("\n"):
         return False  # the file's last newline comes or goes, which lines do not tell
     results = yield Action("", (tools.read(path),))
@@ -214,13 +214,13 @@ def _edit_tersely(edit: Edit, path: str, tools: Toolset) -> Work:
 
 
 def _definition(window: dict[int, str], line: int) -> str:
-    """The last line before `line` that begins a function or a class; empty where there is none."""
+    """Return the last line before `line` that begins a function or a class; "" if there is none."""
     before = (window[number].strip() for number in range(line - 1, 0, -1) if number in window)
     return next((text for text in before if text.startswith(("def ", "async def ", "class "))), "")
 
 
 def _replacement(edit: Edit, window: dict[int, str], width: int) -> tuple[str, str]:
-    """What to replace and by what, with `width` more lines of the window above and below."""
+    """Return the text to replace and the new text, with `width` more lines of the window above and below."""
     old, new = _line_lists(edit)
     above = [window[line] for line in range(edit.line - width, edit.line) if line in window]
     end = edit.line + len(old)
@@ -229,7 +229,9 @@ def _replacement(edit: Edit, window: dict[int, str], width: int) -> tuple[str, s
 
 
 def _line_lists(edit: Edit) -> tuple[list[str], list[str]]:
-    """Lines before and after. A newline that ends both is left out; one that ends one is an empty last line."""
+    """Return the lines before and after. A final newline of both is left out; that of only one is an empty last
+    line.
+    """
     old, new = (text.replace("\r\n", "\n") for text in (edit.old, edit.new))
     if all(text.endswith("\n") or not text for text in (old, new)):
         old_lines, new_lines = (text.removesuffix("\n").split("\n") if text else [] for text in (old, new))
@@ -238,7 +240,7 @@ def _line_lists(edit: Edit) -> tuple[list[str], list[str]]:
 
 
 def _is_applied(edit: Edit, window: dict[int, str]) -> bool:
-    """Whether the change stands in the file already: made before the conversation was shortened."""
+    """Return whether the file already contains the change: it was made before the conversation was compacted."""
     old_lines, new_lines = _line_lists(edit)
     return _contains_lines(window, edit.line, new_lines) and not _contains_lines(window, edit.line, old_lines)
 
