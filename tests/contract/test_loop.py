@@ -358,9 +358,9 @@ async def test_what_runs_in_any_wave_is_let_finish(order: Order, policy: FakePol
 
 def collector_of(order: Order, policy: FakePolicy, command: str) -> RolloutCollector:
     served = TrainedModelServer(backend="vllm", urls=(f"{policy.url}/v1",), model="m", tokenizer=order.model)
-    manner = RolloutSettings(agent="shell", agent_options={"command": command})
+    rollout_settings = RolloutSettings(agent="shell", agent_options={"command": command})
     return RolloutCollector(
-        served, manner, sandboxes=load_sandboxes("unsafe-local"), concurrency=2, version="step-0000"
+        served, rollout_settings, sandboxes=load_sandboxes("unsafe-local"), concurrency=2, version="step-0000"
     )
 
 

@@ -119,7 +119,7 @@ async def run(
         min_groups=order.min_groups,
         max_staleness=order.max_staleness,
         sandbox="unsafe-local",
-        manner=msgspec.to_builtins(
+        rollout_settings=msgspec.to_builtins(
             RolloutSettings(agent="shell", agent_options={"command": f"python3 {order.agent}"})
         ),
         keep=order.keep,

@@ -53,7 +53,7 @@ CHAT_WAYS = [ATOMIC, Way("chat", streaming=True)]
 WAYS = [
     ATOMIC,
     Way("messages", streaming=True),
-    # Each wire and each manner of answering has come by now: the other two pairs are for `make test-services`.
+    # Each wire and each way of answering has come by now: the other two pairs are for `make test-services`.
     pytest.param(Way("chat", streaming=True), marks=pytest.mark.services),
     pytest.param(Way("messages"), marks=pytest.mark.services),
 ]

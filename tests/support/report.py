@@ -183,7 +183,7 @@ def put_loop(
             steps=max(1, len(steps)) if planned is None else planned,
             groups=2,
             samples=4,
-            manner={"temperature": 0.7},
+            rollout_settings={"temperature": 0.7},
             trainer={"learning_rate": 1e-4},
             asynchronous=asynchronous,
         )

@@ -215,7 +215,7 @@ def is_identifier(value: str) -> bool:
 
 
 def is_distinctive(value: str) -> bool:
-    """Return whether a secret can be searched for everywhere in the texts without matching words or names in code."""
+    """Return whether a secret can be searched for in all texts without matching words or names in code."""
     if len(value) < 8:
         return False
     return looks_random(value) or (

@@ -235,7 +235,7 @@ class Redactor:
             self._remember(hit.value, hit.rule)
 
     def _forget(self, identifiers: frozenset[str]) -> None:
-        """Do not treat values as secrets that are names in the code, although they were assigned as secrets are."""
+        """Treat values as names of the code, not as secrets, although they were assigned as secrets are."""
         self._identifiers = identifiers
         sources = {value: rule for value, rule in self._sources.items() if value not in identifiers}
         if len(sources) < len(self._sources):

@@ -105,7 +105,7 @@ _CURVES = (
     "model", "backend", "steps", "groups", "samples", "eval_samples", "eval_every", "asynchronous",
     "max_staleness", "min_groups", "seed", "sandbox", "keep",
 )  # fmt: skip
-"""What of a loop's configuration is shown as it is; of its manner and its trainer, all plain values."""
+"""Fields of a loop's configuration that are shown, besides all plain values of its two settings."""
 
 
 def is_loop(directory: StoreLocation) -> bool:
@@ -239,7 +239,7 @@ def _about(config: LoopConfig) -> dict[str, str]:
     plain: dict[str, Any] = msgspec.to_builtins(config)
     about = {name.replace("_", " "): plain[name] for name in _CURVES}
     about |= {"training tasks": len(config.tasks), "held-out tasks": len(config.eval_tasks)}
-    for part in (config.manner, config.trainer):
+    for part in (config.rollout_settings, config.trainer):
         about |= {name.replace("_", " "): value for name, value in _flat(part).items()}
     return {name: str(value) for name, value in about.items() if value not in (None, "")}
 

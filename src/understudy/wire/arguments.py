@@ -133,7 +133,7 @@ def freeform_input(arguments: str) -> str:
 
 
 def freeform_arguments(text: str) -> str:
-    """Return plain text as JSON arguments: servers refuse conversations with calls whose arguments are not JSON."""
+    """Return plain text as JSON arguments: servers refuse a call whose arguments are not JSON."""
     return msgspec.json.encode({_FREEFORM: text}).decode()
 
 

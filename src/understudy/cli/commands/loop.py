@@ -304,7 +304,7 @@ def loop_config_of(settings: LoopSettings, tasks: list[Task], eval_tasks: list[T
         eval_tasks=task_digests(eval_tasks),
         seed=trainer.seed,
         sandbox=sandbox,
-        manner=msgspec.to_builtins(rollouts),
+        rollout_settings=msgspec.to_builtins(rollouts),
         trainer=msgspec.to_builtins(trainer),
     )
 

@@ -148,10 +148,10 @@ def sft(settings: SFTSettings, json_: Json = False) -> None:
 
     require_packages(*FULL)
     progress = StepProgress("sft")
-    course = _course(progress, settings)
-    sequences = sequences_to_imitate(directory, settings, course.left_out)
+    context = _training_context(progress, settings)
+    sequences = sequences_to_imitate(directory, settings, context.left_out)
     with _claim(settings, directory), progress:
-        result = train_sft(directory, sequences, settings.output, settings.trainer, course)
+        result = train_sft(directory, sequences, settings.output, settings.trainer, context)
     text = f"learned {result.tokens} sampled tokens of {result.rows} sequences in {_steps_and_loss(result)}"
     print_training(result, f"{result.output}: {text}", json_)
 
@@ -169,17 +169,17 @@ def dpo(settings: DPOSettings, json_: Json = False) -> None:
     require_packages(*FULL)
     _refuse_choices_in_exports(settings)
     progress = StepProgress("dpo")
-    course = _course(progress, settings)
+    context = _training_context(progress, settings)
     directory = model_directory(settings.model)
     pairs = preferences(
         settings.sources,
         directory,
         run=settings.run,
         include_suspicious=settings.include_suspicious,
-        left_out=course.left_out,
+        left_out=context.left_out,
     )
     with _claim(settings, directory), progress:
-        result = train_dpo(directory, pairs, settings.output, settings.trainer, course)
+        result = train_dpo(directory, pairs, settings.output, settings.trainer, context)
     print_training(result, f"{result.output}: learned {result.rows} pairs in {_steps_and_loss(result)}", json_)
 
 
@@ -288,7 +288,7 @@ app.command("distill", short_help="Move towards a teacher, on one's own rollouts
 app.command("loop", short_help="Collect, grade, update, publish, and again.")(loop)
 
 
-def _course(progress: StepProgress, settings: TrainingSettings) -> TrainingContext:
+def _training_context(progress: StepProgress, settings: TrainingSettings) -> TrainingContext:
     """Return how a training with TRL proceeds: checkpoints and trackers.
 
     Raises ConfigError for an unknown tracker.

@@ -121,7 +121,7 @@ def _adjusted_logits(
 
 
 def _truncated(logprobs: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
-    """Return the distribution without the excluded tokens, normalised again; the most likely token always stays."""
+    """Return the distribution without the excluded tokens, normalised again; the likeliest token always stays."""
     if settings.min_p > 0:
         limit = logprobs.max() + math.log(settings.min_p)
         logprobs = logprobs.masked_fill(logprobs < limit, -math.inf).log_softmax(dim=-1)

@@ -191,7 +191,7 @@ def _edit(edit: Edit, path: str, tools: Toolset) -> Work:
 
 
 def _edit_tersely(edit: Edit, path: str, tools: Toolset) -> Work:
-    """Read the whole file, then replace the changed lines, with as many lines around them as make the text unique."""
+    """Read the whole file, then replace the changed lines, with as many lines around as make the text unique."""
     if edit.old.endswith("\n") != edit.new.endswith("\n"):
         return False  # the file's last newline comes or goes, which lines do not tell
     results = yield Action("", (tools.read(path),))

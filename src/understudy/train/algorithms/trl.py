@@ -97,7 +97,7 @@ def train_sft(
     sequences: Sequence[TokenSequence],
     output: Path,
     options: SFTOptions,
-    course: TrainingContext | None = None,
+    context: TrainingContext | None = None,
 ) -> TrainingSummary:
     """Train the model in the directory `model` on sampled tokens; write the new model to the directory `output`.
 
@@ -105,7 +105,7 @@ def train_sft(
     `training/metrics.jsonl` in `output`. Raises ConfigError when there is nothing to learn from, when the
     sequences are not from this model's vocabulary, or when the GPU runs out of memory.
     """
-    context = course or TrainingContext()
+    context = context or TrainingContext()
 
     def fit(loaded: Any) -> list[TokenSequence]:
         longest, vocabulary = max_sequence_length(loaded, options), vocabulary_size(loaded)
@@ -228,14 +228,14 @@ def train_dpo(
     pairs: Sequence[PairTokens],
     output: Path,
     options: DPOOptions,
-    course: TrainingContext | None = None,
+    context: TrainingContext | None = None,
 ) -> TrainingSummary:
     """Train the model in the directory `model` on preference pairs; write the new model to `output`.
 
     The initial model is the reference. The metrics of every step go to `training/metrics.jsonl` in `output`.
     Raises ConfigError when there is nothing to learn from, or the GPU runs out of memory.
     """
-    context = course or TrainingContext()
+    context = context or TrainingContext()
 
     def fit(loaded: Any) -> list[PairTokens]:
         longest, vocabulary = max_sequence_length(loaded, options), vocabulary_size(loaded)

@@ -98,7 +98,7 @@ class TRLRollouts:
             tool_format=tool_format,
             seed=seed,
             sandbox=sandbox,
-            manner=asdict(settings),
+            rollout_settings=asdict(settings),
         )
         self._collector: RolloutCollector | None = None
         self._publisher: Publisher | None = None

@@ -181,7 +181,7 @@ async def run_loop(
         raise ConfigError(
             "--max-cost needs --usd-per-hour, because a loop's own server is paid by time; give both"
         )
-    manner = msgspec.convert(config.manner, RolloutSettings)
+    rollout_settings = msgspec.convert(config.rollout_settings, RolloutSettings)
     options = read_options(config.trainer)
     _check_publish_method(config, runtime, options)
     database = _database_of(config, runtime)
@@ -218,7 +218,7 @@ async def run_loop(
             )
             collector = RolloutCollector(
                 served,
-                manner,
+                rollout_settings,
                 sandboxes=sandboxes,
                 concurrency=runtime.concurrency,
                 version=state.version,

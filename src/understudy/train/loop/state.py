@@ -97,12 +97,12 @@ class LoopSchedule(Struct, frozen=True, kw_only=True):
     tool_format: Annotated[str, option("The syntax of the model's tool calls.")] = "hermes"
 
 
-class LoopConfig(LoopSchedule, frozen=True, kw_only=True):
+class LoopConfig(LoopSchedule, frozen=True, kw_only=True, rename={"rollout_settings": "manner"}):
     """Everything that decides a loop's results.
 
     `tasks` and `eval_tasks` map instance ids to digests of the task records. `trainer` holds the options of the
-    updates and `manner` the settings of agents and sampling (`run.collector.RolloutSettings`), both as JSON
-    values.
+    updates and `rollout_settings` those of agents and sampling (`run.collector.RolloutSettings`), both as JSON
+    values. In files it is called `manner`, as in the first release, so that older loops continue.
     """
 
     model: str
@@ -111,7 +111,7 @@ class LoopConfig(LoopSchedule, frozen=True, kw_only=True):
     eval_tasks: dict[str, str] = field(default_factory=dict[str, str])
     seed: int = 0
     sandbox: str = "local"
-    manner: dict[str, Any] = field(default_factory=dict[str, Any])
+    rollout_settings: dict[str, Any] = field(default_factory=dict[str, Any])
     trainer: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
