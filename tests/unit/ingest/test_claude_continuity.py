@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 import pytest
 
 from support.claude_log import Log, by_message, outline, read
@@ -126,3 +129,28 @@ def test_the_programs_own_answer_to_a_session_that_ended_with_a_command_shows_a_
     state = by_message(*read(log))[NEXT]
     assert state.notes == ()
     assert "t1: one" not in outline(state) and "t2: two" in outline(state)
+
+
+def calls_to_read(prompts: int) -> int:
+    """How many functions are called to read a session with calls that each of its prompts may have lost."""
+    log = worked()
+    for number in range(prompts):
+        log.user("go on", todos=[])
+        log.assistant(f"msg_02{number:020}", "Going on.", usage=usage(20_000, 3_000))
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        read(log)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_a_session_with_lost_calls_is_read_in_linear_time() -> None:
+    few, some, many = map(calls_to_read, (20, 120, 220))
+    assert many - some < 1.2 * (some - few)

@@ -46,15 +46,22 @@ class _CacheUsage(Struct):
         return (self.cache_creation_input_tokens or 0) + (self.cache_read_input_tokens or 0)
 
 
-class _Passed(Struct):
-    """What a path holds: its last response and the bytes after it; the response after the first calls that a
-    resume would lose (None if there are none); and how many bytes a resume would lose.
+class _LostOnPath(Struct, frozen=True):
+    """What a resume would lose of a path: whether there are such calls and how many bytes they have, and the
+    response after the first of them (None if the path ends with it).
     """
 
-    last: ClaudeResponse | None = None
-    added_bytes: int = 0
-    behind_lost: ClaudeResponse | None = None
+    any: bool = False
     lost_bytes: int = 0
+    behind: ClaudeResponse | None = None
+
+    def then(self, response: ClaudeResponse, lost_bytes: int | None) -> _LostOnPath:
+        """Return the same for the path with one more response, of which so much would be lost (None: nothing)."""
+        behind = response if self.any and self.behind is None else self.behind
+        return _LostOnPath(self.any or lost_bytes is not None, self.lost_bytes + (lost_bytes or 0), behind)
+
+
+_NOTHING_LOST = _LostOnPath()
 
 
 _usage = msgspec.json.Decoder(_CacheUsage).decode
@@ -66,6 +73,9 @@ class Continuity:
     def __init__(self) -> None:
         self._results: list[ClaudeRecord] = []  # since the last prompt
         self._lost_bytes: dict[str, int] = {}  # by key of a response: what a resume would lose of it
+        # A path is summed up once, so that a session takes linear time, and not its length for each prompt.
+        self._on_path: dict[int, _LostOnPath] = {}  # by the last node of the path
+        self._summed: set[str] = set()  # keys of the responses on these paths
 
     def add_result(self, record: ClaudeRecord) -> None:
         """Record a record with results of calls."""
@@ -75,6 +85,11 @@ class Continuity:
         """Forget the calls before a logged resume, since what it lost is known."""
         self._results.clear()
         self._lost_bytes.clear()
+        self._forget_paths()
+
+    def _forget_paths(self) -> None:
+        self._on_path.clear()
+        self._summed.clear()
 
     def add_prompt(
         self,
@@ -89,9 +104,10 @@ class Continuity:
             for result in tree.results_beside(record, self._results, by_uuid):
                 for call in tree.result_ids(result):
                     if (response := calls.get(call)) is not None:
-                        self._lost_bytes[response.key] = self._lost_bytes.get(response.key, 0) + _text_bytes(
-                            result
-                        )
+                        lost_before = self._lost_bytes.get(response.key, 0)
+                        self._lost_bytes[response.key] = lost_before + _text_bytes(result)
+                        if response.key in self._summed:  # a result that came after a later prompt
+                            self._forget_paths()
         self._results.clear()
 
     def is_doubtful(self, nodes: Sequence[TraceNode], node: int) -> bool:
@@ -109,10 +125,11 @@ class Continuity:
             above = nodes[above].parent
         if not prompts:
             return False
-        passed = self._passed(nodes, above)
-        if not passed.lost_bytes:
+        lost = self._lost_on_path(nodes, above)
+        if not lost.lost_bytes:
             return False  # a compaction or a rewind removed the calls that a resume would lose
-        usage, usage_before, usage_after = map(_usage_of, (response, passed.last, passed.behind_lost))
+        last, added_bytes = _end_of_path(nodes, above)
+        usage, usage_before, usage_after = map(_usage_of, (response, last, lost.behind))
         if usage is None or usage_before is None or usage_after is None:
             return True
         # A prompt that was stopped may already have put the beginning of a resumed session into the cache.
@@ -121,29 +138,36 @@ class Continuity:
             return False
         if any(map(tree.has_image, prompts)):
             return True
-        added_bytes = passed.added_bytes + sum(map(_text_bytes, prompts))
+        added_bytes += sum(map(_text_bytes, prompts))
         most_added = added_bytes / _FEWEST_BYTES_PER_TOKEN + _ADDED_TOKENS[bool(bytes(prompts[0].todos))]
         grown = usage.prompt_tokens() - usage_before.prompt_tokens()
-        return grown <= most_added - passed.lost_bytes / _MOST_BYTES_PER_TOKEN
+        return grown <= most_added - lost.lost_bytes / _MOST_BYTES_PER_TOKEN
 
-    def _passed(self, nodes: Sequence[TraceNode], at: int) -> _Passed:
-        """Return what is on the path to `at`."""
-        passed = _Passed()
-        behind = None
-        while at >= 0:
-            response = _response(nodes[at].body)
-            if response is not None:
-                if passed.last is None:
-                    passed.last = response
-                    passed.added_bytes += sum(map(_text_bytes, response.records))
-                if response.key in self._lost_bytes:
-                    passed.lost_bytes += self._lost_bytes[response.key]
-                    passed.behind_lost = behind
-                behind = response
-            elif passed.last is None and (sent := tree.sent_record(nodes[at].body)) is not None:
-                passed.added_bytes += _text_bytes(sent.record)
+    def _lost_on_path(self, nodes: Sequence[TraceNode], at: int) -> _LostOnPath:
+        """Return what a resume would lose of the path to `at`."""
+        way: list[int] = []
+        while at >= 0 and at not in self._on_path:
+            way.append(at)
             at = nodes[at].parent
-        return passed
+        lost = self._on_path[at] if at >= 0 else _NOTHING_LOST
+        for node in reversed(way):
+            if (response := _response(nodes[node].body)) is not None:
+                lost = lost.then(response, self._lost_bytes.get(response.key))
+                self._summed.add(response.key)
+            self._on_path[node] = lost
+        return lost
+
+
+def _end_of_path(nodes: Sequence[TraceNode], at: int) -> tuple[ClaudeResponse | None, int]:
+    """Return the last response on the path to `at`, and the bytes of its text and of everything after it."""
+    added_bytes = 0
+    while at >= 0:
+        if (response := _response(nodes[at].body)) is not None:
+            return response, added_bytes + sum(map(_text_bytes, response.records))
+        if (sent := tree.sent_record(nodes[at].body)) is not None:
+            added_bytes += _text_bytes(sent.record)
+        at = nodes[at].parent
+    return None, added_bytes
 
 
 def _response(body: object) -> ClaudeResponse | None:
