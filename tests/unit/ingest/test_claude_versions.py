@@ -305,3 +305,27 @@ def test_a_resume_from_a_result_leaves_out_what_was_sent_behind_a_later_result()
     found = by_message(*read(log))
     assert "9 left" in outline(found[NEXT])[-1]
     assert outline(found[LAST])[2:] == ["t1: one", "t2: two", "user: Continue from where you left off."]
+
+
+@pytest.mark.parametrize(
+    ("version", "is_sent"), [("2.1.39", False), ("2.1.62", False), ("2.1.63", True), ("2.1.150", True)]
+)
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_command_that_only_shows_a_dialog_is_sent_by_newer_versions(
+    version: str, is_sent: bool, begins: bool
+) -> None:
+    log = Log(version=version)
+    if not begins:
+        log.user("hi")
+        log.assistant(ANSWER, "hello")
+    log.system("local_command", content="<command-name>/resume</command-name>")
+    log.system("local_command", content="<local-command-stdout>Resume cancelled</local-command-stdout>")
+    log.user("go on")
+    log.user("<command-name>/cost</command-name>")  # every version sends what is a user's record
+    log.assistant(NEXT, "yes")
+    state = by_message(*read(log))[NEXT]
+    dialog = (
+        "<command-name>/resume</command-name>\n\n<local-command-stdout>Resume cancelled</local-command-stdout>"
+    )
+    prompt = "\n\n".join([dialog] * is_sent + ["go on", "<command-name>/cost</command-name>"])
+    assert outline(state)[-1] == f"user: {prompt}"

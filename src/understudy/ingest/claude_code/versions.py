@@ -131,7 +131,9 @@ class VersionBehaviour(Struct, frozen=True):
     even for those models. `extends_lists`: reminders are merged into the last tool result even if that is a list
     of texts. `logs_requests`: it logs the request ledger. `known_reminders`: `program_texts` has this version's
     texts. `agents_name_files`: in plan mode it asks agents to list the files to read. `renames_starter`: calls of
-    `Task` are sent back as calls of `Agent`, the tool's later name.
+    `Task` are sent back as calls of `Agent`, the tool's later name. `sends_local_commands`: commands that are
+    logged as system records (`/help`, a cancelled `/resume` or `/model`) are sent before the next prompt. All
+    versions send those that are logged as user records: `/cost`, a changed `/model`, the user's shell commands.
 
     `recorded`: the behaviours of the nearest recorded versions, or this version's own if it was recorded; empty if
     the version is unknown, or older or newer than all recorded ones.
@@ -158,6 +160,7 @@ class VersionBehaviour(Struct, frozen=True):
     known_reminders: bool = True
     agents_name_files: bool = False
     renames_starter: bool = True
+    sends_local_commands: bool = True
     recorded: tuple[VersionBehaviour, ...] = ()
 
     def is_confirmed(self, *rules: str) -> bool:
@@ -224,6 +227,7 @@ def _behaviour(number: tuple[int, ...]) -> VersionBehaviour:
         known_reminders=number >= (2, 1, 160),
         agents_name_files=number < (2, 1, 190),
         renames_starter=number >= (2, 1, 63),
+        sends_local_commands=number >= (2, 1, 63),
     )
 
 

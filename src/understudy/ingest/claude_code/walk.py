@@ -57,7 +57,7 @@ from understudy.ingest.claude_code.versions import (
 )
 from understudy.ingest.trace import TraceNode
 
-_SENT_SYSTEM_SUBTYPE = "local_command"
+_LOCAL_COMMAND = "local_command"
 _RULES_OF_CALLS = {"ExitPlanMode": "hides_plans", "Task": "renames_starter"}
 _RULES_OF_NOTIFICATIONS = ("notification", "wraps_notifications", "notifications_are_reminders")
 _BLOCKS = frozenset(("text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image"))
@@ -410,7 +410,8 @@ class _Walk:
         if reply is not None and reply.records[-1].uuid not in self.index.parents:
             # No record follows the response: the conversation continues from a system record with its parent.
             at = reply.node
-        return self.add_message(record, at) if record.subtype == _SENT_SYSTEM_SUBTYPE else at
+        is_sent = record.subtype == _LOCAL_COMMAND and self.behaviour.sends_local_commands
+        return self.add_message(record, at) if is_sent else at
 
     def place_attachment(self, record: ClaudeRecord, at: int) -> int:
         head = bytes(record.attachment)[:80]
@@ -501,7 +502,7 @@ class _Walk:
         return at
 
     def add_parts(self, sent: SentAttachment, at: int) -> int:
-        """Add content that was sent besides messages after `at`. Returns the last node."""
+        """Add content that was sent besides messages. Returns the last node."""
         response = self.response_at.get(at)
         at = placement.add_parts(self.nodes, self.damage, at, sent, self.behaviour)
         if response is not None:
@@ -577,8 +578,7 @@ class _Walk:
         return at
 
     def resumed_path(self, uuid: str | None, at: int) -> int:
-        """Return the path to `at` as a resumed session rebuilds it from the log, without anything that was not
-        logged.
+        """Return the path to `at` as a resumed session rebuilds it, without anything that was not logged.
 
         Some versions follow `parentUuid` only, and lose parallel calls whose results hang on other records.
         """
