@@ -92,13 +92,10 @@ class TrainOptions(_CheckedOptions, frozen=True, kw_only=True, forbid_unknown_fi
     max_tokens: Annotated[
         int, option("The maximum sequence length; longer sequences are left out, and counted.")
     ] = 32_768
-    """Sequences longer than this are left out and counted."""
     micro_batch_tokens: Annotated[
         int, option("The maximum tokens of one forward pass, with padding; lower it when memory runs out.")
     ] = 8_192
-    """The maximum number of tokens in one forward pass, with padding."""
     precision: Annotated[Precision, option("auto: bf16 on a GPU that supports it, else fp32.")] = "auto"
-    """auto: bf16 on a GPU that supports it, else fp32."""
     gradient_checkpointing: Annotated[
         bool, option("Recompute activations in the backward pass: needs less memory, takes more time.")
     ] = False
