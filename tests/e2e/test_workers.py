@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from understudy.store import Store
@@ -92,7 +93,8 @@ def test_a_worker_whose_attempts_fail_in_a_row_rests_and_who_waits_is_told_why(
     failing = options(tmp_path, location, "--engine", "workers", samples=2, command="kill -9 $$")
     with started(UNDERSTUDY, *failing) as waiting:
         said_until(waiting, "no worker is there; start some with: understudy worker --store")
-        with worker(location, "-j", "1") as lonely:
+        # Nothing can be claimed during the rest, but the worker is not done.
+        with worker(location, "-j", "1", "--stop-when-idle") as lonely:
             said = said_until(lonely, "rests for 30 s, then one rollout is tried: 4 attempts in a row failed at")
             assert "at the agent: the command ended with exit code -9" in said
             said_until(waiting, "no worker takes it: ")
@@ -152,6 +154,27 @@ def test_the_real_cli_is_run_by_workers(tmp_path: Path, postgresql_store: StoreU
     assert json.loads(done.stdout)["solved"] == 2
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or b"not-a-secret" not in path.read_bytes(), path
+
+
+def test_a_run_ends_with_the_reason_when_its_calls_cannot_be_stored_and_goes_on_later(
+    tmp_path: Path, postgresql_store: StoreUrl
+) -> None:
+    fail = """
+        CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql
+        AS $$ BEGIN RAISE 'could not extend file' USING ERRCODE = 'disk_full'; END $$;
+        CREATE TRIGGER fail BEFORE INSERT ON calls EXECUTE FUNCTION fail()
+    """
+    with psycopg.connect(postgresql_store.secret_url, autocommit=True) as database:
+        with Store.open(postgresql_store):
+            database.execute(fail)
+        failed = enqueue(tmp_path, postgresql_store, samples=2)
+        database.execute("DROP TRIGGER fail ON calls")
+    assert failed.returncode == 2 and "attempts in a row failed at the gateway" in failed.stderr
+    assert "the agent's latest call could not be stored" in failed.stderr
+    assert "the server's disk is full" in failed.stderr and "run the same command again" in failed.stderr
+    done = enqueue(tmp_path, postgresql_store, samples=2)
+    assert done.returncode == 0, done.stderr
+    assert check(tmp_path, postgresql_store, 8)["succeeded"] == 8
 
 
 def test_a_database_that_goes_away_for_a_while_is_waited_for(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from understudy.errors import StoreError
 from understudy.gateway.budget import Budget, CostCeiling, Spending
 from understudy.wire.dialect import Branch
 from understudy.wire.model import ConversationHandle, ToolCall
@@ -35,6 +36,8 @@ class GatewaySession:
         """What bounds the cost of all attempts of its run together, if anything does."""
         self.budget_message: str | None = None
         """The final message that the agent got when its budget was used up; None before that."""
+        self.store_error: StoreError | None = None
+        """Why the latest call could not be stored; None if it was stored."""
         self.calls_started = 0
         """How many calls of the model were started."""
         self.in_flight = 0

@@ -183,6 +183,8 @@ async def _run_agent(
         with stopwatch.part("agent_s"):
             result = await context.agent.run(sandbox, job)
         session = context.keys.revoke(attempt.id)
+        if session is not None and session.store_error is not None:
+            raise GatewayError(f"the agent's latest call could not be stored: {session.store_error}")
         calls = (
             await asyncio.to_thread(_finished_calls, context.store, attempt) if result.outcome == "crashed" else []
         )

@@ -94,8 +94,8 @@ class RunWorker:
         self._run_ids = frozenset(run_ids)
         self._stop_when_idle = stop_when_idle
         self._max_starting = max_starting
-        self._waits_for_others = False
-        """Whether something is left to claim, once fewer sandboxes are starting."""
+        self._claims_later = False
+        """Whether something is left to claim after a run has rested, or once fewer sandboxes are starting."""
         self._report = report
         self._opened: dict[str, _OpenedRun] = {}
         self._leaves: dict[str, str] = {}
@@ -133,7 +133,7 @@ class RunWorker:
                 if self._store_fault is not None:
                     raise self._store_fault
                 if not claimed:
-                    if self._stop_when_idle and not self._active and not self._waits_for_others:
+                    if self._stop_when_idle and not self._active and not self._claims_later:
                         break
                     await self._wait_for_change()
         finally:
@@ -181,14 +181,17 @@ class RunWorker:
                     f"it was enqueued by Understudy {run.release}, this is {__version__}; start workers of that "
                     "release, or enqueue the run again with this one",
                 )
-        open_runs = [run for run in open_runs if run.id not in self._refused and self._has_rested(run.id)]
+        open_runs = [run for run in open_runs if run.id not in self._refused]
+        resting = [run.id for run in open_runs if not self._has_rested(run.id)]
+        open_runs = [run for run in open_runs if run.id not in resting]
         for run in open_runs:
             if run.id not in self._opened or self._is_outdated(run):
                 await self._close_idle({each.id for each in open_runs if not self._is_outdated(each)})
                 if run.id not in self._opened:
                     await self._open(run)
         ready = [run.id for run in open_runs if run.id in self._opened and not self._is_outdated(run)]
-        self._waits_for_others = self._max_starting is not None and bool(ready)
+        resting += [run.id for run in open_runs if not self._has_rested(run.id)]  # they could not be opened now
+        self._claims_later = bool(resting) or (self._max_starting is not None and bool(ready))
         if not ready:
             return 0
         claims: list[ClaimedRollout] = []

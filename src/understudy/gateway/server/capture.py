@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from understudy.errors import GatewayError, UnderstudyError
+from understudy.errors import GatewayError, StoreError, UnderstudyError
 from understudy.gateway.backends.base import Backend, Relay, is_relay
 from understudy.gateway.budget import Reservation
 from understudy.gateway.control import GenerationControl, policy_spans
@@ -234,6 +234,8 @@ class _CallRecorder:
             await asyncio.wrap_future(self._capture.sink.append(call))
         except UnderstudyError as failure:
             _log.error("call %s of attempt %s could not be stored: %s", call.id, call.attempt_id, failure)
+            if isinstance(failure, StoreError):
+                self._request.session.store_error = failure
             return fault_of(failure)
         finally:
             spending = self._request.session.spending
@@ -245,6 +247,7 @@ class _CallRecorder:
             if ceiling is not None and self.under_ceiling is not None:
                 lost = isinstance(error, Abandoned)
                 ceiling.settle(self.under_ceiling, call.usage, call.cost_usd, lost=lost)
+        self._request.session.store_error = None
         for observe in self._capture.observers:
             try:
                 observe(call, self._request.headers)
