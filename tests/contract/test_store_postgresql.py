@@ -91,6 +91,9 @@ def test_a_store_of_the_release_before_is_brought_up_to_the_same_tables(postgres
     for change in (
         "DROP TABLE workers",
         "ALTER TABLE store_writers RENAME committed_at TO opened_at",
+        "ALTER TABLE traces DROP tools_source, DROP tools_bytes, DROP tools_escaped",
+        "ALTER TABLE turns DROP prompt_bytes, DROP prompt_escaped, DROP prompt_messages, DROP prompt_images",
+        "ALTER TABLE turns DROP answer_chars",
         "UPDATE alembic_version SET version_num = '0007'",
     ):
         rows(postgresql_store, change)

@@ -19,9 +19,18 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from understudy.ingest.model_families import model_family
+from understudy.ingest.prompt_sizes import (
+    PromptSize,
+    UnloggedTools,
+    answer_chars,
+    json_bytes,
+    logged_size,
+    messages_size,
+)
 from understudy.ingest.trace import (
     SYSTEM_PROMPT,
     Message,
+    OfferedTools,
     RequestShape,
     Trace,
     TraceNode,
@@ -113,8 +122,10 @@ def trace_rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None
     """
     contents = _ContentTable(packer)
     nodes = _NodeTable(trace, contents)
+    offered = OfferedTools(trace)
+    unlogged = UnloggedTools.of(trace, offered)
     turns = [
-        _turn_row(trace, index, contents, nodes)
+        _turn_row(trace, index, contents, nodes, offered)
         for index in (range(len(trace.turns)) if wanted is None else wanted)
     ]
     row = TraceRow(
@@ -126,11 +137,11 @@ def trace_rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None
         project=_storable_or_none(trace.project),
         agent=_storable_or_none(trace.agent),
         version=_storable_or_none(trace.version),
-        parent=None if trace.parent is None else _json(trace.parent),
-        outcome=None if trace.outcome is None else _json(trace.outcome),
-        losses=_json(trace.losses),
-        system=None if trace.shape.system is None else contents.add(_json(trace.shape.system)),
-        tools=None if trace.shape.tools is None else contents.add(_json(trace.shape.tools)),
+        parent=None if trace.parent is None else json_bytes(trace.parent),
+        outcome=None if trace.outcome is None else json_bytes(trace.outcome),
+        losses=json_bytes(trace.losses),
+        system=None if trace.shape.system is None else contents.add(json_bytes(trace.shape.system)),
+        tools=None if trace.shape.tools is None else contents.add(json_bytes(trace.shape.tools)),
         nodes=nodes.rows,
         turns=turns,
         former_states={
@@ -138,34 +149,45 @@ def trace_rows(trace: Trace, packer: Packer, wanted: Iterable[int] | None = None
             for former in trace.former_ids
             for turn in turns
         },
+        tools_source=unlogged.source,
+        tools_bytes=unlogged.size.plain,
+        tools_escaped=unlogged.size.escaped,
     )
     return row, contents.packed
 
 
-def _turn_row(trace: Trace, index: int, contents: _ContentTable, nodes: _NodeTable) -> TurnRow:
+def _turn_row(
+    trace: Trace, index: int, contents: _ContentTable, nodes: _NodeTable, offered: OfferedTools
+) -> TurnRow:
     turn = trace.turns[index]
     shape = turn.shape
-    action = trace.renderer.action([trace.nodes[node].body for node in turn.action])
+    action = offered.action_of(turn)
     context = nodes.position_of(turn.context)
     answer, seen = nodes.answer(context, turn.action)
     signals: dict[str, Any] = {} if turn.signals is None else asdict(turn.signals)
     if turn.signals is not None:
         signals["interrupted"] = int(turn.signals.interrupted)
+    size = logged_size(trace, turn).plus(nodes.size(context))
     return TurnRow(
         state_id=state_id(trace.trace_id, turn.message_id),
         position=index,
         message_id=storable(turn.message_id),
         node=context,
         answer=answer,
-        action=contents.add(_json(_stored_form(action, seen))),
+        action=contents.add(json_bytes(_stored_form(action, seen))),
         branch=turn.branch,
         fidelity=turn.fidelity,
-        notes=_json(turn.notes).decode(),
+        notes=json_bytes(turn.notes).decode(),
         model=_storable_or_none(turn.model),
         family=model_family(turn.model),
         timestamp=_storable_or_none(turn.timestamp),
-        system=None if shape is None else contents.add(_json(shape.system)),
-        tools=None if shape is None else contents.add(_json(shape.tools)),
+        system=None if shape is None else contents.add(json_bytes(shape.system)),
+        tools=None if shape is None else contents.add(json_bytes(shape.tools)),
+        prompt_bytes=size.plain,
+        prompt_escaped=size.escaped,
+        prompt_messages=size.messages,
+        prompt_images=size.images,
+        answer_chars=answer_chars(action),
         **signals,
     )
 
@@ -204,7 +226,12 @@ class _NodeTable:
         self._contents = contents
         self._places = {-1: -1}
         self._last: tuple[int, list[Message]] = (-1, [])
+        self._sizes: list[PromptSize] = []
         self.rows: list[tuple[int, int]] = []
+
+    def size(self, position: int) -> PromptSize:
+        """Return the size of the messages from the root to a node (-1: none)."""
+        return self._sizes[position] if position >= 0 else PromptSize()
 
     def position_of(self, node: int) -> int:
         """Return a node's index in `rows`; for a node without messages, that of its nearest ancestor with messages
@@ -219,7 +246,9 @@ class _NodeTable:
             messages = self._trace.renderer.history(self._trace.nodes[step].body)
             self._last = (step, messages)
             if messages:
-                self.rows.append((before, self._contents.add(_json(messages))))
+                data = json_bytes(messages)
+                self.rows.append((before, self._contents.add(data)))
+                self._sizes.append(self.size(before).plus(messages_size(messages, data)))
                 before = len(self.rows) - 1
             self._places[step] = before
             node = step
@@ -389,13 +418,6 @@ def _storable_or_none(text: str | None) -> TextOrBytes | None:
 def text_or_none(value: TextOrBytes | None) -> str | None:
     """Convert a stored text back to what the log had. None stays None."""
     return None if value is None else decoded(value)
-
-
-def _json(value: Any) -> bytes:
-    try:
-        return _encode(value)
-    except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(value)).encode()
 
 
 def _load(data: bytes) -> Any:

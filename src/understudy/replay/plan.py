@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import msgspec
 from msgspec import Struct, field, structs
 
 from understudy.ingest.model_families import model_family
+from understudy.ingest.prompt_sizes import TOKEN_BYTES, PromptSize, TurnSize, turn_sizes
 from understudy.ingest.redaction import redact_trace
-from understudy.ingest.tool_lists import ToolList
-from understudy.ingest.trace import OfferedTools, Trace, TraceState, expand
+from understudy.ingest.tool_lists import ToolList, ToolsSource
+from understudy.ingest.trace import OfferedTools, Trace, TraceState, expand, state_id
 from understudy.ingest.trace_store import text_or_none, traces
-from understudy.preference.checks import length_of, message_of
 from understudy.redact.redactor import Redactor
-from understudy.replay.request_sizes import RequestSizer
-from understudy.replay.requests import RequestSize, TeacherRequest, build_request, likely_cost, worst_cost
+from understudy.replay.requests import TeacherRequest, build_request, likely_cost, worst_cost
 from understudy.replay.teachers import Teacher, Teachers
 from understudy.store import Store
-from understudy.store.sessions import TurnSelection
+from understudy.store.sessions import StoredSize, TurnSelection
 from understudy.types import WORK_ROLES
 from understudy.util.settings import option
 
 _LIKELY_LEAST = 100
-_BATCH = 64
-"""States whose asks are looked up at once: a query for each of them took most of a second in a thousand."""
-_TOKEN_CHARS = 3.5
+LAYOUT_BYTES = 128
+"""How much longer a message may be in a request than in the store."""
 
 
 class ReplaySettings(Struct, frozen=True, kw_only=True):
@@ -132,6 +129,23 @@ class SessionSource:
         """Yield the traces that contain the chosen turns, or some of them."""
         return map(self._sendable, traces(self._store, self._where if turns is None else turns))
 
+    def sizes(self, turns: TurnSelection | None = None) -> Iterator[StoredSize]:
+        """Yield the stored sizes of the chosen turns, or of some of them."""
+        sizes = self._store.sessions.sizes(self._where)
+        return (
+            sizes if turns is None else (size for size in sizes if size.turn_key in turns.get(size.trace_key, ()))
+        )
+
+    def computed_sizes(self, stored: Iterable[StoredSize]) -> dict[str, TurnSize]:
+        """Compute the sizes of turns from their conversations, by state id."""
+        chosen = TurnSelection([(size.trace_key, size.turn_key) for size in stored])
+        whole = self._store.sessions.whole_conversations(chosen)
+        return {
+            state_id(trace.trace_id, turn.message_id): size
+            for trace in traces(self._store, whole)
+            for turn, size in zip(trace.turns, turn_sizes(trace), strict=True)
+        }
+
     def sample(
         self, accept: Callable[[str, str | None], bool], limit: int, seed: int, replay: str
     ) -> TurnSelection:
@@ -180,19 +194,7 @@ def select(
     A teacher is not asked about a turn by a model of its own family, nor if either family is unknown, unless the
     options allow it.
     """
-    sample: TurnSelection | None = None
-    if options.limit is not None:
-
-        def askable(role: str, model: str | None) -> bool:
-            """Return whether a teacher may be asked. Refusals are counted here, because refused turns are never
-            read.
-            """
-            return _role_is_asked(role, options, counts) and bool(
-                _chosen(model_family(model), teachers, options, counts)
-            )
-
-        sample = sessions.sample(askable, options.limit, options.seed, options.name)
-        counts.not_asked.clear()  # counted again, for the sample only
+    sample = _sample(sessions, teachers, options, counts)
     for trace in sessions.chosen(sample):
         if not _role_is_asked(trace.role, options, counts, len(trace.turns)):
             continue
@@ -211,6 +213,26 @@ def select(
             counts.families[state.source_family or "unknown"] += 1
             counts.tools["own" if source == "logged" else source or "none"] += 1
             yield TeachableState(state, tools, chosen)
+
+
+def _sample(
+    sessions: SessionSource, teachers: Teachers, options: ReplaySettings, counts: SelectionCounts
+) -> TurnSelection | None:
+    """Return the random sample that `--limit` asks for; None without a limit."""
+    if options.limit is None:
+        return None
+
+    def askable(role: str, model: str | None) -> bool:
+        """Return whether a teacher may be asked. Refusals are counted here, because refused turns are never
+        read.
+        """
+        return _role_is_asked(role, options, counts) and bool(
+            _chosen(model_family(model), teachers, options, counts)
+        )
+
+    sample = sessions.sample(askable, options.limit, options.seed, options.name)
+    counts.not_asked.clear()  # counted again, for the sample only
+    return sample
 
 
 def _role_is_asked(role: str, options: ReplaySettings, counts: SelectionCounts, turns: int = 1) -> bool:
@@ -254,45 +276,97 @@ def request_for(stated: TeachableState, teacher: Teacher) -> TeacherRequest:
     return build_request(teacher.config, stated.state.messages, stated.tools)
 
 
-def estimate(
-    chosen: Iterable[TeachableState], options: ReplaySettings, existing_asks: Callable[[Iterable[str]], set[str]]
-) -> dict[str, TeacherShare]:
-    """Return what each teacher would be asked about these states, and the cost. Nothing is sent.
+class PlannedState(Struct, frozen=True):
+    """A state of an estimate: its stored size, and the teachers, each with the number of asks that are left."""
 
-    `existing_asks` returns those of the given ask ids that are done.
+    stored: StoredSize
+    left: dict[str, int]
+
+
+def plan(
+    sessions: SessionSource, teachers: Teachers, options: ReplaySettings, settled: Set[str]
+) -> tuple[SelectionCounts, dict[str, TeacherShare], list[PlannedState]]:
+    """Return what each teacher would be asked, without sizes and costs, and the states with asks that are left.
+
+    `settled` are the ids of asks that are not sent again. No conversation is read.
     """
+    counts = SelectionCounts()
     shares: dict[str, TeacherShare] = {}
-    sizer = RequestSizer()
-    remaining = iter(chosen)
-    while batch := list(islice(remaining, _BATCH)):
-        ids = {
-            (stated.state.state_id, teacher.name): [
-                ask_id(options, stated.state.state_id, teacher, number) for number in range(options.samples)
-            ]
-            for stated in batch
-            for teacher in stated.teachers
-        }
-        done = existing_asks([id_ for some in ids.values() for id_ in some])
-        for stated in batch:
-            answer_tokens = int(length_of([message_of(stated.state.student_action)]) / _TOKEN_CHARS)
-            for teacher in stated.teachers:
-                share = shares.setdefault(teacher.name, TeacherShare())
-                of_teacher = ids[stated.state.state_id, teacher.name]
-                finished = sum(id_ in done for id_ in of_teacher)
-                share.asks += len(of_teacher)
-                share.done += finished
-                if finished < len(of_teacher):
-                    size = sizer.size(teacher, stated.state.messages, stated.tools)
-                    _add(share, answer_tokens, teacher, size, len(of_teacher) - finished)
-    return shares
+    planned: list[PlannedState] = []
+    families: dict[Any, str | None] = {}
+    for stored in sessions.sizes(_sample(sessions, teachers, options, counts)):
+        if not _role_is_asked(stored.role, options, counts):
+            continue
+        if stored.model not in families:
+            families[stored.model] = model_family(text_or_none(stored.model))
+        family = families[stored.model]
+        if not (chosen := _chosen(family, teachers, options, counts)):
+            continue
+        counts.states += 1
+        counts.families[family or "unknown"] += 1
+        left: dict[str, int] = {}
+        for teacher in chosen:
+            share = shares.setdefault(teacher.name, TeacherShare())
+            numbers = range(options.samples if settled else 0)
+            done = sum(ask_id(options, stored.state_id, teacher, number) in settled for number in numbers)
+            share.asks += options.samples
+            share.done += done
+            left[teacher.name] = options.samples - done
+        planned.append(PlannedState(stored, left))
+    return counts, shares, planned
 
 
-def _add(share: TeacherShare, answer_tokens: int, teacher: Teacher, size: RequestSize, asks: int) -> None:
-    completion = min(max(answer_tokens, _LIKELY_LEAST), teacher.config.max_tokens)
-    likely = size.likely_tokens
+def estimate(
+    planned: Iterable[PlannedState],
+    sessions: SessionSource,
+    teachers: Teachers,
+    counts: SelectionCounts,
+    shares: dict[str, TeacherShare],
+) -> None:
+    """Add the origin of the tools to `counts`, and the estimated tokens and costs to `shares`.
+
+    The sizes are those of the stored messages, of which requests differ by a few bytes a message.
+    """
+    unsized: list[PlannedState] = []
+
+    def add(one: PlannedState, size: TurnSize) -> None:
+        source = size.tools_source
+        counts.tools["own" if source == "logged" else source or "none"] += 1
+        for name, asks in one.left.items():
+            if asks and (teacher := teachers.named(name)) is not None:
+                _add(shares[name], teacher, size, asks)
+
+    for one in planned:
+        if one.stored.prompt_bytes is None or (one.stored.tools_bytes is None and not one.stored.is_logged):
+            unsized.append(one)
+        else:
+            add(one, _stored_size(one.stored))
+    if unsized:
+        sizes = sessions.computed_sizes(one.stored for one in unsized)
+        for one in unsized:
+            add(one, sizes[one.stored.state_id])
+
+
+def _stored_size(stored: StoredSize) -> TurnSize:
+    size = PromptSize(
+        stored.prompt_bytes or 0,
+        stored.prompt_escaped or 0,
+        stored.prompt_messages or 0,
+        stored.prompt_images or 0,
+    )
+    if not stored.is_logged:
+        size = size.plus(PromptSize(stored.tools_bytes or 0, stored.tools_escaped or 0))
+    source = "logged" if stored.is_logged else stored.tools_source
+    return TurnSize(size, stored.answer_chars or 0, cast("ToolsSource | None", source))
+
+
+def _add(share: TeacherShare, teacher: Teacher, size: TurnSize, asks: int) -> None:
+    completion = min(max(int(size.answer_chars / TOKEN_BYTES), _LIKELY_LEAST), teacher.config.max_tokens)
+    likely = size.prompt.likely_tokens
     share.prompt_tokens += likely * asks
     share.completion_tokens += completion * asks
     if (price := teacher.price) is not None:
         share.likely_usd = (share.likely_usd or 0.0) + likely_cost(price, likely, completion) * asks
-        worst = worst_cost(price, size.most_tokens, teacher.config.max_tokens)
+        most = size.prompt.most_tokens + LAYOUT_BYTES * size.prompt.messages
+        worst = worst_cost(price, most, teacher.config.max_tokens)
         share.worst_usd = (share.worst_usd or 0.0) + worst * asks

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -42,6 +41,7 @@ from understudy.replay.plan import (
     TeacherShare,
     ask_id,
     estimate,
+    plan,
     request_for,
     select,
 )
@@ -202,16 +202,14 @@ class Replay:
         """Return what will be asked, and the estimated cost. Nothing is sent or written.
 
         Sizes are those of the stored, unredacted sessions: redacting all of them would take many times as long,
-        and changes few bytes.
+        and changes few bytes. Raises ConfigError if a teacher that has asks left has no key in the environment.
         """
-        counts = SelectionCounts()
-        chosen = takewhile(lambda _: not self._stopped.is_set(), self._select(self._stored, counts))
-        return counts, estimate(chosen, self._options, self._done)
-
-    def check_keys(self, selected: SelectionCounts, shares: dict[str, TeacherShare]) -> None:
-        """Raise ConfigError if a teacher with asks in the estimate has no key in the environment."""
-        for teacher_state in self._wanted(selected, shares):
+        settled = {ask.id for ask in self._asks.of_replay(self._options.name) if self._settled(ask)}
+        counts, shares, planned = plan(self._stored, self._teachers, self._options, settled)
+        for teacher_state in self._wanted(counts, shares):
             secret_of(teacher_state.teacher.name, teacher_state.teacher.model)
+        estimate(planned, self._stored, self._teachers, counts, shares)
+        return counts, shares
 
     def _wanted(self, selected: SelectionCounts, shares: dict[str, TeacherShare]) -> list[TeacherState]:
         """Return the teachers that have asks left, and the judge, which may be asked about any state."""
@@ -222,9 +220,6 @@ class Replay:
 
     def _select(self, sessions: SessionSource, counts: SelectionCounts) -> Generator[TeachableState]:
         return select(sessions, self._teachers, self._options, counts)
-
-    def _done(self, ids: Iterable[str]) -> set[str]:
-        return {id_ for id_, ask in self._asks.find(ids).items() if self._settled(ask)}
 
     def _settled(self, ask: StoredAsk) -> bool:
         """Return whether an ask must not be sent again."""

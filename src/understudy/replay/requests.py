@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -17,6 +16,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from understudy.gateway.prices import Price
+from understudy.ingest.prompt_sizes import PromptSize, escaped_bytes
 from understudy.ingest.trace import MISSING_RESULT, Message, text_of
 from understudy.preference.proposals import sent_name
 from understudy.replay.teachers import TeacherConfig
@@ -30,53 +30,11 @@ UNKNOWN_START = "[The beginning of this conversation is not known.]"
 GO_ON = "Continue."
 """What the user says behind an answer that was the last thing in a state: providers refuse to go on from there."""
 
-MESSAGE_TOKENS, REQUEST_TOKENS, IMAGE_TOKENS = 32, 4096, 50_000
-"""What is added to the bytes of a request to bound its prompt's tokens: what a chat template, or a provider, puts
-around each message and around all of them, and what one image is counted as at the most (a large one by OpenAI's
-small models; others stay below 5,000)."""
-
-TOKEN_BYTES = 3.5
-"""Bytes of a request in a token, as it is estimated: code and JSON have three to four."""
-
 LONGEST_ID = 40
 MILLIONTH = 1_000_000
 _NOT_LAST = ("assistant", "system")
-_BEYOND_ASCII = bytes(range(128, 256))
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,200}")
 _DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)
-
-
-class RequestSize(Struct, frozen=True):
-    """The size of a request, from which bounds of its prompt's tokens are computed: its bytes, and its bytes in
-    ASCII.
-
-    URLs of images count in neither, because no tokenizer sees them. `messages` and `images` are their numbers.
-    """
-
-    plain: int = 0
-    escaped: int = 0
-    messages: int = 0
-    images: int = 0
-
-    def plus(self, other: RequestSize, *, comma: bool = False) -> RequestSize:
-        """Return the sum of both sizes, with a `comma` between them if given."""
-        return RequestSize(
-            self.plain + other.plain + comma,
-            self.escaped + other.escaped + comma,
-            self.messages + other.messages,
-            self.images + other.images,
-        )
-
-    @property
-    def most_tokens(self) -> int:
-        """The maximum number of tokens in the prompt."""
-        more = MESSAGE_TOKENS * self.messages + REQUEST_TOKENS + IMAGE_TOKENS * self.images
-        return max(self.escaped, 0) + more
-
-    @property
-    def likely_tokens(self) -> int:
-        """The estimated number of tokens in the prompt."""
-        return math.ceil(self.plain / TOKEN_BYTES) + 1500 * self.images
 
 
 class TeacherRequest(Struct, frozen=True):
@@ -84,7 +42,7 @@ class TeacherRequest(Struct, frozen=True):
 
     path: str
     body: bytes
-    size: RequestSize
+    size: PromptSize
 
 
 def build_request(
@@ -112,51 +70,21 @@ def _answerable(messages: list[Message]) -> list[Message]:
     return messages
 
 
-def _body(
-    config: TeacherConfig,
-    messages: list[Message],
-    tools: list[dict[str, Any]],
-    ids: set[str] | None = None,
-    *,
-    begins: bool = True,
-) -> dict[str, Any]:
-    """Return the fields of the request; `ids` and `begins` are those of `as_anthropic`."""
+def _body(config: TeacherConfig, messages: list[Message], tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the fields of the request."""
     fields: dict[str, Any] = {"model": config.model, "max_tokens": config.max_tokens}
     if config.temperature is not None:
         fields["temperature"] = config.temperature
     if config.backend == "anthropic":
-        return fields | as_anthropic(messages, tools, ids, begins=begins)
+        return fields | as_anthropic(messages, tools)
     return fields | {"messages": messages} | ({"tools": tools} if tools else {})
 
 
-def _size(data: bytes, messages: Sequence[Message]) -> RequestSize:
+def _size(data: bytes, messages: Sequence[Message]) -> PromptSize:
     """Return the size of a request whose JSON is `data`."""
     images = [len(str(part["image_url"].get("url"))) for part in _parts(messages) if part["type"] == "image_url"]
     hidden = sum(images)
-    return RequestSize(len(data) - hidden, _escaped(data) - hidden, len(messages), len(images))
-
-
-def empty_size(config: TeacherConfig, tools: list[dict[str, Any]] | None) -> RequestSize:
-    """Return the size of a request without messages. Raises UnicodeEncodeError for half of a surrogate pair."""
-    return _size(msgspec.json.encode(_body(config, [], sendable(tools or ()), begins=False)), ())
-
-
-def rest_size(
-    config: TeacherConfig, messages: list[Message], ids: set[str], *, begins: bool
-) -> RequestSize | None:
-    """Return the size of a conversation, or of the part after a user's message, without that of an empty request.
-
-    The sizes of the parts, with a comma between two, add up to the size of the whole. `ids` are the ids of the
-    calls in earlier parts, to which those of this part are added. Returns None if the last message would not be a
-    user's. Raises UnicodeEncodeError or msgspec.ValidationError if `build_request` would have to change the
-    messages.
-    """
-    messages_left = _answerable(_laid_out(msgspec.convert({"messages": messages}, ChatBody)))
-    body = _body(config, messages_left, [], ids, begins=begins)
-    if body["messages"][-1]["role"] in _NOT_LAST:
-        return None
-    nothing = -len(msgspec.json.encode(_body(config, [], [], begins=False)))
-    return _size(msgspec.json.encode(body), messages_left).plus(RequestSize(nothing, nothing))
+    return PromptSize(len(data) - hidden, escaped_bytes(data) - hidden, len(messages), len(images))
 
 
 def shown_messages(messages: list[Message]) -> list[Message]:
@@ -186,25 +114,17 @@ def _laid_out(body: ChatBody) -> list[Message]:
     return lay_out(conversation.instructions, blocks, lambda _: None)
 
 
-def as_anthropic(
-    messages: list[Message],
-    tools: list[dict[str, Any]],
-    ids: set[str] | None = None,
-    *,
-    begins: bool = True,
-) -> dict[str, Any]:
+def as_anthropic(messages: list[Message], tools: list[dict[str, Any]]) -> dict[str, Any]:
     """Return laid out chat messages, and tools, as the fields of a request of Anthropic's Messages API.
 
     Turns alternate, beginning with a user's, and the result of each tool call follows in the next turn. Ids of
-    tool calls that are duplicates or that the API would refuse are replaced. `ids` are the ids of earlier calls,
-    to which new ones are added. Unless the conversation `begins` here, it continues after a user's turn, with an
-    answer.
+    tool calls that are duplicates or that the API would refuse are replaced.
     """
     request: dict[str, Any] = {}
     if messages and messages[0]["role"] == "system":
         request["system"] = messages[0]["content"]
         messages = messages[1:]
-    turns = _AnthropicTurns(set() if ids is None else ids, begins)
+    turns = _AnthropicTurns()
     for message in messages:
         turns.add(message)
     request["messages"] = turns.end()
@@ -219,12 +139,11 @@ def as_anthropic(
 class _AnthropicTurns:
     """Converts chat messages into turns of Anthropic's API."""
 
-    def __init__(self, ids: set[str], begins: bool) -> None:
-        self._begins = begins
+    def __init__(self) -> None:
         self._turns: list[dict[str, Any]] = []
         self._open: dict[str, str] = {}
         """The calls without a result: our id of each, by the one that the messages have."""
-        self._used = ids
+        self._used = set[str]()
         self._results: dict[str, str] = {}
         self._content: list[dict[str, Any]] = []
 
@@ -265,7 +184,7 @@ class _AnthropicTurns:
             for id_ in calls
         ]
         blocks += self._content
-        if not blocks and not self._turns and self._begins:
+        if not blocks and not self._turns:
             blocks = [{"type": "text", "text": UNKNOWN_START}]
         self._open, self._results, self._content = {}, {}, []
         if blocks:
@@ -318,16 +237,6 @@ def worst_cost(price: Price, prompt_tokens: int, max_tokens: int) -> float:
 def likely_cost(price: Price, prompt_tokens: int, completion_tokens: int) -> float:
     """Return the estimated cost of a request in US dollars, without cached tokens."""
     return (prompt_tokens * price.input + completion_tokens * price.output) / MILLIONTH
-
-
-def _escaped(data: bytes) -> int:
-    """Return the size of JSON with all non-ASCII characters as \\uXXXX, because some chat templates write it like
-    that.
-    """
-    if data.isascii():
-        return len(data)
-    plain = len(data.translate(None, delete=_BEYOND_ASCII))
-    return plain + 6 * (len(data.decode().encode("utf-16-le")) // 2 - plain)
 
 
 def _id(id_: str) -> str:

@@ -20,8 +20,9 @@ decision. The evidence is in the verdict.
 
 `sources` are the log files that were read, `traces` and `turns` their contents: a turn's context is a node of the
 same prefix tree, whose nodes hold a list of messages made by the trace's renderer; `answer_id` is the node in
-which the turn's action ends, as later turns see it, NULL if they see nothing. `replays` hold the configurations of
-replays, and `asks` their questions to teachers; an ask is stored before its request is sent.
+which the turn's action ends, as later turns see it, NULL if they see nothing. `prompt_…`, `answer_chars` and
+`tools_…` are sizes, from which costs are estimated; NULL in turns that an earlier release stored. `replays` hold
+the configurations of replays, and `asks` their questions to teachers; an ask is stored before its request is sent.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from sqlalchemy import Integer as _SqliteInteger
 from sqlalchemy import Text as _SqliteText
 from sqlalchemy.types import TypeEngine
 
-HEAD = "0008"
+HEAD = "0009"
 """The newest migration, which is the schema that this release reads and writes.
 
 When raising it, extend `_READ_BY_VIEWS` in `store.sqlite` with views for what is new. Otherwise stores of the
@@ -257,6 +258,8 @@ traces = Table(
     _reference("system_id", "blobs.id", nullable=True),
     _reference("tools_id", "blobs.id", nullable=True),
     *_columns(Float, "read_at"),
+    *_columns(Text, "tools_source", nullable=True),
+    *_columns(Integer, "tools_bytes", "tools_escaped", nullable=True),
 )
 
 turns = Table(
@@ -279,6 +282,8 @@ turns = Table(
     *_columns(Integer, "edits_survived", nullable=True),
     *_columns(Integer, "commits"),
     *_columns(Text, "feedback", nullable=True),
+    *_columns(Integer, "prompt_bytes", "prompt_escaped", "prompt_messages", "prompt_images", nullable=True),
+    *_columns(Integer, "answer_chars", nullable=True),
     Index("turns_in_order", "trace_key", "position"),
 )
 

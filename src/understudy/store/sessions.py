@@ -56,7 +56,8 @@ class TurnRow(Struct, array_like=True, kw_only=True):
     """A turn. `node` and `answer` are indexes of its trace's nodes (-1: the beginning).
 
     `action`, `system` and `tools` are indexes of contents; `system` and `tools` are None if they are the trace's.
-    `notes` is a JSON list. The signals are named as in `ingest.trace.TurnSignals`.
+    `notes` is a JSON list. The signals are named as in `ingest.trace.TurnSignals`. `prompt_…` is the size of the
+    prompt (`ingest.prompt_sizes.PromptSize`) without tools that its log lacks, `answer_chars` that of the answer.
     """
 
     state_id: str
@@ -82,6 +83,11 @@ class TurnRow(Struct, array_like=True, kw_only=True):
     edits_survived: int | None = None
     commits: int = 0
     feedback: str | None = None
+    prompt_bytes: int | None = None
+    prompt_escaped: int | None = None
+    prompt_messages: int | None = None
+    prompt_images: int | None = None
+    answer_chars: int | None = None
 
 
 class TraceRow(Struct, array_like=True, kw_only=True):
@@ -89,7 +95,8 @@ class TraceRow(Struct, array_like=True, kw_only=True):
 
     A node is a pair: the index of the node before it (-1: none), and the index of a content. `parent`, `outcome`
     and `losses` are JSON; `system` and `tools` are indexes of contents. `former_states` maps state ids given by
-    earlier releases to the current ids.
+    earlier releases to the current ids. `tools_source`, `tools_bytes` and `tools_escaped` are about the tools of
+    turns whose log has none.
     """
 
     id: TextOrBytes
@@ -108,6 +115,9 @@ class TraceRow(Struct, array_like=True, kw_only=True):
     nodes: list[tuple[int, int]]
     turns: list[TurnRow]
     former_states: dict[str, str] = {}
+    tools_source: str | None = None
+    tools_bytes: int | None = None
+    tools_escaped: int | None = None
 
 
 PackedTrace = tuple[TraceRow, list[Packed]]
@@ -129,14 +139,17 @@ def decoded(value: TextOrBytes) -> str:
 
 _PLAIN = ("id", "session_id", "format", "source", "role", "project", "agent", "version")
 _BYTES = ("parent", "outcome", "losses")
+_TOOLS = ("tools_source", "tools_bytes", "tools_escaped")
 _TRACE = (*_PLAIN, *_BYTES, "system_id", "tools_id")
 _SIGNALS = TurnRow.__struct_fields__[TurnRow.__struct_fields__.index("tool_calls") :]
 _COLUMNS = tuple(column.name for column in turns.columns)
 _POSITION = _COLUMNS.index("position")
+_SIZES = _COLUMNS.index("prompt_bytes")
 
-_PUT_TRACE = hot_insert(traces, *_TRACE, "read_at", replaces="id")
+_PUT_TRACE = hot_insert(traces, *_TRACE, "read_at", *_TOOLS, replaces="id")
 _FIND_TRACE = HotStatement(
-    select(traces.c.key, *(traces.c[name] for name in _TRACE)).where(traces.c.id == bindparam("id")), "id"
+    select(traces.c.key, *(traces.c[name] for name in (*_TRACE, *_TOOLS))).where(traces.c.id == bindparam("id")),
+    "id",
 )
 _PUT_TURN = hot_insert(turns, *_COLUMNS, replaces="state_id")
 _FIND_TURNS = HotStatement(select(turns).where(turns.c.trace_key == bindparam("trace_key")), "trace_key")
@@ -153,6 +166,28 @@ class SessionSummary(Struct, frozen=True, kw_only=True):
     conversations: int
     states: int
     last: TextOrBytes | None
+
+
+class StoredSize(Struct, frozen=True):
+    """The size of a stored turn (see `TurnRow` and `TraceRow`), with what decides who may be asked about it.
+
+    All sizes are None in a store of an earlier release. `is_logged`: its log has the tools that it was offered.
+    """
+
+    trace_key: int
+    turn_key: int
+    state_id: str
+    role: str
+    model: TextOrBytes | None
+    is_logged: bool
+    tools_source: str | None
+    tools_bytes: int | None
+    tools_escaped: int | None
+    prompt_bytes: int | None
+    prompt_escaped: int | None
+    prompt_messages: int | None
+    prompt_images: int | None
+    answer_chars: int | None
 
 
 class TurnSelection(Mapping[int, "array[int]"]):
@@ -249,6 +284,12 @@ class SessionRepository(Repository):
         """Return some of `COLUMNS` for the turns that `select` would select. Raises ConfigError like `select`."""
         with self._database.driver.turns_connection() as raw:
             return select_turns(raw, [name for name in columns if name in COLUMNS], where, limit, seed=seed)
+
+    def sizes(self, where: str | None = None) -> Iterator[StoredSize]:
+        """Yield the sizes of the turns that `select` would select. Raises ConfigError like `select`."""
+        with self._database.driver.turns_connection() as raw:
+            rows = select_turns(raw, StoredSize.__struct_fields__, where, None)
+        return (StoredSize(*row) for row in rows)
 
     def count(self, where: str | None = None) -> tuple[int, int]:
         """Return how many turns match an expression, and how many traces they belong to.
@@ -409,8 +450,10 @@ def _replace_turn(context: WriteContext, former: str, state_id: str) -> None:
 
 
 def _content(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the values of a turn without its position, which moves when another turn is found before it."""
-    return values[:_POSITION] + values[_POSITION + 1 :]
+    """Return the values of a turn without its position, which moves when another turn is found before it, and
+    without sizes, which stores of earlier releases lack.
+    """
+    return values[:_POSITION] + values[_POSITION + 1 : _SIZES]
 
 
 def _write_trace_row(context: WriteContext, row: TraceRow, ids: Sequence[int]) -> int:
@@ -419,9 +462,10 @@ def _write_trace_row(context: WriteContext, row: TraceRow, ids: Sequence[int]) -
         None if row.system is None else ids[row.system],
         None if row.tools is None else ids[row.tools],
     )
+    tools = tuple(getattr(row, name) for name in _TOOLS)
     stored_trace = context.session.fetch_one(_FIND_TRACE, (row.id,))
-    if stored_trace is None or stored_trace[1:] != values:
-        context.session.insert_many(_PUT_TRACE, [(*values, time.time())])
+    if stored_trace is None or stored_trace[1:] != (*values, *tools):
+        context.session.insert_many(_PUT_TRACE, [(*values, time.time(), *tools)])
         stored_trace = stored_trace or context.session.fetch_one(_FIND_TRACE, (row.id,))
     if stored_trace is None:
         raise StoreError(

@@ -100,11 +100,18 @@ _LEASES = (
     "CREATE TEMP VIEW attempts AS SELECT *, NULL AS worker, NULL AS lease_until FROM main.attempts",
 )
 _WORKERS = ("CREATE TEMP TABLE workers (id, release, capacity, run_id, started_at, seen_at, lease_until, leaves)",)
+_SIZES = (
+    "CREATE TEMP VIEW traces AS SELECT *, NULL AS tools_source, NULL AS tools_bytes, NULL AS tools_escaped "
+    "FROM main.traces",
+    "CREATE TEMP VIEW turns AS SELECT rowid, *, NULL AS prompt_bytes, NULL AS prompt_escaped, "
+    "NULL AS prompt_messages, NULL AS prompt_images, NULL AS answer_chars FROM main.turns",
+)
 _READ_BY_VIEWS: dict[str | None, tuple[str, ...]] = {
-    "0004": (*_AGENTS, _VOTES, *_LEASES, *_WORKERS),
-    "0005": (_VOTES, *_LEASES, *_WORKERS),
-    "0006": (*_LEASES, *_WORKERS),
-    "0007": _WORKERS,
+    "0004": (*_AGENTS, _VOTES, *_LEASES, *_WORKERS, *_SIZES),
+    "0005": (_VOTES, *_LEASES, *_WORKERS, *_SIZES),
+    "0006": (*_LEASES, *_WORKERS, *_SIZES),
+    "0007": (*_WORKERS, *_SIZES),
+    "0008": _SIZES,
 }
 """What a store at an older schema lacks: such a store is read through these where it cannot be migrated, because
 it is on a medium that cannot be written, or is only to be read."""

@@ -27,6 +27,7 @@ _OF_OUTCOME = ("resolved", "reward", "task", "exit_status")
 COLUMNS: Final = (*_OF_TURN, "trace_id", *_OF_TRACE, *_OF_OUTCOME)
 """What an expression can refer to, and what a table of turns can show."""
 
+_OF_SIZE = ("prompt_bytes", "prompt_escaped", "prompt_messages", "prompt_images", "answer_chars")
 _VIEW = ", ".join(
     (
         "turns.trace_key",
@@ -34,6 +35,9 @@ _VIEW = ", ".join(
         *(f"turns.{name}" for name in _OF_TURN),
         "traces.id AS trace_id",
         *(f"traces.{name}" for name in _OF_TRACE),
+        *(f"turns.{name}" for name in _OF_SIZE),
+        *(f"traces.{name}" for name in ("tools_source", "tools_bytes", "tools_escaped")),
+        "COALESCE(turns.tools_id, traces.tools_id) IS NOT NULL AS is_logged",
         *(f"json_extract(CAST(traces.outcome AS TEXT), '$.{name}') AS {name}" for name in _OF_OUTCOME),
     )
 )

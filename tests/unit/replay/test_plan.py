@@ -2,57 +2,135 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+import sqlite3
+from pathlib import Path
 
-from understudy.ingest.trace import TraceState, TurnAction
-from understudy.replay.plan import ReplaySettings, TeachableState, ask_id, estimate, request_for
-from understudy.replay.teachers import Teacher, TeacherConfig
+import pytest
 
-CONFIG = TeacherConfig(backend="vllm", model="m", base_url="http://127.0.0.1:9/v1")
-TEACHERS = tuple(Teacher(name=name, config=CONFIG, family="qwen") for name in ("a", "b"))
-STATES = 150
+from understudy.errors import ConfigError
+from understudy.gateway.prices import Price
+from understudy.ingest.trace_store import store_trace
+from understudy.replay.plan import SelectionCounts, SessionSource, ask_id, plan, request_for, select
+from understudy.replay.replay import Replay, ReplaySettings
+from understudy.replay.requests import worst_cost
+from understudy.replay.teachers import Teacher, TeacherConfig, Teachers
+from understudy.store import Store
+from understudy.store.asks import StoredAsk
 
+from support.ingest import DATA, LOGS, read
+from support.replay import fill, session
 
-def states() -> Iterator[TeachableState]:
-    for number in range(STATES):
-        messages: list[dict[str, Any]] = [{"role": "user", "content": "x" * number}]
-        state = TraceState(
-            state_id=f"state-{number}",
-            trace_id="t",
-            session_id="s",
-            message_id=f"m-{number}",
-            messages=messages,
-            student_action=TurnAction(content="done", thinking=None, thinking_hidden=False, tool_calls=[]),
-            tools=None,
-            source_model="claude",
-            source_family="claude",
-            fidelity="exact",
-            notes=(),
-            timestamp=None,
-            project=None,
-            branch="active",
-            role="main",
-            parent=None,
+PRICE = Price(input=1.0, output=0.0)
+TEACHERS = Teachers(
+    tuple(
+        Teacher(
+            name=backend,
+            config=TeacherConfig(backend=backend, model="m", api_key_env="TEACHER_KEY", price=PRICE),
+            family="other",
         )
-        yield TeachableState(state, None, TEACHERS)
+        for backend in ("openai", "anthropic")
+    )
+)
+SETTINGS = ReplaySettings(redacted=False, allow_unknown_family=True, all_roles=True)
 
 
-def test_asks_are_looked_up_for_many_states_at_once_and_each_counts() -> None:
-    options = ReplaySettings(samples=2)
-    first = next(states())
-    answered = ask_id(options, first.state.state_id, TEACHERS[0], 1)
-    lookups: list[int] = []
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEACHER_KEY", "secret")
 
-    def existing(ids: Iterable[str]) -> set[str]:
-        wanted = set(ids)
-        lookups.append(len(wanted))
-        return wanted & {answered}
 
-    shares = estimate(states(), options, existing)
-    assert sum(lookups) == STATES * 2 * 2
-    assert len(lookups) <= STATES / 50  # each is a query of the store
-    assert {name: (share.asks, share.done) for name, share in shares.items()} == {"a": (300, 1), "b": (300, 0)}
-    tokens = [2 * request_for(one, TEACHERS[0]).size.likely_tokens for one in states()]
-    assert shares["b"].prompt_tokens == sum(tokens)
-    assert shares["a"].prompt_tokens == sum(tokens) - tokens[0] // 2
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    with Store.open(tmp_path / "store") as opened:
+        for path in LOGS:
+            for trace in read(DATA / path):
+                store_trace(opened.sessions, trace).result()
+    return tmp_path / "store"
+
+
+def change(store: Path, *statements: str) -> None:
+    connection = sqlite3.connect(store / "store.db")
+    with connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+
+
+def test_costs_are_estimated_of_what_would_be_sent(store: Path) -> None:
+    with Store.open(store) as opened:
+        counts, shares = Replay(opened, TEACHERS, SETTINGS).estimate()
+        expected = SelectionCounts()
+        states = list(select(SessionSource(opened), TEACHERS, SETTINGS, expected))
+    assert counts == expected
+    assert counts.states == len(states) > 50
+    for teacher in TEACHERS.teachers:
+        sizes = [request_for(state, teacher).size for state in states]
+        share = shares[teacher.name]
+        assert share.prompt_tokens == pytest.approx(sum(size.likely_tokens for size in sizes), rel=0.05)
+        worst = sum(worst_cost(PRICE, size.most_tokens, 4096) for size in sizes)
+        assert worst <= (share.worst_usd or 0.0) <= 1.2 * worst
+
+
+def test_no_conversation_is_read_for_an_estimate(store: Path) -> None:
+    with Store.open(store) as opened:
+        before = Replay(opened, TEACHERS, SETTINGS).estimate()
+    change(store, "UPDATE blobs SET data = x'00'")
+    with Store.open(store) as opened:
+        assert Replay(opened, TEACHERS, SETTINGS).estimate() == before
+
+
+def test_a_store_without_sizes_has_the_same_estimate(store: Path) -> None:
+    with Store.open(store) as opened:
+        before = Replay(opened, TEACHERS, SETTINGS).estimate()
+    change(
+        store,
+        "UPDATE turns SET prompt_bytes = NULL, prompt_escaped = NULL, prompt_messages = NULL",
+        "UPDATE turns SET prompt_images = NULL, answer_chars = NULL",
+        "UPDATE traces SET tools_source = NULL, tools_bytes = NULL, tools_escaped = NULL",
+    )
+    with Store.open(store) as opened:
+        assert Replay(opened, TEACHERS, SETTINGS).estimate() == before
+
+
+def test_a_missing_key_is_named_before_a_conversation_is_read(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TEACHER_KEY")
+    change(store, "UPDATE turns SET prompt_bytes = NULL", "UPDATE blobs SET data = x'00'")
+    with Store.open(store) as opened, pytest.raises(ConfigError, match="TEACHER_KEY is not set"):
+        Replay(opened, TEACHERS, SETTINGS).estimate()
+
+
+def test_asks_that_are_answered_cost_nothing(tmp_path: Path) -> None:
+    fill(tmp_path, session("a", turns=3))
+    options = ReplaySettings(redacted=False, samples=2)
+    with Store.open(tmp_path) as store:
+        source = SessionSource(store)
+        _, whole, planned = plan(source, TEACHERS, options, set())
+        first, teacher = planned[0].stored, TEACHERS.teachers[0]
+        every = Replay(store, TEACHERS, options).estimate()[1][teacher.name]
+        store.asks.put_replay("replay", {}).result()
+        store.asks.add(
+            StoredAsk(
+                id=ask_id(options, first.state_id, teacher, 1),
+                replay_id="replay",
+                state_id=first.state_id,
+                kind="teacher",
+                teacher=teacher.name,
+                model="m",
+                family=None,
+                number=1,
+                status="answered",
+                asked_at=0.0,
+            )
+        ).result()
+        shares = Replay(store, TEACHERS, options).estimate()[1]
+    assert {name: (share.asks, share.done) for name, share in whole.items()} == {
+        "openai": (6, 0),
+        "anthropic": (6, 0),
+    }
+    assert {name: (share.asks, share.done) for name, share in shares.items()} == {
+        "openai": (6, 1),
+        "anthropic": (6, 0),
+    }
+    assert shares["openai"].prompt_tokens < every.prompt_tokens

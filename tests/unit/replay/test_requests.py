@@ -5,27 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.errors import ConfigError
 from understudy.gateway.prices import Price
 from understudy.gateway.session import GatewaySession
+from understudy.ingest.prompt_sizes import IMAGE_TOKENS, messages_size
 from understudy.ingest.trace import MISSING_RESULT, TurnAction, normalise_messages
 from understudy.preference.consensus import Proposal
 from understudy.preference.proposals import sent_name
 from understudy.replay.asker import CostBudget, to_units
+from understudy.replay.plan import LAYOUT_BYTES
 from understudy.replay.replay import question
-from understudy.replay.request_sizes import RequestSizer
 from understudy.replay.requests import (
     GO_ON,
-    IMAGE_TOKENS,
     UNKNOWN_START,
     as_anthropic,
     build_request,
@@ -275,57 +274,13 @@ TEACHERS = [
     Teacher(name=backend, config=TeacherConfig(backend=backend, model="m"), family="x")
     for backend in ("anthropic", "openai")
 ]
-ANY_MESSAGE = st.one_of(
-    st.fixed_dictionaries({"role": st.just("user"), "content": CONTENT}),
-    st.fixed_dictionaries(
-        {"role": st.just("assistant"), "content": TEXT, "tool_calls": st.lists(IDS.map(call), max_size=2)}
-    ),
-    st.fixed_dictionaries({"role": st.just("tool"), "tool_call_id": IDS, "content": CONTENT}),
-    st.just({"role": "system", "content": "Mind the gap."}),
-    st.just({"role": "user", "content": "half \ud83d"}),
-    st.just({"role": "user", "content": [{"type": "text", "text": 5}]}),
-)
-STEPS = st.lists(st.tuples(st.integers(0, 6), st.lists(ANY_MESSAGE, max_size=4)), max_size=6)
 
 
-@settings(max_examples=300)
-@given(STEPS, st.booleans())
-def test_sizes_are_those_of_the_requests(steps: list[tuple[int, list[dict[str, Any]]]], normal: bool) -> None:
-    """Each conversation goes on from the one before it, some messages of which it lacks."""
-    sizer, log = RequestSizer(), list[dict[str, Any]]()
-    for undone, more in steps:
-        log = log[: max(len(log) - undone, 0)] + more
-        messages = [{"role": "system", "content": "ü"}, *normalise_messages(log)] if normal else log
-        for teacher in TEACHERS:
-            built = build_request(teacher.config, messages, TOOLS)
-            assert sizer.size(teacher, messages, TOOLS) == built.size
-
-
-def test_tools_count_as_they_are_sent() -> None:
-    sizer, messages = RequestSizer(), [{"role": "user", "content": "go"}]
-    tools: list[dict[str, Any]] = [{"type": "function", "function": {"name": "Read", "parameters": {"a": 1}}}]
+@given(MESSAGES, st.booleans())
+def test_a_stored_size_bounds_that_of_each_request(messages: list[dict[str, Any]], normal: bool) -> None:
+    first = {"role": "system", "content": "Be careful."}
+    request = [first, *(normalise_messages(messages) if normal else messages)]
+    size = messages_size([first, *messages], msgspec.json.encode([first, *messages]))
+    most = size.most_tokens + LAYOUT_BYTES * size.messages
     for teacher in TEACHERS:
-        for some in (None, tools, TOOLS, [*tools, *TOOLS]):
-            assert sizer.size(teacher, messages, some) == build_request(teacher.config, messages, some).size
-
-
-@pytest.mark.parametrize("teacher", TEACHERS, ids=lambda teacher: teacher.name)
-def test_the_work_grows_with_a_conversation_and_not_with_its_square(teacher: Teacher) -> None:
-    def calls(turns: int) -> int:
-        sizer, log, counted = RequestSizer(), [{"role": "user", "content": "go"}], 0
-
-        def count(frame: object, event: str, argument: object) -> None:
-            nonlocal counted
-            counted += 1
-
-        for number in range(turns):
-            sys.setprofile(count)
-            sizer.size(teacher, list(log), TOOLS)
-            sys.setprofile(None)
-            log += [
-                {"role": "assistant", "content": f"step {number}", "tool_calls": [call(f"call_{number}")]},
-                {"role": "tool", "tool_call_id": f"call_{number}", "content": "done"},
-            ]
-        return counted
-
-    assert calls(200) < 2.5 * calls(100)
+        assert build_request(teacher.config, request, None).size.most_tokens <= most

@@ -83,7 +83,6 @@ def replay(
         work = Replay(store, selected, settings)
         if dry_run:
             states, shares = work.estimate()
-            work.check_keys(states, shares)
             _print_estimate(states, shares, settings, json_)
             return
         _run(store, work, settings, json_)
