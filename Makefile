@@ -28,8 +28,9 @@ test: setup-train
 test-services: setup-train
 	@.venv/bin/python -m pytest -n 3 --dist worksteal -m services
 
-# Kills at random moments while patches are graded, a hundred of them.
+# Properties with many examples, and kills at a hundred random moments while patches are graded.
 soak: setup-train
+	@UNDERSTUDY_TEST_EXAMPLES=3 .venv/bin/python -m pytest -n 2 -m "hypothesis and not services"
 	@UNDERSTUDY_TEST_KILLS=100 .venv/bin/python -m pytest tests/attacks/test_kills.py
 	@UNDERSTUDY_TEST_FAULTS=500 .venv/bin/python -m pytest -s -m services tests/attacks/test_worker_faults.py
 

@@ -18,7 +18,7 @@ from hypothesis import settings
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.tasks.records import dump
 
-from support import calc_task, docker_engine, postgresql, require
+from support import calc_task, docker_engine, example_count, postgresql, require
 
 if TYPE_CHECKING:
     from understudy.sandbox.base import Sandboxes
@@ -40,7 +40,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples each time, and no verdict by the clock: a busy machine is not a bug.
-settings.register_profile("understudy", deadline=None, derandomize=True)
+settings.register_profile("understudy", deadline=None, derandomize=True, max_examples=example_count(100))
 settings.load_profile("understudy")
 
 

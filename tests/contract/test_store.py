@@ -43,6 +43,7 @@ from understudy.types import (
     Verdict,
 )
 
+from support import example_count
 from support.store import make_call, make_task, prepare, running
 
 
@@ -630,7 +631,7 @@ def come_back_exactly(
             assert store.calls.get(call.id) == call
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=example_count(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(conversations(), st.booleans())
 def test_calls_come_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, given_calls: list[dict[str, Any]], forget: bool

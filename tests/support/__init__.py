@@ -148,6 +148,11 @@ def kills(usual: int) -> int:
     return int(os.environ.get("UNDERSTUDY_TEST_KILLS", usual))
 
 
+def example_count(full: int) -> int:
+    """How many examples of `full` a property is tried with; CONTRIBUTING.md says when there have to be more."""
+    return max(1, round(full * float(os.environ.get("UNDERSTUDY_TEST_EXAMPLES", "0.2"))))
+
+
 @contextmanager
 def files_of_at_most(size: int) -> Generator[None]:
     """No file can grow beyond so many bytes, as if the disk were full."""

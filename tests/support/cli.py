@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import pytest
 
+from understudy.agents.claude_code import RUNTIME_SETTINGS
 from understudy.gateway.backends.anthropic import AnthropicRelay
 from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.budget import Budget
@@ -253,7 +254,7 @@ def environment(home: Path, socket: Path, key: str) -> dict[str, str]:
         "CLAUDE_CONFIG_DIR": str(home / ".claude"),
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "SHELL": "/bin/bash",
-        "BUN_JSC_useConcurrentGC": "0",
+        **RUNTIME_SETTINGS,
         "IS_SANDBOX": "1",
         "ANTHROPIC_UNIX_SOCKET": str(socket),
         "ANTHROPIC_BASE_URL": "http://localhost",

@@ -92,7 +92,7 @@ CALC_TASK = suite_task(
     fail_to_pass=("tests/test_calc.py::test_shift", "tests/test_calc.py::test_refuses"),
     pass_to_pass=("tests/test_calc.py::test_same",),
     activate="set -o pipefail\nexport PYTHONPATH=/testbed",
-    install="python setup.py",
+    install="python setup.py develop",  # only for a patch that changes what is installed
     timeout_s=60.0,
 )
 

@@ -45,7 +45,8 @@ _IMPORTED_LATER = (
     *("sandbox.local.sandboxes", "view.export", "view.server"),
 )
 """Modules that commands import when they need them, with what stands on these."""
-_ENVIRONMENT = dict(os.environ)
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ}
+"""What it is started with: conftest.py sets the number of threads, but imports this file before."""
 
 
 def can_run(env: Mapping[str, str]) -> bool:

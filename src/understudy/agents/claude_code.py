@@ -28,8 +28,7 @@ _SDK = "/opt/understudy/claude-sdk"
 RUN_METHODS = ("cli", "python")
 """How Claude Code is driven: as a command of its own, or by its Python SDK."""
 
-_ENVIRONMENT = {
-    "ANTHROPIC_BASE_URL": "http://localhost",
+RUNTIME_SETTINGS = {
     # Without this its runtime collects garbage concurrently, which takes a sixth of the CPU time of a start.
     "BUN_JSC_useConcurrentGC": "0",
     # It optimises code later than by itself, and collects garbage from 256 MiB on in place of 32: sessions mostly
@@ -38,6 +37,12 @@ _ENVIRONMENT = {
     "BUN_JSC_thresholdForOptimizeAfterWarmUp": "20000",
     "BUN_JSC_thresholdForOptimizeAfterLongWarmUp": "20000",
     "BUN_JSC_thresholdForOptimizeSoon": "20000",
+}
+"""Variables that make the CLI's JavaScript runtime take less CPU time."""
+
+_ENVIRONMENT = {
+    "ANTHROPIC_BASE_URL": "http://localhost",
+    **RUNTIME_SETTINGS,
     # A changing billing block at the beginning of the system prompt would invalidate every prefix cache.
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",

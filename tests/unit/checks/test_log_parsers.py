@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from understudy.checks.log_parsers import PARSERS, UnreadableLog, check_parser, parse_log, swebench_parsers
 from understudy.errors import TaskError
 
+from support import example_count
 from support.swebench import Harness, place
 
 DISTINCT = sorted({parser: name for name, parser in PARSERS.items()}.values())
@@ -84,7 +85,7 @@ LOGS = st.lists(LINES, max_size=8).map("\n".join)
 
 @pytest.mark.parametrize("name", DISTINCT)
 def test_made_up_logs_are_read_as_the_package_reads_them(harness: Harness, name: str) -> None:
-    @settings(max_examples=500)
+    @settings(max_examples=example_count(500))
     @given(LOGS)
     def same(log: str) -> None:
         theirs = harness.parse(name, log)

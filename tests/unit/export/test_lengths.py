@@ -24,6 +24,7 @@ from understudy.preference.checks import NOT_RENDERED
 from understudy.redact.redactor import Redactor
 from understudy.store import Store
 
+from support import example_count
 from support.export import TOOLS, Log, put_rollouts, put_sessions, rows
 
 
@@ -72,7 +73,7 @@ examples = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=example_count(150), deadline=None)
 @given(examples, st.integers(1, 1600), st.booleans())
 def test_pieces_fit_and_teach_every_answer_once_behind_the_turn_before_it(
     example: Example, limit: int, tokens: bool

@@ -27,6 +27,7 @@ from understudy.wire.model import Delta, Generation, ToolCall
 from fakes import anthropic as fake
 from fakes import sse
 from fakes.anthropic import FakeAnthropic
+from support import example_count
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 JSON = st.recursive(
@@ -83,7 +84,7 @@ LINE = st.tuples(st.sampled_from(SAID), st.sampled_from([b"\n", b"\r\n", b"\r"])
 STREAMS = st.lists(LINE, max_size=14).map(b"".join)
 
 
-@settings(max_examples=400)
+@settings(max_examples=example_count(400))
 @given(STREAMS | st.binary(max_size=60), CUTS | st.just(list(range(100))))
 @example(b"data: a\r\n\r\ndata: b\r\n\r\n", list(range(30)))
 def test_where_a_stream_is_cut_changes_nothing(stream: bytes, cuts: list[int]) -> None:
@@ -92,7 +93,7 @@ def test_where_a_stream_is_cut_changes_nothing(stream: bytes, cuts: list[int]) -
     assert meaning(events) == meaning(split([stream]))
 
 
-@settings(max_examples=400)
+@settings(max_examples=example_count(400))
 @given(STREAMS, CUTS)
 def test_a_stream_says_what_the_standard_says_it_does(stream: bytes, cuts: list[int]) -> None:
     assert meaning(split(pieces(stream, cuts))) == by_the_book(stream)
@@ -128,7 +129,7 @@ def assembled(events: Sequence[ServerSentEvent]) -> Any:
     return json.loads(assembly.message())
 
 
-@settings(max_examples=200)
+@settings(max_examples=example_count(200))
 @given(MESSAGE, CUTS, st.sampled_from([b"\n", b"\r\n", b"\r"]))
 def test_a_message_said_as_a_stream_is_heard_as_the_same_message(
     message: dict[str, Any], cuts: list[int], end: bytes
@@ -156,7 +157,7 @@ EVENTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=example_count(300))
 @given(st.lists(st.tuples(NAMES, EVENTS | JSON | st.binary(max_size=8)), max_size=8))
 def test_no_stream_of_events_is_more_than_an_error(said: list[tuple[str, Any]]) -> None:
     assembly = MessageAssembly()
@@ -240,7 +241,7 @@ def spelled(value: Any, escapes: bool) -> bytes:
     return json.dumps(value, ensure_ascii=escapes).encode()
 
 
-@settings(max_examples=400)
+@settings(max_examples=example_count(400))
 @given(st.binary(max_size=40) | st.builds(spelled, JSON | REQUEST, st.booleans()))
 @example(
     b'{"model": "m", "messages": [{"role": "assistant", "content": [{"type": "tool_use", "input": "\xff"}]}]}'
@@ -275,7 +276,7 @@ KEYS = st.sampled_from(['"model"', '"mod\\u0065l"', '"a"', '"model "', '"\\""'])
 VALUES = JSON.map(json.dumps) | st.sampled_from(['"m"', '{"model": "inner"}', '["model", "x"]', '"\\\\"', "1E5"])
 
 
-@settings(max_examples=200)
+@settings(max_examples=example_count(200))
 @given(st.lists(st.tuples(SPACE, KEYS, SPACE, SPACE, VALUES, SPACE), min_size=1, max_size=5), SPACE, TEXT)
 def test_only_the_models_name_changes_in_a_request(parts: list[tuple[str, ...]], space: str, name: str) -> None:
     def body(value: str | None) -> str:
@@ -297,7 +298,7 @@ PIECE = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=example_count(200))
 @given(st.lists(PIECE, max_size=10), st.sampled_from(["", "call_0", "odd id!"]))
 def test_what_is_said_in_pieces_is_the_message_that_is_kept(given: list[Delta], tool_id: str) -> None:
     deltas: list[Delta] = []

@@ -26,8 +26,8 @@ from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import Files, PytestChecks, ScriptChecks, Task, TestOutcome, Verdict
 from understudy.util.diffs import parse_diff
 
+from support import example_count, require
 from support import grading as support_grading
-from support import require
 from support.grading import gate_of
 
 TREE = {
@@ -470,7 +470,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=500)
+@settings(deadline=None, derandomize=True, max_examples=example_count(500))
 @given(lines=st.lists(st.one_of(PIECES, st.binary(max_size=12)), max_size=14))
 def test_law_the_gate_answers_whatever_the_patch_is(lines: list[bytes]) -> None:
     gated = gate_of(b"\n".join(lines), TASK)

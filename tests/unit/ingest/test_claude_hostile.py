@@ -22,11 +22,12 @@ from understudy.ingest.claude_code.log_format import ClaudeCodeFormat
 from understudy.ingest.log_files import LogFile
 from understudy.ingest.trace import expand
 
+from support import example_count
 from support.claude_log import Log, by_message, of_bytes, read, thinking
 
 ROOT = Path(__file__).parents[3]
 SHARED = ROOT.parent / "shared"
-MANY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=example_count(60), deadline=None, suppress_health_check=list(HealthCheck))
 ANSWER = "msg_0000000000000001"
 NEXT = "msg_0000000000000002"
 

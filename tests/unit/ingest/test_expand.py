@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from understudy.ingest.trace import PlainRenderer, Trace, TraceNode, TraceTurn, expand, normalise_messages, path_to
 
+from support import example_count
+
 IDS = st.sampled_from(["a", "b", "c"])
 CALLS = st.lists(
     IDS.map(lambda name: {"id": name, "type": "function", "function": {"name": "Bash", "arguments": "{}"}}),
@@ -27,7 +29,7 @@ WRITTEN = st.lists(st.tuples(MESSAGE, st.integers(0, 80)), min_size=1, max_size=
 """Messages, and how far before its place in the list each hangs: mostly it follows the last one."""
 
 
-@settings(max_examples=500)
+@settings(max_examples=example_count(500))
 @given(WRITTEN, st.lists(st.integers(-1, 89), max_size=20))
 def test_states_are_those_of_the_whole_context(written: list[tuple[dict[str, Any], int]], more: list[int]) -> None:
     nodes = [

@@ -21,6 +21,8 @@ from understudy.ingest.formats.registry import group_batches
 from understudy.ingest.log_files import OversizedLog, log_file_at, read_head, walk_logs
 from understudy.ingest.trace import expand
 
+from support import example_count
+
 DATA = Path(__file__).parents[2] / "data" / "ingest"
 CODEX = DATA / "codex/sessions/2026/10/03/rollout-2026-10-03T09-00-00-019a-codex.jsonl"
 
@@ -165,7 +167,7 @@ def test_a_cut_gzip_gives_what_it_holds(tmp_path: Path) -> None:
     assert len(trace.turns) == 5 and trace.losses["unreadable_rest"] == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=example_count(60), deadline=None)
 @given(data=st.data())
 def test_a_broken_archive_is_counted(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     top = tmp_path_factory.mktemp("broken")

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from understudy.ingest.model_families import model_family
 from understudy.ingest.trace import MISSING_RESULT, PlainRenderer, normalise_messages, text_of
 
+from support import example_count
+
 
 @pytest.mark.parametrize(
     ("model", "expected"),
@@ -104,7 +106,7 @@ def test_plain_messages_keep_their_thinking_for_the_action() -> None:
     assert text_of([{"type": "image_url"}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == "a\nb"
 
 
-@settings(max_examples=200)
+@settings(max_examples=example_count(200))
 @given(
     st.lists(
         st.tuples(

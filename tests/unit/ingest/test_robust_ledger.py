@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from understudy.ingest.claude_code.render import ClaudeCodeRenderer
 from understudy.ingest.trace import Message, TraceState
 
+from support import example_count
 from support.claude_log import Log, by_message, read, thinking
 
-MANY = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=example_count(80), deadline=None, suppress_health_check=list(HealthCheck))
 WORDS = ["a", "ü", "😀", 'q"', "\\", "\n", "line", " ", "0"]
 _render = ClaudeCodeRenderer()
 

@@ -24,6 +24,8 @@ from understudy.model.scripted.model import complete, encode_action
 from understudy.model.scripted.oracle import Action, ActionCall, ChatTurn
 from understudy.model.scripted.tokenizer import ScriptedTokenizer, mark, render, scripted_tokenizer, unmark
 
+from support import example_count
+
 TOKENIZER = scripted_tokenizer()
 
 # Text that people write, mixed with what an attacker, or someone editing this very file, would write.
@@ -144,7 +146,7 @@ def test_no_message_can_begin_a_turn(
     assert hostile.count(start) == plain.count(start)
 
 
-@settings(max_examples=200)
+@settings(max_examples=example_count(200))
 @given(
     conversations, actions, st.lists(st.builds(ModelMessage, st.sampled_from(["tool", "user"]), text), max_size=3)
 )

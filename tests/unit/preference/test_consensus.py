@@ -13,6 +13,8 @@ from understudy.ingest.trace import TurnAction, tool_call
 from understudy.preference.consensus import Group, Proposal, consensus, grouped
 from understudy.preference.equivalence import SIMILAR, differ, effect_of, similarity
 
+from support import example_count
+
 
 def does(name: str, said: str | None = None, **arguments: Any) -> TurnAction:
     return TurnAction(content=said, tool_calls=[tool_call("c1", name, arguments)])
@@ -172,7 +174,7 @@ actions = st.builds(TurnAction, content=st.none() | texts, tool_calls=st.lists(c
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), actions), max_size=7), st.integers(1, 3), st.data())
-@settings(max_examples=150)
+@settings(max_examples=example_count(150))
 def test_the_order_of_proposals_does_not_count(
     given_proposals: list[tuple[str, TurnAction]], minimum: int, data: st.DataObject
 ):
@@ -204,7 +206,7 @@ def test_a_consensus_is_one(given_proposals: list[tuple[str, TurnAction]], minim
 
 
 @given(actions, actions)
-@settings(max_examples=150)
+@settings(max_examples=example_count(150))
 def test_to_differ_is_symmetric(a: TurnAction, b: TurnAction):
     there, back = differ(a, b), differ(b, a)
     assert (there is None) == (back is None)

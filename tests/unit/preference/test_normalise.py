@@ -22,6 +22,8 @@ from understudy.preference.normalise import (
     unreadable,
 )
 
+from support import example_count
+
 HOME = Place("/home/me/project")
 
 
@@ -227,7 +229,7 @@ places = st.sampled_from([None, "/p", "/p/", "/", "C:\\p", "p", ""]).map(Place)
 
 
 @given(names, arguments, places)
-@settings(max_examples=150)
+@settings(max_examples=example_count(150))
 def test_the_one_form_is_its_own(name: str, given_arguments: dict[str, Any], place: Place):
     once = of_name(name, given_arguments, place)
     again = of_name(once.name, once.arguments, place)
@@ -236,14 +238,14 @@ def test_the_one_form_is_its_own(name: str, given_arguments: dict[str, Any], pla
 
 
 @given(commands, st.sampled_from([None, "/p", "/"]))
-@settings(max_examples=200)
+@settings(max_examples=example_count(200))
 def test_the_one_spelling_is_its_own(command: str, cwd: str | None):
     once = canonical_command(command, cwd)
     assert canonical_command(once, cwd) == once
 
 
 @given(st.text(st.sampled_from("ab./~C:\\ "), max_size=14), st.sampled_from([None, "/a", "/", "C:\\a", "/a/b/"]))
-@settings(max_examples=300)
+@settings(max_examples=example_count(300))
 def test_the_one_path_is_its_own(given_path: str, cwd: str | None):
     once = path(given_path, cwd)
     assert path(once, cwd) == once

@@ -18,6 +18,7 @@ from understudy.redact.heuristics import is_placeholder, looks_random
 from understudy.redact.redactor import Redactor
 from understudy.redact.tokens import FORMS, pseudonym_label
 
+from support import example_count
 from support.secrets import BASE62, KINDS, UPPER, clean, drawn, parts, pem, place, planted
 
 KEY = b"k" * 32
@@ -245,7 +246,7 @@ told = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=example_count(300))
 @given(told)
 def test_redacting_again_changes_nothing(pieces: list[str]) -> None:
     for text in ("".join(pieces), "\n".join(pieces), json.dumps("\n".join(pieces))):
@@ -282,7 +283,7 @@ def shape(value: Any) -> Any:
     return "text" if isinstance(value, str) else value
 
 
-@settings(max_examples=200)
+@settings(max_examples=example_count(200))
 @given(
     st.lists(words, max_size=4),
     st.integers(0, 10**6),

@@ -26,7 +26,7 @@ from understudy.tasks.records import LoadedTasks
 from understudy.tasks.row_formats import task_of
 from understudy.types import ImageTree, Sdist, SuiteChecks
 
-from support import calc_task
+from support import calc_task, example_count
 
 BASE = "ab" * 20
 TEST_PATCH = """\
@@ -253,7 +253,7 @@ _ROWS = (
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=example_count(300))
 @given(st.data())
 def test_whatever_is_in_a_row_it_is_a_task_or_refused(data: st.DataObject):
     row = dict(data.draw(st.sampled_from(_ROWS)))

@@ -31,6 +31,8 @@ from understudy.tasks.generate.functions import (
 from understudy.tasks.prepare import prepare
 from understudy.types import Files, PytestChecks, Task
 
+from support import example_count
+
 seeds = st.integers(0, 2**32)
 splits = st.sampled_from(SPLITS)
 
@@ -142,7 +144,7 @@ def test_what_is_wrong_is_one_expression_that_occurs_once(seed: int, split: Spli
         assert module.broken.name in module.instruction and module.path in module.instruction
 
 
-@settings(max_examples=60)
+@settings(max_examples=example_count(60))
 @given(seeds, splits)
 def test_the_gold_patch_passes_all_tests_and_the_fault_fails_its_own(seed: int, split: Split) -> None:
     for task in make_functions(3, seed, split):

@@ -13,6 +13,8 @@ from understudy.errors import TaskError
 from understudy.tasks.generate import mutations, packages
 from understudy.tasks.generate.mutations import ParsedModule, Site, mutate, sites
 
+from support import example_count
+
 # What the operators know, in forms that are easy to get wrong: brackets, comments, wide characters, continuations.
 _STATEMENTS = (
     "if a < b:\n    return c",
@@ -45,7 +47,7 @@ _MODULES = st.lists(st.sampled_from(_STATEMENTS), min_size=1, max_size=5).map(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=example_count(150), deadline=None)
 @given(_MODULES, st.sampled_from(["\n", "\r\n"]), st.booleans())
 def test_every_mutation_parses_differs_and_stays_in_its_span(text: str, newline: str, ends: bool) -> None:
     text = text.replace("\n", newline)
@@ -61,7 +63,7 @@ def test_every_mutation_parses_differs_and_stays_in_its_span(text: str, newline:
 
 
 @given(_MODULES, st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=example_count(100), deadline=None)
 def test_mutations_combine(text: str, random: object) -> None:
     found = sites(ParsedModule(text))
     chosen: list[Site] = []

@@ -23,6 +23,8 @@ from understudy.tasks.materialise import fetch, materialise
 from understudy.tasks.prepare import GIT_MOUNT, ignore_rules, prepare, sandbox_spec
 from understudy.types import Directory, Files, PytestChecks, ScriptChecks, Sdist, Source, Task
 
+from support import example_count
+
 ENV = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
 
 
@@ -322,7 +324,7 @@ PATTERN = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=example_count(60), deadline=None, derandomize=True)
 @given(
     rules=st.dictionaries(st.sampled_from(["", "a/", "a/b/", "[x]/"]), st.lists(PATTERN, max_size=4), max_size=3)
 )

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from understudy.tasks.generate.instruction import FailedCheck, compose, leaks_fault, normalise_message
 from understudy.util.diffs import unified
 
+from support import example_count
+
 MESSAGE = """\
     def test_add():
         a = 1
@@ -64,7 +66,7 @@ TEXTS = st.tuples(st.lists(LINES, max_size=12), st.booleans()).map(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=example_count(60), deadline=None)
 @given(old=TEXTS, new=TEXTS)
 def test_diffs_apply_byte_for_byte(old: str, new: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     if not old or not new or old == new:

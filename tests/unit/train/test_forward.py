@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from understudy.train.groups import TokenSequence
 from understudy.train.options import GRPOOptions
 
-from support import lazily, optional
+from support import example_count, lazily, optional
 from support.losses import Batch, plain_policy_loss
 from support.tiny_model import make_model
 
@@ -248,7 +248,7 @@ lengths = st.lists(st.tuples(st.integers(2, 60), st.integers(0, 40), st.booleans
 
 
 @given(lengths, st.integers(1, 400))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=example_count(150), deadline=None)
 def test_micro_batches_hold_every_sequence_once_and_the_budget(
     rows: list[tuple[int, int, bool]], budget: int
 ) -> None:

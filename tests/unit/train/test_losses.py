@@ -14,7 +14,7 @@ from msgspec import structs
 
 from understudy.train.options import GRPOOptions
 
-from support import lazily, optional
+from support import example_count, lazily, optional
 from support.losses import Batch, Rows, plain_policy_loss, slopes
 
 torch: Any = optional("torch")
@@ -151,7 +151,7 @@ def test_nothing_but_sampled_tokens_counts(loss: Any, poison: float) -> None:
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["rollout-mean", "token-mean", "constant"]), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=example_count(60), deadline=None)
 def test_splitting_a_rollout_into_more_sequences_changes_nothing(
     seed: int, normalisation: Any, data: st.DataObject
 ) -> None:
@@ -182,7 +182,7 @@ def test_every_rollout_weighs_the_same_by_default() -> None:
 
 
 @given(st.integers(0, 10_000), st.sampled_from(SETTINGS), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=example_count(60), deadline=None)
 def test_micro_batches_add_up_to_the_batch(seed: int, given: dict[str, Any], random: Any) -> None:
     batch, options = some_batch(seed), GRPOOptions(**given)
     whole, sums, logprobs = ours(batch, options)
