@@ -18,7 +18,7 @@ from hypothesis import settings
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.tasks.records import dump
 
-from support import calc_task, docker_engine, example_count, postgresql, require
+from support import calc_task, docker_engine, example_count, imports_torch, postgresql, require
 
 if TYPE_CHECKING:
     from understudy.sandbox.base import Sandboxes
@@ -140,10 +140,22 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave what SWE-bench's harness is needed for to `make test-services`: its package is installed apart."""
+    """Put the tests that import torch beside each other, and leave the harness's to `make test-services`.
+
+    A process that imports torch and transformers needs five seconds of CPU for it. It is few processes that do, as
+    each begins with tests that stand side by side. The harness's package is installed apart.
+    """
     for item in items:
         if "harness" in getattr(item, "fixturenames", ()):
             item.add_marker("services")
+    items.sort(key=lambda item: not _imports_torch(item))
+
+
+def _imports_torch(item: pytest.Item) -> bool:
+    module = item.getparent(pytest.Module)
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    fixtures = {"model", "tiny_tokenizer"} & set(getattr(item, "fixturenames", ())) - set(parameters)
+    return bool(fixtures) or (module is not None and imports_torch(module.obj))
 
 
 def pytest_collection_finish() -> None:

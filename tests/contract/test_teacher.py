@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections import Counter
@@ -182,11 +183,21 @@ def test_distilling_a_run_moves_the_student(place: Path, tmp_path: Path):
     assert len(lines) == 2 and all(abs(line["teacher_kl"]) > 1e-4 for line in lines)
 
 
-def test_a_teacher_that_cannot_be_asked_is_an_error_and_no_model_is_written(place: Path, tmp_path: Path):
-    made = understudy(
-        *("train", "distill", str(place / "student"), "--from", str(place / "run"), "-o", str(tmp_path / "out")),
-        *("--teacher", str(swapped(place / "student", tmp_path / "other"))),
-    )
+async def test_a_teacher_that_cannot_be_asked_is_an_error_and_no_model_is_written(place: Path, tmp_path: Path):
+    async with serve_weights(swapped(place / "student", tmp_path / "other")) as url:
+        made = await asyncio.to_thread(
+            understudy,
+            *(
+                "train",
+                "distill",
+                str(place / "student"),
+                "--from",
+                str(place / "run"),
+                "-o",
+                str(tmp_path / "out"),
+            ),
+            *("--teacher", url),
+        )
     assert made.returncode == 2 and "has another vocabulary" in made.stderr
     assert not (tmp_path / "out" / "config.json").exists()
     asked = structs.replace(TeacherSettings(), teacher="http://ann:pw@127.0.0.1:1")

@@ -45,16 +45,23 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNDERSTUDY_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.fixture
-def stores(tmp_path: Path) -> list[Path]:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with stores of many kinds, which tests only read."""
+    place = tmp_path_factory.mktemp("stores")
     for name in ("run", "gateway"):
         with tarfile.open(ARCHIVES / f"{name}.tar.xz") as archive:
-            archive.extractall(tmp_path / "old", filter="data")
-    put_rollouts(tmp_path / "graded", tasks=1, samples=2)
-    put_hostile_run(tmp_path / "hostile")
-    with Store.open(tmp_path / "branching") as store:
+            archive.extractall(place / "old", filter="data")
+    put_rollouts(place / "graded", tasks=1, samples=2)
+    put_hostile_run(place / "hostile")
+    with Store.open(place / "branching") as store:
         put_attempt(store, branching().calls)
-    return [path.parent for path in tmp_path.rglob("store.db")]
+    return place
+
+
+@pytest.fixture
+def stores(place: Path) -> list[Path]:
+    return [path.parent for path in place.rglob("store.db")]
 
 
 def attempts(store: Store) -> Iterator[str]:
@@ -313,7 +320,7 @@ def held(directory: Path, turns: int, dialect: str, sessions: int) -> tuple[int,
 
 
 @pytest.mark.parametrize(
-    ("dialect", "sessions", "turns"), [("anthropic", 1, 250), ("openai-chat", 1, 250), ("openai-chat", 1_000, 100)]
+    ("dialect", "sessions", "turns"), [("anthropic", 1, 120), ("openai-chat", 1, 120), ("openai-chat", 1_000, 80)]
 )
 def test_what_is_held_grows_with_the_conversation(tmp_path: Path, dialect: str, sessions: int, turns: int):
     short, _ = held(tmp_path / "short", turns, dialect, sessions)
@@ -322,8 +329,8 @@ def test_what_is_held_grows_with_the_conversation(tmp_path: Path, dialect: str, 
     assert sessions > 1 or 0.5 * long < counted < 3 * long
 
 
-def test_the_rest_of_a_text_is_read_from_its_call(stores: list[Path], tmp_path: Path):
-    api = ViewApi(Catalog([tmp_path]))
+def test_the_rest_of_a_text_is_read_from_its_call(place: Path):
+    api = ViewApi(Catalog([place]))
     store = next(each for each in api.catalog.scan() if each.name == "branching")
     parts = {"store": store.id, "rollout": "r0"}
     last = api.list_turns(parts, TurnQuery()).turns[-1]

@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -98,9 +99,12 @@ def understudy(
     cwd: Path | None = None,
     timeout: float = 240,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a person would, in a process of its own; without `inherit`, `env` is all it has."""
+    """Run the command line as a person would, in a process of its own.
+
+    Without `inherit`, `env` is all it has, beside what Python itself reads.
+    """
     command = [str(UNDERSTUDY), *map(str, arguments)]
-    environment = {**(os.environ if inherit else {}), **(env or {})}
+    environment = {**(os.environ if inherit else warm.read_at_start()), **(env or {})}
     if not warm.can_run(environment):
         return subprocess.run(
             command,
@@ -233,6 +237,14 @@ class LazyName:
 def lazily(module: str, *names: str) -> list[Any]:
     """Functions and classes of a module of ours that imports torch; see `LazyModule`."""
     return [LazyName(module, name) for name in names]
+
+
+@functools.cache
+def imports_torch(module: ModuleType) -> bool:
+    """Whether a file of tests imports torch: it names it by `lazily` or `optional`, or makes a model."""
+    names = vars(module)
+    lazy = [value for value in names.values() if isinstance(value, LazyModule | LazyName)]
+    return "make_model" in names or any(isinstance(each, LazyName) or each._name == "torch" for each in lazy)
 
 
 def optional(*names: str) -> Any:

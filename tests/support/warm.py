@@ -49,12 +49,14 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ}
 """What it is started with: conftest.py sets the number of threads, but imports this file before."""
 
 
+def read_at_start(env: Mapping[str, str] = _ENVIRONMENT) -> dict[str, str]:
+    """Those variables that Python, or numpy, reads once, when it starts."""
+    return {name: value for name, value in env.items() if name.startswith(_READ_AT_START)}
+
+
 def can_run(env: Mapping[str, str]) -> bool:
     """Whether a fork of a process that this one started is the same as a process started with this environment."""
-    read = [
-        {name: value for name, value in e.items() if name.startswith(_READ_AT_START)} for e in (env, _ENVIRONMENT)
-    ]
-    return read[0] == read[1]
+    return read_at_start(env) == read_at_start()
 
 
 def ask(
