@@ -66,6 +66,7 @@ _KNOWN_EQUALITY = {
 }
 _IN_LIST, _IN_TUPLE, _IN_DICT = cast("Any", list).__iter__, cast("Any", tuple).__iter__, cast("Any", dict).items
 _MOCKS = frozenset({"unittest.mock", "mock.mock", "mock"})
+_ABSTRACT = frozenset({"collections.abc", "contextlib", "importlib.abc", "io", "numbers", "os", "typing"})
 _TEXT_OF = frozenset({"uuid", "ipaddress", "zoneinfo"})  # their values are equal if class and text are
 
 
@@ -397,17 +398,27 @@ def pair(site: int, name: str, left: Any, right: Any) -> None:
 
 
 def kind(site: int, value: Any) -> None:
-    """Report the names of a value's classes, including those that it claims, and abstract ones that it is
-    registered for.
+    """Report the names of a value's classes, and of those that it only claims to be of.
+
+    Claims are what the tested code can say of any object: `__class__`, and being registered for its own abstract
+    classes. The standard library's abstract classes are kinds of their own, because builtin types are registered.
     """
-    names = [each.__name__ for each in type(value).__mro__]
+    names = {each.__name__ for each in type(value).__mro__}
+    claims: set[str] = set()
     stands_for = getattr(value, "__class__", None)
     if isinstance(stands_for, type):
-        names += [each.__name__ for each in stands_for.__mro__]
-    _report(site, "kind", sorted({*names, *_abstract_names(value)}))
+        claims.update(each.__name__ for each in stands_for.__mro__)
+    for each in _abstract_classes(value):
+        (names if _is_standard(each) else claims).add(each.__name__)
+    _report(site, "kind", sorted(names), sorted(claims - names))
 
 
-def _abstract_names(value: Any) -> "Iterator[str]":
+def _is_standard(kind: type) -> bool:
+    """Return whether an abstract class is the standard library's, whatever it says of its module."""
+    return kind.__module__ in _ABSTRACT and _known(kind.__module__, kind.__name__) is kind
+
+
+def _abstract_classes(value: Any) -> "Iterator[type]":
     seen: set[type] = {object}
     left: list[type] = [object]
     while left:
@@ -418,7 +429,7 @@ def _abstract_names(value: Any) -> "Iterator[str]":
             left.append(each)
             try:
                 if type(each).__name__ == "ABCMeta" and isinstance(value, each):
-                    yield each.__name__
+                    yield each
             except Exception:  # noqa: BLE001, S112  # the tested code's own
                 continue
 

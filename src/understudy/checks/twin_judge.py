@@ -228,7 +228,10 @@ def _judge(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observati
         case "isinstance":
             names = set(parse_literal(site.expected))
             names |= {kind.__name__ for name in names if isinstance(kind := getattr(builtins, name, None), type)}
-            same = all((not names.isdisjoint(each[1])) is site.want for each in seen)
+            # A proxy honestly claims its object's class, but not where the gold patch has an object of the class.
+            claims = not site.want or any(names.isdisjoint(each[1]) for each in gold)
+            kinds = ({*each[1], *(each[2] if claims else ())} for each in seen)
+            same = all((not names.isdisjoint(each)) is site.want for each in kinds)
             return "agrees" if same else "unclear"  # not a contradiction, because a class may have several names
         case "raises":
             return _worst(_raised(site, gold, each) for each in seen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import array
 import collections
 import dataclasses
@@ -42,6 +43,30 @@ class Caseless(str):
         return isinstance(other, str) and self.lower() == other.lower()
 
     __hash__ = str.__hash__
+
+
+class Proxy:
+    """Says that it is of another class."""
+
+    def __init__(self, stands_for: type) -> None:
+        self._stands_for = stands_for
+
+    @property
+    def __class__(self) -> Any:
+        return self._stands_for
+
+
+class Open(abc.ABC):  # noqa: B024
+    """An abstract class that takes any object for its own, and says that it is the standard library's."""
+
+    __module__ = "collections.abc"
+
+    @classmethod
+    def __subclasshook__(cls, subclass: type) -> bool:
+        return True
+
+
+class Opened(Open): ...
 
 
 class Row(Sequence[Any]):
@@ -393,6 +418,14 @@ def test_calls_count_as_far_as_the_assertion_looks(
         ("assert isinstance(f, IOError)", OSError(), OSError(), "agrees"),
         ("assert isinstance(f, Number)", 1, decimal.Decimal(1), "agrees"),
         ("assert isinstance(f, Mapping)", {}, [], "unclear"),
+        # what only claims a class is not of it, unless the gold patch's object only claims it too
+        ("assert isinstance(f, Row)", Row(), Proxy(Row), "unclear"),
+        ("assert isinstance(f, Row)", Row(), unittest.mock.Mock(spec=Row), "unclear"),
+        ("assert isinstance(f, Row)", Proxy(Row), Proxy(Row), "agrees"),
+        ("assert isinstance(f, Row)", Proxy(Row), Row(), "agrees"),
+        ("assert not isinstance(f, Row)", 1, Proxy(Row), "unclear"),
+        ("assert isinstance(f, Open)", Opened(), "", "unclear"),
+        ("assert isinstance(f, Open)", 1, "", "agrees"),
     ],
 )
 def test_a_kind_may_be_an_abstract_one(assertion: str, gold: Any, seen: Any, judgement: str):
