@@ -10,6 +10,7 @@ from __future__ import annotations
 import _frozen_importlib_external
 import _imp
 import _thread
+import atexit
 import itertools
 import marshal
 import os
@@ -25,6 +26,7 @@ _AF_VSOCK = 40
 UNSEEN = frozenset(("readline", "_xxsubinterpreters", "_interpreters", "_testcapi", "_testinternalcapi"))
 """Modules that open files, or run code in other interpreters, without the hook being asked."""
 TESTS_ENDED = "understudy.tests_ended"
+_PROGRAM_ENDED = "understudy.program_ended"
 _CREATE_BUILTIN = "understudy.create_builtin"
 """Events of ours: the hook does what they ask for, so that no reference leads from here to the hook."""
 _WATCHED = frozenset(
@@ -58,6 +60,7 @@ _WATCHED = frozenset(
         "cpython.PyInterpreterState_Clear",
         "import",
         TESTS_ENDED,
+        _PROGRAM_ENDED,
         _CREATE_BUILTIN,
     )
 )
@@ -120,7 +123,7 @@ def watch(
     getframe, thread_id = sys._getframe, _thread.get_ident  # pyright: ignore[reportPrivateUsage]
     string, octets, integer, truth, kind_of, function, size = str, bytes, int, bool, type, type(watch), len
     watched, most_events, machine_family, unseen = _WATCHED, _MOST_EVENTS, _AF_VSOCK, UNSEEN | {"_imp"}
-    tests_ended, create_event = TESTS_ENDED, _CREATE_BUILTIN
+    tests_ended, create_event, program_ended = TESTS_ENDED, _CREATE_BUILTIN, _PROGRAM_ENDED
     own_globals, frame_type, code_type, address = globals(), type(getframe()), type(watch.__code__), id
     failures, os_error, value_error = (TypeError, ValueError, OSError, EOFError), OSError, ValueError
     import_error, any_error = ImportError, Exception
@@ -163,6 +166,9 @@ def watch(
     sent: set[str] = set()
     denied: dict[int, Exception] = {}
     lost = installed = started = False
+    # its globals, then the frame that runs it, and None in the end
+    program: Any = None if by_frame else vars(sys.modules["__main__"])
+    returns = compile("", "", "exec").co_code[-2]
 
     def send(rule: str, path: str = "-", line: int = 0) -> None:
         nonlocal lost
@@ -398,6 +404,23 @@ def watch(
         elif not is_imported(frame, True):  # for example asyncio, which marks its functions as coroutines
             accuse("code-disguised", frame)
 
+    def find_program(frame: Any) -> None:
+        nonlocal program
+        names, found = program, None
+        while frame is not None:
+            found = frame if frame.f_globals is names and frame.f_code.co_name == "<module>" else found
+            frame = frame.f_back
+        program = found or names
+
+    def end_program() -> None:
+        """Report where the program was left, if not at its end: `sys.exit()` in tested code skips other checks."""
+        nonlocal program
+        frame, program = program, None
+        if kind_of(frame) is frame_type and frame.f_code.co_code[frame.f_lasti] != returns:
+            name = frame.f_code.co_filename
+            if name[:1] == "<" or owner(name) == "test":  # runners catch what tests raise
+                send("program-left", name + "@" + string(frame.f_lasti), frame.f_lineno or 0)
+
     def look(event: str, args: Any, frame: Any) -> None:
         if event == "open":
             path, mode, flags = args
@@ -453,12 +476,17 @@ def watch(
         except value_error:  # a thread that runs no Python code
             frame = None
         try:
+            if event == program_ended:
+                end_program()
+                return
             if event == tests_ended:
                 if by_frame and frame is caller_frame and not lost and getpid() == pid:
                     send("end", secret)
                 return
             if event == "cpython.PyInterpreterState_Clear":
                 last = frame is None and is_finalizing() and thread_id() == first_thread
+                if last:
+                    end_program()
                 if not by_frame and last and not lost and getpid() == pid:
                     send("end", secret)
                 return
@@ -471,6 +499,8 @@ def watch(
                 return
             if frame is not None and address(frame.f_code) in own_codes:
                 return  # the hook itself caused the event
+            if kind_of(program) is mapping and thread_id() == first_thread:
+                find_program(frame)
             look(event, args, frame)
         except failures:  # no real event has such arguments, but tested code may raise events of its own
             return
@@ -488,7 +518,7 @@ def watch(
     first_frame = caller_frame
     while first_frame is not None and first_frame.f_back is not None:
         first_frame = first_frame.f_back
-    list_type = list
+    list_type, mapping = list, dict
     # Compared by identity: code that only equals the hook's, or runs with its globals, is not the hook.
     reading: tuple[Any, ...] = (compile_file, content_of, is_genuine, responsible, send_of, accuse, shows_lines)
     reading += (
@@ -500,15 +530,16 @@ def watch(
         look_at_import,
         look_at_new_code,
         create_module,
-        look,
-        hook,
     )
+    reading += (find_program, end_program, look, hook)
     own_codes = {id(each.__code__): each.__code__ for each in reading}
     own_codes.update((id(each), each) for each in compile_file.__code__.co_consts if kind_of(each) is code_type)
     send("start", " ".join((digest(secret.encode()).hexdigest(), str(pid), str(os.getppid()))))
     if rewards and not walled:
         send("reward-open")
     _imp.create_builtin = _create_builtin
+    if not by_frame:
+        atexit.register(sys.audit, program_ended)  # the frame must not be kept longer
     sys.addaudithook(hook)
     sys.addaudithook(refuse)
     installed = True
