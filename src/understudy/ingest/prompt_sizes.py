@@ -15,7 +15,15 @@ import msgspec
 from msgspec import Struct
 
 from understudy.ingest.tool_lists import ToolsSource
-from understudy.ingest.trace import SYSTEM_PROMPT, Message, OfferedTools, Trace, TraceTurn, TurnAction, text_of
+from understudy.ingest.trace import (
+    SYSTEM_PROMPT,
+    Message,
+    OfferedTools,
+    RequestShape,
+    Trace,
+    TurnAction,
+    text_of,
+)
 
 MESSAGE_TOKENS, REQUEST_TOKENS, IMAGE_TOKENS = 32, 4096, 50_000
 """What is added to the bytes of a request to bound its prompt's tokens: what a chat template, or a provider, puts
@@ -96,9 +104,8 @@ def _json_size(value: Any) -> PromptSize:
     return PromptSize(len(data), escaped_bytes(data))
 
 
-def logged_size(trace: Trace, turn: TraceTurn) -> PromptSize:
-    """Return the size of a turn's prompt without its messages, and without tools that its log lacks."""
-    shape = turn.shape or trace.shape
+def shape_size(shape: RequestShape) -> PromptSize:
+    """Return the size of a prompt's system message (ours, if none was logged) and of its logged tools."""
     system = _json_size(SYSTEM_PROMPT if shape.system is None else shape.system).plus(PromptSize(messages=1))
     return system if shape.tools is None else system.plus(_json_size(shape.tools))
 
@@ -115,6 +122,7 @@ def turn_sizes(trace: Trace) -> list[TurnSize]:
     offered = OfferedTools(trace)
     tools = UnloggedTools.of(trace, offered)
     sizes: dict[int, PromptSize] = {-1: PromptSize()}  # by node: of the messages up to it
+    of_trace = shape_size(trace.shape)
     turns: list[TurnSize] = []
     for turn in trace.turns:
         way: list[int] = []
@@ -128,7 +136,7 @@ def turn_sizes(trace: Trace) -> list[TurnSize]:
             sizes[step] = sizes[node].plus(added)
             node = step
         is_logged = (turn.shape or trace.shape).tools is not None
-        size = logged_size(trace, turn).plus(sizes[turn.context])
+        size = (of_trace if turn.shape is None else shape_size(turn.shape)).plus(sizes[turn.context])
         turns.append(
             TurnSize(
                 size if is_logged else size.plus(tools.size),

@@ -133,9 +133,10 @@ def _called(messages: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     calls: dict[tuple[str, str, str], None] = {}
     unknown: set[str] = set()
     for message in messages:
-        content = message.get("content")
-        if message.get("role") == "tool" and isinstance(content, str) and NO_SUCH_TOOL in content[:80]:
-            unknown.add(str(message.get("tool_call_id")))
+        if message.get("role") == "tool":
+            content = message.get("content")
+            if isinstance(content, str) and NO_SUCH_TOOL in content[:80]:
+                unknown.add(str(message.get("tool_call_id")))
         for call in message.get("tool_calls") or ():
             function = mapping(call.get("function"))
             if name := string(function.get("name")):

@@ -24,8 +24,8 @@ from understudy.ingest.prompt_sizes import (
     UnloggedTools,
     answer_chars,
     json_bytes,
-    logged_size,
     messages_size,
+    shape_size,
 )
 from understudy.ingest.trace import (
     SYSTEM_PROMPT,
@@ -167,7 +167,7 @@ def _turn_row(
     signals: dict[str, Any] = {} if turn.signals is None else asdict(turn.signals)
     if turn.signals is not None:
         signals["interrupted"] = int(turn.signals.interrupted)
-    size = logged_size(trace, turn).plus(nodes.size(context))
+    size = (nodes.shape_size if shape is None else shape_size(shape)).plus(nodes.size(context))
     return TurnRow(
         state_id=state_id(trace.trace_id, turn.message_id),
         position=index,
@@ -227,6 +227,7 @@ class _NodeTable:
         self._places = {-1: -1}
         self._last: tuple[int, list[Message]] = (-1, [])
         self._sizes: list[PromptSize] = []
+        self.shape_size = shape_size(trace.shape)
         self.rows: list[tuple[int, int]] = []
 
     def size(self, position: int) -> PromptSize:
