@@ -15,7 +15,7 @@ from understudy.store.leases import FORGET_WORKER_S, MAX_LOST, ClaimedRollout
 from understudy.store.runs import Lease
 from understudy.types import ErrorInfo, Verdict
 
-from support.store import make_call, prepare
+from support.store import make_call, prepare, writes_held
 
 LEASE = Lease("a", 60.0)
 OVER = Lease("a", -1.0)
@@ -108,6 +108,13 @@ def test_what_is_renewed_stays_and_what_ended_goes_to_the_next(store: Store) -> 
     assert attempt.status == "unresponsive"
     assert attempt.error == ErrorInfo("run", "WorkerLost", "worker a did not answer in time")
     assert store.runs.rollout(lost.rollout.id).status == "requeuing"
+
+    # Also among calls of others that are committed together with its own.
+    with writes_held(store):
+        mine, late = (store.calls.append(make_call(each.attempt.id, 1)) for each in (kept, lost))
+    mine.result()
+    with pytest.raises(LeaseLost, match=lost.attempt.id):
+        late.result()
 
     # Nothing that it writes later is taken, whether the rollout was claimed again or not.
     for _ in range(2):

@@ -20,13 +20,13 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, func, select
 
 from understudy.errors import StoreError
 from understudy.store import Store, sqlite
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.migrate import migrate_connection
-from understudy.store.schema import metadata
+from understudy.store.schema import blobs, metadata
 from understudy.store.sqlite import open_engine
 from understudy.types import (
     ATTEMPT_TRANSITIONS,
@@ -44,7 +44,7 @@ from understudy.types import (
 )
 
 from support import example_count
-from support.store import make_call, make_task, prepare, running
+from support.store import make_call, make_task, prepare, running, writes_held
 
 
 @pytest.fixture
@@ -322,9 +322,44 @@ def test_a_call_is_stored_once(store: Store) -> None:
         store.calls.append(call).result()
     with pytest.raises(StoreError, match="duplicate call id"):
         store.calls.append(msgspec.structs.replace(call, sequence=7)).result()
-    with pytest.raises(StoreError, match=r"attempt_id, (calls\.)?sequence"):
+    with pytest.raises(StoreError, match=f"attempt {attempt.id} has another call with number 0"):
         store.calls.append(msgspec.structs.replace(call, id="other")).result()
     assert list(store.calls.of_attempt(attempt.id)) == [call]
+
+
+def test_calls_that_are_committed_together_are_stored_as_each_alone(store: Store) -> None:
+    prepare(store, rollouts=2)
+    attempts = [running(store, f"run-{number}").id for number in range(2)]
+    stored: dict[str, list[Call]] = {attempt: [] for attempt in attempts}
+    for group in ((0, 1, 2), (3,), (4, 5)):
+        with writes_held(store):
+            for attempt in attempts:
+                for n in group:
+                    # The first and every third message are equal, also within one conversation.
+                    messages = [{"role": "user", "content": f"{number % 3}" * 300} for number in range(2 * n + 1)]
+                    body = {"system": "s" * 500, "tools": [attempt], "messages": messages}
+                    prompt = tuple(range(10 * n + 3))
+                    call = make_call(
+                        attempt,
+                        n,
+                        request=json.dumps(body).encode(),
+                        response=b"r" * 500,
+                        parent_id=f"{attempt}-{n - 1}" if n else None,
+                        prompt_token_ids=prompt if n != 3 else None,
+                        completion_token_ids=(n, n),
+                    )
+                    stored[attempt].append(call)
+                    done = [store.calls.append(call), store.calls.append(call)]
+            strange = store.calls.append(make_call("no-such-attempt", 0)) if group == (3,) else None
+        for future in done:
+            future.result()
+        if strange is not None:
+            with pytest.raises(StoreError):
+                strange.result()
+        for attempt in attempts:
+            assert list(store.calls.of_attempt(attempt)) == stored[attempt]
+    with store._database.reading() as connection:
+        assert connection.execute(select(func.count()).select_from(blobs)).scalar_one() <= 12
 
 
 def test_contents_are_stored_once(store: Store) -> None:

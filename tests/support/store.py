@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -38,6 +41,16 @@ def make_call(attempt_id: str, sequence: int = 0, **changes: Any) -> Call:
         ended_at=2.5,
     )
     return msgspec.structs.replace(call, **changes)
+
+
+@contextmanager
+def writes_held(store: Store) -> Generator[None]:
+    """Everything that is written inside is committed as one group at the end."""
+    release = threading.Event()
+    held = store._database.writer.submit(lambda _: release.wait(60))  # pyright: ignore[reportPrivateUsage]
+    yield
+    release.set()
+    assert held.result()
 
 
 def prepare(store: Store, rollouts: int = 1, run: str = "run") -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, cast
 
 import msgspec
@@ -13,6 +14,8 @@ from understudy.errors import LeaseLost, NotInStore, StoreError
 from understudy.store import tokens
 from understudy.store.contents import (
     HEAD_BYTES,
+    Buffer,
+    Parts,
     blob_path,
     extend_nodes,
     join_body,
@@ -22,9 +25,9 @@ from understudy.store.contents import (
     unpack,
     unpacked_size,
 )
-from understudy.store.database import Repository, WriteContext, encode, error_column, queued, read_error
+from understudy.store.database import Repository, WriteContext, encode, error_column, read_error
 from understudy.store.schema import attempts, calls
-from understudy.store.statements import HotStatement, hot_insert, json_values
+from understudy.store.statements import HotStatement, hot_insert_once, json_rows, json_values
 from understudy.store.tokens import Ids, RecentTokens, StoredIds, StoredPlace, pack_ids
 from understudy.types import Call, PolicySpan, Usage
 
@@ -48,11 +51,17 @@ _LEAN = (
     ),
 )
 """The columns of a call without its tokens; of these, only the sizes."""
-_INSERT = hot_insert(calls, *_PLAIN, *_USAGE, *_CONTENT, *_TOKENS, *_LATER, key="key")
+_INSERT = hot_insert_once(calls, *_PLAIN, *_USAGE, *_CONTENT, *_TOKENS, *_LATER, key="key")
 # The row lock keeps a lease from being taken away while a write of its attempt is in progress.
 _STATUS = HotStatement(
     select(attempts.c.status).where(attempts.c.id == bindparam("id")).with_for_update(read=True, key_share=True),
     "id",
+)
+_STATUSES = HotStatement(
+    select(attempts.c.id, attempts.c.status)
+    .where(attempts.c.id.in_(json_rows(bindparam("ids", type_=Text), Text)))
+    .with_for_update(read=True, key_share=True, of=attempts),
+    "ids",
 )
 _FIND = HotStatement(select(calls.c.attempt_id, calls.c.sequence).where(calls.c.id == bindparam("id")), "id")
 _PARENT = HotStatement(
@@ -64,6 +73,9 @@ _LINK = HotStatement(
     ),
     "key",
 )
+
+_BASES = 10_000
+"""How many recent calls to remember the base of their successors' tokens for."""
 
 OuterKey = tuple[int | None, int | None, int | None]
 """The content ids of a request's skeleton, system prompt and tools."""
@@ -123,33 +135,30 @@ class RequestPlace(Struct, frozen=True):
 class CallRepository(Repository):
     """`Store.calls`: model requests with their responses and tokens."""
 
-    @queued
-    def append(self, context: WriteContext, call: Call) -> None:
+    def append(self, call: Call) -> Future[None]:
         """Store a call. A call whose id is stored already is left unchanged.
 
         Raises StoreError if the id or the sequence number belongs to another call, or if the attempt is unknown;
         LeaseLost if the attempt was taken from its worker.
         """
+        writer = self._database.writer
+        return writer.submit(lambda context: self._append(context, call), _prepare_appends, call)
+
+    def _append(self, context: WriteContext, call: Call) -> None:
         session, contents = context.session, context.contents
-        if existing := session.fetch_one(_FIND, (call.id,)):
-            if existing != (call.attempt_id, call.sequence):
-                raise StoreError(
-                    f"duplicate call id {call.id}: it is stored as number {existing[1]} of attempt "
-                    f"{existing[0]}; expected a new id for number {call.sequence} of attempt {call.attempt_id}"
-                )
-            return
-        if session.fetch_one(_STATUS, (call.attempt_id,)) == ("unresponsive",):
+        if _status(context, call.attempt_id) == "unresponsive":
+            if _is_stored(context, call):
+                return
             raise LeaseLost(
                 f"attempt {call.attempt_id} lost its lease because its worker did not renew it in time; call "
                 f"{call.id} was not stored, and the rollout is tried again"
             )
-        parts = split_body(call.request)
-        branch = (call.attempt_id, call.session_id, call.agent_id)
+        parts = context.split_requests.get(call.id) or split_body(call.request)
         content = (
             encode(call.sampling),
             error_column(call.error),
             contents.blob(parts.skeleton),
-            *contents.request(branch, parts, len(call.request)),
+            *contents.request(_branch(call), parts, len(call.request)),
             contents.blob(call.response),
         )
         packed, ids = _pack_tokens(context, call)
@@ -162,8 +171,18 @@ class CallRepository(Repository):
             encode(call.audit) if call.audit else None,
         )
         key = session.insert(_INSERT, (*plain, *usage, *content, *packed, *later))
-        if ids is not None and key is not None:
+        if key is None:
+            if not _is_stored(context, call):
+                raise StoreError(
+                    f"duplicate call: attempt {call.attempt_id} has another call with number {call.sequence}; "
+                    f"expected a new number for call {call.id}"
+                )
+            return
+        if ids is not None:
             context.recent.put(key, ids)
+        if len(context.token_bases) >= _BASES:
+            context.token_bases.clear()
+        context.token_bases[call.id] = packed[0] if ids is None else key
 
     def contents(self, attempt_id: str) -> Iterator[bytes]:
         """Yield the messages and responses of an attempt's calls as JSON, each distinct one once, oldest first."""
@@ -323,12 +342,50 @@ def _pack_tokens(context: WriteContext, call: Call) -> tuple[tuple[Any, ...], Id
     return columns, prompt + packed_completion
 
 
+def _status(context: WriteContext, attempt_id: str) -> str | None:
+    """Return the status of an attempt, which cannot change before the transaction ends; None if it is unknown."""
+    if (locked := context.locked_statuses.get(attempt_id)) is not None:
+        return locked
+    row = context.session.fetch_one(_STATUS, (attempt_id,))
+    return None if row is None else row[0]
+
+
+def _is_stored(context: WriteContext, call: Call) -> bool:
+    """Return whether a call is stored already. Raises StoreError if its id is that of another call."""
+    existing = context.session.fetch_one(_FIND, (call.id,))
+    if existing is not None and existing != (call.attempt_id, call.sequence):
+        raise StoreError(
+            f"duplicate call id {call.id}: it is stored as number {existing[1]} of attempt {existing[0]}; "
+            f"expected a new id for number {call.sequence} of attempt {call.attempt_id}"
+        )
+    return existing is not None
+
+
+def _prepare_appends(context: WriteContext, appended: Sequence[Call]) -> None:
+    """Lock the attempts of several calls, and store the contents of all of them together."""
+    attempt_ids = encode(sorted({call.attempt_id for call in appended})).decode()
+    statuses: dict[str, str] = dict(context.session.fetch_all(_STATUSES, (attempt_ids,)))
+    context.locked_statuses.update(statuses)
+    requests: list[tuple[Hashable, Parts, list[Buffer]]] = []
+    for call in appended:
+        if statuses.get(call.attempt_id, "unresponsive") != "unresponsive":
+            parts = context.split_requests[call.id] = split_body(call.request)
+            requests.append((_branch(call), parts, [parts.skeleton, call.response]))
+    context.contents.store_together(requests)
+
+
+def _branch(call: Call) -> Hashable:
+    return call.attempt_id, call.session_id, call.agent_id
+
+
 def _base_of(context: WriteContext, parent_id: str | None) -> int | None:
     """Return the row of the nearest earlier call with prompt ids: the parent, or the call that the parent
     builds on.
     """
     if parent_id is None:
         return None
+    if parent_id in context.token_bases:
+        return context.token_bases[parent_id]
     row = context.session.fetch_one(_PARENT, (parent_id,))
     if row is None:
         return None

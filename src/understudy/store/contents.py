@@ -173,9 +173,9 @@ LINES: Final = 32 << 20
 
 _K = TypeVar("_K")
 _REMEMBERED: Final = 100_000
-_INSERT_BLOB = hot_insert_once(blobs, "hash", "codec", "data", key="id")
+_INSERT_BLOB = hot_insert_once(blobs, "hash", "codec", "data", key="id", unique=("hash",))
 _FIND_BLOB = HotStatement(select(blobs.c.id).where(blobs.c.hash == bindparam("hash")), "hash")
-_INSERT_NODE = hot_insert_once(nodes, "parent_id", "blob_id", key="id")
+_INSERT_NODE = hot_insert_once(nodes, "parent_id", "blob_id", key="id", unique=("parent_id", "blob_id"))
 _FIND_NODE = HotStatement(
     select(nodes.c.id).where(nodes.c.parent_id == bindparam("parent"), nodes.c.blob_id == bindparam("blob")),
     "parent",
@@ -281,11 +281,7 @@ class ContentWriter:
         before = self._lines.pop(branch, _NOTHING)
         system = before.system if parts.system == before.parts.system else self._blob(parts.system)
         tools = before.tools if parts.tools == before.parts.tools else self._blob(parts.tools)
-        nodes: list[int] = []
-        for message, other, node in zip(parts.messages, before.parts.messages, before.nodes, strict=False):
-            if message != other:
-                break
-            nodes.append(node)
+        nodes = before.nodes[: _common(parts.messages, before.parts.messages)]
         node = nodes[-1] if nodes else EMPTY
         for message in parts.messages[len(nodes) :]:
             node = self.node(node, self.blob(message))
@@ -295,6 +291,40 @@ class ContentWriter:
         while self._size > LINES:
             self._size -= self._lines.popitem(last=False)[1].size
         return system, tools, node
+
+    def store_together(self, requests: Sequence[tuple[Hashable, Parts, Sequence[Buffer]]]) -> None:
+        """Store what is new in several requests, so that their ids are cached: in a few round trips for all.
+
+        A request is given by its branch, its parts, and other contents that are stored with it.
+        """
+        data: dict[bytes, Buffer] = {}
+        chains: list[tuple[int, list[bytes]]] = []
+        for branch, parts, others in requests:
+            before = self._lines.get(branch, _NOTHING)
+            known = _common(parts.messages, before.parts.messages)
+            digests = [content_hash(message) for message in parts.messages[known:]]
+            chains.append((before.nodes[known - 1] if known else EMPTY, digests))
+            data.update(zip(digests, parts.messages[known:], strict=True))
+            outer = [parts.system if parts.system != before.parts.system else None]
+            outer.append(parts.tools if parts.tools != before.parts.tools else None)
+            data |= {content_hash(each): each for each in (*outer, *others) if each is not None}
+        # In one order in all processes, which could wait for each other otherwise.
+        new = sorted(data.keys() - self._blobs.keys())
+        rows = [(digest, *self._packed(data[digest])) for digest in new]
+        ids = self._ids(_INSERT_BLOB, rows, _FIND_BLOB, [(digest,) for digest in new])
+        blob_ids = {digest: self._blobs[digest] for digest in data.keys() & self._blobs.keys()}
+        for digest, blob_id in zip(new, ids, strict=True):
+            blob_ids[digest] = blob_id
+            _remember(self._blobs, digest, blob_id)
+        for position in range(max((len(digests) for _, digests in chains), default=0)):
+            chains = [each for each in chains if len(each[1]) > position]
+            steps = [(node, blob_ids[digests[position]]) for node, digests in chains]
+            nodes = {step: self._nodes[step] for step in steps if step in self._nodes}
+            new_steps = sorted(set(steps) - nodes.keys())
+            nodes |= zip(new_steps, self._ids(_INSERT_NODE, new_steps, _FIND_NODE, new_steps), strict=True)
+            for step in new_steps:
+                _remember(self._nodes, step, nodes[step])
+            chains = [(nodes[step], digests) for step, (_, digests) in zip(steps, chains, strict=True)]
 
     def _blob(self, data: Buffer | None) -> int | None:
         return None if data is None else self.blob(data)
@@ -327,8 +357,24 @@ class ContentWriter:
 
         It inserts first and searches second, since most rows that are not cached are new.
         """
-        if (inserted := self._session.insert(insert_it, row)) is not None:
-            return inserted
+        inserted = self._session.insert(insert_it, row)
+        return self._existing(find_it, key) if inserted is None else inserted
+
+    def _ids(
+        self,
+        insert_it: HotStatement,
+        rows: Sequence[tuple[Any, ...]],
+        find_it: HotStatement,
+        keys: Sequence[tuple[Any, ...]],
+    ) -> list[int]:
+        """Return the ids of several rows, like `_id`."""
+        inserted = self._session.insert_each(insert_it, rows)
+        return [
+            self._existing(find_it, key) if row_id is None else row_id
+            for row_id, key in zip(inserted, keys, strict=True)
+        ]
+
+    def _existing(self, find_it: HotStatement, key: tuple[Any, ...]) -> int:
         existing = self._session.fetch_one(find_it, key)
         if existing is None:
             raise StoreError(
@@ -338,6 +384,16 @@ class ContentWriter:
 
     def _packed(self, data: Buffer) -> tuple[int, bytes]:
         return _pack(self._compress, bytes(data))
+
+
+def _common(messages: Sequence[Buffer], others: Sequence[Buffer]) -> int:
+    """Return how many messages two requests have in common at their beginning."""
+    number = 0
+    for message, other in zip(messages, others, strict=False):
+        if message != other:
+            break
+        number += 1
+    return number
 
 
 def _pack(compress: Callable[[bytes], bytes], plain: bytes) -> tuple[int, bytes]:

@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import Connection, RowMapping, Select
 
 from understudy.errors import StoreError
-from understudy.store.contents import ContentWriter, read_blobs
+from understudy.store.contents import ContentWriter, Parts, read_blobs
 from understudy.store.driver import DatabaseDriver
 from understudy.store.tokens import RecentTokens
 from understudy.types import ErrorInfo, Finding
@@ -95,20 +95,33 @@ class WriteContext:
         self.connection = self.session.connection
         self.contents = ContentWriter(self.session)
         self.recent = RecentTokens()
+        self.token_bases: dict[str, int | None] = {}
+        """The rows on which the tokens of calls after a call build, by its id; for recent calls."""
+        self.locked_statuses: dict[str, str] = {}
+        """Statuses of attempts that cannot change before this transaction ends."""
+        self.split_requests: dict[str, Parts] = {}
+        """The requests of calls that are stored in this transaction, by the calls' ids."""
 
     def forget(self) -> None:
         """Clear all caches, after a rollback."""
         self.contents.forget()
         self.recent.clear()
+        self.token_bases.clear()
 
     def close(self) -> None:
         """Return the connection to the pool."""
         self.session.close()
 
 
+Prepare = Callable[[WriteContext, Sequence[Any]], None]
+"""Does together what several writes of one kind have in common, given one value of each."""
+
+
 class _QueuedWrite(Generic[T]):
-    def __init__(self, work: Callable[[WriteContext], T]) -> None:
+    def __init__(self, work: Callable[[WriteContext], T], prepare: Prepare | None, value: object) -> None:
         self.work = work
+        self.prepare = prepare
+        self.value = value
         self.future: Future[T] = Future()
         self.result: T | None = None
         self.group = 0
@@ -129,12 +142,16 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def submit(self, work: Callable[[WriteContext], T]) -> Future[T]:
+    def submit(
+        self, work: Callable[[WriteContext], T], prepare: Prepare | None = None, value: object = None
+    ) -> Future[T]:
         """Queue a write. Its future resolves once the write is durable, or fails with a StoreError.
 
-        Cancelling the future before the write's turn drops the write. Raises StoreError after `close`.
+        If several writes with the same `prepare` are committed together and the database is a server, it is called
+        with their values before the first of them, in the same transaction. Cancelling the future before the
+        write's turn drops the write. Raises StoreError after `close`.
         """
-        write = _QueuedWrite(work)
+        write = _QueuedWrite(work, prepare, value)
         with self._lock:
             if self._closed:
                 raise StoreError(f"{self._driver.name} is closed; nothing more can be written")
@@ -216,6 +233,10 @@ class Writer:
         try:
             fresh = session.begin(number)
             has_begun = True
+            context.locked_statuses.clear()
+            context.split_requests.clear()
+            if fresh:
+                _prepare_together(context, group)
             for write in group if fresh else ():
                 write.result = write.work(context)
             for write in group:
@@ -242,6 +263,18 @@ class Writer:
         for write in group:
             if not write.future.done():
                 write.future.set_exception(store_error)
+
+
+def _prepare_together(context: WriteContext, group: Sequence[_QueuedWrite[Any]]) -> None:
+    """Prepare a group of writes of one kind. Other writes between them could change what they rely on."""
+    prepare = group[0].prepare
+    if (
+        context.session.is_remote
+        and prepare
+        and len(group) > 1
+        and {write.prepare for write in group} == {prepare}
+    ):
+        prepare(context, [write.value for write in group])
 
 
 class Database:

@@ -21,6 +21,8 @@ class WriterSession(ABC):
     """The writer's connection: its transactions, and the hot statements that bypass SQLAlchemy."""
 
     dialect: ClassVar[DatabaseDialect]
+    is_remote: ClassVar[bool]
+    """Whether each statement is a round trip to a server, so that many of them are better sent together."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -55,6 +57,10 @@ class WriterSession(ABC):
     @abstractmethod
     def insert_many(self, statement: HotStatement, rows: Sequence[Sequence[Any]]) -> None:
         """Insert several rows."""
+
+    def insert_each(self, statement: HotStatement, rows: Sequence[Sequence[Any]]) -> list[int | None]:
+        """Insert different rows with a statement of `hot_insert_once`; return for each what `insert` would."""
+        return [self.insert(statement, row) for row in rows]
 
     @abstractmethod
     def notify(self) -> None:

@@ -129,6 +129,7 @@ class PostgresqlSession(WriterSession):
     """A connection for writing. `writer` is the name under which its groups are numbered."""
 
     dialect = "postgresql"
+    is_remote = True
 
     def __init__(self, connection: Connection, writer: str, alone: str = "") -> None:
         """`alone` is the store's name: then no transaction begins while an earlier release has the store open."""
@@ -184,6 +185,15 @@ class PostgresqlSession(WriterSession):
     def insert_many(self, statement: HotStatement, rows: Sequence[Sequence[Any]]) -> None:
         """Insert rows in one round trip."""
         self._cursor.executemany(statement.postgresql.encode(), [_with_texts(statement, row) for row in rows])
+
+    def insert_each(self, statement: HotStatement, rows: Sequence[Sequence[Any]]) -> list[int | None]:
+        """Insert different rows by one statement. Returns for each its number, or None."""
+        if not rows:
+            return []
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        inserted = self._cursor.execute(statement.postgresql_rows.encode(), columns).fetchall()
+        keys: dict[tuple[Any, ...], int] = {tuple(unique): key for key, *unique in inserted}
+        return [keys.get(tuple(row[position] for position in statement.unique)) for row in rows]
 
     def _run(self, statement: HotStatement, values: Sequence[Any]) -> psycopg.Cursor[Any]:
         return self._cursor.execute(statement.postgresql.encode(), _with_texts(statement, values))

@@ -266,6 +266,7 @@ class SqliteSession(WriterSession):
     """A connection for writing to a store's file."""
 
     dialect = "sqlite"
+    is_remote = False
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)

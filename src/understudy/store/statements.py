@@ -38,13 +38,22 @@ class HotStatement:
     """
 
     def __init__(
-        self, statement: Insert | Select[*tuple[Any, ...]], *names: str, ending: str = "", key: str | None = None
+        self,
+        statement: Insert | Select[*tuple[Any, ...]],
+        *names: str,
+        ending: str = "",
+        key: str | None = None,
+        unique: tuple[str, ...] = (),
     ) -> None:
-        """`ending` is appended to the SQL; `key` is the column that numbers the rows of an insert's table."""
+        """`ending` is appended to the SQL; `key` is the column that numbers the rows of an insert's table, and
+        `unique` are those that identify them.
+        """
         self._statement = statement
         self._names = names
         self._ending = ending
         self._key = key
+        self.unique = tuple(names.index(name) for name in unique)
+        """The positions of the values that identify a row."""
         self.sqlite = self._compile(SQLiteDialect_pysqlite(paramstyle="qmark"))[0] + ending
 
     @cached_property
@@ -52,6 +61,21 @@ class HotStatement:
         """The SQL for psycopg. An insert into a table with a key returns that key."""
         returning = "" if self._key is None else f" RETURNING {self._key}"
         return self._for_postgresql[0] + self._ending + returning
+
+    @cached_property
+    def postgresql_rows(self) -> str:
+        """The SQL for psycopg that inserts many rows, given one array for each column.
+
+        It returns the key of each row that was inserted, then the values that identify the row.
+        """
+        statement = self._statement
+        assert isinstance(statement, Insert) and self._key is not None and self.unique
+        table, names = statement.table, self._names
+        types = [table.c[name].type.compile(_postgresql_dialect()) for name in names]
+        arrays = ", ".join(f"%s::{kind}[]" for kind in types)
+        returned = ", ".join((self._key, *(names[position] for position in self.unique)))
+        into = f"{table.name} ({', '.join(names)})"
+        return f"INSERT INTO {into} SELECT * FROM unnest({arrays}){self._ending} RETURNING {returned}"
 
     def text(self, dialect: DatabaseDialect) -> str:
         """Return the SQL for a database's DB-API."""
@@ -65,9 +89,7 @@ class HotStatement:
 
     @cached_property
     def _for_postgresql(self) -> tuple[str, list[TypeEngine[Any]]]:
-        from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
-
-        return self._compile(PGDialect_psycopg(paramstyle="format"))
+        return self._compile(_postgresql_dialect())
 
     def _compile(self, dialect: Dialect) -> tuple[str, list[TypeEngine[Any]]]:
         keys = list(self._names) if isinstance(self._statement, Insert) else None
@@ -89,9 +111,17 @@ def hot_insert(table: Table, *names: str, key: str | None = None, replaces: str 
     return HotStatement(insert(table).inline(), *names, ending=ending, key=key)
 
 
-def hot_insert_once(table: Table, *names: str, key: str | None = None) -> HotStatement:
-    """Return a statement that inserts a row unless an equal one exists."""
-    return HotStatement(insert(table).inline(), *names, ending=" ON CONFLICT DO NOTHING", key=key)
+def hot_insert_once(
+    table: Table, *names: str, key: str | None = None, unique: tuple[str, ...] = ()
+) -> HotStatement:
+    """Return a statement that inserts a row unless an equal one exists; `unique` are the columns to compare."""
+    return HotStatement(insert(table).inline(), *names, ending=" ON CONFLICT DO NOTHING", key=key, unique=unique)
+
+
+def _postgresql_dialect() -> Dialect:
+    from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+
+    return PGDialect_psycopg(paramstyle="format")
 
 
 def row_id(table: Table) -> ColumnElement[int]:
@@ -149,7 +179,12 @@ class _JsonElements(FunctionElement[Any]):
 
 def json_values(values: Sequence[Any], kind: type[TypeEngine[Any]] = BigInteger) -> Select[Any]:
     """Return values as the rows of a query. They take one parameter, instead of one for each value."""
-    table = _JsonElements(json.encode(list(values)).decode()).table_valued(column("value", kind))
+    return json_rows(json.encode(list(values)).decode(), kind)
+
+
+def json_rows(array: Any, kind: type[TypeEngine[Any]] = BigInteger) -> Select[Any]:
+    """Return the elements of a JSON array, given as text or as a parameter, as the rows of a query."""
+    table = _JsonElements(array).table_valued(column("value", kind))
     return select(_Converted(table.c.value, type_=kind()))
 
 
