@@ -44,8 +44,8 @@ class AcpAgent:
 
     The command's first word is an agent of `AGENT_PACKAGES`, which is then mounted and set up as usual, or a
     program in the sandbox, which finds the gateway by the environment variables that providers' clients read.
-    Raises ConfigError if there is no command, or for tools or a system prompt, for which the protocol has no
-    setting.
+    Raises ConfigError for a missing or malformed command, and if tools or a system prompt are given: the protocol
+    cannot set them.
     """
 
     name: ClassVar[str] = "acp"

@@ -1,8 +1,7 @@
-"""Finds expectations that tested code can still read or force in a version of a test file (see `twins`).
+"""Finds expected values that the tested code could still learn although `twins` removed them from assertions.
 
-An expectation that was removed where it was compared may also be elsewhere: in a table whose rows are inputs too,
-in another test, in a data file. And a comparison that a test evaluates before it asserts the result can be forced
-by an object that equals everything.
+The same value may also be elsewhere: among the inputs in a table, in another test, or in a data file. Also finds
+comparisons whose result the code can force, with an object that equals everything.
 """
 
 from __future__ import annotations
@@ -210,7 +209,7 @@ class ReadableValues:
         match node:
             case ast.Call(func=ast.Name(id=name), args=[ast.Constant() as number, *_]) if name.startswith("_"):
                 if name.endswith("_"):
-                    number.value = None  # removes the site's own number
+                    number.value = None  # the assertion's number, which `twins` inserted, is no expected value
             case ast.Constant(value=bool()):
                 pass
             case ast.List() | ast.Tuple() | ast.Set() | ast.Dict() if is_evaluable(node):

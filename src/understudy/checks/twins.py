@@ -8,8 +8,7 @@ process:
   only served to hold it: names, columns of tables and of `parametrize`, arguments of helpers, comments, messages,
   docstrings and test ids. `pytest.raises(E, match=M)` becomes a block that sends whatever was raised.
 - Where the expectation cannot be removed, because the code under test makes it (`== Point(1, 2)`), the assertion
-is
-  evaluated in the process. The literals in it are then changed in some versions, where it must not hold.
+  is evaluated in the process. The literals in it are then changed in some versions, where it must not hold.
 
 This module reads and writes source only. `twin_judge` compares observations with what the gold patch sent, and
 `twin_run` runs versions in sandboxes.

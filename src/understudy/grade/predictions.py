@@ -246,5 +246,5 @@ def _shortest(raw: memoryview) -> int:
         return size
     for start in range(0, len(raw), _CHUNK):
         chunk = bytes(raw[start : start + _CHUNK])
-        size -= chunk.count(b"\\") + 4 * chunk.count(b"\\u") + 5  # one may lie across the chunk's end
+        size -= chunk.count(b"\\") + 4 * chunk.count(b"\\u") + 5  # an escape that the chunk's end cuts
     return size

@@ -199,10 +199,10 @@ def write_summary(
     *,
     images: Collection[str] = (),
 ) -> Path:
-    """Write a run's summary with the harness's keys; its path.
+    """Write a run's summary as SWE-bench's harness does, and return the file's path.
 
-    `outcomes` has the instances for which there was a prediction, also for ones that are none of `tasks`; `images`
-    are the container images that stay on this machine. Raises ConfigError when it cannot be written.
+    `outcomes` has every instance with a prediction, even one that is not in `tasks`. `images` are the container
+    images that are kept on this machine. Raises ConfigError if the file cannot be written.
     """
     path = output / f"{name_part(model)}.{name_part(run_id)}.json"
     _write(output, {path.name: _json(summary(outcomes, tasks, images=images)) + b"\n"})
@@ -212,7 +212,7 @@ def write_summary(
 def summary(
     outcomes: Mapping[str, GradingOutcome], tasks: Collection[str], *, images: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The harness's summary of a run (schema version 2)."""
+    """Return the summary that SWE-bench's harness writes for a run (schema version 2)."""
 
     groups = {
         name: sorted(id for id, outcome in outcomes.items() if {outcome.status, outcome.tier} & members)

@@ -133,7 +133,11 @@ def imported_modules(text: str) -> Iterator[str]:
 
 
 def _module(path: str, root: str) -> str:
-    """The top-level module that a new file at `path` is, or makes a package, below `root`; "" for none."""
+    """Return the name under which a new file could be imported from `root`; "" if it could not.
+
+    That is a module in `root` itself, or a directory that gets an `__init__.py`. For any file in a directory named
+    like a package of `_RUNNERS`, it is that directory.
+    """
     inside = path.removeprefix(root + "/") if root else path
     if root and inside == path:
         return ""

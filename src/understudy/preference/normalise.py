@@ -145,7 +145,7 @@ def canonical_command(command: str, cwd: str | None = None) -> str:
 
 
 def _plain_tokens(text: str) -> tuple[list[str], str]:
-    """The words and operators of a command, and what follows the line of its first here-document, to the letter.
+    """Return a command's words and operators, and verbatim all lines after the one with its first `<<`.
 
     Raises ShellSyntaxError.
     """

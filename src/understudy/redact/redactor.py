@@ -400,7 +400,7 @@ def _without_overlaps(text: str, hits: list[SecretMatch]) -> list[SecretMatch]:
         if last is None or hit.start >= last.end:
             apart.append(hit)
             continue
-        # A token inside a longer value: the token alone, unless something else of weight would be left.
+        # A token in a longer match: keep only the token, unless the rest may be secret too.
         inside = hit.end <= last.end
         if (
             inside

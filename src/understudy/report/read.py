@@ -189,7 +189,11 @@ def _evaluation(
 def _step(
     directory: LoopDirectory, loop: LoopState, state: StepState, notes: list[str]
 ) -> RunFigures | Point | None:
-    """Return the figures of a step's wave, or if its store is gone of the state; None while it is collected."""
+    """Return the figures of a step's rollouts: from their store, or from the loop's state if the store was
+    removed.
+
+    None while the rollouts are being collected.
+    """
     label, name = f"step {state.step}", f"step {state.step}"
     path = directory.wave(loop, state.run)
     if state.phase == "collecting":

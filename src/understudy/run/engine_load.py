@@ -130,9 +130,10 @@ class ConcurrencyController:
         self._period_s = period_s
 
     async def watch(self) -> None:
-        """Follow the load for ever. While it cannot be read, the limit stays.
+        """Adapt the number of agents to the servers' load until cancelled; it stays the same while the load is
+        unreadable.
 
-        Raises ConfigError where it cannot be read at the beginning.
+        Raises ConfigError if the first attempt to read it fails.
         """
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as session:
             before = await self._read(session)

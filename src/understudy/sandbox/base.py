@@ -411,8 +411,8 @@ def check_spec(
         )
     if not _normal(spec.workdir) or any(below(area, spec.workdir) for area in taken):
         raise SandboxError(
-            f'cannot use {spec.workdir!r} as workdir: expected an absolute path, without ".." and "/" at its end, '
-            f"that is neither equal to nor a parent of: {', '.join(taken)}"
+            f'cannot use {spec.workdir!r} as workdir: expected an absolute path without ".." that does not end '
+            f'with "/", and that neither is nor contains any of: {", ".join(taken)}'
         )
     for mount in spec.mounts:
         _check_mount(mount, spec, writable)

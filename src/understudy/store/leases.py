@@ -349,8 +349,8 @@ class LeaseRepository(Repository):
 def executed_elsewhere(run_id: str, who: Sequence[str]) -> str:
     """Return the error message for a run that cannot be executed because others execute it."""
     return (
-        f"run {run_id} is being executed by {', '.join(who)}; wait for that, or if it has died, run the same "
-        "command again when its lease has ended"
+        f"run {run_id} is being executed by {', '.join(who)}; wait until it ends. If it was killed, run the "
+        "same command again after its lease has expired, which takes seconds"
     )
 
 

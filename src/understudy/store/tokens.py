@@ -186,7 +186,7 @@ def shared_bytes(before: Ids, prompt: Ids) -> int:
 
 
 class RecentTokens:
-    """Caches the tokens of recently used calls, up to `limit` bytes. Others are read from the store."""
+    """Caches the tokens of calls, up to `limit` bytes; the least recently used are dropped first."""
 
     def __init__(self, limit: int = 64 << 20) -> None:
         self._limit = limit

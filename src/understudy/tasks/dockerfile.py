@@ -77,7 +77,7 @@ def read_dockerfile(path: Path) -> DockerfileRecipe:
         try:
             if handler is None:
                 raise _UnsupportedInstruction(
-                    f"{word.upper()} is unsupported; expected one of {', '.join(_HANDLERS)}: {_HINT}"
+                    f"{word.upper()}: expected one of {', '.join(_HANDLERS)}; others are {_HINT}"
                 )
             if not recipe.image and word.upper() != "FROM":
                 raise _UnsupportedInstruction("expected FROM as the first instruction")
@@ -119,7 +119,7 @@ def _instructions(text: str) -> list[tuple[int, str]]:
 def _from(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     arguments = [word for word in rest.split() if not word.startswith("--platform=")]
     if recipe.image:
-        raise _UnsupportedInstruction(f"a second FROM: multi-stage builds are unsupported: {_HINT}")
+        raise _UnsupportedInstruction(f"a second FROM: multi-stage builds are {_HINT}")
     if not arguments or arguments[0].startswith("-") or "$" in arguments[0]:
         raise _UnsupportedInstruction(f"FROM {rest}: expected the name of an image")
     recipe.image = arguments[0]

@@ -27,6 +27,7 @@ PIPEFAIL = "set -o pipefail"
 _HARNESS_LINES = frozenset(("set -uxo pipefail", "set -euxo pipefail"))
 _MAX_STATEMENTS = 2_000
 _MAX_CHARS = 16_384  # of one statement, without its here-document
+_MAX_LINES = 500
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*(?P<quote>['\"]?)(?P<word>\w+)(?P=quote)(?!<)")
 _SEPARATOR = re.compile(r"[();&|]*[;&|][();&|]*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
@@ -91,7 +92,10 @@ def split_script(script: str, workdir: str) -> ScriptPhases:
     for statement in _statements(lines):
         if START in statement.text:
             if _commands(statement.text) not in ([[":", START]], [["echo", START]]):
-                raise _cannot(statement, "marks the start of the tests and does something else as well")
+                raise _cannot(
+                    statement,
+                    f"marks the start of the tests and does something else; expected `: '{START}'` alone",
+                )
             command = _command(lines[statement.last + 1 :])
             moved = [f"cd {shlex.quote(cwd)}"] if cwd != workdir else []
             tests = "\n".join([*moved, *afterwards, command])
@@ -140,8 +144,15 @@ def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
         if count > _MAX_STATEMENTS:
             raise TaskError(f"eval_script: more than {_MAX_STATEMENTS} statements; expected a script of SWE-bench")
         while text.endswith("\\") or len(text) > _MAX_CHARS or _open(text):
-            if index == len(lines) or index - first > 500 or len(text) > _MAX_CHARS:
-                raise TaskError(f"eval_script: line {first + 1} starts a statement without an end: {text[:120]!r}")
+            if index == len(lines):
+                raise TaskError(
+                    f"eval_script: line {first + 1}: a quote or backslash is not closed: {text[:120]!r}"
+                )
+            if index - first > _MAX_LINES or len(text) > _MAX_CHARS:
+                raise TaskError(
+                    f"eval_script: line {first + 1}: expected a statement of at most {_MAX_LINES} lines and "
+                    f"{_MAX_CHARS} characters: {text[:120]!r}"
+                )
             more = lines[index].strip()
             text = f"{text[:-1]} {more}" if text.endswith("\\") else f"{text}\n{more}"
             index += 1
@@ -197,10 +208,14 @@ def _part(statement: _Statement, workdir: str, *, patched: bool) -> Part:
     if "forbidden" in parts:
         raise _cannot(statement, "changes the tree in a way that grading cannot reproduce")
     if "patch" in parts and len(parts - {"nothing"}) > 1:
-        raise _cannot(statement, "applies a patch and does something else as well")
+        raise _cannot(
+            statement, "applies a patch and does something else; expected `git apply` as a statement of its own"
+        )
     moved = parts > {"environment"} and any(command[0] in ("cd", "pushd", "popd") for command in commands)
     if moved and not patched and _destination(statement, workdir) != workdir:
-        raise _cannot(statement, "changes the directory and does something else as well")
+        raise _cannot(
+            statement, "changes the directory and does something else; expected `cd` as a statement of its own"
+        )
     for part in ("patch", "install", "other", "environment", "bookkeeping"):
         if part in parts:
             return part

@@ -68,7 +68,10 @@ def relative_path(name: str, where: str) -> PurePosixPath:
     path = PurePosixPath(name)
     bad = path.is_absolute() or not path.parts or ".." in path.parts or "\0" in name
     if bad or any(part.lower() == ".git" for part in path.parts):
-        raise TaskError(f"{where}: {name!r} is not inside the tree; give a relative path without '..' and '.git'")
+        raise TaskError(
+            f"{where}: invalid path {name!r}; expected a relative path inside the tree, "
+            "without '..', '.git' and NUL"
+        )
     return path
 
 
@@ -138,7 +141,9 @@ def _download(sdist: Sdist, directory: Path, cache: Path) -> Path:
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"pip could not be run to fetch {pin}: {error}; run the same command again") from error
     if "DO NOT MATCH THE HASHES" in pip.stderr:
-        raise TaskError(f"sdist {pin}: the index has another file than sha256 {sdist.sha256}; correct the pin")
+        raise TaskError(
+            f"sdist {pin}: the index has another file than sha256 {sdist.sha256}; correct sha256 in the task"
+        )
     archives = sorted((directory / "got").glob("*"))
     if pip.returncode or len(archives) != 1:
         raise ConfigError(
@@ -146,7 +151,7 @@ def _download(sdist: Sdist, directory: Path, cache: Path) -> Path:
             f"settings, then run the same command again. pip said:\n{pip.stderr.strip()[-2000:]}"
         )
     if (got := hashlib.sha256(archives[0].read_bytes()).hexdigest()) != sdist.sha256:
-        raise TaskError(f"sdist {pin}: got sha256 {got}, expected {sdist.sha256}; correct the pin")
+        raise TaskError(f"sdist {pin}: got sha256 {got}, expected {sdist.sha256}; correct it in the task")
     return archives[0]
 
 

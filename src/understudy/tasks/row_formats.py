@@ -436,7 +436,7 @@ def load_rows(
         if any(key in row for key in ("instruction", "checks", "gold_patch")):
             task = records.record(row, where, base)
             if task.instance_id in tasks:
-                raise TaskError(f"{where}: instance_id: {task.instance_id!r} is duplicate; change one of them")
+                raise TaskError(f"{where}: instance_id: {task.instance_id!r} occurs twice; give each task its own")
         else:
             try:
                 task = task_of(row, choice)

@@ -244,9 +244,9 @@ def _read(path: Path, kind: type[_T], what: str) -> _T:
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=kind)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; run the step again") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; restore it from a copy") from error
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path}: invalid file of {what}: {error}; run the step again") from error
+        raise ConfigError(f"{path}: invalid file of {what}: {error}; restore it from a copy") from error
 
 
 def format_counts(left_out: Counter[str]) -> str:

@@ -479,8 +479,9 @@ def _is_whole(mark: Path) -> bool:
 
 
 def install_model(model: Any, source: Path, output: Path, written: WeightsRecord) -> None:
-    """Move the final model into a directory that also holds its training; config.json comes last and marks it
-    complete.
+    """Write the final model to `output`, beside the training's files.
+
+    config.json is moved there last, so a directory that has it is complete.
     """
     final = output / TRAINING / _FINAL
     save_model(model, source, final, written=written)

@@ -101,7 +101,7 @@ class ChildProcess:
     ) -> AsyncGenerator[Self]:
         """Run it while the context lasts."""
         pipe = asyncio.subprocess.PIPE
-        # In a session of its own: a Ctrl-C at the terminal is for who started it, who has answers to wait for.
+        # A session of its own, so that Ctrl-C reaches only the parent, which still waits for answers.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, *arguments),
             stdin=pipe,

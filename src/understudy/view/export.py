@@ -320,9 +320,9 @@ def _whole(read: Callable[[int], TextRange | None]) -> TextRange:
 def redact_answers(
     answers: dict[str, Any], tokens: dict[str, TokenPage], title: str, redactor: Redactor, notes: list[str]
 ) -> tuple[dict[str, Any], dict[str, TokenPage], str]:
-    """Return the answers without secrets.
+    """Return the answers, token pages and title without secrets, and with voters' names replaced by numbers.
 
-    A secret in one of them is replaced in all of them, and in their paths.
+    A secret found in one place is replaced in all, paths included. Adds to `notes` which tokens were left out.
     """
     segments = list(_segments(tokens))
     joined = ["".join(text for _, page in pages for text in page.texts) for pages in segments]

@@ -281,9 +281,7 @@ class Gemini(Dialect):
         return parsed_target.model, parsed_target.stream
 
     def branch(self, headers: Mapping[bytes, bytes]) -> Branch:
-        """Return the branch: Gemini's clients send nothing about their session, unless they are configured to send
-        a header.
-        """
+        """Return the branch named by the header x-session-id, which Gemini's clients send if configured to."""
         return Branch(header_id(headers.get(b"x-session-id")), None)
 
     def target(self, model: str) -> str:

@@ -204,7 +204,7 @@ def test_multi_swe_bench():
         (live(log_parser="unknown"), "log_parser: expected the name of a parser"),
         (live(FAIL_TO_PASS=[]), "FAIL_TO_PASS: is empty"),
         (live(docker_image="starryzhang/sweb.eval.win.a_1776_b-7"), "docker_image: is for Windows"),
-        (live(rebuild_cmds=[1]), "rebuild_cmds: expected a list of texts"),
+        (live(rebuild_cmds=[1]), "rebuild_cmds: expected a list of strings"),
         (smith(problem_statement=""), "problem_statement: is empty"),
         (smith(problem_statement=None), "problem_statement: is empty"),
         (smith(patch="nonsense"), "patch: cannot be reversed"),

@@ -37,7 +37,9 @@ class HealthCheck(Struct, frozen=True):
 def doctor(
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="Only calculate whether a GPU has enough memory for this model."),
+        typer.Option(
+            metavar="MODEL", help="Only calculate whether a GPU has the memory for a model: its name or directory."
+        ),
     ] = None,
     context: Annotated[
         int | None,

@@ -59,7 +59,7 @@ def _common(
     directory: Annotated[
         str,
         typer.Argument(
-            metavar="DIR", help="The directory of a store, or a run's or sessions' directory, or a database's URL."
+            metavar="DIR", help="A directory that `run`, `train loop` or `ingest` wrote, or a database's URL."
         ),
     ],
     output: Annotated[
@@ -205,8 +205,8 @@ def _of_lengths(
         typer.Option(
             metavar="W:SQL",
             help=(
-                "How often to learn session turns that match a condition, such as \"3: tests = 'passed'\"; "
-                "repeatable, the first match counts."
+                "Repeat session turns that match a condition, such as \"3: tests = 'passed'\"; 0 leaves them out. "
+                "Repeatable; the first match counts, others have weight 1."
             ),
         ),
     ] = None,

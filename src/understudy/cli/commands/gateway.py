@@ -148,7 +148,9 @@ def issue(
         str | None, typer.Option(help="How long the key is valid, such as 90m, 8h or 30d [default: forever].")
     ] = None,
     calls: Annotated[int | None, typer.Option(min=1, help="Maximum number of calls with this key.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Maximum number of tokens with this key.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum tokens with this key, prompts included.")
+    ] = None,
     cost_usd: Annotated[float | None, typer.Option(help="Maximum cost with this key, in US dollars.")] = None,
 ) -> None:
     """Make a key and print it. Only its hash is stored. An older key of the same client stops working."""

@@ -148,9 +148,11 @@ def _regrade(settings: GradeSettings, run: StoreLocation, as_json: bool) -> None
             store.hold(".lock", busy=f"another process works on {run}; wait for it to end"),
         ):
             kinds = {settings.sandbox or str(each.config["sandbox"]) for each in store.runs.all()}
+            if not store.runs.all():
+                raise ConfigError(f"{run} has no runs to grade again; give the directory of a run to --regrade")
             if len(kinds) != 1:
                 raise ConfigError(
-                    f"{run}: its runs used sandboxes of different kinds ({', '.join(sorted(kinds)) or 'none'}); "
+                    f"{run}: its runs used different sandboxes: {', '.join(sorted(kinds))}; "
                     "choose one with --sandbox"
                 )
             (kind,) = kinds

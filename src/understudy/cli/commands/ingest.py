@@ -66,7 +66,8 @@ def ingest(
     format: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Only read logs of this format; a PATH that is a file is read in this format."
+            metavar="NAME",
+            help="Only read logs of this format, such as claude-code; a file is then read unchecked.",
         ),
     ] = None,
     since: Annotated[

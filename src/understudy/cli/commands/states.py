@@ -61,7 +61,7 @@ def states(
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="Only count states and conversations by a column: project, model, agent, version, or another.",
+            help="Only count states and conversations, by project, model, agent, version or a --columns name.",
         ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print each state as a line of JSON.")] = False,

@@ -54,7 +54,8 @@ def make_tasks(
     requirements: Annotated[
         Path | None,
         typer.Option(
-            help="With --repo: packages that its tests need [default: those that pyproject.toml declares]."
+            metavar="FILE",
+            help="With --repo: requirements file of what its tests need [default: what pyproject.toml declares].",
         ),
     ] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Number of tasks.")] = 10,

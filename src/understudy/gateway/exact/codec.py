@@ -44,8 +44,8 @@ class _CallShape(Struct, frozen=True):
     """The content that stands for an empty text."""
 
 
-# A string keeps the sampled characters exactly. An object may be spelled differently, but is what most templates
-# expect.
+# Tried in this order. A call's arguments as a string keep the sampled characters; as an object, which most
+# templates expect, they may be formatted differently. Some templates need None for an empty content.
 _SHAPES = (
     _CallShape("string", ""),
     _CallShape("string", None),

@@ -138,8 +138,8 @@ class _Walk:
         self.is_unsure = not behaviour.is_confirmed(*VersionBehaviour.__struct_fields__[:-1])
         self.may_lose_results = behaviour.resumes_by_parent or not behaviour.is_confirmed("resumes_by_parent")
         self.continuity = Continuity()  # used for versions that may lose results on resume
-        self.has_images = False  # a prompt with images awaits its answer; then this version drops the images
-        self.bare_tails: dict[str, int] = {}  # key of a response → its last result without anything added
+        self.has_images = False  # a prompt with images is unanswered; once answered, this CLI sends it without
+        self.bare_tails: dict[str, int] = {}  # key of a response → the node of its last result, before attachments
         self.moved_up: set[str | None] = set()  # uuids of results that were placed before their turn in the file
 
     def build(self) -> ClaudeConversation:

@@ -137,7 +137,9 @@ class MiniSweAgentFormat(LogFormat):
     name = "mini-swe-agent"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the file names this format, has `info` before its messages, or is a list of messages."""
+        """Return whether the file names this format, has `info` and `messages`, or is a list that begins with a
+        system message or is in a .traj.json file.
+        """
         seen = outline(head)
         if seen.kind == "[":
             has_text = seen.keys.get("content", "{") not in "{["

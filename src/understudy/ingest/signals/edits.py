@@ -274,7 +274,10 @@ class TrackedEdit(Struct):
 
 
 class _TrackedFile(Struct):
-    """The edits of a file, and for each line the edits that added it, the newest last."""
+    """The edits of a file, and for each line the edits that added it, the newest last.
+
+    `edges` are the first and last lines of the latest edits, `deletions` the edits that only removed lines.
+    """
 
     edits: list[TrackedEdit]
     owners: dict[str, list[TrackedEdit]]

@@ -43,9 +43,8 @@ class TaskIndex:
                     f"scripted policies identify tasks by it; give each task its own instruction"
                 )
         texts.pop("", None)
-        # To find tasks quickly, a text is searched for one short piece of each instruction: of its beginning,
-        # middle and end, the one that the fewest instructions share, because instructions of one author often
-        # begin alike.
+        # For speed, an instruction is found by one short piece: its beginning, middle or end, whichever the fewest
+        # instructions share. Beginnings alone would not do, since an author's instructions often begin alike.
         spread: Counter[str] = Counter(anchor for text in texts for anchor in set(_anchors(text)))
         self._by_anchor: defaultdict[str, list[tuple[str, ScriptedTask]]] = defaultdict(list)
         for text, task in texts.items():

@@ -167,7 +167,7 @@ class OpenCodeTools(Toolset):
 
 
 class PiTools(Toolset):
-    """pi's tools, some of which are called like OpenCode's. Files are shown without line numbers."""
+    """pi's tools; some have the same names as OpenCode's. Files are shown without line numbers."""
 
     required = frozenset(("read", "edit"))
     shell = "bash"

@@ -46,7 +46,8 @@ def pack(path: Path, into: IO[bytes]) -> None:
             tar.add(path.resolve() if path.is_file() else path, _NAME)
     except OSError as error:
         raise SandboxError(
-            f"cannot send {path} to another machine: {error}; check that it can be read, and that there is room"
+            f"cannot send {path} to another machine: {error}; check that it can be read, "
+            "and that $TMPDIR has space for a copy"
         ) from error
 
 

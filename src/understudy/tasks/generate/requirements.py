@@ -99,7 +99,8 @@ def pin(requirements: Iterable[str], *, cache: Path) -> tuple[str, ...]:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigError(
-                f"pip could not be run to resolve the repository's requirements: {error}; retry"
+                f"pip could not resolve the repository's requirements: {error}; check the network and pip's "
+                "settings, then run the same command again"
             ) from error
         if done.returncode:
             raise ConfigError(

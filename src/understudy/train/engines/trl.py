@@ -158,7 +158,7 @@ class TRLRollouts:
         if unknown:
             raise ConfigError(
                 f"no task has the id {unknown[0][:200]!r}; a row's prompt must be a task's instance_id: "
-                "use dataset()"
+                "train on TRLRollouts.dataset()"
             )
         return Counter(prompts)
 

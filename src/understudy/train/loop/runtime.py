@@ -465,7 +465,8 @@ class CostClock:
             return 0.0
         except (OSError, msgspec.MsgspecError, KeyError) as error:
             raise ConfigError(
-                f"{self._path}: cannot be read ({error}); restore it, or remove it to count anew"
+                f"{self._path}: cannot be read ({error}); restore it, or remove it: the hours so far then no "
+                "longer count towards --max-cost"
             ) from error
 
 

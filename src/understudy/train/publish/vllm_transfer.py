@@ -220,7 +220,7 @@ def vllm_engine(client: SyncClient, source: WeightsDirectory, address: str, work
 
         @cached_property
         def metadata(self) -> list[Any]:
-            """Name, type and shape of every parameter; the same in every directory of one model."""
+            """Return the name, type and shape of every parameter, which do not depend on the checkpoint."""
             return [ParamMeta(name, types[kind], shape) for name, kind, shape in source.shapes()]
 
         def iter_full(self) -> Iterator[tuple[str, Any]]:
