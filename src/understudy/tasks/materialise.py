@@ -151,7 +151,7 @@ def _download(sdist: Sdist, directory: Path, cache: Path) -> Path:
             f"settings, then run the same command again. pip said:\n{pip.stderr.strip()[-2000:]}"
         )
     if (got := hashlib.sha256(archives[0].read_bytes()).hexdigest()) != sdist.sha256:
-        raise TaskError(f"sdist {pin}: got sha256 {got}, expected {sdist.sha256}; correct it in the task")
+        raise TaskError(f"sdist {pin}: got sha256 {got}, expected {sdist.sha256}; correct sha256 in the task")
     return archives[0]
 
 

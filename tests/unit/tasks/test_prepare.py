@@ -307,7 +307,7 @@ def test_fetching_an_sdist_never_runs_its_code(tmp_path: Path, monkeypatch: pyte
     assert tarfile.is_tarfile(archive)
     assert not (tmp_path / "index" / "mark").exists()
     assert [path.name for path in archive.parent.iterdir()] == ["file"]
-    with pytest.raises(TaskError, match="correct it in the task"):
+    with pytest.raises(TaskError, match="correct sha256 in the task"):
         fetch(Sdist("leaves-mark", "1.0", "0" * 64), cache)
     with pytest.raises(ConfigError, match="no-such-thing==3"):
         fetch(Sdist("no-such-thing", "3", "1" * 64), cache)
