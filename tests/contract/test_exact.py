@@ -175,9 +175,9 @@ async def serving(
             await backend.close()
 
 
-@pytest.fixture
-def codec(tmp_path: Path) -> LocalCodec:
-    return model(tmp_path / "model")
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> LocalCodec:
+    return model(tmp_path_factory.mktemp("codec") / "model")
 
 
 # --- the line of tokens --------------------------------------------------------------------------------

@@ -38,12 +38,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("view") / "runs"
+    put_rollouts(runs / "first", tasks=3, samples=3)
+    put_sessions(runs / "logs", [session("s0"), session("s1", project="/srv/p1")])
+    put_loop(runs / "loop", [solved({"a": (1, 2)}), solved({"a": (2, 2)})], [solved({"b": (1, 2)})])
+    return runs
+
+
 @pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    put_rollouts(tmp_path / "runs" / "first", tasks=3, samples=3)
-    put_sessions(tmp_path / "runs" / "logs", [session("s0"), session("s1", project="/srv/p1")])
-    put_loop(tmp_path / "runs" / "loop", [solved({"a": (1, 2)}), solved({"a": (2, 2)})], [solved({"b": (1, 2)})])
-    return tmp_path / "runs"
+def runs(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "runs", symlinks=True)
 
 
 async def test_stores_are_listed_with_what_they_hold(runs: Path):

@@ -142,7 +142,7 @@ async def test_a_client_that_leaves_is_recorded_whichever_worker_it_spoke_to(tmp
 
 
 async def test_orders_reach_all_workers(tmp_path: Path) -> None:
-    async with serving(tmp_path, workers=3) as rig:
+    async with serving(tmp_path, workers=2) as rig:
         directory = str(rig.served.directory)
         others = [await gateway("issue", f"client {n}", "--dir", directory) for n in range(4)]
         assert await rig.order("pause", "--drain", "1") == {"in_flight": 0}
@@ -191,7 +191,7 @@ async def test_what_workers_log_reaches_the_operator_and_the_first_key_is_shown_
 
 
 async def test_no_agent_reaches_the_place_for_orders_whichever_worker_it_speaks_to(tmp_path: Path) -> None:
-    async with serving(tmp_path, workers=3) as rig:
+    async with serving(tmp_path, workers=2) as rig:
         for path in ("/admin/healthz", "/state", "/admin/../state") * 8:
             url = URL(rig.served.url + path, encoded=True)
             headers = {"x-api-key": rig.key, "connection": "close"}
