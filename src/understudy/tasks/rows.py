@@ -241,9 +241,9 @@ class DatasetRow:
         if value is None and default is not None:
             return default
         if not isinstance(value, str):
-            raise TaskError(f"{key}: expected a text, got {json_type(value)}")
+            raise TaskError(f"{key}: expected a string, got {json_type(value)}")
         if not value.strip() and default is None:
-            raise TaskError(f"{key}: is empty; expected a text")
+            raise TaskError(f"{key}: is empty; expected a string")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:

@@ -212,7 +212,7 @@ def test_multi_swe_bench():
         (smith(FAIL_TO_PASS=["TestX"]), "FAIL_TO_PASS: has ids that are not of pytest"),
         (smith(FAIL_TO_PASS=["../../x.py::a"]), "checks.files: expected paths inside"),
         (rebench(image_name=None), "image_name: is missing"),
-        (rebench(install_config={}), "parser: expected a text"),
+        (rebench(install_config={}), "parser: expected a string"),
         (rebench(install_config="{"), "install_config: expected an object"),
         (rebench(install_config={"log_parser": "parse_log_x"}), "install_config.test_cmd: is empty"),
         (rebench(repo="a/.."), "repo: expected OWNER/NAME"),

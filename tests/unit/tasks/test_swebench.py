@@ -168,11 +168,11 @@ def phases(checks: SuiteChecks) -> tuple[str, ...]:
         ({"FAIL_TO_PASS": "[1]"}, "FAIL_TO_PASS: expected a list of strings"),
         ({"FAIL_TO_PASS": 7}, "FAIL_TO_PASS: expected a list of strings, got a number"),
         ({"patch": ""}, "patch: is empty"),
-        ({"patch": None}, "patch: expected a text, got nothing"),
+        ({"patch": None}, "patch: expected a string, got nothing"),
         ({"problem_statement": " "}, "problem_statement: is empty"),
         ({"base_commit": "main; rm -rf /"}, "base_commit: expected 40"),
         ({"instance_id": "../../x"}, "instance_id: expected letters"),
-        ({"version": 2.3}, "version: expected a text, got a number"),
+        ({"version": 2.3}, "version: expected a string, got a number"),
         ({"image_assets": '{"test_patch": [{"path": "a.png"}]}'}, "image_assets: .* network"),
     ],
 )
@@ -278,7 +278,7 @@ def test_scripts_that_cannot_be_taken_apart(text: str, said: str):
     [
         ({"eval_type": "best_of"}, "eval_type: expected pass_and_fail or fail_only"),
         ({"log_parser": "os.system"}, "log_parser: expected the name of a parser"),
-        ({"log_parser": ...}, "log_parser: expected a text"),
+        ({"log_parser": ...}, "log_parser: expected a string"),
         ({"image": "--privileged"}, "image: invalid image name: '--privileged'"),
     ],
 )
