@@ -179,3 +179,38 @@ def test_a_rollout_of_nemo_gym_has_its_turns_tools_and_reward(tmp_path: Path) ->
     assert [call["id"] for call in first.student_action.tool_calls] == ["call_1", "call_2"]
     assert [message["content"] for message in last.messages if message["role"] == "tool"] == ["1", "2"]
     assert (last.student_action.content, last.source_family) == ("It is 9.", "gpt")
+
+
+def test_samples_of_a_task_whose_agent_names_them_after_it_are_rollouts_of_their_own(tmp_path: Path) -> None:
+    rows = [rollout(1), rollout(3)]
+    for number, row in enumerate(rows):
+        row["response"]["id"] = "anyswe-astropy__astropy-12907"
+        row["response"]["output"][0]["summary"] = [{"type": "summary_text", "text": f"Attempt {number}."}]
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one, other = read(tmp_path / "rollouts.jsonl")
+    assert one.trace_id != other.trace_id
+    assert one.former_ids == ("nemo-gym:anyswe-astropy__astropy-12907",)
+
+
+def test_a_rollout_of_nemo_gym_without_its_prompt_says_so(tmp_path: Path) -> None:
+    row = rollout(1)
+    row["responses_create_params"]["input"] = []
+    (tmp_path / "one.jsonl").write_text(json.dumps(row))
+    _, states = only(tmp_path / "one.jsonl")
+    assert {(state.fidelity, state.notes) for state in states} == {("repaired", ("prompt_not_logged",))}
+
+
+def test_of_transitions_that_repeat_the_earlier_ones_the_last_is_the_rollout(tmp_path: Path) -> None:
+    row = rollout(1)
+    whole = [{"role": "user", "type": "message", "content": "What is 3 * 3?"}, *row["response"]["output"]]
+    row["responses_create_params"]["input"] = []
+    row["response"]["tools"] = row["responses_create_params"].pop("tools")
+    row["response"]["output"] = [whole[:-1], whole]
+    (tmp_path / "one.jsonl").write_text(json.dumps(row))
+    trace, states = only(tmp_path / "one.jsonl")
+    assert [state.fidelity for state in states] == ["exact", "exact"] and not trace.losses
+    assert states[0].messages[-1] == {"role": "user", "content": "What is 3 * 3?"}
+    assert states[-1].student_action.content == "It is 9." and states[-1].tools_source == "logged"
+    row["response"]["output"] = [whole[1:], whole]
+    (tmp_path / "one.jsonl").write_text(json.dumps(row))
+    assert only(tmp_path / "one.jsonl")[0].losses == {"transition_left_out": 1}

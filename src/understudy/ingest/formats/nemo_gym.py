@@ -1,11 +1,13 @@
 """Reads rollouts of NeMo Gym: JSON lines with a Responses API request, all items that followed, and a reward.
 
 `response.output` holds the items of all model calls of a rollout. Consecutive items up to a tool result, or to a
-message that is not the model's, form one response.
+message that is not the model's, form one response. Some agents write transitions instead: lists of items, each of
+which repeats the ones before it. Some do not log the prompt.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +21,12 @@ from understudy.ingest.log_reader import outline, read_records, take_losses
 from understudy.ingest.trace import Trace
 
 _PARAMS = "responses_create_params"
-_SHORTEST_ID = 16
+_SERVERS_ID = re.compile(r"resp_.{12,}")
+"""An id that a model server gave a response. Ids that agents make, from the task's for example, are often the same
+for all samples of a task.
+"""
+_FORMER_ID = 16
+"""From this length on, earlier releases took any id for one of a rollout."""
 
 
 class NemoGymFormat(LogFormat):
@@ -49,13 +56,25 @@ def _trace(row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
     request_input = (
         [{"role": "user", "content": request_input}] if isinstance(request_input, str) else items(request_input)
     )
-    output = items(response.get("output"))
-    session = string(response.get("id")) or ""
-    if len(session) < _SHORTEST_ID:
-        session = fingerprint(source, [request_input, output])  # some agents give every response the same short id
-    builder = TraceBuilder("nemo-gym", source, session, losses=losses)
+    output = _items_of(response.get("output"), losses)
+    given_id = string(response.get("id")) or ""
+    is_servers = _SERVERS_ID.fullmatch(given_id) is not None
+    session = given_id if is_servers else fingerprint(source, [request_input, output])
+    entries = [*map(mapping, request_input), *map(mapping, output[:1])]
+    is_whole = any(entry.get("role") == "user" for entry in entries)
+    builder = TraceBuilder(
+        "nemo-gym",
+        source,
+        session,
+        losses=losses,
+        fidelity="exact" if is_whole else "repaired",
+        notes=() if is_whole else ("prompt_not_logged",),
+    )
+    if not is_servers and len(given_id) >= _FORMER_ID:
+        builder.trace.former_ids = (f"nemo-gym:{given_id}",)
     builder.add_system(string(params.get("instructions")))
-    builder.set_tools([_tool(mapping(tool)) for tool in items(params.get("tools"))])
+    tools = items(params.get("tools")) or items(response.get("tools"))
+    builder.set_tools([_tool(mapping(tool)) for tool in tools])
     builder.trace.agent = string(mapping(row.get("agent_ref")).get("name"))
     builder.trace.outcome = outcome_from(
         reward=row.get("reward"), task=first_string(row, "instance_id", "task_id", "uuid")
@@ -73,6 +92,16 @@ def _trace(row: dict[str, Any], source: str, losses: Counter[str]) -> Trace:
         else:
             builder.add(message)
     return builder.finish()
+
+
+def _items_of(output: Any, losses: Counter[str]) -> list[Any]:
+    """Return the items of a rollout. Of transitions, the last one has all items, unless the agent dropped some."""
+    entries = items(output)
+    if not entries or not all(isinstance(entry, list) for entry in entries):
+        return entries
+    last: list[Any] = entries[-1]
+    losses["transition_left_out"] += sum(last[: len(entry)] != entry for entry in entries)
+    return last
 
 
 def _runs(entries: list[Any]) -> Iterator[dict[str, Any]]:
