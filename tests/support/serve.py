@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
+import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
@@ -15,9 +16,7 @@ import msgspec
 
 from understudy.gateway.serve.admin import ADDRESS, GatewayAddress
 
-from support import close_pipes, understudy
-
-_COMMAND = [sys.executable, "-c", "from understudy.cli.main import main; main()", "gateway"]
+from support import UNDERSTUDY, understudy, warm, warm_socket
 
 
 async def gateway(*arguments: str) -> str:
@@ -25,6 +24,48 @@ async def gateway(*arguments: str) -> str:
     done = await asyncio.to_thread(understudy, "gateway", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+class _Process:
+    """A forked command, whose stderr is kept."""
+
+    def __init__(self, connection: socket.socket, pid: int, stderr: int) -> None:
+        self.pid = pid
+        pool = ThreadPoolExecutor(2)
+        self._end = asyncio.wrap_future(pool.submit(warm.result, connection))
+        self._said = asyncio.wrap_future(pool.submit(self._read, stderr))
+        pool.shutdown(wait=False)
+
+    @property
+    def ended(self) -> bool:
+        return self._end.done()
+
+    async def code(self) -> int:
+        """Its exit code, once it has ended."""
+        return await asyncio.shield(self._end)
+
+    async def said(self) -> bytes:
+        """What was written to stderr, once it and all that it started have ended."""
+        return await asyncio.shield(self._said)
+
+    @staticmethod
+    def _read(stderr: int) -> bytes:
+        with os.fdopen(stderr, "rb") as file:
+            return file.read()
+
+    @classmethod
+    def start(cls, *arguments: str) -> Self:
+        stderr, end = os.pipe()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        try:
+            command = [str(UNDERSTUDY), *arguments]
+            connection, pid = warm.ask(
+                warm_socket(), command, os.environ, str(Path.cwd()), (nothing, nothing, end)
+            )
+        finally:
+            os.close(nothing)
+            os.close(end)
+        return cls(connection, pid, stderr)
 
 
 class Served:
@@ -35,8 +76,8 @@ class Served:
         self.arguments: Sequence[str] = arguments
         self.url = ""
         self.said = b""
-        self._process: asyncio.subprocess.Process | None = None
-        self._killed: list[asyncio.subprocess.Process] = []
+        self._process: _Process | None = None
+        self._killed: list[_Process] = []
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -49,20 +90,11 @@ class Served:
         """Returns when it answers; the port stays the same over all starts."""
         (self.directory / ADDRESS).unlink(missing_ok=True)
         port = self.url.rsplit(":", 1)[1] if self.url else "0"
-        self._process = await asyncio.create_subprocess_exec(
-            *_COMMAND,
-            "serve",
-            *self.arguments,
-            "--dir",
-            str(self.directory),
-            "--port",
-            port,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        place = ("--dir", str(self.directory), "--port", port)
+        self._process = _Process.start("gateway", "serve", *self.arguments, *place)
         while not (self.directory / ADDRESS).exists():
-            if self._process.returncode is not None:
-                assert self._process.stderr is not None
-                raise AssertionError((await self._process.stderr.read()).decode())
+            if self._process.ended:
+                raise AssertionError((await self._process.said()).decode())
             await asyncio.sleep(0.01)
         self.url = msgspec.json.decode((self.directory / ADDRESS).read_bytes(), type=GatewayAddress).url
 
@@ -80,20 +112,20 @@ class Served:
         """Kill the supervisor with SIGKILL, and start the gateway again."""
         assert self._process is not None
         os.kill(self.pid, signal.SIGKILL)
-        await self._process.wait()
+        await self._process.code()
         self._killed.append(self._process)  # its workers write to its stderr as long as they live
         await self.start()
 
     async def stop(self) -> int:
         """End it with SIGTERM; its exit code."""
         assert self._process is not None
-        if self._process.returncode is None:
-            self._process.terminate()
-        _, self.said = await self._process.communicate()
+        if not self._process.ended:
+            os.kill(self.pid, signal.SIGTERM)
+        code = await self._process.code()
+        self.said = await self._process.said()
         for process in self._killed:
-            close_pipes(process)
-        assert self._process.returncode is not None
-        return self._process.returncode
+            await process.said()
+        return code
 
     async def ask(self, http: aiohttp.ClientSession, key: str, text: str, **fields: object) -> tuple[int, bytes]:
         """Status and body of the answer to one message."""
