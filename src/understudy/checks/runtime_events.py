@@ -4,7 +4,7 @@
 hook cannot be removed, and is called before the action happens. An action that cannot be attributed to the test
 runner counts as the tested code's.
 
-The hook does not see: `os._exit`, closing descriptors, lines that `linecache` holds, anything in another program,
+The hook does not see: closing descriptors, lines that `linecache` holds, anything in another program,
 and attributes of frames that the code got hold of. Such frames include the hook's own, in a signal handler or a
 garbage collector callback that runs during the hook.
 """

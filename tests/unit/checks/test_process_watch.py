@@ -184,9 +184,18 @@ def test_a_program_beside_the_tests_comes_to_its_end_too(place: str) -> None:
     tests = run_watched(RUNS_TESTS, tests=(f"{place}/test_it.py",), path=(place,))
     other = run_watched("import os\nos._exit(0)\n")
     both = Completed(0, b"", tests.stderr + other.stderr, 0.0)
-    assert events(both) - events(tests) == {("watch-ended", "another process")}
+    assert events(both) - events(tests) == {("watch-ended", "another process"), ("program-left", "<string>")}
     child = "subprocess.run([sys.executable, '-c', 'import os; os._exit(0)'])\n"
     assert run_tests(place, child) == events(tests)
+
+
+def test_a_program_that_is_left_before_its_end_says_where(place: str) -> None:
+    def left(more: str) -> set[str]:
+        return {path for rule, path in run_tests(place, more) if rule == "program-left"}
+
+    assert left("import json\nif json:\n    [].sort()\n") == set()
+    exits = ["sys.exit()\n", "[].sort()\nsys.exit()\n", "[].sort()\nraise SystemExit\n"]
+    assert len(set.union(*map(left, exits))) == len(exits)
 
 
 def test_evidence_that_was_cut_is_an_event(place: str) -> None:

@@ -28,6 +28,7 @@ UNSEEN = frozenset(("readline", "_xxsubinterpreters", "_interpreters", "_testcap
 TESTS_ENDED = "understudy.tests_ended"
 _PROGRAM_ENDED = "understudy.program_ended"
 _CREATE_BUILTIN = "understudy.create_builtin"
+_EXIT = "understudy.exit"
 """Events of ours: the hook does what they ask for, so that no reference leads from here to the hook."""
 _WATCHED = frozenset(
     (
@@ -62,6 +63,7 @@ _WATCHED = frozenset(
         TESTS_ENDED,
         _PROGRAM_ENDED,
         _CREATE_BUILTIN,
+        _EXIT,
     )
 )
 """The audit events that are looked at; all others, as most imports and opened files, cost one look-up."""
@@ -122,8 +124,9 @@ def watch(
     open_file, read_file, close_file, compile_text = os.open, os.read, os.close, compile
     getframe, thread_id = sys._getframe, _thread.get_ident  # pyright: ignore[reportPrivateUsage]
     string, octets, integer, truth, kind_of, function, size = str, bytes, int, bool, type, type(watch), len
-    watched, most_events, machine_family, unseen = _WATCHED, _MOST_EVENTS, _AF_VSOCK, UNSEEN | {"_imp"}
+    watched, most_events, machine_family, unseen = _WATCHED, _MOST_EVENTS, _AF_VSOCK, UNSEEN | {"_imp", "posix"}
     tests_ended, create_event, program_ended = TESTS_ENDED, _CREATE_BUILTIN, _PROGRAM_ENDED
+    exit_event, leave = _EXIT, os._exit
     own_globals, frame_type, code_type, address = globals(), type(getframe()), type(watch.__code__), id
     failures, os_error, value_error = (TypeError, ValueError, OSError, EOFError), OSError, ValueError
     import_error, any_error = ImportError, Exception
@@ -166,8 +169,7 @@ def watch(
     sent: set[str] = set()
     denied: dict[int, Exception] = {}
     lost = installed = started = False
-    # its globals, then the frame that runs it, and None in the end
-    program: Any = None if by_frame else vars(sys.modules["__main__"])
+    program: Any = None if by_frame else vars(sys.modules["__main__"])  # then its frame, and None in the end
     returns = compile("", "", "exec").co_code[-2]
 
     def send(rule: str, path: str = "-", line: int = 0) -> None:
@@ -422,7 +424,13 @@ def watch(
                 send("program-left", name + "@" + string(frame.f_lasti), frame.f_lineno or 0)
 
     def look(event: str, args: Any, frame: Any) -> None:
-        if event == "open":
+        if event == program_ended:
+            end_program()
+        elif event == exit_event:
+            if getpid() == pid:
+                accuse("program-left", frame)
+            leave(args[0])
+        elif event == "open":
             path, mode, flags = args
             if kind_of(path) is not integer and kind_of(flags) is integer:
                 writes = kind_of(mode) is string and mode != "r"
@@ -476,9 +484,6 @@ def watch(
         except value_error:  # a thread that runs no Python code
             frame = None
         try:
-            if event == program_ended:
-                end_program()
-                return
             if event == tests_ended:
                 if by_frame and frame is caller_frame and not lost and getpid() == pid:
                     send("end", secret)
@@ -521,25 +526,16 @@ def watch(
     list_type, mapping = list, dict
     # Compared by identity: code that only equals the hook's, or runs with its globals, is not the hook.
     reading: tuple[Any, ...] = (compile_file, content_of, is_genuine, responsible, send_of, accuse, shows_lines)
-    reading += (
-        compiled_before,
-        runner_reads,
-        is_imported,
-        look_at_reward,
-        look_at_code,
-        look_at_import,
-        look_at_new_code,
-        create_module,
-    )
-    reading += (find_program, end_program, look, hook)
+    reading += (compiled_before, runner_reads, is_imported, look_at_reward, look_at_code, look_at_import)
+    reading += (look_at_new_code, create_module, find_program, end_program, look, hook)
     own_codes = {id(each.__code__): each.__code__ for each in reading}
     own_codes.update((id(each), each) for each in compile_file.__code__.co_consts if kind_of(each) is code_type)
     send("start", " ".join((digest(secret.encode()).hexdigest(), str(pid), str(os.getppid()))))
     if rewards and not walled:
         send("reward-open")
     _imp.create_builtin = _create_builtin
-    if not by_frame:
-        atexit.register(sys.audit, program_ended)  # the frame must not be kept longer
+    os._exit = vars(sys.modules["posix"])["_exit"] = _exit
+    atexit.register(sys.audit, program_ended)  # the program's frame must not be kept longer
     sys.addaudithook(hook)
     sys.addaudithook(refuse)
     installed = True
@@ -552,6 +548,11 @@ def _create_builtin(spec: Any) -> Any:
     made: list[Any] = []
     sys.audit(_CREATE_BUILTIN, spec.name, made)
     return made[0]
+
+
+def _exit(status: int, audit: Any = sys.audit, event: str = _EXIT) -> Any:
+    """Replaces `os._exit`, which raises no audit event; works even while modules are torn down."""
+    audit(event, status)
 
 
 def _sha256() -> Any:
