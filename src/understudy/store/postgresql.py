@@ -496,8 +496,8 @@ class PostgresqlDriver(DatabaseDriver):
         self.engine.dispose()
 
 
-_UNREAD = frozenset({"node_id", "answer_id", "action_id", "system_id", "tools_id", "read_at", "parent", "losses"})
-"""Columns that expressions cannot name."""
+_UNREAD = frozenset({"node_id", "answer_id", "action_id", "system_id", "read_at", "parent", "losses"})
+"""Columns that selections of turns do not read."""
 
 _PASSING = ("08", "57P01", "57P02", "57P03", "53300", "40001", "40P01", "25P03", "25P02")
 """Classes of SQLSTATE that are temporary: lost connections, a server that stops or starts, too many clients,
