@@ -358,6 +358,29 @@ def test_terminal_text_with_colours_wrapped_calls_and_words_in_brackets(tmp_path
     assert trace.losses == {"folded": 1, "command_left_out": 1, "result_without_call": 1}
 
 
+def test_terminal_text_of_early_versions_has_its_calls(tmp_path: Path) -> None:
+    """Their calls end in an ellipsis, name their arguments, and show below a subagent what it did."""
+    (tmp_path / "a.txt").write_text(
+        "> look around\n\n"
+        '\u23fa Read(file_path: "TODO.md")\u2026\n\u00a0 \u00a0 \u23bf \u00a0 # To do\n\n'
+        '\u23fa Bash(git add -A && git commit -m "x (y)")\u2026\n  \u23bf \u00a0 [main 1a2b3c4] x\n\n'
+        "\u23fa Call(Check the environment)\u2026\n  \u23bf \u00a0 Bash(python --version)\u2026\n"
+        "  \u23bf \u00a0 Done (1 tool use)\n\n"
+        '\u23fa Web Search("how to")\n  \u23bf \u00a0 Did 1 search in 6s\n\n\u23fa Done.\n'
+    )
+    trace, found = only(tmp_path / "a.txt")
+    calls = [call["function"] for state in found for call in state.student_action.tool_calls]
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [
+        ("Read", {"file_path": "TODO.md"}),
+        ("Bash", {"command": 'git add -A && git commit -m "x (y)"'}),
+        ("Call", {"shown": "Check the environment"}),
+        ("WebSearch", {"query": "how to"}),
+    ]
+    results = [message["content"] for message in found[-1].messages if message["role"] == "tool"]
+    assert results[2] == "Bash(python --version)\u2026\nDone (1 tool use)"
+    assert not trace.losses
+
+
 def test_terminal_text_has_its_directory_its_first_command_and_the_names_of_tools(tmp_path: Path) -> None:
     shown = (
         "╭──────────────────────────────────╮\n│ ✻ Welcome to Claude Code!        │\n"

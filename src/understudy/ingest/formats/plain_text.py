@@ -114,7 +114,7 @@ _DIRECTORIES = (re.compile(r"cwd: (~?/[^\s│]+)"), re.compile(r"^[^\w~/]*(~?/[^
 _MCP = re.compile(r"([\w:-]+) - ([\w-]+) \(MCP\)")
 # What the program shows below a command whose text it sends to the model.
 _SENT = re.compile(r"/\S+ is (?:analyzing|running)")
-_CALL = re.compile(r"([A-Z][\w:.-]*|[\w-]+(?::[\w-]+)* - [\w-]+ \(MCP\))\((.*)\)\s*", re.DOTALL)
+_CALL = re.compile(r"(Web Search|[A-Z][\w:.-]*|[\w-]+(?::[\w-]+)* - [\w-]+ \(MCP\))\((.*)\)…?\s*", re.DOTALL)
 _PAIRS = re.compile(r'([a-z_]+):\s+("(?:[^"\\]|\\.)*"|[^,]+)(?:,\s*|$)', re.DOTALL)
 _WIDEST = 1_000
 _LONGEST_CALL = 5_000
@@ -123,6 +123,7 @@ _TOOL_NAMES = {
     **dict.fromkeys(("Read", "Write", "Edit", "MultiEdit"), "file_path"),
     **dict.fromkeys(("Task", "Agent"), "description"),
     "Bash": "command", "LS": "path", "NotebookEdit": "notebook_path", "WebFetch": "url", "Skill": "skill",
+    "WebSearch": "query",
 }  # fmt: skip
 _RENAMED = {
     "Update": "Edit", "Web Search": "WebSearch", "Fetch": "WebFetch", "List": "LS", "Update Todos": "TodoWrite",
@@ -221,6 +222,9 @@ def _blocks(lines: Sequence[str], losses: Counter[str]) -> Iterator[_TextBlock]:
             elif line.strip():
                 losses["line_left_out"] += 1
             continue
+        if block is not None and block.kind == kind == "result":
+            block.lines.append(rest)  # what a subagent did, or hooks said, is shown below the same call
+            continue
         if block is not None and kind != "more":
             yield block
             block = None
@@ -284,8 +288,8 @@ def _call(text: str, line: int, follows: bool) -> dict[str, Any] | None:
         server, tool = (re.sub(r"[^\w-]", "_", part) for part in mcp.groups())
         name = f"mcp__{server}__{tool}"
     pairs = dict(_PAIRS.findall(inside)) if _PAIRS.match(inside) else {}
-    if name in _TOOL_NAMES:
-        return tool_call(call_id, name, {_TOOL_NAMES[name]: inside})
+    if name in _TOOL_NAMES and _TOOL_NAMES[name] not in pairs:
+        return tool_call(call_id, name, {_TOOL_NAMES[name]: inside.strip('"') if name == "WebSearch" else inside})
     if pairs:
         return tool_call(call_id, name, {key: value.strip().strip('"') for key, value in pairs.items()})
     return tool_call(call_id, name, {"shown": inside} if inside else {})
