@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from understudy.grade.shadows import imported_modules
@@ -18,6 +18,7 @@ from understudy.util.diffs import FileDiff
 _SCRIPT = re.compile(r"[^/]+\.(?:py|sh)|([^/]+)/.*\.(?:py|sh)")
 _NAMING = (".py", ".pyi", ".cfg", ".toml", ".ini", ".in", ".txt", ".sh", ".yml", ".yaml", ".json")
 _FILE_BYTES = 4 << 20
+_STEP = re.compile(r"[\w-]+")
 _PRUNED = frozenset({".git", "node_modules"})
 
 
@@ -45,7 +46,7 @@ def scratch_files(files: Iterable[FileDiff], task: Task, tree: Path, gold: froze
     names = {_name(path) for path in candidates}
     named = _named(names, texts)
     if names - named:
-        named |= _named(names - named, _tree_texts(tree))
+        named |= _named(names - named, _tree_texts(tree), candidates)
     while True:  # what a file that counts names counts too
         counted = [path for path in candidates if _name(path) in named]
         more = named | _named(names - named, [_added(candidates[path]) for path in counted])
@@ -98,17 +99,30 @@ def _is_package_of(gold: frozenset[str], top: str) -> bool:
     return any(path.partition("/")[0] == top for path in gold)
 
 
-def _named(names: Iterable[str], texts: Iterable[str]) -> set[str]:
-    """Which names are imported, or stand in quotes or in a path, in any of the texts."""
+def _named(names: Iterable[str], texts: Iterable[str], paths: Collection[str] = ()) -> set[str]:
+    """Return the names that are imported, or stand in quotes or in a path, in any of the texts.
+
+    With `paths`, the files with these names, a path to something else in the same directory names none of them.
+    """
     left = {name: _reference(name) for name in names}
     hits: set[str] = set()
     for text in texts:
         hits |= {
-            name for name, pattern in left.items() if name not in hits and name in text and pattern.search(text)
+            name
+            for name, pattern in left.items()
+            if name not in hits
+            and name in text
+            and any(_may_lead_to(match, paths, name) for match in pattern.finditer(text))
         }
         if len(hits) == len(left):
             break
     return hits
+
+
+def _may_lead_to(match: re.Match[str], paths: Collection[str], name: str) -> bool:
+    """Return whether a match may name one of the paths: not if a path in its text goes on to another file."""
+    step = _STEP.match(match.string, match.end()) if match[0].endswith("/") else None
+    return not paths or step is None or any(path.startswith(f"{name}/{step[0]}") for path in paths)
 
 
 def _reference(name: str) -> re.Pattern[str]:

@@ -78,6 +78,16 @@ def test_what_the_tree_or_the_task_s_command_names_counts() -> None:
     assert scratch_files(parse_diff(patch), CALC_TASK, Path("/nonexistent"), frozenset()) == {"more_shifts.py"}
 
 
+@pytest.mark.parametrize(
+    ("path", "is_named"),
+    [("scratch/verilog", False), ("scratch/try_fix.py", True), ("scratch/", True), ("scratch/try", True)],
+)
+def test_another_file_in_a_directory_of_the_same_name_names_no_scratch_file(path: str, is_named: bool) -> None:
+    tree = {**CALC, "examples/parse.py": f"for name in open('{path}'):\n    exec(name)\n"}
+    patch = diff({**FIX, "scratch/try_fix.py": "import os\nos._exit(0)\n"}, tree).encode()
+    assert bool(gate_of(patch, replace(CALC_TASK, source=Files(tree))).dropped) is not is_named
+
+
 def test_new_modules_of_a_package_of_the_tree_count() -> None:
     _, passed = gated({**FIX, "calc/more.py": "x = 1\n", "calc/deep/__init__.py": ""})
     assert not passed.dropped
