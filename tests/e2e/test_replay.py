@@ -18,7 +18,7 @@ from understudy.errors import ConfigError, UnderstudyError
 from understudy.store import Store
 
 from fakes.turns import Step, Turn, tool
-from support import UNDERSTUDY
+from support import UNDERSTUDY, understudy
 from support.replay import (
     AnthropicTeacher,
     OpenAITeacher,
@@ -51,9 +51,8 @@ async def start(tmp_path: Path, *arguments: str) -> asyncio.subprocess.Process:
 
 
 async def replay(tmp_path: Path, *arguments: str) -> tuple[int, str, str]:
-    process = await start(tmp_path, *arguments)
-    out, err = await asyncio.wait_for(process.communicate(), 120)
-    return process.returncode or 0, out.decode(), err.decode()
+    done = await asyncio.to_thread(understudy, "replay", *arguments, env=environment(tmp_path))
+    return done.returncode, done.stdout, done.stderr
 
 
 def often(server: Teacher) -> int:

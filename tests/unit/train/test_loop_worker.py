@@ -62,7 +62,7 @@ async def test_a_model_that_cannot_be_loaded_is_said(tmp_path: Path):
             pass
 
 
-def test_it_ends_with_who_started_it(model: Path):
+def test_orders_that_make_no_sense_are_answered_and_it_ends_with_who_started_it(model: Path):
     program = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
@@ -71,13 +71,18 @@ def test_it_ends_with_who_started_it(model: Path):
         "async def main():\n"
         "    async with start_trainer(Path(sys.argv[1]), GRPOOptions(), threads=1) as trainer:\n"
         "        print(trainer.pid, flush=True)\n"
+        "        for order in (b'no', b'{\"op\": \"dance\"}'):\n"
+        "            trainer._process.stdin.write(order + b'\\n')\n"
+        "            print((await trainer._line()).decode().strip(), flush=True)\n"
         "        await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, model], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         worker = int(parent.stdout.readline())
+        answers = [json.loads(parent.stdout.readline())["error"]["message"] for _ in range(2)]
         parent.kill()
+    assert "invalid command" in answers[0] and "'dance'" in answers[1]
     until = time.monotonic() + 60
     while _runs(worker) and time.monotonic() < until:
         time.sleep(0.05)
@@ -95,20 +100,6 @@ def test_a_death_long_before_the_next_order_is_said(tmp_path: Path):
 
     with pytest.raises(ConfigError, match="process ended with exit code 0; its last output: no room"):
         uvloop.run(order())
-
-
-async def test_orders_that_make_no_sense_are_answered(model: Path):
-    command = [sys.executable, "-m", "understudy.train.loop.worker", "--model", str(model)]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
-    assert process.stdin is not None and process.stdout is not None
-    assert json.loads(await process.stdout.readline())["ready"] is True
-    for order, said in ((b"no\n", "invalid command"), (b'{"op": "dance"}\n', "'dance'")):
-        process.stdin.write(order)
-        answer = json.loads(await process.stdout.readline())
-        assert said in answer["error"]["message"]
-    process.stdin.close()
-    assert await process.wait() == 0
 
 
 def _runs(pid: int) -> bool:
