@@ -46,7 +46,14 @@ def blocks(language: str, mark: str | None) -> list[tuple[str, str]]:
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("claude_code", "isolation")
-@pytest.mark.parametrize(("page", "text"), blocks("sh", "run"))
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        # The tiny model's own weights need torch, and many tokens for a task.
+        pytest.param(page, text, marks=pytest.mark.services if "--tasks smoke" in text else ())
+        for page, text in blocks("sh", "run")
+    ],
+)
 def test_blocks_to_run(page: str, text: str, tmp_path: Path):
     run_script(page, text, tmp_path, timeout=280)
 
