@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from understudy.agents.acp import make_agent
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentResult
-from understudy.agents.install import install
+from understudy.agents.install import agent_package, install
+from understudy.agents.runtimes import interpreter
 from understudy.errors import ConfigError
 from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.budget import Budget
@@ -31,6 +33,7 @@ from fakes.vllm import FakeVLLM, Say, Step
 from support import require
 
 AGENTS = ("codex", "gemini", "mini-swe-agent", "opencode", "pi", "qwen-code")
+"""Those that run in all tests of real agents. OpenHands, whose start takes seconds, has tests of its own."""
 FILE = "calc.py"
 BEFORE, AFTER = "x = 1\n", "x = 2\n"
 
@@ -75,6 +78,14 @@ TOOLBOXES: Mapping[str, Toolbox] = {
         read=lambda path: ("read", {"filePath": path}),
         edit=lambda path: ("edit", {"filePath": path, "oldString": "x = 1", "newString": "x = 2"}),
     ),
+    "openhands": Toolbox(
+        shell=lambda command: ("terminal", {"command": command}),
+        read=lambda path: ("file_editor", {"command": "view", "path": path}),
+        edit=lambda path: (
+            "file_editor",
+            {"command": "str_replace", "path": path, "old_str": "x = 1", "new_str": "x = 2"},
+        ),
+    ),
     "pi": Toolbox(
         shell=lambda command: ("bash", {"command": command}),
         read=lambda path: ("read", {"path": path}),
@@ -89,7 +100,15 @@ TOOLBOXES: Mapping[str, Toolbox] = {
 
 
 def require_agent(name: str) -> None:
-    """Fetch an agent where it is missing; skip the test where that is impossible, which fails in CI."""
+    """Fetch an agent where it is missing; skip the test where that is impossible, which fails in CI.
+
+    An agent whose Python is missing is skipped in CI too: its machine may have no newer one.
+    """
+    package = agent_package(name)
+    try:
+        interpreter(package.requires_python)
+    except ConfigError as error:
+        pytest.skip(str(error))
     try:
         install(name)
     except ConfigError as error:

@@ -50,7 +50,7 @@ def install(agent: str, cache: Path | None = None, *, package: AgentPackage | No
         raise ConfigError(package.unsupported)
     directory = package.directory(cache)
     if package.launched:
-        python_runtime(cache)
+        python_runtime(cache, package.requires_python)
     if package.kind == "node":
         node_runtime(cache)
     if not package.is_installed(cache):
@@ -103,11 +103,12 @@ def _fetch(package: AgentPackage, directory: Path, cache: Path) -> None:
 
 def _install_python_package(package: AgentPackage, root: Path, cache: Path) -> None:
     (root / "lib").mkdir()
-    install_wheels(root / "site", package.lock, cache)
+    install_wheels(root / "site", package.lock, cache, package.requires_python)
     if not package.pinned:
-        install_version(root / "site", f"{package.agent}=={package.version}", cache)
+        for name in package.distribution_names:
+            install_version(root / "site", f"{name}=={package.version}", cache, package.requires_python)
     copy_libraries(root)
-    compile_modules(root, python_runtime(cache))
+    compile_modules(root, python_runtime(cache, package.requires_python))
 
 
 def _npm_install(package: AgentPackage, root: Path) -> None:

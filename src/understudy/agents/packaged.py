@@ -83,7 +83,10 @@ class PackagedAgent(ABC):
         if problems := self.problems():
             raise ConfigError(problems[0])
         cache = cache_dir()
-        mounts = (Mount(self.package.directory(cache), _AGENT), Mount(python_path(cache), _PYTHON))
+        mounts = (
+            Mount(self.package.directory(cache), _AGENT),
+            Mount(python_path(cache, self.package.requires_python), _PYTHON),
+        )
         return (*mounts, Mount(node_path(cache), _NODE)) if self.package.kind == "node" else mounts
 
     async def run(self, sandbox: Sandbox, job: AgentJob) -> AgentResult:
@@ -139,9 +142,13 @@ class PackagedAgent(ABC):
             case "node":
                 return [f"{sandbox.locate(_NODE)}/bin/node", program]
             case "python":
-                python = python_command(sandbox.locate(_PYTHON), "-c", f"{root}/lib")
                 module = program.removeprefix(f"{root}/site/").removesuffix(".py").replace("/", ".")
-                return [*python, _RUN_MODULE, f"{root}/site", module]
+                return [*self.python_program(sandbox, _RUN_MODULE), module]
+
+    def python_program(self, sandbox: Sandbox, code: str) -> list[str]:
+        """Return the command that runs code by the agent's Python; it gets the packages' directory."""
+        root = sandbox.locate(_AGENT)
+        return [*python_command(sandbox.locate(_PYTHON), "-c", f"{root}/lib"), code, f"{root}/site"]
 
 
 _RUN_MODULE = """\

@@ -9,13 +9,20 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct, structs
 
-from understudy.agents.runtimes import digest, node_path, python_path, runtime_problems
+from understudy.agents.runtimes import (
+    OLDEST_PYTHON,
+    PythonVersion,
+    digest,
+    interpreter,
+    node_path,
+    python_path,
+    runtime_problems,
+)
 from understudy.config import CLAUDE_CODE_VERSION, cache_dir
 from understudy.errors import ConfigError
 
@@ -31,7 +38,8 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
 
     `package` is its directory below the one it is installed in, and `program` its file below that. In them
     `{machine}` is x64 or arm64, `{cpu}` x86_64 or aarch64, and `{libc}` is "-musl" where that is the C library.
-    `machines` are those that the registry has it for. `python` is the oldest Python that it works with, and
+    `distributions` are what a Python agent consists of in the registry; empty if that has the agent's name.
+    `machines` are those that the registry has it for. `requires_python` is the oldest Python that it works with.
     `launched` says that it is started by `launcher.py`, which needs the Python of `runtimes.py`. `pinned` is False
     of versions that this release was not made for (`at_version`).
     """
@@ -42,8 +50,9 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
     kind: ProgramKind
     package: str
     program: str
+    distributions: tuple[str, ...] = ()
     machines: tuple[str, ...] = ("x64", "arm64")
-    python: tuple[int, int] = (3, 11)
+    requires_python: PythonVersion = OLDEST_PYTHON
     launched: bool = True
     pinned: bool = True
 
@@ -57,11 +66,15 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
         return _LOCKS / f"{self.agent}.{'txt' if self.kind == 'python' else 'json'}"
 
     def directory(self, cache: Path | None = None) -> Path:
-        """Where it lies once it is installed; a Python package has a directory for each Python and lock."""
+        """Where it lies once it is installed; a Python package has a directory for each Python and lock.
+
+        Raises ConfigError when this machine has no Python that it works with.
+        """
         home = (cache or cache_dir()).absolute() / self.agent
         if self.kind != "python":
             return home / self.version
-        return home / f"{self.version}-{digest(sys.version, self.lock.read_text(encoding='utf-8'))}"
+        python = interpreter(self.requires_python).version
+        return home / f"{self.version}-{digest(python, self.lock.read_text(encoding='utf-8'))}"
 
     def program_path(self, root: str | Path) -> Path:
         """The file that is run, where the directory is seen at `root`. Raises ConfigError for other machines."""
@@ -101,10 +114,16 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
                 f"{self.title} runs in Understudy's sandboxes on Linux ({', '.join(self.machines)}); this is "
                 f"{platform.system()} {platform.machine()}. Use such a machine, a virtual machine or WSL2."
             )
-        if self.kind == "python" and sys.version_info < self.python:
-            required_version = ".".join(map(str, self.python))
-            return f"{self.title} needs Python {required_version} or newer; install Understudy with such a Python"
+        try:
+            interpreter(self.requires_python)
+        except ConfigError as error:
+            return f"{self.title}: {error}"
         return next(iter(runtime_problems()), "") if self.launched else ""
+
+    @property
+    def distribution_names(self) -> tuple[str, ...]:
+        """What a Python agent consists of in the registry, all of the same version."""
+        return self.distributions or (self.agent,)
 
     @property
     def setup_command(self) -> str:
@@ -117,9 +136,8 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
         """The version that the package in a directory says it has; None where it says none."""
         try:
             if self.kind == "python":
-                (about,) = (self.package_path(directory).parent).glob(
-                    f"{self.agent.replace('-', '_')}-*.dist-info"
-                )
+                name = self.distribution_names[0].replace("-", "_")
+                (about,) = self.package_path(directory).parent.glob(f"{name}-*.dist-info")
                 return about.name.removesuffix(".dist-info").rpartition("-")[2]
             manifest = json.loads((self.package_path(directory) / "package.json").read_bytes())
             return str(manifest["version"]).partition("-linux")[0]
@@ -128,7 +146,7 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
 
     def _runtimes(self, cache: Path) -> list[Path]:
         paths = [node_path(cache)] if self.kind == "node" else []
-        return [*paths, python_path(cache)] if self.launched else paths
+        return [*paths, python_path(cache, self.requires_python)] if self.launched else paths
 
     def _filled(self, path: str) -> str:
         machine = _ARCHITECTURES.get(platform.machine(), "")
@@ -183,6 +201,17 @@ _PACKAGES = (
         package="node_modules/opencode-linux-{machine}-baseline",
         program="bin/opencode",
         machines=("x64",),
+    ),
+    # Without what only its tools for browsers and for advice import (browser-use, tom-swe, func-timeout).
+    AgentPackage(
+        agent="openhands",
+        title="OpenHands",
+        version="1.58.2",
+        kind="python",
+        package="site/openhands",
+        program="sdk/__init__.py",
+        distributions=("openhands-sdk", "openhands-tools"),
+        requires_python=(3, 12),
     ),
     AgentPackage(
         agent="pi",

@@ -1,24 +1,28 @@
 """Python and Node.js that run inside any sandbox, also in container images that have neither.
 
+The Python is the one that runs Understudy, or, for agents that need a newer one, another of this machine.
+
 Each is made once in the cache and then mounted read-only: an interpreter with the libraries that it is linked
 with, the C library and its loader too, so that nothing of the image is used.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
 import re
 import shutil
 import subprocess
-import sys
-import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
+import msgspec
+from msgspec import Struct
+
+from understudy.agents.python_facts import facts
 from understudy.errors import ConfigError, TaskError
 from understudy.tasks.environment import python_environment
 from understudy.util.files import locked, make_readable
@@ -50,6 +54,12 @@ _NOT_NEEDED = (
     "test", "tests", "tkinter", "turtledemo", "_test*.so", "_tkinter*.so", "_xx*.so", "xx*.so",
 )  # fmt: skip
 """What of the standard library is left behind."""
+PythonVersion = tuple[int, int]
+OLDEST_PYTHON: PythonVersion = (3, 11)
+"""The oldest Python that Understudy itself runs with."""
+_NEWEST_MINOR = 20
+"""Up to which 3.x an interpreter is looked for."""
+_FACTS_SCRIPT = Path(__file__).with_name("python_facts.py")
 _LIBRARY = re.compile(r"^\s*(?:(?P<name>\S+) => )?(?P<path>/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 """A line of ldd; the loader's has no arrow."""
 
@@ -63,9 +73,62 @@ def runtime_problems() -> list[str]:
     return []
 
 
-def python_path(cache: Path) -> Path:
-    """Return the path of this machine's Python for sandboxes in the cache."""
-    key = digest(sys.version, sys.base_prefix, *platform.libc_ver(), _LAUNCHER.read_text())
+class Interpreter(Struct, frozen=True):
+    """A Python of this machine; see `python_facts.py` for the fields."""
+
+    version: str
+    version_info: PythonVersion
+    executable: str
+    prefix: str
+    libraries: tuple[str, ...]
+
+
+@functools.cache
+def own_interpreter() -> Interpreter:
+    """Return the Python that runs Understudy."""
+    return msgspec.convert(facts(), Interpreter)
+
+
+@functools.cache
+def interpreter(requires: PythonVersion = OLDEST_PYTHON) -> Interpreter:
+    """Return the Python that runs Understudy if it is at least `requires`, otherwise the oldest one that is.
+
+    Others are looked for on PATH and in pyenv. Raises ConfigError when there is none.
+    """
+    if (own := own_interpreter()).version_info >= requires:
+        return own
+    for candidate in _interpreter_paths(requires):
+        try:
+            found = msgspec.json.decode(run_tool(candidate, "-I", _FACTS_SCRIPT), type=Interpreter)
+        except (OSError, subprocess.SubprocessError, msgspec.MsgspecError):
+            continue  # for example a pyenv shim of a version that is switched off
+        if found.version_info >= requires:
+            return found
+    required = ".".join(map(str, requires))
+    raise ConfigError(
+        f"Python {required} or newer is required, and none was found: Understudy runs with "
+        f"{platform.python_version()}, and no python{required} or newer is on PATH or in pyenv. Install one, for "
+        f"example: apt-get install python{required}, pyenv install {required} or uv python install {required}"
+    )
+
+
+def _interpreter_paths(requires: PythonVersion) -> Iterator[Path]:
+    """Yield programs that may be a Python of at least a version, the oldest first."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    for minor in range(requires[1], _NEWEST_MINOR + 1):
+        name = f"python{requires[0]}.{minor}"
+        if program := shutil.which(name):
+            yield Path(program)
+        yield from sorted(pyenv.glob(f"versions/*/bin/{name}"))
+
+
+def python_path(cache: Path, requires: PythonVersion = OLDEST_PYTHON) -> Path:
+    """Return the path in the cache of a Python for sandboxes that is at least `requires`.
+
+    Raises ConfigError when this machine has no such Python.
+    """
+    python = interpreter(requires)
+    key = digest(python.version, python.prefix, *platform.libc_ver(), _LAUNCHER.read_text())
     return cache.absolute() / "runtimes" / f"python-{key}"
 
 
@@ -75,12 +138,16 @@ def node_path(cache: Path) -> Path:
     return cache.absolute() / "runtimes" / f"node-{key}"
 
 
-def python_runtime(cache: Path) -> Path:
-    """The directory with this machine's Python, to be mounted; made on the first call, which takes some seconds.
+def python_runtime(cache: Path, requires: PythonVersion = OLDEST_PYTHON) -> Path:
+    """The directory with a Python that is at least `requires`, to be mounted; made on the first call.
 
     Raises ConfigError when it cannot be made.
     """
-    return build_once(python_path(cache), "the Python that works in sandboxes", _build_python)
+    return build_once(
+        python_path(cache, requires),
+        "the Python that works in sandboxes",
+        lambda root: _build_python(root, interpreter(requires)),
+    )
 
 
 def node_runtime(cache: Path) -> Path:
@@ -138,29 +205,33 @@ def build_once(target: Path, what: str, build: Callable[[Path], None]) -> Path:
     return target
 
 
-def install_wheels(site: Path, pins: str | Path, cache: Path) -> None:
-    """Install pinned wheels, checked by their hashes, into `site`. Raises OSError with pip's words."""
+def install_wheels(site: Path, pins: str | Path, cache: Path, requires: PythonVersion = OLDEST_PYTHON) -> None:
+    """Install pinned wheels, checked by their hashes, into `site`, for the Python that `requires` selects. Raises
+    OSError with pip's words, ConfigError when there is no such Python.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         if isinstance(pins, str):
             Path(temporary, "pins.txt").write_text(pins, encoding="utf-8")
             pins = Path(temporary, "pins.txt")
-        run_tool(*_pip(site, cache), "--require-hashes", "-r", pins)
+        run_tool(*_pip(site, cache, requires), "--require-hashes", "-r", pins)
 
 
-def install_version(site: Path, requirement: str, cache: Path) -> None:
+def install_version(site: Path, requirement: str, cache: Path, requires: PythonVersion = OLDEST_PYTHON) -> None:
     """Install another version of a package over the one in `site`, without its dependencies. Raises OSError."""
     name = requirement.partition("==")[0]
     # pip leaves what another version says of itself beside that of the new one.
     for about in site.glob(f"{name.replace('-', '_')}-*.dist-info"):
         shutil.rmtree(about)
-    run_tool(*_pip(site, cache), "--upgrade", requirement)
+    run_tool(*_pip(site, cache, requires), "--upgrade", requirement)
 
 
-def _pip(site: Path, cache: Path) -> list[str | Path]:
+def _pip(site: Path, cache: Path, requires: PythonVersion) -> list[str | Path]:
     """The command that installs wheels into `site`, and nothing that they depend on."""
-    pip = [Path(python_environment(cache).path_prefixes[0], "python"), "-m", "pip", "install", "--quiet"]
+    pip = [Path(python_environment(cache).path_prefixes[0], "python"), "-m", "pip"]
+    if (python := interpreter(requires)) != own_interpreter():
+        pip += ["--python", python.executable]
     options = ["--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--no-compile"]
-    return [*pip, *options, "--target", site]
+    return [*pip, "install", "--quiet", *options, "--target", site]
 
 
 def compile_modules(root: Path, python: Path) -> None:
@@ -207,19 +278,15 @@ def digest(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _build_python(root: Path) -> None:
+def _build_python(root: Path, python: Interpreter) -> None:
     """The interpreter and its library in the same places below a prefix of their own, from which it finds them."""
-    base = Path(sys.base_prefix)
-    bases: dict[str, Any] = dict.fromkeys(("installed_base", "base", "installed_platbase", "platbase"), str(base))
     program = root / "python" / "bin" / "python"
     program.parent.mkdir(parents=True)
-    # In a virtual environment this is a link to the real interpreter.
-    shutil.copy2(Path(sys.executable).resolve(), program)
-    for name in ("stdlib", "platstdlib"):
-        source = Path(sysconfig.get_path(name, vars=bases))
+    shutil.copy2(python.executable, program)
+    for source in python.libraries:
         shutil.copytree(
             source,
-            root / "python" / source.relative_to(base),
+            root / "python" / Path(source).relative_to(python.prefix),
             ignore=shutil.ignore_patterns(*_NOT_NEEDED),
             ignore_dangling_symlinks=True,
             dirs_exist_ok=True,

@@ -302,7 +302,7 @@ class AgentRunSettings(Struct, frozen=True, kw_only=True):
     agents: Annotated[
         tuple[str, ...],
         option(
-            "The agent: claude-code, codex, gemini, mini-swe-agent, opencode, pi, qwen-code, shell, or "
+            "The agent: claude-code, codex, gemini, mini-swe-agent, opencode, openhands, pi, qwen-code, shell, or "
             "acp:COMMAND for any that speaks the Agent Client Protocol; repeatable: each agent gets every task.",
             "--agent",
         ),
@@ -385,9 +385,11 @@ _AGENT_OPTIONS = {
     "open_file_limit": ("claude-code",),
     "mcp_config": ("claude-code",),
     "settings": ("claude-code",),
-    "tools": ("claude-code", "gemini", "opencode", "pi", "qwen-code"),
-    "system_prompt": ("claude-code", "codex", "gemini", "mini-swe-agent", "opencode", "pi", "qwen-code"),
-}
+    "tools": ("claude-code", "gemini", "opencode", "openhands", "pi", "qwen-code"),
+    "system_prompt": (
+        "claude-code", "codex", "gemini", "mini-swe-agent", "opencode", "openhands", "pi", "qwen-code",
+    ),
+}  # fmt: skip
 """The fields of `AgentRunSettings` that are passed to the constructors of agents, with the agents that take them.
 
 A field that is missing here is shown in `--help` but reaches no agent.

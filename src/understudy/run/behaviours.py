@@ -79,7 +79,9 @@ BEHAVIOURS = (
         shows=("one-1", "two-2", "three-3"),
     ),
     Behaviour(
-        name="failing command", steps=(ScriptStep("", _shell("echo broken >&2; exit 3")),), shows=("broken",)
+        name="failing command",
+        steps=(ScriptStep("", _shell("sh -c 'echo broken >&2; exit 3'")),),
+        shows=("broken",),
     ),
     Behaviour(name="long output", steps=(ScriptStep("Much.", _shell("seq 1 50000")),), shows=("1",)),
     Behaviour(

@@ -86,6 +86,10 @@ HABITS = (
         r".*(?:Create a new|Update the) anchored summary from the conversation history in the <conversation> tags",
     ),
     Habit(
+        "openhands", "1.58.2", "compaction", "instructions",
+        r"You are maintaining a context-aware state summary for an interactive agent\b",
+    ),
+    Habit(
         "pi", "0.87.1", "compaction", "instructions", r"You are a context summarization assistant\b",
     ),
     Habit(

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from understudy.agents.install import agent_package, find_npm, install
 from understudy.agents.packages import AGENT_PACKAGES, AgentPackage
-from understudy.agents.runtimes import launcher_command, python_runtime
+from understudy.agents.runtimes import interpreter, launcher_command, own_interpreter, python_runtime
 from understudy.config import cache_dir
 from understudy.errors import ConfigError
 
@@ -28,7 +29,8 @@ def test_all_that_is_fetched_has_a_checksum_and_no_address(package: AgentPackage
     if package.kind == "python":
         pins = re.split(r"\n(?=\w)", text.strip())
         assert all("--hash=sha256:" in pin for pin in pins)
-        assert any(pin.startswith(f"{package.agent}=={package.version} ") for pin in pins)
+        for name in package.distribution_names:
+            assert any(pin.startswith(f"{name}=={package.version} ") for pin in pins)
         return
     locked = {name: entry for name, entry in json.loads(text)["packages"].items() if name}
     assert all(entry["integrity"].startswith("sha512-") for entry in locked.values())
@@ -99,3 +101,34 @@ def test_the_launcher_passes_on_files_output_and_exit_code(tmp_path: Path) -> No
         check=False,
     )
     assert absent.returncode == 127 and b"could not be started" in absent.stderr
+
+
+def test_a_python_that_is_new_enough_is_found_and_others_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, own = interpreter.__wrapped__, own_interpreter()  # without its cache
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    assert search(own.version_info) == own
+    major, minor = own.version_info
+    with pytest.raises(
+        ConfigError, match=rf"Python 3\.{minor + 1} or newer is required, and none was found: .* pyenv"
+    ):
+        search((major, minor + 1))
+    newer = (major, minor + 2)
+    facts = {"version": "v", "version_info": newer, "executable": "/p", "prefix": "/", "libraries": ["/l"]}
+    scripts = {
+        f"python3.{minor + 1}": "exit 127",  # what pyenv has on PATH for a version that is switched off
+        f"pyenv/versions/3.{minor + 2}.0/bin/python3.{minor + 2}": f"echo '{json.dumps(facts)}'",
+    }
+    for name, script in scripts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    assert search((major, minor + 1)).version_info == newer
+
+
+def test_a_package_without_its_python_says_what_to_install() -> None:
+    package = structs.replace(agent_package("openhands"), requires_python=(3, 98))
+    (problem,) = package.problems()
+    assert problem.startswith("OpenHands: Python 3.98 or newer is required")

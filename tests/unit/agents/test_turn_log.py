@@ -12,6 +12,7 @@ from understudy.agents.codex import Codex
 from understudy.agents.gemini_cli import GeminiCli
 from understudy.agents.mini_swe_agent import MiniSweAgent
 from understudy.agents.opencode import OpenCode
+from understudy.agents.openhands import OpenHands
 from understudy.agents.packaged import PackagedAgent
 from understudy.agents.pi import Pi
 from understudy.agents.qwen_code import QwenCode
@@ -22,7 +23,7 @@ from support.trajectory import Session, assistant, text, tool_result, tool_use, 
 
 LOOK = LoggedTurn("I look.\n", (("read", '{"path": "f", "limit": 2}'),))
 END = LoggedTurn("Done.")
-AGENTS = (Codex, GeminiCli, MiniSweAgent, OpenCode, Pi, QwenCode)
+AGENTS = (Codex, GeminiCli, MiniSweAgent, OpenCode, OpenHands, Pi, QwenCode)
 
 
 @pytest.fixture
@@ -64,9 +65,7 @@ def test_the_last_words_where_a_budget_is_used_up_may_be_in_the_log(trajectory: 
     assert differences([LOOK, LoggedTurn(words)], spent) == ["the answer of call 1 is not in the log"]
 
 
-@pytest.mark.parametrize(
-    "agent", [Codex, GeminiCli, MiniSweAgent, OpenCode, Pi, QwenCode], ids=lambda agent: agent.name
-)
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
 @pytest.mark.parametrize(
     "content",
     [
@@ -80,6 +79,16 @@ def test_the_last_words_where_a_budget_is_used_up_may_be_in_the_log(trajectory: 
     ids=["empty", "binary", "deep", "assistant", "tool", "trajectory"],
 )
 def test_a_hostile_log_is_no_failure(agent: type[PackagedAgent], content: bytes, trajectory: Trajectory) -> None:
-    logs = {"stdout.txt": content, "session/a.jsonl": content, "session/b.traj.json": content}
+    logs = {
+        "stdout.txt": content,
+        "session/a.jsonl": content,
+        "session/b.traj.json": content,
+        "session/c/events/event-1.json": content,
+    }
     turns: Any = agent().logged_turns(logs)
     assert compare_turns(turns, trajectory, cut_off=False)
+
+
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
+def test_an_agent_that_was_stopped_before_it_wrote_anything_has_no_turns(agent: type[PackagedAgent]) -> None:
+    assert list(agent().logged_turns({"stdout.txt": b"", "stderr.txt": b""}) or ()) == []

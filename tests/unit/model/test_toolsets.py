@@ -16,6 +16,7 @@ OFFERED = {
     "gemini": ("glob", "read_file", "replace", "run_shell_command", "write_file"),
     "mini": ("bash",),
     "opencode": ("bash", "edit", "glob", "grep", "read", "task", "write"),
+    "openhands": ("terminal", "file_editor", "task_tracker", "finish", "think"),
     "pi": ("read", "bash", "edit", "write"),
     "qwen": ("agent", "edit", "glob", "read_file", "run_shell_command", "write_file"),
 }
@@ -26,6 +27,7 @@ RESULTS = {
     "Action: To read more, …\n\n--- FILE CONTENT (truncated) ---\na = 1\n",
     "mini": json.dumps({"returncode": 0, "output": "     7\ta = 1\n     8\t\n"}),
     "opencode": "<path>/w/f</path>\n<type>file</type>\n<content>\n7: a = 1\n8: \n\n(End of file)\n</content>",
+    "openhands": "Here's the result of running `cat -n` on /w/f:\n     7\ta = 1\n     8\t\n",
     "pi": "a = 1\n\n\n[47 more lines in file. Use offset=9 to continue.]",
     "qwen": "Showing lines 7-8 of 9 total lines.\n\n---\n\na = 1\n\n",
 }
@@ -41,6 +43,12 @@ FAILED = {
     ),
     "mini": (json.dumps({"returncode": 1, "output": ""}), "no JSON"),
     "opencode": ("Could not find oldString in the file.", "error: patch failed: f:1"),
+    "openhands": (
+        "[An error occurred during execution.]\n\nNo replacement was performed, `a` did not appear in /w/f.",
+        "Error validating tool 'terminal': 1 validation error for TerminalAction",
+        "Tool 'nope' not found. Available: ['terminal']",
+        "error: no\n[Current working directory: /workspace]\n[Command finished with exit code 128]",
+    ),
     "pi": (
         "Found 2 occurrences of the text in /w/f. The text must be unique.",
         "ENOENT: no such file or directory, access '/w/f'",
@@ -100,6 +108,7 @@ def test_qwen_counts_lines_from_zero() -> None:
     [
         ("gemini", "Error: Failed to edit, Expected 1 occurrence but found 2 for old_string in file: /w/f."),
         ("opencode", "Found multiple matches for oldString."),
+        ("openhands", "[An error]\n\nNo replacement was performed. Multiple occurrences of old_str `a` in lines"),
         ("pi", "Found 2 occurrences of the text in /w/f. The text must be unique."),
         ("qwen", "Failed to edit, found 2 occurrences"),
     ],

@@ -175,6 +175,21 @@ def test_a_summary_by_an_assistant_of_its_own_is_a_compaction_that_the_conversat
     assert nodes[2].continues is nodes[1]
 
 
+def test_a_summary_behind_turns_that_are_kept_is_a_compaction_and_the_work_goes_on_as_a_branch() -> None:
+    agent = Headerless("openai-chat")
+    task = (("system", "You are OpenHands agent."), ("user", "Mend it."))
+    kept = (("assistant", "I look."), ("user", "Go on."))
+    agent.store(chat(*task, tools=True), said("I look."))
+    agent.store(chat(*task, *kept, tools=True), said("I begin."))
+    asked = "<EVENT>\nMessageEvent (agent)\n</EVENT>\n\nNow summarize the events using the rules above."
+    system = "You are maintaining a context-aware state summary for an interactive agent."
+    agent.store(chat(("system", system), ("user", asked)), said("COMPLETED: The typo is mended."))
+    agent.store(chat(*task, *kept, ("user", "COMPLETED: The typo is mended."), tools=True), said("Done."))
+    assert agent.roles == ["main", "main", "compaction", "main"]
+    nodes = agent.tree.nodes
+    assert nodes[3].parent is nodes[0] and nodes[3].branch != nodes[1].branch
+
+
 def test_what_a_user_says_alone_is_no_fork() -> None:
     agent = Headerless()
     agent.ask(user(CHECKING), answer=model("Of what?"))

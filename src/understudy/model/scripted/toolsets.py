@@ -112,6 +112,10 @@ _FAILED = re.compile(
 _PI_FAILED = re.compile(
     r"Could not |Found \d+ occurrences |E[A-Z]+: |(?s:.)*\n\nCommand exited with code [1-9]\d*\Z"
 )
+_OPENHANDS_FAILED = re.compile(
+    r"\A(?:\[An error occurred during execution|Error|Tool '[^'\n]*' not found)"
+    r"|\n\[Command finished with exit code [1-9]\d*\]\Z"
+)
 _GEMINI_PART = re.compile(r"\n(?s:.)*?\nStatus: Showing lines (\d+)-(?s:.)*?\n--- FILE CONTENT [^\n]*\n")
 _PI_REST = re.compile(r"\n\n\[[^\n]* to continue\.\]\Z")
 
@@ -283,6 +287,42 @@ class QwenTools(Toolset):
         return "occurrences" in result and " 0 occurrences" not in result
 
 
+class OpenHandsTools(Toolset):
+    """OpenHands' tools. One tool, whose first argument says what to do, reads and changes files."""
+
+    required = frozenset(("file_editor",))
+    shell = "terminal"
+
+    def can_write(self) -> bool:
+        """See Toolset."""
+        return self.can_edit
+
+    def run(self, command: str, description: str) -> ActionCall:
+        """See Toolset."""
+        return action_call(self.shell, command=command)
+
+    def read(self, path: str, offset: int | None = None, limit: int | None = None) -> ActionCall:
+        """See Toolset."""
+        span = {} if offset is None or limit is None else {"view_range": [offset, offset + limit - 1]}
+        return action_call("file_editor", command="view", path=path, **span)
+
+    def edit(self, path: str, edit: Edit, old: str, new: str) -> ActionCall:
+        """See Toolset."""
+        return action_call("file_editor", command="str_replace", path=path, old_str=old, new_str=new)
+
+    def write(self, path: str, content: str) -> ActionCall:
+        """See Toolset."""
+        return action_call("file_editor", command="create", path=path, file_text=content)
+
+    def failed(self, result: str) -> bool:
+        """See Toolset."""
+        return _OPENHANDS_FAILED.search(result) is not None
+
+    def ambiguous(self, result: str) -> bool:
+        """See Toolset."""
+        return "No replacement was performed. Multiple occurrences of " in result
+
+
 class ShellTools(Toolset):
     """Tools with which files can only be read by a shell."""
 
@@ -410,7 +450,9 @@ def patch_command(patch: str) -> str:
     return f"{command.format(delimiter)}\n{text}{delimiter}"
 
 
-_TOOLSETS: tuple[type[Toolset], ...] = (CodexTools, GeminiTools, QwenTools, PiTools, OpenCodeTools, BashTools)
+_TOOLSETS: tuple[type[Toolset], ...] = (
+    CodexTools, GeminiTools, QwenTools, PiTools, OpenCodeTools, OpenHandsTools, BashTools,
+)  # fmt: skip
 """Those with most tools first: the others' may be among them."""
 
 
