@@ -56,7 +56,8 @@ async def test_it_reads_edits_runs_and_ends(rig: AgentRig, tmp_path: Path) -> No
     assert "not found" in unknown and "Field required" in missing
     assert not any("\\u001b" in result for result in ran.results()), "control sequences of the terminal"
     assert ran.findings == [], "its own log is not what it was answered"
-    for name, content in ran.result.logs.items():
+    events = {name: log for name, log in ran.result.logs.items() if name.endswith(".json")}  # without its locks
+    for name, content in events.items():
         path = tmp_path / "logs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
