@@ -65,10 +65,15 @@ def proposals(
     """
     result: list[Proposal] = []
     sent = {sent_name(name): name for name in names}
-    for ask in store.asks.of_state(state_id, "teacher"):
-        if ask.call_id is None or ask.status != "answered" or replay not in (None, ask.replay_id):
-            continue
-        action, why = action_of(store.calls.get(ask.call_id), sent)
+    asks = {
+        ask.call_id: ask
+        for ask in store.asks.of_state(state_id, "teacher")
+        if ask.call_id is not None and ask.status == "answered" and replay in (None, ask.replay_id)
+    }
+    # All calls at once: they share most of their request, which is then read once.
+    calls = {call.id: call for call in store.calls.some(list(asks))}
+    for call_id, ask in asks.items():
+        action, why = action_of(calls.get(call_id) or store.calls.get(call_id), sent)
         if action is None:
             if left_out is not None:
                 left_out[why] += 1
