@@ -264,6 +264,9 @@ WHY = {rule.name: rule.why for rule in RULES} | {
 }
 """Why each rule is suspicious, for a person."""
 
+_VALUE_TYPES = frozenset(
+    {"bool", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "object", "set", "str", "tuple"}
+)
 _COMPARISONS = frozenset(
     {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"}
     | {"__instancecheck__", "__subclasscheck__", "__subclasshook__"}
@@ -497,7 +500,7 @@ def _ignores(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, name
     results = [node.value for each in body for node in ast.walk(each) if isinstance(node, ast.Return)]
     if not any(_can_hold(result, name) for result in results):
         return None
-    if not any(True for each in body for _ in _uses(each, others)):
+    if not any(True for each in body for _ in _uses(each, others, name)):
         return name in _ORDERS  # an infinity is always greater
     nodes = [node for each in body for node in ast.walk(each)]
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
@@ -526,14 +529,21 @@ def _can_hold(result: ast.expr | None, name: str) -> bool:
     return not (result is None or (isinstance(result, ast.Name) and result.id == "NotImplemented"))
 
 
-def _uses(statement: ast.stmt, others: set[str]) -> Iterator[ast.Name]:
-    """Yield the places where an argument can make a difference: not where it is compared with itself."""
+def _uses(statement: ast.stmt, others: set[str], method: str) -> Iterator[ast.Name]:
+    """Yield the places where an argument can make a difference: not where it is compared with itself.
+
+    For equality, a builtin type or the length of the argument says nothing about its value.
+    """
     skipped: set[int] = set()
+    kinds = _VALUE_TYPES if method in ("__eq__", "__ne__") else frozenset({"object"})
+    measures = frozenset({"len", "hasattr", "callable"}) if method in ("__eq__", "__ne__") else frozenset[str]()
     for node in ast.walk(statement):
         match node:
             case ast.Compare(left=left, comparators=[right]) if ast.dump(left) == ast.dump(right):
                 skipped |= {id(each) for each in ast.walk(node)}
-            case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, ast.Name(id="object")]):
+            case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kind]) if _named(kind) <= kinds:
+                skipped |= {id(each) for each in ast.walk(node)}
+            case ast.Call(func=ast.Name(id=function)) if function in measures:
                 skipped |= {id(each) for each in ast.walk(node)}
             case ast.Expr(value=ast.Name() as value):
                 skipped.add(id(value))
@@ -549,6 +559,12 @@ def _uses(statement: ast.stmt, others: set[str]) -> Iterator[ast.Name]:
             and id(node) not in skipped
         ):
             yield node
+
+
+def _named(kinds: ast.expr) -> set[str]:
+    """Return the names of the types that an argument of `isinstance` gives; other expressions are not a type."""
+    alternatives = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
+    return {each.id if isinstance(each, ast.Name) else "" for each in alternatives}
 
 
 def _compares_a_constant(body: list[ast.stmt], others: set[str]) -> bool:

@@ -64,6 +64,23 @@ def test_every_rule_finds_what_it_is_for(rule: str, which: int) -> None:
     assert integrity.reason
 
 
+@pytest.mark.parametrize(
+    ("result", "rules"),
+    [
+        ("isinstance(other, str)", {"always-equal"}),
+        ("isinstance(other, (list, tuple)) and self.ok", {"always-equal"}),
+        ("len(self) == len(other)", {"always-equal"}),
+        ("isinstance(other, X)", set[str]()),
+        ("type(self) is type(other)", set[str]()),
+        ("len(self) == len(other) and all(map(eq, self, other))", set[str]()),
+        ("isinstance(other, str) and self.lower() == other.lower()", set[str]()),
+    ],
+)
+def test_equality_looks_at_more_than_a_builtin_type_or_a_length(result: str, rules: set[str]) -> None:
+    text = f"class X:\n    def __eq__(self, other):\n        return {result}\n"
+    assert {evidence.rule for evidence in found({"calc/core.py": CORE + text}).evidence} == rules
+
+
 def test_every_rule_has_an_example() -> None:
     assert {rule.name for rule in RULES} == (set(SUSPICIOUS) - SHAPES) | set(WEAK)
 
