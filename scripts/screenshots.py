@@ -33,7 +33,10 @@ def pages(url: str) -> Iterator[tuple[str, str, str]]:
     yield "runs", "/", "light"
     runs = [store for store in stores if store["kind"] == "run" and store["graded"]]
     if runs:
-        run = max(runs, key=lambda store: (store["parent_id"] is None, store["graded"]))
+        # One with solved and unsolved rollouts shows more than one in which all are alike.
+        run = max(
+            runs, key=lambda run: (run["parent_id"] is None, min(run["solved"], run["graded"] - run["solved"]))
+        )
         yield "run", f"/s/{run['id']}", "light"
         listed = read(url, f"/api/stores/{run['id']}/rollouts?outcome=unsolved")["rollouts"]
         listed = listed or read(url, f"/api/stores/{run['id']}/rollouts")["rollouts"]
@@ -65,6 +68,12 @@ def main() -> None:
                 expect(page.locator("h1")).to_be_visible(timeout=60_000)
                 expect(page.get_by_text("Loading…")).to_have_count(0, timeout=60_000)
                 page.wait_for_timeout(500)
+                if name == "tokens":
+                    # The second call is the first one that edits.
+                    page.keyboard.press("j")
+                    page.wait_for_timeout(500)
+                    page.keyboard.press("n")
+                    page.wait_for_timeout(200)
                 page.screenshot(path=IMAGES / f"{name}.png")
                 page.close()
                 print(f"{name}: docs/images/{name}.png")

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from understudy.errors import ConfigError, GatewayError
 from understudy.gateway.backends.chat import VLLMBackend
 from understudy.gateway.budget import Budget
-from understudy.gateway.control import GatewayState, GenerationControl
+from understudy.gateway.control import GatewayState, GenerationControl, RunningCall
 from understudy.gateway.keys import Keys
 from understudy.gateway.router import ModelRouter
 from understudy.gateway.serve.admin import AdminApp, AdminTarget, SingleGateway
@@ -90,7 +90,7 @@ async def running(
         agents_url = await gateway.start_tcp("127.0.0.1", 0)
         (attempt,) = start_attempts(store)
         agent = aiohttp.ClientSession(agents_url, headers={"x-api-key": keys.issue(attempt, budget=budget)})
-        async with listening(SingleGateway(control, metrics)) as url:
+        async with listening(SingleGateway(control, metrics, gateway.running_calls)) as url:
             admin = aiohttp.ClientSession(url, headers={"authorization": f"Bearer {KEY}"})
             try:
                 yield Rig(admin, agent, model)
@@ -231,6 +231,9 @@ class Broken:
 
     async def state(self) -> GatewayState:
         return GatewayState(True, None, 0, 0)
+
+    async def calls(self) -> list[RunningCall]:
+        return []
 
     async def metrics(self) -> bytes:
         return b""

@@ -121,7 +121,7 @@ async def test_a_rollout_is_shown_down_to_its_tokens(runs: Path):
         assert [branch["role"] for branch in head["branches"]].count("main") >= 1
         assert (await client.get(f"{rollout}/patch"))["patch"]["text"] == "+x\n"
         segment = head["segments"][0]
-        call = segment["call_ids"][-1]
+        call = head["segment_calls"][segment["calls"] - 1]
         page = await client.get(f"{rollout}/tokens", call=call)
         sampled = page["ids"][page["call_start"] - page["start"] : page["call_end"] - page["start"]]
         assert sampled == [110, 111]
@@ -344,8 +344,9 @@ async def test_votes_reach_exports_and_pairs(runs: Path):
         assert listed["rollouts"][0]["labels"] == {"exclude": 2, "include": 1}
         votes = await client.get(f"{store_path}/votes", subject="rollout")
         assert votes["agreement"] == pytest.approx(1 / 3)
-        shown = (await client.get(f"{store_path}/pairs"))["pairs"]
-        assert {vote["label"] for each in shown for vote in each["votes"] if each["id"] == pair} == {"rejected"}
+        assert pair in ids((await client.get(f"{store_path}/pairs"))["pairs"])
+        votes = (await client.get(f"{store_path}/votes", subject="pair"))["votes"]
+        assert [(vote["subject_id"], vote["label"]) for vote in votes] == [(pair, "rejected")]
         unknown = {"subject": "rollout", "subject_id": "nobody", "voter": "ann", "label": "exclude"}
         assert (await client.post(f"{store_path}/votes", unknown, status=404))["error"]["type"] == "not_found"
     with Store.open(runs / "first") as store:

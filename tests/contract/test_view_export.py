@@ -106,7 +106,7 @@ def test_a_file_has_every_answer_that_its_page_asks_for(tmp_path: Path):
             len(answers[f"{base}/turns"]["turns"]) == head["turns"] == len(answers[f"{base}/calls"]["calls"]) > 0
         )
         assert answers[f"{base}/patch"]["patch"]["text"]
-        for call in (call for segment in head["segments"] for call in segment["call_ids"]):
+        for call in head["segment_calls"]:
             assert len(answers[f"{base}/tokens?call={call}"]["ids"]) > 0
         assert f"{store}/group?task={row['task_id']}" in answers
     listed = answers["/api/stores"]
@@ -221,7 +221,7 @@ def test_tokens_of_a_secret_are_hidden_one_by_one():
     texts = ("my key: ", SECRET[:7], SECRET[7:20], SECRET[20:], " is it", "")
     count = len(texts)
     segment = SegmentView(
-        index=0, reason="first call", branch="main", role="main", call_ids=("c1",), tokens=count, sampled=1,
+        index=0, reason="first call", branch="main", role="main", calls=1, tokens=count, sampled=1,
         superseded=False,
     )  # fmt: skip
     page = TokenPage(

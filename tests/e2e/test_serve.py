@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from playwright.sync_api import expect
 from yarl import URL
 
 from understudy.gateway.serve.stored_keys import RECHECK_S
@@ -22,6 +26,8 @@ from fakes.vllm import FakeVLLM, Hang, Say, Step
 from support import until
 from support.serve import Served, gateway
 from support.view import viewing
+from support.viewer import Watched, chromium, store_ids
+from support.viewer import serving as view_serving
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -79,9 +85,47 @@ async def test_the_viewer_pauses_a_gateway_and_lets_it_go_on(tmp_path: Path) -> 
             while (seen := await client.get(f"{store}/gateway"))["waiting"] != 1:
                 pass
         assert seen["paused"] and not held.done()
+        (call,) = seen["calls"]
+        assert (call["attempt_id"], call["model"], call["generating"]) == ("client-me", "m", False)
+        assert call["started_at"] <= seen["read_at"] and call["request_bytes"] > 50
         assert (await client.post(f"{store}/gateway/pause", {"paused": False}))["stored"]
         assert (await held)[0] == 200
-        assert not (await client.get(f"{store}/gateway"))["paused"]
+        seen = await client.get(f"{store}/gateway")
+        assert not seen["paused"] and seen["calls"] == []
+
+
+@pytest.mark.services
+async def test_a_click_in_a_browser_pauses_a_live_gateway_and_another_lets_it_go_on(tmp_path: Path) -> None:
+    answered = asyncio.Event()
+    script = (Say(text="first", hold=answered), Say(text="second"))
+    with ThreadPoolExecutor(1) as threads, ExitStack() as stack:
+        # Playwright's objects belong to the thread that made them.
+        browser = partial(asyncio.get_running_loop().run_in_executor, threads)
+        async with serving(tmp_path, *script) as rig:
+            url = await browser(stack.enter_context, view_serving(rig.served.directory))
+            watched = await browser(lambda: Watched(stack.enter_context(chromium()), url))
+
+            def until_row(words: str) -> asyncio.Future[None]:
+                row = watched.page.get_by_role("row", name=re.compile(words))
+                return browser(expect(row).to_be_visible)
+
+            try:
+                first = asyncio.create_task(rig.ask("hi", metadata={"user_id": "me"}))
+                await browser(watched.open, f"/s/{store_ids(url)['gateway']}")
+                await until_row("me.*generating")
+                await browser(watched.page.get_by_role("button", name="Pause").click)
+                await browser(expect(watched.page.get_by_text("paused", exact=True)).to_be_visible)
+                second = asyncio.create_task(rig.ask("more"))
+                await until_row("me.*waiting")
+                answered.set()
+                assert (await first)[0] == 200 and not second.done()
+                await browser(watched.page.get_by_role("button", name="Let it go on").click)
+                assert (await second)[0] == 200
+                await browser(expect(watched.page.get_by_text("No call is in flight.")).to_be_visible)
+                await browser(expect(watched.page.get_by_text("running", exact=True)).to_be_visible)
+                assert not watched.faults
+            finally:
+                await browser(stack.close)
 
 
 async def test_keys_open_their_own_client_until_they_expire_or_are_revoked(tmp_path: Path) -> None:

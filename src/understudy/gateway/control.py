@@ -32,6 +32,25 @@ class GatewayState(Struct, frozen=True):
     waiting: int
 
 
+class RunningCall(Struct, frozen=True, kw_only=True):
+    """A call of a gateway that has no answer yet.
+
+    `started_at` is in Unix seconds. `generating`: the backend works on it; if not, it waits for a place, for its
+    budget, or for the end of a pause. `sent_bytes` is how much of a stream the agent has got so far.
+    """
+
+    id: str
+    attempt_id: str
+    session_id: str | None
+    agent_id: str | None
+    model: str
+    backend: str
+    started_at: float
+    generating: bool
+    request_bytes: int
+    sent_bytes: int
+
+
 class GenerationControl:
     """The switch shared by the gateway and whoever controls it, within one event loop.
 

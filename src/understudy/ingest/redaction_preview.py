@@ -42,44 +42,62 @@ class RedactionPreview(Struct, frozen=True, kw_only=True):
     samples: list[RedactionSample]
 
 
-def preview_redaction(
-    conversations: Iterable[Conversation], redactor: Redactor, *, samples: int = 3
-) -> RedactionPreview:
-    """Redact the conversations as an export does, and return what was replaced. Nothing is written.
+class RedactionSearch:
+    """Redacts conversations as an export does, and counts what was replaced. Nothing is written.
 
     There are at most `samples` samples per rule, each of a different secret.
     """
-    number = characters = 0
-    rules: dict[str, str] = {}
-    chosen: list[RedactionSample] = []
-    replaced, values, sampled = Counter[str](), Counter[str](), Counter[str]()
-    for name, items in conversations:
-        number += 1
-        scope = redactor.scoped_to(items)
+
+    def __init__(self, redactor: Redactor, samples: int = 3) -> None:
+        self._redactor = redactor
+        self._most = samples
+        self._conversations = self._characters = 0
+        self._rules: dict[str, str] = {}
+        self._chosen: list[RedactionSample] = []
+        self._replaced, self._values, self._sampled = Counter[str](), Counter[str](), Counter[str]()
+
+    def add(self, conversation: Conversation) -> None:
+        """Redact one more conversation."""
+        name, items = conversation
+        self._conversations += 1
+        scope = self._redactor.scoped_to(items)
         redacted = [scope.value(item, f"{name} {at}") for at, item in enumerate(items)]
         name = scope.name(name)
-        characters += sum(len(text) for text, _ in json_strings(items))
+        self._characters += sum(len(text) for text, _ in json_strings(items))
         fresh: set[str] = set()
-        for _, rule, pseudonym, times in redactor.report.drain():
-            replaced[rule] += times
-            if pseudonym not in rules:
-                rules[pseudonym] = rule
-                values[rule] += 1
+        for _, rule, pseudonym, times in self._redactor.report.drain():
+            self._replaced[rule] += times
+            if pseudonym not in self._rules:
+                self._rules[pseudonym] = rule
+                self._values[rule] += 1
                 fresh.add(pseudonym)
         for text, _ in json_strings(redacted) if fresh else ():
             for match in PSEUDONYM.finditer(text):
-                rule = rules.get(match.group(), "")
-                if match.group() in fresh and sampled[rule] < samples:
+                rule = self._rules.get(match.group(), "")
+                if match.group() in fresh and self._sampled[rule] < self._most:
                     fresh.discard(match.group())
-                    sampled[rule] += 1
-                    chosen.append(RedactionSample(rule, name, _context(text, match)))
-    return RedactionPreview(
-        conversations=number,
-        characters=characters,
-        replaced=dict(replaced.most_common()),
-        values=dict(values.most_common()),
-        samples=sorted(chosen, key=lambda sample: sample.rule),
-    )
+                    self._sampled[rule] += 1
+                    self._chosen.append(RedactionSample(rule, name, _context(text, match)))
+
+    def preview(self) -> RedactionPreview:
+        """Return what was replaced so far."""
+        return RedactionPreview(
+            conversations=self._conversations,
+            characters=self._characters,
+            replaced=dict(self._replaced.most_common()),
+            values=dict(self._values.most_common()),
+            samples=sorted(self._chosen, key=lambda sample: sample.rule),
+        )
+
+
+def preview_redaction(
+    conversations: Iterable[Conversation], redactor: Redactor, *, samples: int = 3
+) -> RedactionPreview:
+    """Return what is replaced in some conversations (see `RedactionSearch`)."""
+    search = RedactionSearch(redactor, samples)
+    for conversation in conversations:
+        search.add(conversation)
+    return search.preview()
 
 
 def _context(text: str, match: re.Match[str]) -> str:

@@ -5,8 +5,9 @@ Every method named in `routes` takes the variable parts of the path, and the que
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Set
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,11 +20,12 @@ from understudy.report.read import read_figures
 from understudy.store import Store
 from understudy.store.address import StoreLocation
 from understudy.store.votes import VoteSubject
-from understudy.view import gateways, rollouts, sessions, stores, tokens, transcripts
+from understudy.view import gateways, redaction, rollouts, sessions, stores, tokens, transcripts
 from understudy.view.catalog import Catalog
 from understudy.view.faults import ViewRefused, missing
 from understudy.view.index import RolloutIndex
 from understudy.view.loops import loop_view
+from understudy.view.paging import ROOM
 from understudy.view.reports import report_view
 from understudy.view.routes import (
     AttemptQuery,
@@ -107,6 +109,7 @@ class ViewApi:
         self._summaries = stores.SummaryCache()
         self._transcripts = TranscriptCache()
         self._tokenizers = tokens.TokenizerFinder(tokenizer)
+        self._searches = redaction.StoreSearches()
         self._indexes: dict[str, RolloutIndex] = {}
 
     def close(self) -> None:
@@ -147,14 +150,18 @@ class ViewApi:
         viewed = self.catalog.store(parts["store"])
         if viewed.kind != "loop":
             raise missing(f"{viewed.name} is not a loop", "open a store whose kind is `loop`")
-        return loop_view(viewed.id, viewed.directory, self._open_wave)
+        existing = {each.id for each in self.catalog.scan()}
+        return loop_view(viewed.id, viewed.directory, partial(self._open_wave, existing))
 
-    def _open_wave(self, location: StoreLocation) -> tuple[str, Store] | None:
+    def _open_wave(self, existing: Set[str], location: StoreLocation) -> tuple[str, Store] | None:
+        """Return a wave's store. A loop removes old waves, and then shows its own counts."""
+        if store_id(location) not in existing:
+            return None
         try:
             viewed = self.catalog.store(store_id(location))
             return viewed.id, viewed.reading()
         except (ViewRefused, UnderstudyError):
-            return None  # a loop removes old waves, so its own counts are shown
+            return None
 
     # --- rollouts --------------------------------------------------------------------------------------
 
@@ -171,13 +178,12 @@ class ViewApi:
         rows = self._index(viewed, store).rows_of(query.task, query.run)
         if not rows:
             raise missing(f"the store has no rollout of task {query.task[:100]!r}", "take a `task_id` of the list")
-        agent = rows[0].agent
+        rows = [row for row in rows if row.agent == rows[0].agent]
         members: list[tuple[RolloutRow, tuple[GroupTurn, ...]]] = []
-        for row in rows:
-            if row.agent == agent:
-                with self._reading({**parts, "rollout": row.id}, None) as transcript:
-                    members.append((row, transcript.actions))
-        return rollouts.task_group(query.task, members)
+        for row in rows[: rollouts.MOST_MEMBERS]:
+            with self._reading({**parts, "rollout": row.id}, None) as transcript:
+                members.append((row, transcript.actions))
+        return rollouts.task_group(query.task, members, len(rows))
 
     def read_rollout(self, parts: Parts, query: AttemptQuery) -> RolloutHead:
         viewed, store = self._open(parts)
@@ -202,7 +208,7 @@ class ViewApi:
         with self._reading(parts, query.attempt) as transcript:
             return transcripts.body_range(store, transcript, query)
 
-    def list_tokens(self, parts: Parts, query: TokenQuery) -> TokenPage:
+    def list_tokens(self, parts: Parts, query: TokenQuery, room: int = ROOM) -> TokenPage:
         _, store = self._open(parts)
         attempt = rollouts.shown_attempt(store, parts["rollout"], query.attempt)
         if attempt.attempt is None:
@@ -210,7 +216,7 @@ class ViewApi:
         configs = {run.id: run.config for run in store.runs.all()}
         config = {} if attempt.rollout is None else configs.get(attempt.rollout.run_id, {})
         with self._reading(parts, query.attempt) as transcript:
-            return tokens.token_page(store, transcript, query, self._tokenizers.of_run(config))
+            return tokens.token_page(store, transcript, query, self._tokenizers.of_run(config), room)
 
     def read_patch(self, parts: Parts, query: TextQuery) -> PatchView:
         _, store = self._open(parts)
@@ -241,12 +247,13 @@ class ViewApi:
 
     def list_pairs(self, parts: Parts, query: PairQuery) -> PairPage:
         _, store = self._open(parts)
-        return sessions.pair_page(store, query, _votes(store, "pair"))
+        return sessions.pair_page(store, query)
 
     def preview_redaction(self, parts: Parts, query: RedactionQuery) -> RedactionView:
-        _, store = self._open(parts)
-        turns = None if query.rollout is None else self.whole_turns({**parts, "rollout": query.rollout}, None)
-        return sessions.redaction_view(store, turns, query.samples)
+        viewed, store = self._open(parts)
+        if query.rollout is None:
+            return self._searches.go_on(store, viewed.id, viewed.stamp(), query.samples)
+        return redaction.rollout_view(self.whole_turns({**parts, "rollout": query.rollout}, None), query.samples)
 
     # --- gateways, votes and integrity -----------------------------------------------------------------
 

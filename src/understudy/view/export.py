@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, Final
@@ -43,7 +43,7 @@ from understudy.view.routes import (
     TokenQuery,
     TurnQuery,
 )
-from understudy.view.schema.rollouts import RolloutHead, RolloutRow, TextRange, TokenPage, TurnPage
+from understudy.view.schema.rollouts import RolloutHead, RolloutRow, TaskGridRow, TextRange, TokenPage, TurnPage
 from understudy.view.schema.stores import StoreList, StoreSummary
 
 MOST_BYTES: Final = 50_000_000
@@ -121,7 +121,7 @@ class AnswerFile:
         )
         grid = _pages(lambda cursor: api.list_tasks(parts, TaskGridQuery(cursor=cursor, limit=1_000)), "tasks")
         tasks = {row.task_id for row in chosen_rows}
-        lines = tuple(row for row in grid if row.task_id in tasks)
+        lines = _joined(row for row in grid if row.task_id in tasks)
         page = api.list_tasks(parts, TaskGridQuery(limit=1))
         self.add(f"{base}/tasks", msgspec.structs.replace(page, tasks=lines, total=len(lines), next=None))
         return chosen_rows
@@ -178,11 +178,10 @@ class AnswerFile:
             query = LogQuery(name=name, attempt=attempt, length=_ALL)
             log = _whole(lambda at, query=query: api.read_log(parts, msgspec.structs.replace(query, offset=at)))
             self.add(key("log", f"name={name}"), log)
-        for segment in head.segments:
-            for call in segment.call_ids:
-                tokens = api.list_tokens(parts, TokenQuery(call=call, attempt=attempt, limit=_ALL))
-                self._grow(len(encode(tokens)))
-                self._tokens[key("tokens", f"call={call}")] = tokens
+        for call in head.segment_calls:
+            tokens = api.list_tokens(parts, TokenQuery(call=call, attempt=attempt, limit=_ALL), room=_ALL)
+            self._grow(len(encode(tokens)))
+            self._tokens[key("tokens", f"call={call}")] = tokens
 
     # --- the file --------------------------------------------------------------------------------------
 
@@ -303,6 +302,16 @@ def _pages(read: Callable[[Any], Any], field: str) -> list[Any]:
             return rows
 
 
+def _joined(rows: Iterable[TaskGridRow]) -> tuple[TaskGridRow, ...]:
+    """Return the rows of a grid in which each task has one row, with all its samples."""
+    tasks: dict[str, TaskGridRow] = {}
+    for row in rows:
+        before = tasks.get(row.task_id)
+        samples = row.samples if before is None else (*before.samples, *row.samples)
+        tasks[row.task_id] = msgspec.structs.replace(row, samples=samples)
+    return tuple(tasks.values())
+
+
 def _whole(read: Callable[[int], TextRange | None]) -> TextRange:
     """Return the whole of a text that is sent in ranges."""
     parts: list[str] = []
@@ -361,10 +370,11 @@ def redact_answers(
 
 def _segments(tokens: dict[str, TokenPage]) -> Iterator[list[tuple[str, TokenPage]]]:
     """Return the token pages by segment: one page for each call, in the order of the calls."""
-    segments: dict[tuple[str, ...], list[tuple[str, TokenPage]]] = {}
+    segments: dict[tuple[str, int], list[tuple[str, TokenPage]]] = {}
     for path, page in tokens.items():
         if page.segment is not None:
-            segments.setdefault(page.segment.call_ids, []).append((path, page))
+            attempt = path.rpartition("call=")[0]
+            segments.setdefault((attempt, page.segment.index), []).append((path, page))
     yield from segments.values()
 
 

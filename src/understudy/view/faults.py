@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any, Final, cast
+
 import msgspec
 
 from understudy.errors import NotInStore, StoreError, UnderstudyError
 from understudy.view.schema.stores import ErrorAnswer, ViewError
+
+_MOST_CHARACTERS: Final = 2_000
+"""How much of an error is sent: names in it may be of any length."""
 
 
 class ViewRefused(Exception):
@@ -14,7 +20,7 @@ class ViewRefused(Exception):
     def __init__(self, status: int, kind: str, message: str, remedy: str) -> None:
         super().__init__(message)
         self.status = status
-        self.error = ViewError(kind, message, remedy)
+        self.error = ViewError(kind, message[:_MOST_CHARACTERS], remedy[:_MOST_CHARACTERS])
 
     def body(self) -> bytes:
         """Return the body of the response."""
@@ -42,6 +48,29 @@ def encode(answer: object) -> bytes:
     try:
         return msgspec.json.encode(answer)
     except UnicodeEncodeError:
-        import json
+        return msgspec.json.encode(_escaped(msgspec.to_builtins(answer)))
 
-        return json.dumps(msgspec.to_builtins(answer)).encode()
+
+def _escaped(value: Any) -> Any:
+    """Return a value of JSON types in which texts that UTF-8 cannot encode are JSON with escapes."""
+    match value:
+        case str():
+            return value if _is_valid(value) else msgspec.Raw(json.dumps(value).encode())
+        case list() | tuple():
+            return [_escaped(each) for each in cast("list[Any]", value)]
+        case dict():
+            entries = cast("dict[Any, Any]", value).items()
+            return {
+                key.encode(errors="replace").decode() if isinstance(key, str) else key: _escaped(each)
+                for key, each in entries
+            }
+        case _:
+            return value
+
+
+def _is_valid(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

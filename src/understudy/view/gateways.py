@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import msgspec
 
 from understudy.errors import ConfigError, GatewayError
-from understudy.gateway.control import GatewayState
-from understudy.gateway.serve.admin import ADDRESS, GatewayAddress, send_admin_request
+from understudy.gateway.control import GatewayState, RunningCall
+from understudy.gateway.serve.admin import ADDRESS, GatewayAddress, RunningCalls, send_admin_request
 from understudy.store import Store
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.store.keys import CLIENT
@@ -39,10 +40,11 @@ def gateway_view(store: Store, location: StoreLocation) -> GatewayView:
                 cost_usd=usage.cost_usd,
             )
         )
-    note, url, state = "", None, None
+    note, url, state, calls = "", None, None, list[RunningCall]()
     try:
         directory = _directory(location)
         state = msgspec.json.decode(_order(directory, "GET", "/state", None), type=GatewayState)
+        calls = msgspec.json.decode(_order(directory, "GET", "/calls", None), type=RunningCalls).calls
         url = msgspec.json.decode((directory / ADDRESS).read_bytes(), type=GatewayAddress).url
     except (ConfigError, GatewayError, OSError, msgspec.MsgspecError, TimeoutError) as error:
         note = str(error) or "the gateway does not answer"
@@ -54,6 +56,8 @@ def gateway_view(store: Store, location: StoreLocation) -> GatewayView:
         version=None if state is None else state.version,
         in_flight=0 if state is None else state.in_flight,
         waiting=0 if state is None else state.waiting,
+        calls=tuple(calls),
+        read_at=None if state is None else time.time(),
         clients=tuple(clients),
     )
 

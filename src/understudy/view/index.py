@@ -6,12 +6,11 @@ that is missing, damaged or of another format is rebuilt.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -25,8 +24,8 @@ from understudy.store import Store
 from understudy.store.outcomes import ChangeMark, ListedRollout
 from understudy.types import SOLVED_REWARD, ErrorInfo
 from understudy.view.faults import ViewRefused
+from understudy.view.paging import ROOM, decode_cursor, encode_cursor, fit, invalid_cursor, size_of
 from understudy.view.routes import RolloutFilter, TaskGridQuery
-from understudy.view.schema import PAGE_BYTES
 from understudy.view.schema.rollouts import RolloutPage, RolloutRow, TaskGridPage, TaskGridRow, TaskSample
 
 _FORM: Final = 3
@@ -35,6 +34,8 @@ _AT_ONCE: Final = 2_000
 _SEARCH_S: Final = 1.5
 """For how many seconds a search reads transcripts that are not in the index yet."""
 _TEXT_LIMIT: Final = 2_000_000
+_MOST_LABELS: Final = 20
+"""How many of a rollout's labels a row has: the most frequent ones."""
 _LOWEST: Final = "-1e308"
 _PENDING: Final = "'preparing', 'running'"
 
@@ -180,20 +181,21 @@ class RolloutIndex:
             sign, order = ("<", "DESC") if query.descending else (">", "ASC")
             if query.cursor is not None:
                 where += f" AND ({expression}, id) {sign} (?, ?)"
-                values = [*values, *_cursor(query.cursor)]
+                values = [*values, *decode_cursor(query.cursor)]
             rows = raw.execute(
                 f"SELECT {expression}, {', '.join(_COLUMNS)} FROM rollouts WHERE {where} "
                 f"ORDER BY {expression} {order}, id {order} LIMIT ?",
                 (*values, query.limit + 1),
             ).fetchall()
-            page_rows = [_row(row[1:], labels) for row in rows[: query.limit]]
-            count = fitting(page_rows)
-            matches = {} if query.q is None else _matches(raw, query.q, [each.id for each in page_rows[:count]])
+            page_rows = fit([_row(row[1:], labels) for row in rows[: query.limit]], ROOM - 4_000)
+            if query.q is not None:
+                page_rows, matches = _with_matches(raw, query.q, page_rows)
+            else:
+                matches = dict[str, str]()
+        count = len(page_rows)
         more = len(rows) > count
-        after = _encode_cursor(rows[count - 1][0], rows[count - 1][1]) if more and count else None
-        return RolloutPage(
-            rollouts=tuple(page_rows[:count]), total=total, next=after, unsearched=unsearched, matches=matches
-        )
+        after = encode_cursor(rows[count - 1][0], rows[count - 1][1]) if more and count else None
+        return RolloutPage(rollouts=page_rows, total=total, next=after, unsearched=unsearched, matches=matches)
 
     def tasks(self, query: TaskGridQuery) -> TaskGridPage:
         """Return a page of the grid of tasks and samples."""
@@ -207,19 +209,28 @@ class RolloutIndex:
             ((total,),) = raw.execute(
                 f"SELECT count(DISTINCT task_id) FROM rollouts WHERE {where}", values
             ).fetchall()
-            after = "" if query.cursor is None else str(_cursor(query.cursor)[0])
+            after, first = _task_cursor(query.cursor)
             names = raw.execute(
-                f"SELECT DISTINCT task_id FROM rollouts WHERE {where} AND task_id > ? ORDER BY task_id LIMIT ?",
+                f"SELECT DISTINCT task_id FROM rollouts WHERE {where} AND task_id {'>=' if first else '>'} ? "
+                "ORDER BY task_id LIMIT ?",
                 (*values, after, query.limit + 1),
             ).fetchall()
-            rows = [_task_row(raw, name, where, values) for (name,) in names[: query.limit]]
-        count = fitting(rows)
-        more = len(names) > count
-        return TaskGridPage(
-            tasks=tuple(rows[:count]),
-            total=total,
-            next=_encode_cursor(rows[count - 1].task_id, "") if more and count else None,
-        )
+            rows: list[TaskGridRow] = []
+            room, position = ROOM, None
+            for (name,) in names[: query.limit]:
+                row = _task_row(raw, name, where, values, first if name == after else 0)
+                if (size := size_of(row) + 1) <= room:
+                    rows.append(row)
+                    room -= size
+                    continue
+                if not rows:
+                    samples = fit(row.samples, ROOM // 2)
+                    rows = [msgspec.structs.replace(row, samples=samples)]
+                    position = encode_cursor(name, str((first if name == after else 0) + len(samples)))
+                break
+        if position is None and len(names) > len(rows) > 0:
+            position = encode_cursor(rows[-1].task_id, "")
+        return TaskGridPage(tasks=tuple(rows), total=total, next=position)
 
     def rows_of(self, task_id: str | None = None, run_id: str | None = None) -> list[RolloutRow]:
         """Return the rollouts of a task, or of a run, or all."""
@@ -285,11 +296,20 @@ def _row(values: Sequence[Any], labels: dict[str, dict[str, int]]) -> RolloutRow
     return RolloutRow(
         **fields,
         error=None if error is None else msgspec.json.decode(error, type=ErrorInfo),
-        labels=labels.get(fields["id"], {}),
+        labels=dict(Counter(labels.get(fields["id"], {})).most_common(_MOST_LABELS)),
     )
 
 
-def _task_row(raw: sqlite3.Connection, task_id: str, where: str, values: Sequence[Any]) -> TaskGridRow:
+def _task_cursor(cursor: str | None) -> tuple[str, int]:
+    """Return the task after which a page of the grid begins, or in which it begins, at a sample above 0."""
+    task, sample = ("", "") if cursor is None else decode_cursor(cursor)
+    if sample and (not sample.isdecimal() or len(sample) > 15):
+        raise invalid_cursor(cursor or "")
+    return str(task), int(sample or 0)
+
+
+def _task_row(raw: sqlite3.Connection, task_id: str, where: str, values: Sequence[Any], first: int) -> TaskGridRow:
+    """Return a task with its samples, from number `first` on."""
     rows = raw.execute(
         f"SELECT id, sample_index, agent, status, reward, integrity FROM rollouts WHERE {where} AND task_id = ? "
         "ORDER BY agent, run_id, sample_index",
@@ -303,7 +323,7 @@ def _task_row(raw: sqlite3.Connection, task_id: str, where: str, values: Sequenc
     )
     graded = [sample.reward for sample in samples if sample.reward is not None]
     solved = sum(reward >= SOLVED_REWARD for reward in graded)
-    return TaskGridRow(task_id=task_id, solved=solved, graded=len(graded), samples=samples)
+    return TaskGridRow(task_id=task_id, solved=solved, graded=len(graded), samples=samples[first:])
 
 
 def _conditions(query: RolloutFilter, labels: dict[str, dict[str, int]]) -> tuple[str, list[Any]]:
@@ -354,6 +374,20 @@ def _matches(raw: sqlite3.Connection, text: str, ids: Sequence[str]) -> dict[str
     return {key: snippet[:500] for key, snippet in rows.fetchall()}
 
 
+def _with_matches(
+    raw: sqlite3.Connection, text: str, rows: tuple[RolloutRow, ...]
+) -> tuple[tuple[RolloutRow, ...], dict[str, str]]:
+    """Return the rows that fit on a page with the texts around their matches, and these texts."""
+    matches = _matches(raw, text, [each.id for each in rows])
+    room, count = ROOM, 0
+    for row in rows:
+        room -= size_of(row) + size_of({row.id: matches.get(row.id, "")}) + 1
+        if room < 0 and count:
+            break
+        count += 1
+    return rows[:count], {row.id: matches[row.id] for row in rows[:count] if row.id in matches}
+
+
 def _text(contents: Iterable[bytes]) -> str:
     """Return all strings in some JSON values, up to a limit. Values that are not JSON are used as text."""
     parts: list[str] = []
@@ -369,31 +403,3 @@ def _text(contents: Iterable[bytes]) -> str:
         if size > _TEXT_LIMIT:
             break
     return "\n".join(parts)[:_TEXT_LIMIT]
-
-
-def fitting(rows: Sequence[Any], limit: int = PAGE_BYTES - 2_000) -> int:
-    """Return how many of the first rows fit on a page; at least one if there is one."""
-    size = 0
-    for number, row in enumerate(rows):
-        try:
-            size += len(msgspec.json.encode(row)) + 1
-        except UnicodeEncodeError:
-            size += 6 * len(str(row))
-        if size > limit and number:
-            return number
-    return len(rows)
-
-
-def _encode_cursor(value: Any, key: str) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode([value, key])).decode().rstrip("=")
-
-
-def _cursor(text: str) -> tuple[Any, str]:
-    try:
-        data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-        value, key = msgspec.json.decode(data, type=tuple[str | float | int, str])
-    except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
-        raise ViewRefused(
-            400, "cursor", f"cursor: {text[:50]!r} is none of ours", "take `next` of the page before"
-        ) from error
-    return value, key

@@ -13,6 +13,9 @@ from understudy.report.figures import Headline, Point, ReportFigures
 from understudy.store.address import location_name, parse_location
 from understudy.view.schema.report import ReportChart, ReportCurve, ReportReason, ReportView
 
+_MOST_POINTS = 500
+"""How many points of a curve are drawn, about: charts are less wide than that in pixels."""
+
 
 def report_view(figures: ReportFigures, stores: Collection[str]) -> ReportView:
     """Return a report with its charts.
@@ -50,20 +53,24 @@ def _without_paths(points: tuple[Point, ...]) -> tuple[Point, ...]:
 
 
 def _chart(chart: LineChart) -> ReportChart:
+    """Return a chart. Of curves with very many points, every second, third … one is drawn, and the last."""
+    every = 1 + max((len(series.dots) for series in chart.series), default=0) // _MOST_POINTS
+    caption = chart.caption if every == 1 else f"{chart.caption} (one point of {every})".strip()
     return ReportChart(
         title=chart.title,
-        caption=chart.caption,
+        caption=caption,
         x_name=chart.x_name,
         share=chart.axis is formatting.tick,
         curves=tuple(
             ReportCurve(
                 name=series.name,
                 main=series.style == "main",
-                x=tuple(dot.x for dot in series.dots),
-                values=tuple(dot.y for dot in series.dots),
-                low=tuple(dot.low for dot in series.dots),
-                high=tuple(dot.high for dot in series.dots),
+                x=tuple(dot.x for dot in dots),
+                values=tuple(dot.y for dot in dots),
+                low=tuple(dot.low for dot in dots),
+                high=tuple(dot.high for dot in dots),
             )
             for series in chart.series
+            for dots in [[*series.dots[:-1:every], *series.dots[-1:]]]
         ),
     )

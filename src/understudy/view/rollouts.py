@@ -31,8 +31,8 @@ from understudy.view.schema.rollouts import (
 from understudy.view.transcripts import MOST_ACTIONS, Transcript, segment_views, text_range
 
 _HEAD_TEXT = 20_000
-_MOST_TESTS = 5_000
-_MOST_MEMBERS = 64
+MOST_MEMBERS = 64
+"""How many rollouts of a task are compared."""
 
 
 class ShownAttempt(Struct, frozen=True):
@@ -90,6 +90,7 @@ def head(
         unread=0 if transcript is None else transcript.unread,
         branches=() if transcript is None else transcript.branches,
         segments=() if transcript is None else segment_views(transcript),
+        segment_calls=() if transcript is None else transcript.segment_calls,
         segment_reasons={} if transcript is None else transcript.outlined.reasons,
         votes=tuple(votes),
     )
@@ -133,7 +134,7 @@ def _verdict_view(store: Store, verdict: Verdict, task: Task | None, row: Rollou
             unpatched="failed" if test in mended else "passed" if test in preserved else None,
             regraded=earlier.get(test),
         )
-        for test, outcome in list(verdict.tests.items())[:_MOST_TESTS]
+        for test, outcome in verdict.tests.items()
     )
     integrity = verdict.integrity
     return VerdictView(
@@ -183,15 +184,15 @@ def log_range(store: Store, shown: ShownAttempt, name: str, offset: int, length:
 # --- groups --------------------------------------------------------------------------------------------
 
 
-def task_group(task_id: str, members: Sequence[tuple[RolloutRow, tuple[GroupTurn, ...]]]) -> TaskGroup:
-    """Return the rollouts of a task side by side: what each did, and the first turn where solved and unsolved
-    differ.
+def task_group(task_id: str, members: Sequence[tuple[RolloutRow, tuple[GroupTurn, ...]]], total: int) -> TaskGroup:
+    """Return some of the `total` rollouts of a task side by side: what each did, and the first turn where solved
+    and unsolved differ.
     """
     rewards = [row.reward for row, _ in members if row.reward is not None]
     mean = fmean(rewards) if rewards else 0.0
     members_shown: list[GroupMember] = []
-    cut = len(members) > _MOST_MEMBERS
-    for row, turns in members[:_MOST_MEMBERS]:
+    cut = False
+    for row, turns in members:
         cut = cut or len(turns) > MOST_ACTIONS
         members_shown.append(
             GroupMember(
@@ -200,7 +201,9 @@ def task_group(task_id: str, members: Sequence[tuple[RolloutRow, tuple[GroupTurn
                 turns=turns[:MOST_ACTIONS],
             )
         )
-    return TaskGroup(task_id=task_id, members=tuple(members_shown), parting=_parting(members_shown), cut=cut)
+    return TaskGroup(
+        task_id=task_id, members=tuple(members_shown), total=total, parting=_parting(members_shown), cut=cut
+    )
 
 
 def _parting(members: Sequence[GroupMember]) -> int | None:

@@ -52,6 +52,12 @@ class NoParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A route without query parameters."""
 
 
+class PartQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which part of an answer whose lists come in parts (`Route.lists`); the first one without a cursor."""
+
+    cursor: Cursor | None = None
+
+
 class RolloutFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which rollouts, in which order.
 
@@ -82,14 +88,14 @@ class TaskGridQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     limit: Limit = 200
 
 
-class GroupQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GroupQuery(PartQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The rollouts of a task; `run` selects a run if the store has several."""
 
     task: Identifier
     run: Annotated[str, Meta(max_length=500)] | None = None
 
 
-class AttemptQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AttemptQuery(PartQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An attempt of the rollout [default: the one that decided it, else the last]."""
 
     attempt: Identifier | None = None
@@ -148,14 +154,14 @@ class RawQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     length: Annotated[int, Meta(ge=1, le=1_000_000, description="The most bytes.")] = 200_000
 
 
-class CompareQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CompareQuery(PartQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Two stores, by their ids."""
 
     before: Identifier
     after: Identifier
 
 
-class ReportQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReportQuery(PartQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The runs to compare, the first one being the baseline, or one run or loop: ids separated by commas."""
 
     stores: Annotated[str, Meta(min_length=1, max_length=2_000)]
@@ -200,14 +206,14 @@ class PairQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
 
 
-class VoteQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VoteQuery(PartQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Votes on one kind of subject, or all."""
 
     subject: Literal["rollout", "pair"] | None = None
 
 
-class RedactionQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rollout [default: the newest ones], with at most this many samples per rule."""
+class RedactionQuery(PartQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rollout [default: the whole store], with at most this many samples per rule."""
 
     rollout: Identifier | None = None
     samples: Annotated[int, Meta(ge=0, le=20)] = 3
@@ -220,7 +226,11 @@ class EventQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """One path of the API. `name` is the method that answers; answers with `events` or `raw` are not JSON."""
+    """One path of the API. `name` is the method that answers; answers with `events` or `raw` are not JSON.
+
+    `lists` are the lists and dicts of the answer, by their paths in it, that may be too long for one page. The
+    pages of such an answer are joined by the client (see `paging`).
+    """
 
     method: Literal["GET", "POST"]
     path: str
@@ -230,6 +240,7 @@ class Route(Struct, frozen=True, kw_only=True):
     body: type[Struct] | None = None
     answer: type[Any]
     media: Literal["json", "events", "raw"] = "json"
+    lists: tuple[str, ...] = ()
 
 
 _S: Final = "/api/stores/{store}"
@@ -240,18 +251,42 @@ def _get(path: str, name: str, answer: type[Any], summary: str, query: type[Stru
     return Route(method="GET", path=path, name=name, answer=answer, summary=summary, query=query)
 
 
+def _parted(
+    path: str, name: str, answer: type[Any], summary: str, lists: str, query: type[PartQuery] = PartQuery
+) -> Route:
+    return Route(
+        method="GET", path=path, name=name, answer=answer, summary=summary, query=query, lists=tuple(lists.split())
+    )
+
+
 def _post(path: str, name: str, body: type[Struct], summary: str) -> Route:
     return Route(method="POST", path=path, name=name, body=body, answer=Written, summary=summary)
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    _get("/api/stores", "list_stores", StoreList, "All stores below the given directories."),
+    _parted(
+        "/api/stores", "list_stores", StoreList, "All stores below the given directories.", "directories stores"
+    ),
     _get(_S, "read_store", StoreSummary, "One store."),
-    _get(_S + "/health", "read_health", StoreHealth, "Phases, faults and reasons of a run."),
+    _parted(
+        _S + "/health",
+        "read_health",
+        StoreHealth,
+        "Phases, faults and reasons of a run.",
+        "open phases faults unsolved workers versions",
+    ),
     _get(_S + "/rollouts", "list_rollouts", RolloutPage, "Rollouts: filter, sort, full text.", RolloutFilter),
     _get(_S + "/tasks", "list_tasks", TaskGridPage, "The grid of tasks and samples.", TaskGridQuery),
-    _get(_S + "/group", "read_group", TaskGroup, "All rollouts of a task, aligned.", GroupQuery),
-    _get(_R, "read_rollout", RolloutHead, "A rollout's head, or a gateway client's.", AttemptQuery),
+    _parted(_S + "/group", "read_group", TaskGroup, "All rollouts of a task, aligned.", "members", GroupQuery),
+    _parted(
+        _R,
+        "read_rollout",
+        RolloutHead,
+        "A rollout's head, or a gateway client's.",
+        "attempts logs branches segments votes verdict.integrity.evidence verdict.commands segment_calls "
+        "verdict.tests",
+        AttemptQuery,
+    ),
     _get(_R + "/turns", "list_turns", TurnPage, "Turns with their blocks.", TurnQuery),
     _get(_R + "/calls", "list_calls", CallPage, "Calls, a line each.", TurnQuery),
     _get(_R + "/body", "read_body", TextRange, "The rest of a long block.", BodyQuery),
@@ -267,16 +302,31 @@ ROUTES: Final[tuple[Route, ...]] = (
         query=RawQuery,
         summary="Bytes of a request or a response, as sent.",
     ),
-    _get("/api/compare", "compare_stores", ComparedRuns, "Two runs by task.", CompareQuery),
-    _get("/api/report", "read_report", ReportView, "Whether a policy got better, beyond chance.", ReportQuery),
-    _get(_S + "/loop", "read_loop", LoopView, "A loop's curves and funnels."),
+    _parted("/api/compare", "compare_stores", ComparedRuns, "Two runs by task.", "tasks", CompareQuery),
+    _parted(
+        "/api/report",
+        "read_report",
+        ReportView,
+        "Whether a policy got better, beyond chance.",
+        "reasons charts point_stores figures.points figures.agents figures.boundaries figures.notes "
+        "figures.collected training figures.versions figures.tasks figures.training",
+        ReportQuery,
+    ),
+    _parted(_S + "/loop", "read_loop", LoopView, "A loop's curves and funnels.", "refused evaluations steps"),
     _get(_S + "/sessions", "list_sessions", SessionPage, "Logged conversations.", SessionFilter),
     _get(_S + "/states", "list_states", StatePage, "States of conversations.", StateFilter),
     _get(_S + "/states/{state}", "read_state", StateView, "A state with its messages.", StateQuery),
     _get(_S + "/pairs", "list_pairs", PairPage, "Preference pairs.", PairQuery),
-    _get(_S + "/gateway", "read_gateway", GatewayView, "A gateway and its clients."),
-    _get(_S + "/votes", "list_votes", VoteList, "Votes and how far voters agree.", VoteQuery),
-    _get(_S + "/redaction", "preview_redaction", RedactionView, "What redaction would replace.", RedactionQuery),
+    _parted(_S + "/gateway", "read_gateway", GatewayView, "A gateway, its calls and clients.", "calls clients"),
+    _parted(_S + "/votes", "list_votes", VoteList, "Votes and how far voters agree.", "votes", VoteQuery),
+    _parted(
+        _S + "/redaction",
+        "preview_redaction",
+        RedactionView,
+        "What redaction would replace.",
+        "replaced values samples",
+        RedactionQuery,
+    ),
     _post(_S + "/votes", "write_vote", VoteOrder, "Label a rollout or a pair."),
     _post(_S + "/integrity", "write_integrity", IntegrityOrder, "Say whether a patch is clean."),
     _post(_S + "/gateway/pause", "pause_gateway", PauseOrder, "Pause a gateway, or let it go on."),

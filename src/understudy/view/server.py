@@ -21,7 +21,8 @@ from understudy.view.api import RawBody, ViewApi
 from understudy.view.events import ChangeWatch, send_events
 from understudy.view.faults import ViewRefused, encode, fault_of
 from understudy.view.page import NOT_BUILT, Page
-from understudy.view.routes import ROUTES, EventQuery, Route
+from understudy.view.paging import AnswerParts
+from understudy.view.routes import ROUTES, EventQuery, PartQuery, Route
 from understudy.view.security import HEADERS, AccessRules
 
 _log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class ViewServer:
         self._page = page
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="view")
         self._routes = [(route, _pattern(route.path)) for route in ROUTES if route.body is None or api.may_write]
+        self._parts = AnswerParts()
         self.stopping = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,6 +88,8 @@ class ViewServer:
         body = None if route.body is None else await self._body(request, route.body)
         method: Callable[..., Any] = getattr(self._api, route.name)
         work = partial(method, parts, values) if body is None else partial(method, parts, body)
+        if isinstance(values, PartQuery):
+            work = partial(self._parts.page, values.cursor, route.lists, work)
         loop = asyncio.get_running_loop()
         answer = await loop.run_in_executor(self._workers, work)
         if isinstance(answer, RawBody):

@@ -1,4 +1,4 @@
-"""Logged conversations, their states, preference pairs, and what redaction would replace."""
+"""Logged conversations, their states, preference pairs, and how far those who vote on them agree."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from understudy.export.corpus import Corpus, ExportSelection
 from understudy.ingest import trace_store
-from understudy.ingest.redaction_preview import Conversation, preview_redaction, trace_conversations
 from understudy.ingest.trace import Message, TraceState, TurnAction, expand, text_of
 from understudy.preference.checks import Checks, PairCounts
 from understudy.preference.pairs import replay_pairs
 from understudy.preference.rollouts import rollout_pairs
-from understudy.redact.redactor import Redactor
 from understudy.store import Store
-from understudy.view.faults import ViewRefused, missing
-from understudy.view.index import fitting
+from understudy.view.faults import missing
+from understudy.view.paging import ROOM, fit, invalid_cursor, shortened, size_of
 from understudy.view.routes import PairQuery, SessionFilter, StateFilter, StateQuery
 from understudy.view.schema import TEXT_CHARACTERS
-from understudy.view.schema.orders import RedactionLine, RedactionView, VoteView
-from understudy.view.schema.rollouts import BlockView, TurnView
+from understudy.view.schema.orders import VoteView
+from understudy.view.schema.rollouts import BlockView
 from understudy.view.schema.sessions import (
     PairPage,
     PairView,
@@ -30,10 +27,9 @@ from understudy.view.schema.sessions import (
     StatePage,
     StateView,
 )
+from understudy.view.transcripts import fit_blocks
 
 _PROMPT_TAIL = 6
-_PREVIEWED = 50
-"""How many conversations of a whole store are searched for a preview."""
 
 
 def session_page(store: Store, query: SessionFilter) -> SessionPage:
@@ -42,30 +38,25 @@ def session_page(store: Store, query: SessionFilter) -> SessionPage:
     listed, total = store.session_lists.traces(
         after, query.limit + 1, project=query.project, agent=query.agent, log_format=query.format, text=query.q
     )
-    rows = [row for _, row in listed[: query.limit]]
-    count = fitting(rows)
-    more = len(listed) > count
-    return SessionPage(
-        sessions=tuple(rows[:count]), total=total, next=str(listed[count - 1][0]) if more and count else None
-    )
+    rows = fit([row for _, row in listed[: query.limit]])
+    more = len(listed) > len(rows) > 0
+    return SessionPage(sessions=rows, total=total, next=str(listed[len(rows) - 1][0]) if more else None)
 
 
 def state_page(store: Store, query: StateFilter) -> StatePage:
     """Return a page of states in the order of their conversations. Raises ConfigError for an invalid condition."""
     start = _number(query.cursor)
-    rows, total = store.session_lists.states(start, query.limit, trace_id=query.trace, where=query.where)
-    count = fitting(rows)
-    after = start + count
-    return StatePage(states=tuple(rows[:count]), total=total, next=str(after) if count and after < total else None)
+    listed, total = store.session_lists.states(start, query.limit, trace_id=query.trace, where=query.where)
+    rows = fit(listed)
+    after = start + len(rows)
+    return StatePage(states=rows, total=total, next=str(after) if rows and after < total else None)
 
 
 def _number(cursor: str | None) -> int:
     if cursor is None:
         return 0
     if not cursor.isdecimal() or len(cursor) > 15:
-        raise ViewRefused(
-            400, "cursor", f"cursor: {cursor[:50]!r} is none of ours", "take `next` of the page before"
-        )
+        raise invalid_cursor(cursor)
     return int(cursor)
 
 
@@ -78,15 +69,25 @@ def state_view(store: Store, state_id: str, query: StateQuery) -> StateView:
         raise missing(f"the store has no state {state_id[:100]!r}", "take a `state_id` of the list")
     total = len(state.messages)
     first = max(0, total + query.start) if query.start < 0 else min(query.start, total)
-    blocks = [_blocks(message, f"{first + n}") for n, message in enumerate(state.messages[first:][: query.limit])]
-    count = fitting(blocks)
+    row, action = shortened(listed[0], ROOM // 4), fit_blocks(_action(state.student_action), ROOM // 4)
+    room = ROOM // 2
+    messages: list[BlockView] = []
+    end = first
+    for message in state.messages[first:][: query.limit]:
+        blocks = fit_blocks(_blocks(message, f"{end}"), ROOM // 2)
+        room -= size_of(blocks)
+        if room < 0 and messages:
+            break
+        messages += blocks
+        end += 1
     return StateView(
         state_id=state_id,
-        row=listed[0],
-        messages=tuple(block for message in blocks[:count] for block in message),
-        action=_action(state.student_action),
+        row=row,
+        messages=tuple(messages),
+        action=action,
         first=first,
         total=total,
+        next=end if end < total else None,
     )
 
 
@@ -146,16 +147,13 @@ def _action(action: TurnAction) -> tuple[BlockView, ...]:
 # --- pairs ---------------------------------------------------------------------------------------------
 
 
-def pair_page(store: Store, query: PairQuery, votes: Sequence[VoteView]) -> PairPage:
+def pair_page(store: Store, query: PairQuery) -> PairPage:
     """Return some of a store's preference pairs, as `understudy pairs --unredacted` makes them."""
     tally, checks = PairCounts(), Checks(honours_votes=False)
     if query.origin == "replay":
         pairs_made = replay_pairs(store, checked=checks, tally=tally)
     else:
         pairs_made = rollout_pairs(store, checked=checks, tally=tally)
-    by_pair: dict[str, list[VoteView]] = {}
-    for vote in votes:
-        by_pair.setdefault(vote.subject_id, []).append(vote)
     pairs: list[PairView] = []
     chosen = list(islice(pairs_made, query.start, query.start + query.limit + 1))
     for pair in chosen[: query.limit]:
@@ -166,55 +164,21 @@ def pair_page(store: Store, query: PairQuery, votes: Sequence[VoteView]) -> Pair
             PairView(
                 id=pair.pair_id,
                 origin=pair.origin,
-                prompt=tuple(prompt),
+                prompt=fit_blocks(prompt, ROOM // 4),
                 prompt_messages=len(pair.messages),
-                chosen=_action(pair.chosen),
-                rejected=_action(pair.rejected),
+                chosen=fit_blocks(_action(pair.chosen), ROOM // 4),
+                rejected=fit_blocks(_action(pair.rejected), ROOM // 4),
                 evidence=pair.evidence,
-                votes=tuple(by_pair.get(pair.pair_id, ())),
             )
         )
-    count = fitting(pairs)
+    shown = fit(pairs)
     return PairPage(
-        pairs=tuple(pairs[:count]),
+        pairs=shown,
         start=query.start,
-        next=query.start + count if count and len(chosen) > count else None,
+        next=query.start + len(shown) if 0 < len(shown) < len(chosen) else None,
         compared=tally.compared,
         left_out=dict(tally.left_out),
     )
-
-
-# --- redaction -----------------------------------------------------------------------------------------
-
-
-def redaction_view(store: Store, turns: Sequence[TurnView] | None, samples: int) -> RedactionView:
-    """Return what redaction would replace in a rollout's transcript, or in the first conversations of a store."""
-    conversations = islice(_conversations(store, turns), _PREVIEWED)
-    preview = preview_redaction(conversations, Redactor.from_user_key(), samples=samples)
-    return RedactionView(
-        conversations=preview.conversations,
-        characters=preview.characters,
-        replaced=preview.replaced,
-        values=preview.values,
-        samples=tuple(
-            RedactionLine(rule=each.rule, conversation=each.where, context=each.context)
-            for each in preview.samples
-        ),
-    )
-
-
-def _conversations(store: Store, turns: Sequence[TurnView] | None) -> Iterator[Conversation]:
-    if turns is not None:
-        texts: list[Any] = []
-        for turn in turns:
-            for block in (*turn.asked, *turn.answered):
-                texts += [text for text in (block.text, block.arguments) if text]
-        yield "this rollout", texts
-        return
-    yield from trace_conversations(trace_store.traces(store.sessions, limit=_PREVIEWED * 20))
-    if store.runs.all():
-        rollouts = Corpus(store, ExportSelection(origins=("rollouts",)), unredacted=True)
-        yield from ((one.example_id, [one.messages]) for one in rollouts.examples())
 
 
 def agreement(votes: Sequence[VoteView]) -> tuple[float | None, int]:

@@ -29,6 +29,7 @@ from understudy.view.viewed import ViewedStore
 
 _PENDING: tuple[RolloutStatus, ...] = ("queuing", "preparing", "running", "requeuing")
 _REASONS = 20
+_MOST_RUN_IDS = 100
 
 
 def summary(viewed: ViewedStore) -> StoreSummary:
@@ -71,7 +72,7 @@ def _store_summary(viewed: ViewedStore, store: Store) -> StoreSummary:
         kind=kind,
         state="ok",
         parent_id=viewed.parent_id,
-        run_ids=tuple(run.id for run in runs),
+        run_ids=tuple(run.id for run in runs[-_MOST_RUN_IDS:]),
         about=_about(runs[-1]) if runs else {},
         tasks=sum(len(run.config.get("tasks") or ()) for run in runs),
         rollouts=dict(rollouts),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import tokenizers
 
 from understudy.errors import ConfigError
@@ -17,6 +18,7 @@ from understudy.store import Store
 from understudy.store.training import StepTokenValues
 from understudy.trajectory.samples import Segment
 from understudy.types import Call
+from understudy.view.paging import ROOM, shortened, size_of
 from understudy.view.routes import TokenQuery
 from understudy.view.schema.rollouts import TokenPage, TrainerTokens
 from understudy.view.transcripts import Transcript, segment_of, segment_view
@@ -97,8 +99,13 @@ def _at(value: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", current) if isinstance(current, dict) else {}
 
 
-def token_page(store: Store, transcript: Transcript, query: TokenQuery, texts: TokenTexts | None) -> TokenPage:
-    """Return the tokens of a call, or of its whole segment. Raises ViewRefused if there is no such call."""
+def token_page(
+    store: Store, transcript: Transcript, query: TokenQuery, texts: TokenTexts | None, room: int = ROOM
+) -> TokenPage:
+    """Return the tokens of a call, or of its whole segment, as many as take at most `room` bytes.
+
+    Raises ViewRefused if there is no such call.
+    """
     turn = transcript.turn(transcript.index(query.call))
     segments = transcript.outlined.segments
     index = next((n for n, each in enumerate(segments) if query.call in each.call_ids), None)
@@ -116,7 +123,7 @@ def token_page(store: Store, transcript: Transcript, query: TokenQuery, texts: T
             logprobs=(),
             mask=(),
             versions=(),
-            policy_versions=turn.policy_versions,
+            policy_versions=turn.policy_versions[:1_000],
             tokenizer=None,
         )
     outlined = segments[index]
@@ -128,8 +135,10 @@ def token_page(store: Store, transcript: Transcript, query: TokenQuery, texts: T
     start = first if query.start is None else query.start
     stop = min(end, start + query.limit)
     versions, policy_versions = _versions(calls, segment)
+    versions = versions[start:stop]
+    used = sorted({each for each in versions if each >= 0})
     ids = segment.token_ids[start:stop]
-    return TokenPage(
+    page = TokenPage(
         call_id=query.call,
         segment=segment_view(index, outlined),
         start=start,
@@ -144,11 +153,17 @@ def token_page(store: Store, transcript: Transcript, query: TokenQuery, texts: T
             for value, mask in zip(segment.logprobs[start:stop], segment.loss_mask[start:stop], strict=True)
         ),
         mask=segment.loss_mask[start:stop],
-        versions=tuple(versions[start:stop]),
-        policy_versions=policy_versions,
+        versions=tuple(used.index(each) if each >= 0 else -1 for each in versions),
+        policy_versions=tuple(policy_versions[each] for each in used),
         tokenizer=None if texts is None else texts.name,
         trainer=_trainer(store, segment, start, max(start, stop)),
     )
+    if (size := size_of(page)) <= room:
+        return page
+    if len(ids) == 1:
+        return shortened(page, room)
+    fewer = max(1, len(ids) * room * 9 // (size * 10))
+    return token_page(store, transcript, msgspec.structs.replace(query, limit=fewer), texts, room)
 
 
 def _versions(calls: Sequence[Call], segment: Segment) -> tuple[list[int], tuple[str, ...]]:

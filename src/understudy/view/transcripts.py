@@ -25,9 +25,9 @@ from understudy.trajectory.samples import Outlined, Segment, SegmentOutline, out
 from understudy.trajectory.tree import Node, Trajectory, TreeBuilder
 from understudy.types import Call
 from understudy.view.faults import missing
-from understudy.view.index import fitting
+from understudy.view.paging import ROOM, fit, shortened, size_of
 from understudy.view.routes import BodyQuery
-from understudy.view.schema import PAGE_BYTES, TEXT_CHARACTERS
+from understudy.view.schema import TEXT_CHARACTERS
 from understudy.view.schema.rollouts import (
     BlockView,
     BranchView,
@@ -46,6 +46,8 @@ from understudy.wire.stored import CutText, RequestReader, characters, image_dat
 
 _SHORT = 300
 """If a turn's blocks do not fit on a page, this many characters of each text are shown."""
+_MOST_IMAGES = 50
+"""As many of a shortened block's images are shown."""
 _WHOLE = 1 << 53
 _ACTION = 160
 _PIECE = 100
@@ -70,11 +72,8 @@ class Transcript:
     def __init__(self, nodes: tuple[Node, ...] = (), total: int = 0) -> None:
         self.nodes = nodes
         self.total = total
-
-    @property
-    def unread(self) -> int:
-        """How many calls of the attempt are not read yet."""
-        return self.total - len(self.nodes)
+        self.unread = total - len(nodes)
+        """How many calls of the attempt are not read yet. Some that were read may still be missing in `nodes`."""
 
     @cached_property
     def _by_call(self) -> dict[str, int]:
@@ -84,6 +83,11 @@ class Transcript:
     def outlined(self) -> Outlined:
         """The token sequences without their tokens."""
         return outline(Trajectory(self.nodes))
+
+    @cached_property
+    def segment_calls(self) -> tuple[str, ...]:
+        """The ids of the calls of all token sequences, one sequence after the other."""
+        return tuple(call_id for segment in self.outlined.segments for call_id in segment.call_ids)
 
     @cached_property
     def branches(self) -> tuple[BranchView, ...]:
@@ -148,7 +152,7 @@ class TranscriptReader:
         needed = self.wanted(store, until)
         while self.extend(store, needed):
             pass
-        return self.transcript()
+        return self.transcript(needed)
 
     def wanted(self, store: Store, until: int | None) -> int:
         """Return how many of the calls that exist now must be read for the first `until` calls (default: all)."""
@@ -158,12 +162,22 @@ class TranscriptReader:
             self._begin(total)
         return total if until is None else min(total, until)
 
-    def transcript(self) -> Transcript:
-        """Return what has been read so far."""
+    def transcript(self, needed: int = 0) -> Transcript:
+        """Return what has been read so far, with the first `needed` calls if they were read.
+
+        Finding the branches takes time for all calls read so far. So while a long attempt is being read, they are
+        found anew only when the number of calls has grown by half.
+        """
         transcript = self._transcript
-        if transcript is None or transcript.total != self._total or len(transcript.nodes) != self._read:
+        if transcript is None or not self._is_enough(transcript, min(needed, self._read)):
             transcript = self._transcript = Transcript(self._builder.trajectory().nodes, self._total)
+        transcript.unread = self._total - self._read
         return transcript
+
+    def _is_enough(self, transcript: Transcript, needed: int) -> bool:
+        if transcript.total != self._total or self._read == self._total:
+            return (transcript.total, len(transcript.nodes)) == (self._total, self._read)
+        return len(transcript.nodes) >= needed and self._read < 1.5 * len(transcript.nodes)
 
     def extend(self, store: Store, needed: int) -> bool:
         """Read the next piece of the first `wanted` calls. Returns False if there is none."""
@@ -224,7 +238,7 @@ class TranscriptCache:
         while self._extended(reader, store, needed) and time.monotonic() < end:
             time.sleep(_PAUSE_S)
         with reader.lock:
-            yield reader.transcript()
+            yield reader.transcript(needed if within_s is None else 0)
         with self._lock:
             size = sum(each.size for each in self._readers.values())
             while size > self._limit and len(self._readers) > 1:
@@ -321,13 +335,13 @@ def turn_page(transcript: Transcript, branch: str | None, start: int, limit: int
     turns = transcript.of_branch(branch)
     total = transcript.total if branch is None else len(turns)
     views: list[TurnView] = []
-    room = PAGE_BYTES - 2_000
+    room = ROOM
     for index in turns[start : start + limit]:
-        view = turn = transcript.turn(index)
-        size = len(_encoded(view))
+        view = transcript.turn(index)
+        size = size_of(view)
         if size > room and not views:
-            view = _shortened(turn)
-            size = len(_encoded(view))
+            view = _fitting_turn(view, room)
+            size = size_of(view)
         if size > room and views:
             break
         views.append(view)
@@ -336,30 +350,49 @@ def turn_page(transcript: Transcript, branch: str | None, start: int, limit: int
     return TurnPage(turns=tuple(views), start=start, total=total, next=after if views and after < total else None)
 
 
-def _encoded(view: object) -> bytes:
-    try:
-        return msgspec.json.encode(view)
-    except UnicodeEncodeError:
-        return b" " * (6 * len(str(view)))
-
-
-def _shortened(turn: TurnView) -> TurnView:
+def _fitting_turn(turn: TurnView, room: int) -> TurnView:
     """Return a turn that fits on a page: with short texts, and only the last of its request's new blocks."""
-    answered = tuple(map(_short, turn.answered))
+    answered = fit_blocks(turn.answered, room // 2)
     view = msgspec.structs.replace(turn, asked=(), answered=answered)
-    room = PAGE_BYTES - 10_000 - len(_encoded(view))
+    if size_of(view) > room - 10_000:
+        view = shortened(view, room - 10_000)
+    left = room - size_of(view)
     request_views: list[BlockView] = []
     for block in map(_short, reversed(turn.asked)):
-        room -= len(_encoded(block)) + 1
-        if room < 0:
+        left -= size_of(block) + 1
+        if left < 0:
             break
         request_views.append(block)
     left_out = len(turn.asked) - len(request_views)
     return msgspec.structs.replace(view, asked=tuple(reversed(request_views)), left_out=left_out)
 
 
+def fit_blocks(blocks: Sequence[BlockView], room: int) -> tuple[BlockView, ...]:
+    """Return blocks that take at most `room` bytes: whole, else with short texts, and the first ones of too many.
+    The last block then says how many are left out.
+    """
+    if size_of(blocks) <= room:
+        return tuple(blocks)
+    chosen: list[BlockView] = []
+    room -= 500
+    for block in map(_short, blocks):
+        room -= size_of(block) + 1
+        if room < 0:
+            text = f"{len(blocks) - len(chosen):,} more blocks do not fit on this page and are left out"
+            chosen.append(BlockView(ref="", role=block.role, kind="other", text=text, text_size=len(text)))
+            break
+        chosen.append(block)
+    return tuple(chosen)
+
+
 def _short(block: BlockView) -> BlockView:
-    return msgspec.structs.replace(block, text=block.text[:_SHORT], arguments=block.arguments[:_SHORT])
+    return msgspec.structs.replace(
+        block,
+        text=block.text[:_SHORT],
+        arguments=block.arguments[:_SHORT],
+        name=block.name[:_SHORT],
+        images=block.images[:_MOST_IMAGES],
+    )
 
 
 def _views(blocks: Sequence[Block], prefix: str, cut: int) -> tuple[BlockView, ...]:
@@ -417,7 +450,7 @@ def body_range(store: Store, transcript: Transcript, query: BodyQuery) -> TextRa
 def text_range(text: str, offset: int, length: int) -> TextRange:
     """Return the part of a text that fits on a page."""
     part = text[offset : offset + length]
-    while len(_encoded(part)) > PAGE_BYTES - 2_000:
+    while size_of(part) > ROOM:
         part = part[: len(part) // 2]
     after = offset + len(part)
     return TextRange(text=part, offset=offset, size=len(text), next=after if part and after < len(text) else None)
@@ -427,12 +460,9 @@ def call_page(transcript: Transcript, branch: str | None, start: int, limit: int
     """Return the calls of a branch, or all calls, on one line each."""
     turns = transcript.of_branch(branch)
     total = transcript.total if branch is None else len(turns)
-    lines = [_call_line(index, transcript.nodes[index]) for index in turns[start : start + limit]]
-    count = fitting(lines)
-    after = start + count
-    return CallPage(
-        calls=tuple(lines[:count]), start=start, total=total, next=after if count and after < total else None
-    )
+    lines = fit([_call_line(index, transcript.nodes[index]) for index in turns[start : start + limit]])
+    after = start + len(lines)
+    return CallPage(calls=lines, start=start, total=total, next=after if lines and after < total else None)
 
 
 def _call_line(index: int, node: Node) -> CallLine:
@@ -509,7 +539,7 @@ def segment_view(index: int, segment: SegmentOutline) -> SegmentView:
         reason=segment.reason,
         branch=segment.branch,
         role=segment.role,
-        call_ids=segment.call_ids,
+        calls=len(segment.call_ids),
         tokens=segment.tokens,
         sampled=segment.sampled,
         superseded=segment.superseded,

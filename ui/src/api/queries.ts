@@ -1,4 +1,5 @@
 import { infiniteQueryOptions, queryOptions } from "@tanstack/react-query";
+import { inParts } from "./parts";
 import { answer, api } from "./source";
 import type { RolloutFilter, TurnView } from "./types";
 
@@ -9,7 +10,8 @@ const inStore = (store: string) => ["store", store] as const;
 
 export const storesQuery = queryOptions({
   queryKey: ["stores"],
-  queryFn: ({ signal }) => answer(api.GET("/api/stores", { signal })),
+  queryFn: ({ signal, ...context }) =>
+    inParts(context, (query) => answer(api.GET("/api/stores", { params: { query }, signal }))),
 });
 
 export function storeQuery(store: string) {
@@ -22,7 +24,10 @@ export function storeQuery(store: string) {
 export function healthQuery(store: string) {
   return queryOptions({
     queryKey: [...inStore(store), "health"],
-    queryFn: ({ signal }) => answer(api.GET("/api/stores/{store}/health", { params: { path: { store } }, signal })),
+    queryFn: ({ signal, ...context }) =>
+      inParts(context, (query) =>
+        answer(api.GET("/api/stores/{store}/health", { params: { path: { store }, query }, signal })),
+      ),
   });
 }
 
@@ -63,8 +68,10 @@ export function tasksQuery(store: string, task: string | undefined) {
 export function groupQuery(store: string, task: string) {
   return queryOptions({
     queryKey: [...inStore(store), "group", task],
-    queryFn: ({ signal }) =>
-      answer(api.GET("/api/stores/{store}/group", { params: { path: { store }, query: { task } }, signal })),
+    queryFn: ({ signal, ...context }) =>
+      inParts(context, (part) =>
+        answer(api.GET("/api/stores/{store}/group", { params: { path: { store }, query: { task, ...part } }, signal })),
+      ),
   });
 }
 
@@ -79,12 +86,14 @@ export function rolloutQuery(key: RolloutKey) {
   const { store, rollout } = key;
   return queryOptions({
     queryKey: [...inRollout(key), "head"],
-    queryFn: ({ signal }) =>
-      answer(
-        api.GET("/api/stores/{store}/rollouts/{rollout}", {
-          params: { path: { store, rollout }, query: attemptOf(key) },
-          signal,
-        }),
+    queryFn: ({ signal, ...context }) =>
+      inParts(context, (part) =>
+        answer(
+          api.GET("/api/stores/{store}/rollouts/{rollout}", {
+            params: { path: { store, rollout }, query: { ...attemptOf(key), ...part } },
+            signal,
+          }),
+        ),
       ),
     // Each answer about a long rollout has read more of its calls.
     refetchInterval: (query) => ((query.state.data?.unread ?? 0) > 0 ? 50 : false),
@@ -242,7 +251,8 @@ export function rawQuery(store: string, call: string, part: "request" | "respons
 export function loopQuery(store: string) {
   return queryOptions({
     queryKey: [...inStore(store), "loop"],
-    queryFn: ({ signal }) => answer(api.GET("/api/stores/{store}/loop", { params: { path: { store } }, signal })),
+    queryFn: ({ signal, ...context }) =>
+      inParts(context, (query) => answer(api.GET("/api/stores/{store}/loop", { params: { path: { store }, query }, signal }))),
   });
 }
 
@@ -250,14 +260,16 @@ export function loopQuery(store: string) {
 export function reportQuery(stores: string) {
   return queryOptions({
     queryKey: ["report", stores],
-    queryFn: ({ signal }) => answer(api.GET("/api/report", { params: { query: { stores } }, signal })),
+    queryFn: ({ signal, ...context }) =>
+      inParts(context, (part) => answer(api.GET("/api/report", { params: { query: { stores, ...part } }, signal }))),
   });
 }
 
 export function compareQuery(before: string, after: string) {
   return queryOptions({
     queryKey: ["compare", before, after],
-    queryFn: ({ signal }) => answer(api.GET("/api/compare", { params: { query: { before, after } }, signal })),
+    queryFn: ({ signal, ...context }) =>
+      inParts(context, (part) => answer(api.GET("/api/compare", { params: { query: { before, after, ...part } }, signal }))),
   });
 }
 
@@ -265,6 +277,9 @@ export function gatewayQuery(store: string) {
   return queryOptions({
     queryKey: [...inStore(store), "gateway"],
     refetchInterval: 2_000, // What is in flight is in no store, so no event says that it changed.
-    queryFn: ({ signal }) => answer(api.GET("/api/stores/{store}/gateway", { params: { path: { store } }, signal })),
+    queryFn: ({ signal, ...context }) =>
+      inParts(context, (query) =>
+        answer(api.GET("/api/stores/{store}/gateway", { params: { path: { store }, query }, signal })),
+      ),
   });
 }

@@ -368,7 +368,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** A gateway and its clients. */
+        /** A gateway, its calls and clients. */
         get: operations["read_gateway"];
         put?: never;
         post?: never;
@@ -493,14 +493,17 @@ export interface components {
             directories: string[];
             may_write: boolean;
             version: string;
+            /** @default null */
+            next: string | null;
         };
         /**
          * StoreSummary
          * @description A store, or a loop with the stores of its waves (whose `parent_id` is the loop's id).
          *
-         *         `name` is the path relative to the given directory; `id` is the same as long as the path is. `rollouts` counts
-         *         by status. `solve_rate` has a 95 % interval and is None if nothing is graded. `live`: some rollouts are in
-         *         progress. `error` says why a store whose `state` is not ok cannot be read.
+         *         `name` is the path relative to the given directory; `id` is the same as long as the path is. `run_ids` are
+         *         those of the newest runs. `rollouts` counts by status. `solve_rate` has a 95 % interval and is None if nothing
+         *         is graded. `live`: some rollouts are in progress. `error` says why a store whose `state` is not ok cannot be
+         *         read.
          */
         StoreSummary: {
             id: string;
@@ -579,6 +582,8 @@ export interface components {
             versions: {
                 [key: string]: number;
             };
+            /** @default null */
+            next: string | null;
         };
         /**
          * OpenRollouts
@@ -703,6 +708,9 @@ export interface components {
         /**
          * TaskGridRow
          * @description A task with its rollouts, by agent and sample index.
+         *
+         *         If they are too many for a page, the next page begins with the same task and the rest of its `samples`.
+         *         `solved` and `graded` count all of them.
          */
         TaskGridRow: {
             task_id: string;
@@ -725,15 +733,19 @@ export interface components {
         };
         /**
          * TaskGroup
-         * @description All rollouts of a task by one agent. `parting` is the first turn in which solved and unsolved ones differ.
+         * @description The first rollouts of a task by one agent, which has `total` of them. `parting` is the first turn in which
+         *         solved and unsolved ones differ.
          *
          *         Of long rollouts only the first turns are compared, which `cut` says.
          */
         TaskGroup: {
             task_id: string;
             members: components["schemas"]["GroupMember"][];
+            total: number;
             parting: number | null;
             cut: boolean;
+            /** @default null */
+            next: string | null;
         };
         /**
          * GroupMember
@@ -761,8 +773,9 @@ export interface components {
          *         `attempt_id` is the shown attempt.
          *
          *         A client of a gateway that runs alone has no row, task or verdict. `segments` is empty if the backend returned
-         *         no token ids; `segment_reasons` counts the reasons why segments begin. Of a long rollout, `unread` calls are
-         *         not read yet and missing in branches and segments; the number shrinks with each request.
+         *         no token ids; `segment_calls` are the ids of the calls of all segments, one segment after the other, and
+         *         `segment_reasons` counts the reasons why segments begin. Of a long rollout, `unread` calls are not read yet and
+         *         missing in branches and segments; the number shrinks with each request.
          */
         RolloutHead: {
             id: string;
@@ -779,11 +792,14 @@ export interface components {
             unread: number;
             branches: components["schemas"]["BranchView"][];
             segments: components["schemas"]["SegmentView"][];
+            segment_calls: string[];
             segment_reasons: {
                 [key: string]: number;
             };
             /** @default [] */
             votes: components["schemas"]["VoteView"][];
+            /** @default null */
+            next: string | null;
         };
         /**
          * AttemptView
@@ -930,14 +946,14 @@ export interface components {
         };
         /**
          * SegmentView
-         * @description A token sequence of one or more calls, and the reason why it begins where it does.
+         * @description A token sequence of one or more `calls`, and the reason why it begins where it does.
          */
         SegmentView: {
             index: number;
             reason: string;
             branch: string;
             role: string;
-            call_ids: string[];
+            calls: number;
             tokens: number;
             sampled: number;
             superseded: boolean;
@@ -1170,6 +1186,8 @@ export interface components {
             high: number | null;
             p_value: number | null;
             paired_tasks: number;
+            /** @default null */
+            next: string | null;
         };
         /**
          * ComparedTask
@@ -1198,6 +1216,8 @@ export interface components {
             charts: components["schemas"]["ReportChart"][];
             training: components["schemas"]["ReportChart"][];
             point_stores: (string | null)[];
+            /** @default null */
+            next: string | null;
         };
         /**
          * ReportFigures
@@ -1447,6 +1467,8 @@ export interface components {
             refused: {
                 [key: string]: string;
             };
+            /** @default null */
+            next: string | null;
         };
         /**
          * LoopStep
@@ -1588,7 +1610,8 @@ export interface components {
         };
         /**
          * StateView
-         * @description A state with its messages from number `first` on, of `total`. `action` is what the model did.
+         * @description A state with its messages from number `first` on, of `total`; `next` is the number to continue with, None at
+         *         the end. `action` is what the model did.
          */
         StateView: {
             state_id: string;
@@ -1597,6 +1620,7 @@ export interface components {
             action: components["schemas"]["BlockView"][];
             first: number;
             total: number;
+            next: number | null;
         };
         /**
          * PairPage
@@ -1613,7 +1637,7 @@ export interface components {
         };
         /**
          * PairView
-         * @description A preference pair: the prompt, the chosen and the rejected answer, and the evidence.
+         * @description A preference pair: the last messages of the prompt, the chosen and the rejected answer, and the evidence.
          */
         PairView: {
             id: string;
@@ -1624,14 +1648,13 @@ export interface components {
             chosen: components["schemas"]["BlockView"][];
             rejected: components["schemas"]["BlockView"][];
             evidence: Record<string, never>;
-            /** @default [] */
-            votes: components["schemas"]["VoteView"][];
         };
         /**
          * GatewayView
          * @description A gateway. `reachable` is false if none runs or its admin key cannot be read; `note` says why.
          *
-         *         `in_flight` generations run, and `waiting` requests are held by a pause.
+         *         `in_flight` generations run, and `waiting` requests are held by a pause. `calls` are those without an answer
+         *         yet, the oldest first, at the time `read_at`, None if nothing was read.
          */
         GatewayView: {
             reachable: boolean;
@@ -1641,7 +1664,30 @@ export interface components {
             version: string | null;
             in_flight: number;
             waiting: number;
+            calls: components["schemas"]["RunningCall"][];
+            read_at: number | null;
             clients: components["schemas"]["GatewayClient"][];
+            /** @default null */
+            next: string | null;
+        };
+        /**
+         * RunningCall
+         * @description A call of a gateway that has no answer yet.
+         *
+         *         `started_at` is in Unix seconds. `generating`: the backend works on it; if not, it waits for a place, for its
+         *         budget, or for the end of a pause. `sent_bytes` is how much of a stream the agent has got so far.
+         */
+        RunningCall: {
+            id: string;
+            attempt_id: string;
+            session_id: string | null;
+            agent_id: string | null;
+            model: string;
+            backend: string;
+            started_at: number;
+            generating: boolean;
+            request_bytes: number;
+            sent_bytes: number;
         };
         /**
          * GatewayClient
@@ -1667,13 +1713,21 @@ export interface components {
             votes: components["schemas"]["VoteView"][];
             agreement: number | null;
             subjects: number;
+            /** @default null */
+            next: string | null;
         };
         /**
          * RedactionView
          * @description What redaction would replace: by rule, the numbers of replacements and of distinct secrets.
+         *
+         *         `conversations` were searched so far, in a store with `total` logged conversations and rollouts; each request
+         *         goes on until the search is `complete`. Exports leave some out, such as rollouts without a verdict, so the
+         *         number can end below `total`.
          */
         RedactionView: {
             conversations: number;
+            total: number;
+            complete: boolean;
             characters: number;
             replaced: {
                 [key: string]: number;
@@ -1682,6 +1736,8 @@ export interface components {
                 [key: string]: number;
             };
             samples: components["schemas"]["RedactionLine"][];
+            /** @default null */
+            next: string | null;
         };
         /**
          * RedactionLine
@@ -1757,7 +1813,9 @@ export type $defs = Record<string, never>;
 export interface operations {
     list_stores: {
         parameters: {
-            query?: never;
+            query?: {
+                cursor?: string | null;
+            };
             header?: never;
             path?: never;
             cookie?: never;
@@ -1817,7 +1875,9 @@ export interface operations {
     };
     read_health: {
         parameters: {
-            query?: never;
+            query?: {
+                cursor?: string | null;
+            };
             header?: never;
             path: {
                 store: string;
@@ -1930,6 +1990,7 @@ export interface operations {
     read_group: {
         parameters: {
             query: {
+                cursor?: string | null;
                 task: string;
                 run?: string | null;
             };
@@ -1964,6 +2025,7 @@ export interface operations {
     read_rollout: {
         parameters: {
             query?: {
+                cursor?: string | null;
                 attempt?: string | null;
             };
             header?: never;
@@ -2260,6 +2322,7 @@ export interface operations {
     compare_stores: {
         parameters: {
             query: {
+                cursor?: string | null;
                 before: string;
                 after: string;
             };
@@ -2292,6 +2355,7 @@ export interface operations {
     read_report: {
         parameters: {
             query: {
+                cursor?: string | null;
                 stores: string;
             };
             header?: never;
@@ -2322,7 +2386,9 @@ export interface operations {
     };
     read_loop: {
         parameters: {
-            query?: never;
+            query?: {
+                cursor?: string | null;
+            };
             header?: never;
             path: {
                 store: string;
@@ -2497,7 +2563,9 @@ export interface operations {
     };
     read_gateway: {
         parameters: {
-            query?: never;
+            query?: {
+                cursor?: string | null;
+            };
             header?: never;
             path: {
                 store: string;
@@ -2529,6 +2597,7 @@ export interface operations {
     list_votes: {
         parameters: {
             query?: {
+                cursor?: string | null;
                 subject?: ("pair" | "rollout") | null;
             };
             header?: never;
@@ -2597,6 +2666,7 @@ export interface operations {
     preview_redaction: {
         parameters: {
             query?: {
+                cursor?: string | null;
                 rollout?: string | null;
                 samples?: number;
             };

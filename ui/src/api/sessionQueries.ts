@@ -1,4 +1,5 @@
 import { infiniteQueryOptions, queryOptions } from "@tanstack/react-query";
+import { inParts } from "./parts";
 import { answer, api } from "./source";
 
 export type SessionFilter = { project?: string; agent?: string; format?: string; q?: string };
@@ -61,17 +62,23 @@ export function pairsQuery(store: string, origin: "replay" | "rollouts") {
 export function pairVotesQuery(store: string) {
   return queryOptions({
     queryKey: ["store", store, "votes", "pair"],
-    queryFn: ({ signal }) =>
-      answer(
-        api.GET("/api/stores/{store}/votes", { params: { path: { store }, query: { subject: "pair" } }, signal }),
+    queryFn: ({ signal, ...context }) =>
+      inParts(context, (part) =>
+        answer(
+          api.GET("/api/stores/{store}/votes", { params: { path: { store }, query: { subject: "pair", ...part } }, signal }),
+        ),
       ),
   });
 }
 
-/** What redaction would replace before anything is exported. */
+/** What redaction would replace before anything is exported; each answer has searched more of the store. */
 export function redactionQuery(store: string) {
   return queryOptions({
     queryKey: ["store", store, "redaction"],
-    queryFn: ({ signal }) => answer(api.GET("/api/stores/{store}/redaction", { params: { path: { store } }, signal })),
+    queryFn: ({ signal, ...context }) =>
+      inParts(context, (query) =>
+        answer(api.GET("/api/stores/{store}/redaction", { params: { path: { store }, query }, signal })),
+      ),
+    refetchInterval: (query) => (query.state.data?.complete === false ? 50 : false),
   });
 }

@@ -71,7 +71,11 @@ function optionsOf(element: HTMLElement, props: Props): uPlot.Options {
     },
     axes: [
       { ...axis, size: 28, values: (_, values) => values.map((value) => (Number.isInteger(value) ? String(value) : "")) },
-      { ...axis, size: 52, values: (_, values) => values.map(props.format) },
+      {
+        ...axis,
+        size: (_, values) => 18 + 6.5 * Math.max(5, ...(values ?? []).map((value) => value.length)),
+        values: (_, values) => values.map(props.format),
+      },
     ],
   };
 }
@@ -129,6 +133,15 @@ export function Chart(props: Props) {
           <Text>{props.label}</Text>
         </span>
         <p ref={hover} className={styles.hover} />
+        {props.series.length > 1 && (
+          <ul className={styles.legend} aria-hidden="true">
+            {props.series.map((one) => (
+              <li key={one.label} className={styles[one.tone ?? "accent"]}>
+                {one.label}
+              </li>
+            ))}
+          </ul>
+        )}
       </figcaption>
       <div ref={container} className={styles.plot} aria-hidden="true" data-clickable={onPoint !== undefined} />
       <table className="visually-hidden">

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from understudy.errors import ConfigError, GatewayError, UnderstudyError
-from understudy.gateway.control import GatewayState, GenerationControl
+from understudy.gateway.control import GatewayState, GenerationControl, RunningCall
 from understudy.gateway.server.http import ClientGone, HttpRequest, Receive, Scope, Send
 from understudy.gateway.telemetry.metrics import CONTENT_TYPE, GatewayMetrics
 from understudy.util.files import atomic_write
@@ -53,6 +53,10 @@ class AdminTarget(Protocol):
         """Return the current state, summed over all workers."""
         ...
 
+    async def calls(self) -> list[RunningCall]:
+        """Return the calls that have no answer yet, of all workers."""
+        ...
+
     async def metrics(self) -> bytes:
         """Return the metrics in Prometheus's text format."""
         ...
@@ -61,9 +65,12 @@ class AdminTarget(Protocol):
 class SingleGateway:
     """Controls the gateway in this process (see AdminTarget)."""
 
-    def __init__(self, control: GenerationControl, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, control: GenerationControl, metrics: GatewayMetrics, running: Callable[[], list[RunningCall]]
+    ) -> None:
         self._control = control
         self._metrics = metrics
+        self._running = running
 
     async def pause(self, drain_s: float) -> int:
         self._control.pause()
@@ -78,8 +85,17 @@ class SingleGateway:
     async def state(self) -> GatewayState:
         return self._control.snapshot()
 
+    async def calls(self) -> list[RunningCall]:
+        return self._running()
+
     async def metrics(self) -> bytes:
         return self._metrics.text()
+
+
+class RunningCalls(Struct, frozen=True):
+    """The response to `GET /calls`."""
+
+    calls: list[RunningCall]
 
 
 class _Pause(Struct, forbid_unknown_fields=True):
@@ -118,6 +134,7 @@ class AdminApp:
         self._key = key.encode()
         self._routes: dict[str, tuple[str, Callable[[HttpRequest], Awaitable[None]]]] = {
             "/state": ("GET", self._state),
+            "/calls": ("GET", self._calls),
             "/metrics": ("GET", self._metrics),
             "/pause": ("POST", self._pause),
             "/resume": ("POST", self._resume),
@@ -152,6 +169,9 @@ class AdminApp:
 
     async def _state(self, request: HttpRequest) -> None:
         await _reply(request, 200, await self._target.state())
+
+    async def _calls(self, request: HttpRequest) -> None:
+        await _reply(request, 200, RunningCalls(await self._target.calls()))
 
     async def _metrics(self, request: HttpRequest) -> None:
         await request.send_response(200, await self._target.metrics(), content_type=CONTENT_TYPE)

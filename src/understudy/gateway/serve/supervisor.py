@@ -27,8 +27,8 @@ from msgspec import Struct
 from understudy import __version__
 from understudy.errors import ConfigError, GatewayError, LeaseLost, StoreError
 from understudy.gateway.config import GatewayConfig
-from understudy.gateway.control import GatewayState
-from understudy.gateway.serve.admin import AdminApp, GatewayAddress, admin_key, announce
+from understudy.gateway.control import GatewayState, RunningCall
+from understudy.gateway.serve.admin import AdminApp, GatewayAddress, RunningCalls, admin_key, announce
 from understudy.gateway.serve.stored_keys import issue
 from understudy.gateway.serve.worker import READY, WorkerSpec
 from understudy.gateway.server.listen import Listener, tcp_socket, unix_socket
@@ -221,6 +221,11 @@ class Supervisor:
             in_flight=sum(state.in_flight for state in states),
             waiting=sum(state.waiting for state in states),
         )
+
+    async def calls(self) -> list[RunningCall]:
+        answers = await self._all("GET", "/calls")
+        calls = [call for answer in answers for call in msgspec.json.decode(answer, type=RunningCalls).calls]
+        return sorted(calls, key=lambda call: call.started_at)
 
     async def metrics(self) -> bytes:
         answers = await self._all("GET", "/metrics")

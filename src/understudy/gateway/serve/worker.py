@@ -196,7 +196,7 @@ async def work(spec: WorkerSpec) -> None:
         sockets = [Path(path) for path in spec.sockets]
         forward = ForwardingApp(gateway, parts.keys, spec.index, sockets)
         stack.push_async_callback(forward.close)
-        admin = AdminApp(SingleGateway(parts.control, parts.metrics), spec.admin_key)
+        admin = AdminApp(SingleGateway(parts.control, parts.metrics, gateway.running_calls), spec.admin_key)
         own = {sockets[spec.index]: gateway, Path(spec.orders): admin}
         table = ConnectionTable()
         listeners = [Listener(app, unix_socket(path), path, table=table) for path, app in own.items()]

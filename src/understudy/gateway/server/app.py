@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.errors import UnderstudyError
-from understudy.gateway.control import GenerationControl
+from understudy.gateway.control import GenerationControl, RunningCall
 from understudy.gateway.errors import fault_of
 from understudy.gateway.keys import KeyRing
 from understudy.gateway.router import ModelRouter
@@ -97,6 +97,10 @@ class Gateway:
         listener, url = tcp_socket(host, port)
         await self._listen(listener)
         return url
+
+    def running_calls(self) -> list[RunningCall]:
+        """Return the calls that have no answer yet, the oldest first."""
+        return self._capture.running()
 
     async def stop(self) -> None:
         """Wait `drain_s` seconds for calls in flight, abandon the rest, store all of them, and close."""

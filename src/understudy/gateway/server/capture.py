@@ -17,7 +17,7 @@ from msgspec import Struct
 from understudy.errors import GatewayError, StoreError, UnderstudyError
 from understudy.gateway.backends.base import Backend, Relay, is_relay
 from understudy.gateway.budget import Reservation
-from understudy.gateway.control import GenerationControl, policy_spans
+from understudy.gateway.control import GenerationControl, RunningCall, policy_spans
 from understudy.gateway.errors import Abandoned, BudgetExceeded, fault_of
 from understudy.gateway.prices import cost
 from understudy.gateway.router import ModelRouter
@@ -76,7 +76,10 @@ class InFlightCall:
         self._idempotency_key = agent_request.idempotency_key
         self._retry_count = agent_request.retry_count
         self._sealed = False  # the call is being committed, so nothing can stop it any more
-        recorder = _CallRecorder(capture, agent_request, request.server, request.model, request.sampling)
+        self._generating = False
+        self._recorder = recorder = _CallRecorder(
+            capture, agent_request, request.server, request.model, request.sampling
+        )
         self.message_id = recorder.message_id
         self.task = asyncio.get_running_loop().create_task(self._run(capture, request, recorder))
 
@@ -87,6 +90,10 @@ class InFlightCall:
         if not self._sealed:
             self._sealed = self.abandoned = True
             self.task.cancel()
+
+    def state(self) -> RunningCall:
+        """Return how far the call is."""
+        return self._recorder.running(self._generating, sum(map(len, self.events)))
 
     def is_retried_by(self, request: AgentRequest) -> bool:
         """Whether an identical request is a retry of the one that this call answers, rather than a request for
@@ -167,6 +174,7 @@ class InFlightCall:
         async with nullcontext() if slots is None else slots.hold(session.attempt_id):
             await control.wait_until_open()
             with control.generating():
+                self._generating = True
                 version_before = control.version
                 generation = await request.generate(recorder.message_id, push)
                 recorder.generation = generation
@@ -204,6 +212,22 @@ class _CallRecorder:
     def message_id(self) -> str:
         """The id that the agent sees, by which its own log can be matched with the calls."""
         return f"msg_{self._id}"
+
+    def running(self, generating: bool, sent_bytes: int) -> RunningCall:
+        """Return what is known of the call before it has ended."""
+        branch = self._request.branch
+        return RunningCall(
+            id=f"call_{self._id}",
+            attempt_id=self._request.session.attempt_id,
+            session_id=branch.session_id,
+            agent_id=branch.agent_id,
+            model=self._model,
+            backend=self._server.name,
+            started_at=self._started_at,
+            generating=generating,
+            request_bytes=len(self._request.body),
+            sent_bytes=sent_bytes,
+        )
 
     async def commit(self, outcome: ResponseDraft | UnderstudyError) -> CapturedResponse | Fault:
         """Store the call durably, then return what the agent may see.
@@ -331,6 +355,11 @@ class Capture:
         server = self.models.server_for(dialect_request.model)
         assert not is_relay(server)
         return TranslatedRequest(request, dialect_request, server)
+
+    def running(self) -> list[RunningCall]:
+        """Return the calls that have no answer yet, the oldest first."""
+        calls = [call.state() for identical in self._in_flight.values() for call in identical]
+        return sorted(calls, key=lambda call: call.started_at)
 
     def subscribe(self, request: PreparedRequest, wake: Callable[..., None]) -> InFlightCall:
         """Return the call that answers a request: the call in flight that it retries, or a new one.

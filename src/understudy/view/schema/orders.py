@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from understudy.gateway.control import RunningCall
 from understudy.view.schema.stores import StoreState
 
 # --- the gateway -----------------------------------------------------------------------------------------
@@ -29,7 +30,8 @@ class GatewayClient(Struct, frozen=True, kw_only=True):
 class GatewayView(Struct, frozen=True, kw_only=True):
     """A gateway. `reachable` is false if none runs or its admin key cannot be read; `note` says why.
 
-    `in_flight` generations run, and `waiting` requests are held by a pause.
+    `in_flight` generations run, and `waiting` requests are held by a pause. `calls` are those without an answer
+    yet, the oldest first, at the time `read_at`, None if nothing was read.
     """
 
     reachable: bool
@@ -39,7 +41,10 @@ class GatewayView(Struct, frozen=True, kw_only=True):
     version: str | None
     in_flight: int
     waiting: int
+    calls: tuple[RunningCall, ...]
+    read_at: float | None
     clients: tuple[GatewayClient, ...]
+    next: str | None = None
 
 
 # --- what users write ------------------------------------------------------------------------------------
@@ -80,6 +85,7 @@ class VoteList(Struct, frozen=True, kw_only=True):
     votes: tuple[VoteView, ...]
     agreement: float | None
     subjects: int
+    next: str | None = None
 
 
 class IntegrityOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,13 +121,21 @@ class RedactionLine(Struct, frozen=True, kw_only=True):
 
 
 class RedactionView(Struct, frozen=True, kw_only=True):
-    """What redaction would replace: by rule, the numbers of replacements and of distinct secrets."""
+    """What redaction would replace: by rule, the numbers of replacements and of distinct secrets.
+
+    `conversations` were searched so far, in a store with `total` logged conversations and rollouts; each request
+    goes on until the search is `complete`. Exports leave some out, such as rollouts without a verdict, so the
+    number can end below `total`.
+    """
 
     conversations: int
+    total: int
+    complete: bool
     characters: int
     replaced: dict[str, int]
     values: dict[str, int]
     samples: tuple[RedactionLine, ...]
+    next: str | None = None
 
 
 class StoreChange(Struct, frozen=True, kw_only=True):

@@ -49,3 +49,4 @@ class ReportView(Struct, frozen=True, kw_only=True):
     charts: tuple[ReportChart, ...]
     training: tuple[ReportChart, ...]
     point_stores: tuple[str | None, ...]
+    next: str | None = None

@@ -79,7 +79,11 @@ class TaskSample(Struct, frozen=True, kw_only=True):
 
 
 class TaskGridRow(Struct, frozen=True, kw_only=True):
-    """A task with its rollouts, by agent and sample index."""
+    """A task with its rollouts, by agent and sample index.
+
+    If they are too many for a page, the next page begins with the same task and the rest of its `samples`.
+    `solved` and `graded` count all of them.
+    """
 
     task_id: str
     solved: int
@@ -193,13 +197,13 @@ class BranchView(Struct, frozen=True, kw_only=True):
 
 
 class SegmentView(Struct, frozen=True, kw_only=True):
-    """A token sequence of one or more calls, and the reason why it begins where it does."""
+    """A token sequence of one or more `calls`, and the reason why it begins where it does."""
 
     index: int
     reason: str
     branch: str
     role: str
-    call_ids: tuple[str, ...]
+    calls: int
     tokens: int
     sampled: int
     superseded: bool
@@ -211,8 +215,9 @@ class RolloutHead(Struct, frozen=True, kw_only=True):
     `attempt_id` is the shown attempt.
 
     A client of a gateway that runs alone has no row, task or verdict. `segments` is empty if the backend returned
-    no token ids; `segment_reasons` counts the reasons why segments begin. Of a long rollout, `unread` calls are
-    not read yet and missing in branches and segments; the number shrinks with each request.
+    no token ids; `segment_calls` are the ids of the calls of all segments, one segment after the other, and
+    `segment_reasons` counts the reasons why segments begin. Of a long rollout, `unread` calls are not read yet and
+    missing in branches and segments; the number shrinks with each request.
     """
 
     id: str
@@ -227,8 +232,10 @@ class RolloutHead(Struct, frozen=True, kw_only=True):
     unread: int
     branches: tuple[BranchView, ...]
     segments: tuple[SegmentView, ...]
+    segment_calls: tuple[str, ...]
     segment_reasons: dict[str, int]
     votes: tuple[VoteView, ...] = ()
+    next: str | None = None
 
 
 # --- turns -----------------------------------------------------------------------------------------------
@@ -412,15 +419,18 @@ class GroupMember(Struct, frozen=True, kw_only=True):
 
 
 class TaskGroup(Struct, frozen=True, kw_only=True):
-    """All rollouts of a task by one agent. `parting` is the first turn in which solved and unsolved ones differ.
+    """The first rollouts of a task by one agent, which has `total` of them. `parting` is the first turn in which
+    solved and unsolved ones differ.
 
     Of long rollouts only the first turns are compared, which `cut` says.
     """
 
     task_id: str
     members: tuple[GroupMember, ...]
+    total: int
     parting: int | None
     cut: bool
+    next: str | None = None
 
 
 class ComparedTask(Struct, frozen=True, kw_only=True):
@@ -448,3 +458,4 @@ class ComparedRuns(Struct, frozen=True, kw_only=True):
     high: float | None
     p_value: float | None
     paired_tasks: int
+    next: str | None = None

@@ -7,7 +7,6 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from understudy.store.session_lists import SessionRow, StateRow
-from understudy.view.schema.orders import VoteView
 from understudy.view.schema.rollouts import BlockView
 
 
@@ -28,7 +27,9 @@ class StatePage(Struct, frozen=True, kw_only=True):
 
 
 class StateView(Struct, frozen=True, kw_only=True):
-    """A state with its messages from number `first` on, of `total`. `action` is what the model did."""
+    """A state with its messages from number `first` on, of `total`; `next` is the number to continue with, None at
+    the end. `action` is what the model did.
+    """
 
     state_id: str
     row: StateRow
@@ -36,10 +37,11 @@ class StateView(Struct, frozen=True, kw_only=True):
     action: tuple[BlockView, ...]
     first: int
     total: int
+    next: int | None
 
 
 class PairView(Struct, frozen=True, kw_only=True):
-    """A preference pair: the prompt, the chosen and the rejected answer, and the evidence."""
+    """A preference pair: the last messages of the prompt, the chosen and the rejected answer, and the evidence."""
 
     id: str
     origin: Literal["replay", "rollouts"]
@@ -48,7 +50,6 @@ class PairView(Struct, frozen=True, kw_only=True):
     chosen: tuple[BlockView, ...]
     rejected: tuple[BlockView, ...]
     evidence: dict[str, Any]
-    votes: tuple[VoteView, ...] = ()
 
 
 class PairPage(Struct, frozen=True, kw_only=True):

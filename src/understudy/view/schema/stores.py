@@ -37,9 +37,10 @@ StoreState = Literal["ok", "missing", "unreadable"]
 class StoreSummary(Struct, frozen=True, kw_only=True):
     """A store, or a loop with the stores of its waves (whose `parent_id` is the loop's id).
 
-    `name` is the path relative to the given directory; `id` is the same as long as the path is. `rollouts` counts
-    by status. `solve_rate` has a 95 % interval and is None if nothing is graded. `live`: some rollouts are in
-    progress. `error` says why a store whose `state` is not ok cannot be read.
+    `name` is the path relative to the given directory; `id` is the same as long as the path is. `run_ids` are
+    those of the newest runs. `rollouts` counts by status. `solve_rate` has a 95 % interval and is None if nothing
+    is graded. `live`: some rollouts are in progress. `error` says why a store whose `state` is not ok cannot be
+    read.
     """
 
     id: str
@@ -77,6 +78,7 @@ class StoreList(Struct, frozen=True, kw_only=True):
     directories: tuple[str, ...]
     may_write: bool
     version: str
+    next: str | None = None
 
 
 class PhaseTimes(Struct, frozen=True, kw_only=True):
@@ -127,6 +129,7 @@ class StoreHealth(Struct, frozen=True, kw_only=True):
     faults: tuple[BoundaryFaults, ...]
     unsolved: dict[str, int]
     versions: dict[str, int]
+    next: str | None = None
 
 
 # --- loops -----------------------------------------------------------------------------------------------
@@ -189,3 +192,4 @@ class LoopView(Struct, frozen=True, kw_only=True):
     steps: tuple[LoopStep, ...]
     evaluations: tuple[LoopEvaluation, ...]
     refused: dict[str, str]
+    next: str | None = None

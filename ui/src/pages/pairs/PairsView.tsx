@@ -7,6 +7,7 @@ import type { PairView } from "../../api/types";
 import { Button, Choice, Toolbar } from "../../components/controls";
 import { useKeys } from "../../components/keyboard";
 import { Badge, Empty, Key } from "../../components/marks";
+import { useMore } from "../../components/More";
 import { ErrorNote, Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { useUrlState } from "../../components/useUrlState";
@@ -67,7 +68,12 @@ export function PairsView() {
   const vote = useVote(store);
   const mayWrite = useMayWrite();
   const [voter, setVoter] = useVoter();
-  const own = pair?.votes.find((each) => each.voter === voter);
+  const votes = useMemo(
+    () => agreement?.votes.filter((each) => each.subject_id === pair?.id) ?? [],
+    [agreement, pair?.id],
+  );
+  const own = votes.find((each) => each.voter === voter);
+  const [shownVotes, more] = useMore(votes, 50);
   useEffect(() => {
     if (at >= pairs.length - 5 && hasNextPage && !isFetchingNextPage) void fetchNextPage();
   }, [at, pairs.length, hasNextPage, isFetchingNextPage, fetchNextPage]);
@@ -173,13 +179,14 @@ export function PairsView() {
                   <span role="status">{vote.isSuccess && "Stored."}</span>
                 </div>
               )}
-              {pair.votes.length > 0 && (
+              {votes.length > 0 && (
                 <p className={styles.muted}>
-                  {pair.votes.map((each) => (
+                  {shownVotes.map((each) => (
                     <span key={each.voter}>
                       <Text>{each.voter}</Text>: <Badge>{each.label}</Badge>{" "}
                     </span>
                   ))}
+                  {more}
                 </p>
               )}
               <Evidence store={store} pair={pair} />

@@ -4,6 +4,7 @@ import type { RolloutKey } from "../../api/queries";
 import type { RolloutHead } from "../../api/types";
 import { Button, Toolbar } from "../../components/controls";
 import { Badge, Empty } from "../../components/marks";
+import { useMore } from "../../components/More";
 import { Card } from "../../components/Page";
 import { ErrorNote } from "../../components/Query";
 import { Text } from "../../components/Text";
@@ -45,6 +46,7 @@ function Labels({ store, head }: { store: string; head: RolloutHead }) {
   const [voter, setVoter] = useVoter();
   const mayWrite = useMayWrite();
   const own = head.votes.find((each) => each.voter === voter);
+  const [votes, more] = useMore(head.votes, 100);
   return (
     <Card title="Labels" note="Exports leave out what is labelled “exclude”.">
       {mayWrite && (
@@ -77,7 +79,7 @@ function Labels({ store, head }: { store: string; head: RolloutHead }) {
         <p className={styles.none}>Nobody has labelled this rollout.</p>
       ) : (
         <ul>
-          {head.votes.map((each) => (
+          {votes.map((each) => (
             <li key={each.voter}>
               <Badge>{each.label}</Badge> by <Text>{each.voter}</Text>, {moment(each.voted_at)}
               {each.note !== "" && (
@@ -89,6 +91,7 @@ function Labels({ store, head }: { store: string; head: RolloutHead }) {
           ))}
         </ul>
       )}
+      {more}
       {vote.error !== null && <ErrorNote error={vote.error} />}
     </Card>
   );
@@ -98,6 +101,7 @@ function Labels({ store, head }: { store: string; head: RolloutHead }) {
 export function IntegrityPage({ body, head }: { body: RolloutKey; head: RolloutHead }) {
   const mayWrite = useMayWrite();
   const { verdict } = head;
+  const [evidences, more] = useMore(verdict?.integrity.evidence ?? [], 100);
   return (
     <div className={styles.page}>
       {verdict === null ? (
@@ -126,7 +130,7 @@ export function IntegrityPage({ body, head }: { body: RolloutKey; head: RolloutH
             <p className={styles.none}>The grader has no evidence against the patch.</p>
           ) : (
             <ol className={styles.evidence}>
-              {verdict.integrity.evidence.map((evidence, index) => (
+              {evidences.map((evidence, index) => (
                 <li key={index}>
                   <p>
                     <Badge tone="warn">{evidence.rule}</Badge>{" "}
@@ -144,6 +148,7 @@ export function IntegrityPage({ body, head }: { body: RolloutKey; head: RolloutH
               ))}
             </ol>
           )}
+          {more}
         </Card>
       )}
       {verdict !== null && mayWrite && <Decision store={body.store} rollout={head.id} />}

@@ -6,6 +6,7 @@ import type { RolloutHead, VerdictView } from "../../api/types";
 import { Button, Toolbar } from "../../components/controls";
 import { Diff } from "../../components/Diff";
 import { Badge, Empty } from "../../components/marks";
+import { useMore } from "../../components/More";
 import { Card } from "../../components/Page";
 import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
@@ -82,7 +83,7 @@ function Tests({ store, verdict }: { store: string; verdict: VerdictView }) {
   const [url, setUrl] = useUrlState();
   const onlyFailed = url["tests"] === "failed";
   const failed = verdict.tests.filter((test) => !GOOD.includes(test.outcome));
-  const shown = (onlyFailed ? failed : verdict.tests).slice(0, 500);
+  const [shown, more] = useMore(onlyFailed ? failed : verdict.tests);
   const isRegraded = verdict.tests.some((test) => test.regraded !== null);
   const canaries = verdict.integrity.evidence.filter((evidence) => evidence.rule === "canary");
   return (
@@ -113,8 +114,8 @@ function Tests({ store, verdict }: { store: string; verdict: VerdictView }) {
           </tr>
         </thead>
         <tbody>
-          {shown.map((test) => (
-            <tr key={test.id}>
+          {shown.map((test, index) => (
+            <tr key={index}>
               <td>
                 <Text>{test.id}</Text>
               </td>
@@ -127,7 +128,7 @@ function Tests({ store, verdict }: { store: string; verdict: VerdictView }) {
           ))}
         </tbody>
       </table>
-      {shown.length === 500 && <p className={styles.note}>The first 500 of them are shown.</p>}
+      {more}
     </Card>
   );
 }

@@ -7,6 +7,7 @@ import type { RolloutHead } from "../../api/types";
 import { Choice } from "../../components/controls";
 import { useKeys } from "../../components/keyboard";
 import { Badge, Stat, Stats } from "../../components/marks";
+import { useMore } from "../../components/More";
 import { Page, Tabs, Trail } from "../../components/Page";
 import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
@@ -59,6 +60,7 @@ function Figures({ head }: { head: RolloutHead }) {
 function Outcome({ head, chosen }: { head: RolloutHead; chosen: string | undefined }) {
   const { row, verdict } = head;
   const attempt = head.attempts.find((candidate) => candidate.id === head.attempt_id);
+  const [findings, more] = useMore(attempt?.findings ?? [], 10);
   const decided = row?.error?.message ?? row?.reason ?? "";
   const why = chosen === undefined ? decided : (attempt?.error?.message ?? verdict?.reason ?? "");
   return (
@@ -68,11 +70,12 @@ function Outcome({ head, chosen }: { head: RolloutHead; chosen: string | undefin
           <Text>{why}</Text>
         </p>
       )}
-      {(attempt?.findings ?? []).map((finding, index) => (
+      {findings.map((finding, index) => (
         <p key={index} className={styles.reason}>
           <Badge tone="warn">{finding.kind}</Badge> <Text>{finding.message}</Text>
         </p>
       ))}
+      {more}
     </>
   );
 }

@@ -2,10 +2,11 @@ import { useQuery } from "@tanstack/react-query";
 import { memo, useEffect, useMemo, useState } from "react";
 import { type RolloutKey, tokensQuery } from "../../api/queries";
 import { source } from "../../api/source";
-import type { RolloutHead, TokenPage } from "../../api/types";
+import type { RolloutHead, SegmentView, TokenPage } from "../../api/types";
 import { Button, Choice, Toolbar } from "../../components/controls";
 import { useKeys } from "../../components/keyboard";
 import { Empty, Key } from "../../components/marks";
+import { useMore } from "../../components/More";
 import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { useUrlState } from "../../components/useUrlState";
@@ -127,12 +128,24 @@ function Details({ page, index }: { page: TokenPage; index: number | null }) {
   );
 }
 
+/** Segments with the indexes of their first calls in `segment_calls`. */
+function segmentsOf(head: RolloutHead): { segment: SegmentView; first: number }[] {
+  let first = 0;
+  return head.segments.map((segment) => {
+    const row = { segment, first };
+    first += segment.calls;
+    return row;
+  });
+}
+
 /** The tokens of one call: what was sampled with which probability, by which weights, and what was trained on. */
 export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead }) {
   const [url, setUrl] = useUrlState();
   const [note, setNote] = useState("");
-  const calls = useMemo(() => head.segments.flatMap((segment) => segment.call_ids), [head.segments]);
+  const calls = head.segment_calls;
   const call = url["call"] ?? calls[0];
+  const segments = useMemo(() => segmentsOf(head), [head]);
+  const [shownSegments, moreSegments] = useMore(segments, 100);
   const scope = url["scope"] === "segment" ? "segment" : "call";
   const start = url["from"] === undefined ? null : Number(url["from"]) || 0;
   const colour = (url["colour"] ?? "logprob") as Colour;
@@ -214,13 +227,13 @@ export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead
         )}
       </Toolbar>
       <ol className={styles.segments} aria-label="Segments">
-        {head.segments.map((segment) => (
+        {shownSegments.map(({ segment, first }) => (
           <li key={segment.index}>
             <button
               type="button"
-              aria-pressed={segment.call_ids.includes(call)}
+              aria-pressed={first <= at && at < first + segment.calls}
               title={`begins here: ${segment.reason}`}
-              onClick={() => setUrl({ call: segment.call_ids[0], token: undefined, from: undefined })}
+              onClick={() => goTo(first)}
             >
               <strong>Segment {segment.index + 1}</strong> {segment.reason}
               <span>
@@ -229,6 +242,7 @@ export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead
             </button>
           </li>
         ))}
+        {moreSegments !== null && <li>{moreSegments}</li>}
       </ol>
       <Loaded result={result}>
         {(data) => (
@@ -236,7 +250,11 @@ export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead
             <div className={styles.main}>
               <p className={styles.note}>
                 Tokens {count(data.start)} to {count(data.start + data.ids.length)} of {count(data.total)}
-                {data.tokenizer === null ? "; no tokenizer is known, so their ids are shown" : `, by ${data.tokenizer}`}
+                {data.tokenizer === null ? (
+                  "; no tokenizer is known, so their ids are shown"
+                ) : (
+                  <span title={data.tokenizer}>, by {data.tokenizer.slice(data.tokenizer.lastIndexOf("/") + 1)}</span>
+                )}
               </p>
               <Tokens page={data} colour={colour} selected={selected} onSelect={select} />
               <div className={styles.pages}>

@@ -18,10 +18,16 @@ export function RedactionView() {
         <div className={styles.page}>
           <Card
             title="What redaction would replace"
-            note={`looked at ${count(view.conversations)} conversations, ${bytes(view.characters)}`}
+            note={
+              <span role="status">
+                {view.complete
+                  ? `searched all: ${count(view.conversations)} conversations, ${bytes(view.characters)}`
+                  : `searching: ${count(view.conversations)} conversations so far, ${bytes(view.characters)}; the store has ${count(view.total)} conversations and rollouts`}
+              </span>
+            }
           >
             {Object.keys(view.replaced).length === 0 ? (
-              <Empty>Redaction would replace nothing.</Empty>
+              <Empty>{view.complete ? "Redaction would replace nothing." : "Nothing found so far."}</Empty>
             ) : (
               <table className={styles.table}>
                 <thead>

@@ -42,12 +42,15 @@ function State({ store, state }: { store: string; state: string }) {
         <>
           {view.first > 0 && (
             <Button onClick={() => setUrl({ from: String(Math.max(0, view.first - MESSAGES)) })}>
-              {count(view.first)} blocks before
+              {count(view.first)} messages before
             </Button>
           )}
-          {view.messages.map((block) => (
-            <PlainBlock key={block.ref} block={block} />
+          {view.messages.map((block, index) => (
+            <PlainBlock key={index} block={block} />
           ))}
+          {view.next !== null && (
+            <Button onClick={() => setUrl({ from: String(view.next) })}>{count(view.total - view.next)} messages after</Button>
+          )}
           <div className={styles.action} role="group" aria-label="What the model did">
             {view.action.map((block, index) => (
               <PlainBlock key={index} block={block} />

@@ -3,6 +3,7 @@ import { Link, useParams } from "@tanstack/react-router";
 import { compareQuery, storesQuery } from "../../api/queries";
 import { Choice, Toolbar } from "../../components/controls";
 import { Badge, Empty, Stat, Stats } from "../../components/marks";
+import { useMore } from "../../components/More";
 import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { useUrlState } from "../../components/useUrlState";
@@ -10,15 +11,13 @@ import { count, percent } from "../../text/format";
 import health from "./HealthView.module.css";
 import styles from "./CompareView.module.css";
 
-/** Tasks beyond these are left out of the page: those with the greatest change come first. */
-const SHOWN_TASKS = 500;
-
 function points(share: number | null): string {
   return share === null ? "–" : `${share > 0 ? "+" : ""}${(share * 100).toFixed(1)} points`;
 }
 
 function Comparison({ before, after }: { before: string; after: string }) {
   const result = useQuery(compareQuery(before, after));
+  const [tasks, more] = useMore(result.data?.tasks ?? []);
   return (
     <Loaded result={result}>
       {(compared) => (
@@ -49,7 +48,7 @@ function Comparison({ before, after }: { before: string; after: string }) {
               </tr>
             </thead>
             <tbody>
-              {compared.tasks.slice(0, SHOWN_TASKS).map((task) => {
+              {tasks.map((task) => {
                 const rate = (solved: number, graded: number) => (graded === 0 ? null : solved / graded);
                 const [one, other] = [
                   rate(task.before_solved, task.before_graded),
@@ -84,11 +83,7 @@ function Comparison({ before, after }: { before: string; after: string }) {
               })}
             </tbody>
           </table>
-          {compared.tasks.length > SHOWN_TASKS && (
-            <p className={styles.note}>
-              The {SHOWN_TASKS} of {count(compared.tasks.length)} tasks with the greatest change are shown.
-            </p>
-          )}
+          {more}
         </div>
       )}
     </Loaded>

@@ -2,18 +2,69 @@ import { useQuery } from "@tanstack/react-query";
 import { Link, useParams } from "@tanstack/react-router";
 import { useMayWrite, usePause } from "../../api/orders";
 import { gatewayQuery } from "../../api/queries";
+import type { GatewayView as Gateway } from "../../api/types";
 import { Button, Toolbar } from "../../components/controls";
 import { Badge, Empty, Stat, Stats } from "../../components/marks";
+import { useMore } from "../../components/More";
 import { Card } from "../../components/Page";
 import { ErrorNote, Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
-import { count, moment, money, short } from "../../text/format";
+import { bytes, count, duration, moment, money, short } from "../../text/format";
 import styles from "./HealthView.module.css";
+
+/** The calls without an answer yet, and how long each one has waited. */
+function Calls({ store, gateway }: { store: string; gateway: Gateway }) {
+  const [calls, more] = useMore(gateway.calls, 100);
+  return (
+    <Card title="Calls in flight">
+      {calls.length === 0 ? (
+        <Empty>No call is in flight.</Empty>
+      ) : (
+        <table className={styles.table}>
+          <thead>
+            <tr>
+              {["Client", "Session", "Model", "State", "Since", "Request", "Sent so far"].map((name) => (
+                <th key={name} scope="col">
+                  {name}
+                </th>
+              ))}
+            </tr>
+          </thead>
+          <tbody>
+            {calls.map((call) => (
+              <tr key={call.id}>
+                <td>
+                  <Link to="/s/$store/r/$rollout" params={{ store, rollout: call.attempt_id }}>
+                    <Text>{call.attempt_id.replace(/^client-/, "")}</Text>
+                  </Link>
+                </td>
+                <td>
+                  <Text>{[call.session_id ?? "–", call.agent_id].filter(Boolean).join(" ")}</Text>
+                </td>
+                <td>
+                  <Text>{call.model}</Text> via <Text>{call.backend}</Text>
+                </td>
+                <td>
+                  <Badge tone={call.generating ? "accent" : "muted"}>{call.generating ? "generating" : "waiting"}</Badge>
+                </td>
+                <td>{duration(Math.max(0, (gateway.read_at ?? 0) - call.started_at))}</td>
+                <td>{bytes(call.request_bytes)}</td>
+                <td>{call.sent_bytes === 0 ? "–" : bytes(call.sent_bytes)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+      {more}
+    </Card>
+  );
+}
 
 /** A gateway that runs as a service: what is in flight, its clients and their budgets; it can be paused. */
 export function GatewayView() {
   const { store } = useParams({ from: "/s/$store" });
   const result = useQuery(gatewayQuery(store));
+  const [clients, more] = useMore(result.data?.clients ?? [], 100);
   const pause = usePause(store);
   const mayWrite = useMayWrite();
   return (
@@ -49,6 +100,7 @@ export function GatewayView() {
             )}
             {pause.error !== null && <ErrorNote error={pause.error} />}
           </Card>
+          {gateway.reachable && <Calls store={store} gateway={gateway} />}
           <Card title="Clients" note="Keys are stored as hashes only.">
             {gateway.clients.length === 0 ? (
               <Empty>No key was made.</Empty>
@@ -64,7 +116,7 @@ export function GatewayView() {
                   </tr>
                 </thead>
                 <tbody>
-                  {gateway.clients.map((client) => (
+                  {clients.map((client) => (
                     <tr key={client.attempt_id}>
                       <td>
                         <Link to="/s/$store/r/$rollout" params={{ store, rollout: client.attempt_id }}>
@@ -90,6 +142,7 @@ export function GatewayView() {
                 </tbody>
               </table>
             )}
+            {more}
           </Card>
         </div>
       )}

@@ -2,6 +2,7 @@ import { useInfiniteQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useParams } from "@tanstack/react-router";
 import { useVirtualizer } from "@tanstack/react-virtual";
 import { useEffect, useMemo, useRef } from "react";
+import { joinedTasks } from "../../api/parts";
 import { tasksQuery } from "../../api/queries";
 import type { TaskSample } from "../../api/types";
 import { SearchField, Toolbar } from "../../components/controls";
@@ -14,6 +15,9 @@ import { count } from "../../text/format";
 import styles from "./GridView.module.css";
 
 const ROW_HEIGHT = 28;
+
+/** Of more samples of a task, these first ones have a cell. */
+const SHOWN_SAMPLES = 200;
 
 type Mark = { sign: string; name: string; style: string | undefined };
 
@@ -36,7 +40,7 @@ export function GridView() {
   const [url, setUrl] = useUrlState();
   const result = useInfiniteQuery(tasksQuery(store, url["q"]));
   const { fetchNextPage, hasNextPage, isFetchingNextPage } = result;
-  const tasks = useMemo(() => result.data?.pages.flatMap((page) => page.tasks) ?? [], [result.data]);
+  const tasks = useMemo(() => joinedTasks(result.data?.pages.flatMap((page) => page.tasks) ?? []), [result.data]);
   const scroller = useRef<HTMLDivElement>(null);
   const virtualizer = useVirtualizer({
     count: tasks.length,
@@ -93,7 +97,7 @@ export function GridView() {
                         {task.solved}/{task.graded}
                       </span>
                       <span className={styles.samples}>
-                        {task.samples.map((sample) => {
+                        {task.samples.slice(0, SHOWN_SAMPLES).map((sample) => {
                           const mark = markOf(sample);
                           return (
                             <Link
@@ -108,6 +112,7 @@ export function GridView() {
                             </Link>
                           );
                         })}
+                        {task.samples.length > SHOWN_SAMPLES && ` and ${count(task.samples.length - SHOWN_SAMPLES)} more`}
                       </span>
                     </li>
                   );

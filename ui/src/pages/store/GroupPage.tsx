@@ -12,7 +12,7 @@ import { useListKeys } from "../../components/useListKeys";
 import { useUpKey } from "../../components/useUpKey";
 import { useUrlState } from "../../components/useUrlState";
 import { visible } from "../../text/escapes";
-import { reward } from "../../text/format";
+import { count, reward } from "../../text/format";
 import { StatusBadge } from "./badges";
 import styles from "./GroupPage.module.css";
 
@@ -71,6 +71,10 @@ export function GroupPage() {
                 {group.parting === null
                   ? "No turn tells the solved rollouts from the unsolved ones."
                   : `Solved and unsolved rollouts part in turn ${group.parting + 1}.`}
+                {group.total > group.members.length &&
+                  (group.next === null
+                    ? ` The first ${count(group.members.length)} of ${count(group.total)} rollouts are compared.`
+                    : " Reading more rollouts…")}
                 {group.cut && " Only the first turns of long rollouts are compared."}
               </p>
               <div className={styles.scroller} tabIndex={0} role="region" aria-label="Rollouts of the task">

@@ -3,6 +3,7 @@ import { Link, useParams } from "@tanstack/react-router";
 import { healthQuery } from "../../api/queries";
 import type { StoreHealth } from "../../api/types";
 import { Badge, Empty } from "../../components/marks";
+import { useMore } from "../../components/More";
 import { Card } from "../../components/Page";
 import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
@@ -90,6 +91,7 @@ function Open({ store, rows }: { store: string; rows: StoreHealth["open"] }) {
 }
 
 function Workers({ workers }: { workers: StoreHealth["workers"] }) {
+  const [shown, more] = useMore(workers, 100);
   return (
     <Card title="Who works">
       <table className={styles.table}>
@@ -103,7 +105,7 @@ function Workers({ workers }: { workers: StoreHealth["workers"] }) {
           </tr>
         </thead>
         <tbody>
-          {workers.map((worker) => (
+          {shown.map((worker) => (
             <tr key={worker.id}>
               <td>
                 <Text>{worker.id}</Text> {!worker.alive && <Badge tone="bad">lost</Badge>}
@@ -115,6 +117,7 @@ function Workers({ workers }: { workers: StoreHealth["workers"] }) {
           ))}
         </tbody>
       </table>
+      {more}
     </Card>
   );
 }
