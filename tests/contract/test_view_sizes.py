@@ -37,7 +37,7 @@ WIDE = "\x1b\u202e\u6f22\U0001f600\ud83d\x00"
 MANY = 1_200
 CALLS = 5_000
 LOGS = 250
-COPIES = 230
+COPIES = 300
 TURNS = 25
 
 
@@ -83,7 +83,7 @@ def put_large_run(directory: Path) -> None:
     with Store.open(directory) as store:
         store.runs.create("run1", {"backend": "openai"}).result()
         checks = ScriptChecks(source=Files({"test.sh": "true"}))
-        text = WIDE[:4] * 10_000
+        text = WIDE[:4] * 20_000
         task = Task(
             instance_id="calc-0",
             repo="r",
@@ -174,7 +174,7 @@ def put_large_sessions(directory: Path) -> None:
                         model="m" * 900,
                     )
                     node = log.result(node, "c0", "y" * 9_000)
-            log.answer(node, f"token=sk-ant-api03-{number:040d}-{'A' * 50}", model="m" * 900)
+            log.answer(node, f"Write to ann{number}@initech-mail.com.", model="m" * 900)
             trace_store.store_trace(store.sessions, log.trace).result()
 
 
@@ -203,7 +203,7 @@ def put_large_loop(directory: Path) -> None:
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("large")
     put_large_run(root / "run")
-    put_many(root / "many", tasks=2_500, samples=2, turns=1)
+    put_many(root / "many", tasks=3_000, samples=2, turns=1)
     put_many(root / "wide", tasks=2, samples=2_500, turns=1)
     put_large_gateway(root / "gateway")
     put_large_sessions(root / "logs")
@@ -245,7 +245,7 @@ async def test_no_answer_is_larger_than_a_page_and_the_pages_have_everything(sto
         health = await joined("read_health", f"{run}/health", lambda page: [*page["workers"], *page["versions"]])
         assert len(health) == 2 * MANY + 2  # two versions more: of the call with many tokens, and unknown
         rollouts = await joined("list_rollouts", f"{many}/rollouts", field("rollouts"), limit=1_000)
-        assert len({each["id"] for each in rollouts}) == len(rollouts) == 5_000
+        assert len({each["id"] for each in rollouts}) == len(rollouts) == 6_000
         matching = await joined("list_rollouts", f"{run}/rollouts", lambda page: [*page["matches"]], q="said")
         assert len(matching) == 12
 
@@ -254,7 +254,7 @@ async def test_no_answer_is_larger_than_a_page_and_the_pages_have_everything(sto
         )
         assert len({each["rollout_id"] for each in samples}) == len(samples) == 5_000
         tasks = await joined("list_tasks", f"{many}/tasks", lambda page: [t["task_id"] for t in page["tasks"]])
-        assert len(set(tasks)) == len(tasks) == 2_500
+        assert len(set(tasks)) == len(tasks) == 3_000
 
         members = await joined("read_group", f"{run}/group", field("members"), task="calc-0")
         assert [member["row"]["id"] for member in members] == [f"r{n}" for n in range(12)]
@@ -293,7 +293,7 @@ async def test_no_answer_is_larger_than_a_page_and_the_pages_have_everything(sto
             seen["read_patch"] = seen.get("read_patch", 0) + 1
             if page["next"] is None:
                 break
-        assert len(patch) == 40_000
+        assert len(patch) == 80_000
         name = f"log-7-{'x' * 100}"
         assert await joined("read_log", f"{rollout}/log", lambda page: [page["text"]], "offset", name=name) == [
             "x"
@@ -302,11 +302,11 @@ async def test_no_answer_is_larger_than_a_page_and_the_pages_have_everything(sto
 
         before, after = (path.rpartition("/")[2] for path in (wide, many))
         compared = await joined("compare_stores", "/api/compare", field("tasks"), before=before, after=after)
-        assert len({each["task_id"] for each in compared}) == len(compared) == 2_500
+        assert len({each["task_id"] for each in compared}) == len(compared) == 3_000
         report = await joined(
             "read_report", "/api/report", lambda page: page["figures"]["tasks"], stores=f"{before},{after}"
         )
-        assert len(report) == 2_500
+        assert len(report) == 3_000
         charts = await joined("read_report", "/api/report", field("training"), stores=loop.rpartition("/")[2])
         assert charts
         steps = await joined("read_loop", f"{loop}/loop", field("steps"))

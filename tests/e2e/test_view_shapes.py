@@ -43,7 +43,9 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
         put_attempt(store, talk.calls)
     put_rollouts(root / "judged", tasks=1, samples=3)
     with Store.open(root / "judged") as store:
-        forged = Integrity("forged", "it ends before the tests", (Evidence("exit", "a.py", 3, "os._exit(0)"),))
+        canary = Evidence("canary", text="2 of 3 canary tests did not end as they must")
+        evidence = (Evidence("exit", "a.py", 3, "os._exit(0)"), canary)
+        forged = Integrity("forged", "it ends before the tests", evidence)
         wait(store.runs.replace_verdict("calc-0-1.1", Verdict(reward=0.0, reason="forged", integrity=forged)))
         wait(store.runs.create_rollouts("run1", [("ungraded", "calc-0", 7)]))
         attempt = wait(store.runs.start_attempt("ungraded"))
@@ -86,6 +88,15 @@ def test_pictures_are_drawn_and_documents_are_not(watched: Watched, ids: dict[st
     assert drawn.evaluate("(image) => image.decode().then(() => image.naturalWidth)") == 1
     expect(figures.filter(has_text="not shown: only PNG")).to_have_count(2)
     expect(figures.filter(has_text="not shown: it is at another address")).to_have_count(1)
+
+
+def test_failed_canary_tests_stand_beside_the_tests_that_decide(watched: Watched, ids: dict[str, str]):
+    page = watched.open(f"/s/{ids['judged']}/r/calc-0-1?view=patch")
+    line = page.locator("p", has=page.get_by_text("canary tests", exact=True))
+    expect(line).to_contain_text("2 of 3 canary tests did not end as they must")
+    page = watched.open(f"/s/{ids['judged']}/r/calc-0-0?view=patch")
+    expect(page.get_by_text("Tests that decide")).to_be_visible()
+    expect(page.get_by_text("canary tests")).to_have_count(0)
 
 
 def test_a_forged_verdict_and_a_failed_grader_are_told_apart(watched: Watched, ids: dict[str, str]):

@@ -54,7 +54,7 @@ _PIECE = 100
 """How many calls are read at once."""
 _PAUSE_S = 0.0005
 """How many seconds the lock of a transcript is released between two pieces, so that waiting threads can get it."""
-_CACHE_BYTES = 20_000_000
+_CACHE_BYTES = 12_000_000
 """About how many characters of tool results are kept per attempt.
 
 If there are very many results, less of each is kept.
