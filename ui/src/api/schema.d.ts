@@ -823,11 +823,10 @@ export interface components {
         };
         /**
          * Finding
-         * @description Something of note about an attempt that did not end it. `kind` is a short name, `message` says it.
+         * @description Something notable about an attempt that did not end it; `kind` is a short name, `message` explains it.
          *
-         *         Kinds: `budget` (the attempt used up what it was allowed), `context` (it filled the model's context),
-         *         `session-log` (the agent's own log differs from the calls). `call_id` names the call it is about, where it is
-         *         about one.
+         *         Kinds: `budget` (the attempt used up its budget), `context` (it filled the model's context), `session-log` (the
+         *         agent's own log differs from the calls). `call_id` is the call concerned, if it is about one.
          */
         Finding: {
             kind: string;
@@ -1072,7 +1071,7 @@ export interface components {
          * @description Token counts as the backend reports them.
          *
          *         `prompt_tokens` includes those read from a cache (`cached_tokens`) and those written to one
-         *         (`cache_write_tokens`, which only some providers tell and charge for).
+         *         (`cache_write_tokens`, which only some providers report and charge for).
          */
         Usage: {
             /** @default 0 */
