@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,14 @@ def test_one_of_the_release_before_is_read_as_it_is(tmp_path: Path):
     assert (tmp_path / FILE).read_bytes() == before
 
 
+def test_states_of_the_first_release_are_counted_where_they_cannot_be_migrated(tmp_path: Path):
+    with tarfile.open(Path(__file__).parents[1] / "data/v0_1/sessions.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    with Store.open(tmp_path / "sessions", create=False, read_only=True) as store:
+        assert store.sessions.count() == (63, 18)
+        assert store.sessions.count("tool_errors > 0") == (8, 4)
+
+
 RUNS = """
 import json, sys
 from pathlib import Path
@@ -110,6 +119,7 @@ with Store.open(Path(sys.argv[1]), create=False) as store:
 """
 WRITE = """
 import sys
+import tarfile
 from pathlib import Path
 from understudy.errors import StoreError
 from understudy.store import Store

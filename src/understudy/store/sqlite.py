@@ -511,10 +511,13 @@ def _alone(directory: Path) -> Generator[None]:
 
 @contextmanager
 def filter_connection(file: Path) -> Generator[sqlite3.Connection]:
-    """Open a connection that can only read the session tables."""
+    """Open a connection that can only read the session tables; those of an older schema through views."""
     with translate_errors(file):
         raw = sqlite3.connect(reading_uri(file), uri=True, isolation_level=None)
         try:
+            (version,) = raw.execute("SELECT version_num FROM alembic_version").fetchone()
+            for statement in _READ_BY_VIEWS.get(version, ()):
+                raw.execute(statement)
             restrict_to_turns(raw)
             yield raw
         finally:
