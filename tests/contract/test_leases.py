@@ -167,7 +167,7 @@ def test_workers_that_were_told_to_stop_take_no_rollout_with_them(store: Store) 
 def test_a_run_is_executed_by_one_process_or_by_workers(store: Store) -> None:
     alone, other = Lease("alone", 60.0), Lease("other", 60.0)
     claim(store, LEASE)
-    with pytest.raises(StoreError, match="run is being executed by a; wait for that"):
+    with pytest.raises(StoreError, match="run is being executed by a; wait until it ends"):
         store.leases.execute_alone("run", alone, "1.0").result()
     assert [run.id for run in store.leases.open_runs()] == ["run"], "what was refused changed nothing"
     store.leases.give_back(LEASE).result()

@@ -189,7 +189,7 @@ def put_large_loop(directory: Path) -> None:
     )  # fmt: skip
     place.enter(
         LoopConfig(
-            model="tiny", model_digest="0", tasks={}, steps=2_000, groups=2, samples=4, manner={}, trainer={},
+            model="tiny", model_digest="0", tasks={}, steps=2_000, groups=2, samples=4,
         )
     )  # fmt: skip
     place.save(
