@@ -141,7 +141,7 @@ def test_lines_that_are_not_json(tmp_path: Path, line: bytes) -> None:
 
 
 def test_repeated_ids_are_refused_but_instructions_may_be_alike(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r":2: instance_id: 'a-1' is duplicate"):
+    with pytest.raises(TaskError, match=r":2: instance_id: 'a-1' occurs twice"):
         load(written(tmp_path / "t.jsonl", raw(), raw(instruction="Other.")))
     assert len(load(written(tmp_path / "t.jsonl", raw(), raw(instance_id="b")))) == 2
 
