@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from understudy.store.address import StoreLocation, StoreUrl
 from understudy.view.faults import ViewRefused, missing
 from understudy.view.viewed import ViewedDatabase, ViewedDirectory, ViewedStore
 
+_log = logging.getLogger(__name__)
 _MOST: Final = 5_000
 
 
@@ -20,10 +22,13 @@ class Catalog:
     """The stores below some directories, and in some databases.
 
     Nothing outside of the directories is ever opened, not even through links. Raises ConfigError if a directory
-    does not exist, StoreError if a database cannot be read.
+    does not exist, StoreError if a database cannot be read. At most `most` stores are shown; it is logged once if
+    there are more.
     """
 
-    def __init__(self, locations: Sequence[StoreLocation]) -> None:
+    def __init__(self, locations: Sequence[StoreLocation], most: int = _MOST) -> None:
+        self._most = most
+        self._is_cut = False
         self.roots = [each.resolve() for each in locations if isinstance(each, Path)]
         for root in self.roots:
             if not root.is_dir():
@@ -57,13 +62,21 @@ class Catalog:
                 name = str(inner.path.relative_to(root)) if inner.path != root else root.name
                 loop = None if inner.loop is None else store_id(inner.loop)
                 store = ViewedDirectory(inner.path, name, "loop" if inner.is_loop else "store", loop)
-                stores.setdefault(store.id, store)
-                if len(stores) >= _MOST:
+                if store.id not in stores and len(stores) >= self._most:
+                    self._say_cut(root)
                     break
+                stores.setdefault(store.id, store)
         with self._lock:
             for key, store in stores.items():
                 self._stores.setdefault(key, store)
             return [self._stores[key] for key in stores]
+
+    def _say_cut(self, root: Path) -> None:
+        if not self._is_cut:
+            self._is_cut = True
+            _log.warning(
+                "only the first %d stores are shown; to see others, name directories in %s", self._most, root
+            )
 
     def store(self, key: str) -> ViewedStore:
         """Return the store with an id. Raises ViewRefused if there is none."""
