@@ -94,6 +94,8 @@ def decode_cursor(text: str) -> tuple[Any, str]:
         value, key = msgspec.json.decode(data, type=tuple[str | float | int, str])
     except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
         raise invalid_cursor(text) from error
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise invalid_cursor(text)  # SQLite has no such integers
     return value, key
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import pytest
 from msgspec import Struct
 
 from understudy.view.faults import ViewRefused, encode
-from understudy.view.paging import ROOM, AnswerParts, encode_cursor, fit, shortened, size_of
+from understudy.view.paging import ROOM, AnswerParts, decode_cursor, encode_cursor, fit, shortened, size_of
 from understudy.view.routes import ROUTES
 from understudy.view.schema import PAGE_BYTES
 from understudy.view.schema.rollouts import TaskSample
@@ -63,6 +64,17 @@ def test_pages_are_of_one_answer_and_go_on_after_it_was_forgotten():
     assert second.total == 1 and second.names[0] == many[len(first.names)]  # type: ignore[attr-defined]
     again = AnswerParts().page(first.next, LISTS, lambda: Answer(3, many, {}, None))  # type: ignore[attr-defined]
     assert again.total == 3 and again.names == second.names  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400])
+def test_a_cursor_with_a_number_that_no_row_has_is_refused(number: int):
+    with pytest.raises(ViewRefused, match="cursor"):
+        decode_cursor(_cursor_of(number))
+    assert decode_cursor(encode_cursor(2**63 - 1, "x")) == (2**63 - 1, "x")
+
+
+def _cursor_of(number: int) -> str:
+    return base64.urlsafe_b64encode(f'[{number}, "x"]'.encode()).decode().rstrip("=")
 
 
 def test_a_small_answer_is_one_page_and_foreign_cursors_are_refused():
