@@ -111,16 +111,16 @@ class ViewServer:
                     return route, parts
                 other.append(route.method)
         path = "/" + "/".join(segments)
-        if other:
-            raise ViewRefused(
-                405, "method", f"{path[:200]}: expected {' or '.join(other)}, got {method[:20]}", "use that method"
-            )
         if method == "POST" and not self._api.may_write:
             raise ViewRefused(
                 403,
                 "read_only",
                 "the viewer was started with --read-only: it writes nothing",
                 "restart it without --read-only",
+            )
+        if other:
+            raise ViewRefused(
+                405, "method", f"{path[:200]}: expected {' or '.join(other)}, got {method[:20]}", "use that method"
             )
         raise ViewRefused(
             404, "not_found", f"{path[:200]}: no such path", "`understudy view --openapi` lists them"
