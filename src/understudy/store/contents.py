@@ -19,6 +19,7 @@ from understudy.errors import StoreError
 from understudy.store.driver import WriterSession
 from understudy.store.schema import blobs, nodes
 from understudy.store.statements import HotStatement, hot_insert_once, json_values
+from understudy.util.sequences import common_prefix_length
 
 Buffer = bytes | Raw
 
@@ -281,7 +282,7 @@ class ContentWriter:
         before = self._lines.pop(branch, _NOTHING)
         system = before.system if parts.system == before.parts.system else self._blob(parts.system)
         tools = before.tools if parts.tools == before.parts.tools else self._blob(parts.tools)
-        nodes = before.nodes[: _common(parts.messages, before.parts.messages)]
+        nodes = before.nodes[: common_prefix_length(parts.messages, before.parts.messages)]
         node = nodes[-1] if nodes else EMPTY
         for message in parts.messages[len(nodes) :]:
             node = self.node(node, self.blob(message))
@@ -301,7 +302,7 @@ class ContentWriter:
         chains: list[tuple[int, list[bytes]]] = []
         for branch, parts, others in requests:
             before = self._lines.get(branch, _NOTHING)
-            known = _common(parts.messages, before.parts.messages)
+            known = common_prefix_length(parts.messages, before.parts.messages)
             digests = [content_hash(message) for message in parts.messages[known:]]
             chains.append((before.nodes[known - 1] if known else EMPTY, digests))
             data.update(zip(digests, parts.messages[known:], strict=True))
@@ -384,16 +385,6 @@ class ContentWriter:
 
     def _packed(self, data: Buffer) -> tuple[int, bytes]:
         return _pack(self._compress, bytes(data))
-
-
-def _common(messages: Sequence[Buffer], others: Sequence[Buffer]) -> int:
-    """Return how many messages two requests have in common at their beginning."""
-    number = 0
-    for message, other in zip(messages, others, strict=False):
-        if message != other:
-            break
-        number += 1
-    return number
 
 
 def _pack(compress: Callable[[bytes], bytes], plain: bytes) -> tuple[int, bytes]:

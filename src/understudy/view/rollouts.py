@@ -11,6 +11,7 @@ from understudy.errors import NotInStore
 from understudy.store import Store
 from understudy.store.keys import CLIENT
 from understudy.types import Attempt, PytestChecks, Rollout, SuiteChecks, Task, Verdict, is_solved
+from understudy.util.sequences import common_prefix_length
 from understudy.view.faults import missing
 from understudy.view.schema.orders import VoteView
 from understudy.view.schema.rollouts import (
@@ -211,18 +212,8 @@ def _parting(members: Sequence[GroupMember]) -> int | None:
     solved = [each for each in members if each.row.reward is not None and is_solved(each.row.reward)]
     unsolved = [each for each in members if each.row.reward is not None and not is_solved(each.row.reward)]
     together = [
-        _common([turn.digest for turn in one.turns], [turn.digest for turn in other.turns])
+        common_prefix_length([turn.digest for turn in one.turns], [turn.digest for turn in other.turns])
         for one in solved
         for other in unsolved
     ]
     return max(together) if together else None
-
-
-def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return how many of the first turns of two rollouts are equal."""
-    count = 0
-    for first, second in zip(one, other, strict=False):
-        if first != second:
-            break
-        count += 1
-    return count
