@@ -362,6 +362,15 @@ def test_calls_that_are_committed_together_are_stored_as_each_alone(store: Store
         assert connection.execute(select(func.count()).select_from(blobs)).scalar_one() <= 12
 
 
+def test_of_two_calls_with_one_id_that_are_committed_together_the_first_is_stored(store: Store) -> None:
+    attempt = running(store)
+    first, second = (make_call(attempt.id, request=json.dumps({"messages": [text]}).encode()) for text in "ab")
+    with writes_held(store):
+        done = [store.calls.append(call) for call in (first, second)]
+    assert [future.result() for future in done] == [None, None]
+    assert list(store.calls.of_attempt(attempt.id)) == [first]
+
+
 def test_contents_are_stored_once(store: Store) -> None:
     attempt = running(store)
     body = {"system": "s" * 500, "tools": ["t" * 500], "messages": ["m" * 500]}

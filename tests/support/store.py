@@ -46,8 +46,14 @@ def make_call(attempt_id: str, sequence: int = 0, **changes: Any) -> Call:
 @contextmanager
 def writes_held(store: Store) -> Generator[None]:
     """Everything that is written inside is committed as one group at the end."""
-    release = threading.Event()
-    held = store._database.writer.submit(lambda _: release.wait(60))  # pyright: ignore[reportPrivateUsage]
+    begun, release = threading.Event(), threading.Event()
+
+    def hold(_: object) -> bool:
+        begun.set()
+        return release.wait(60)
+
+    held = store._database.writer.submit(hold)  # pyright: ignore[reportPrivateUsage]
+    assert begun.wait(60)  # else it could be in one group with what is written inside
     yield
     release.set()
     assert held.result()

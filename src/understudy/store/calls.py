@@ -153,7 +153,7 @@ class CallRepository(Repository):
                 f"attempt {call.attempt_id} lost its lease because its worker did not renew it in time; call "
                 f"{call.id} was not stored, and the rollout is tried again"
             )
-        parts = context.split_requests.get(call.id) or split_body(call.request)
+        parts = context.split_requests.get(id(call)) or split_body(call.request)
         content = (
             encode(call.sampling),
             error_column(call.error),
@@ -369,7 +369,7 @@ def _prepare_appends(context: WriteContext, appended: Sequence[Call]) -> None:
     requests: list[tuple[Hashable, Parts, list[Buffer]]] = []
     for call in appended:
         if statuses.get(call.attempt_id, "unresponsive") != "unresponsive":
-            parts = context.split_requests[call.id] = split_body(call.request)
+            parts = context.split_requests[id(call)] = split_body(call.request)
             requests.append((_branch(call), parts, [parts.skeleton, call.response]))
     context.contents.store_together(requests)
 

@@ -99,11 +99,18 @@ class WriteContext:
         """The rows on which the tokens of calls after a call build, by its id; for recent calls."""
         self.locked_statuses: dict[str, str] = {}
         """Statuses of attempts that cannot change before this transaction ends."""
-        self.split_requests: dict[str, Parts] = {}
-        """The requests of calls that are stored in this transaction, by the calls' ids."""
+        self.split_requests: dict[int, Parts] = {}
+        """The requests of calls that are stored in this transaction, by Python's `id` of each call: two calls may
+        claim the same id of their own."""
+
+    def end_transaction(self) -> None:
+        """Clear what holds for one transaction only."""
+        self.locked_statuses.clear()
+        self.split_requests.clear()
 
     def forget(self) -> None:
         """Clear all caches, after a rollback."""
+        self.end_transaction()
         self.contents.forget()
         self.recent.clear()
         self.token_bases.clear()
@@ -233,8 +240,6 @@ class Writer:
         try:
             fresh = session.begin(number)
             has_begun = True
-            context.locked_statuses.clear()
-            context.split_requests.clear()
             if fresh:
                 _prepare_together(context, group)
             for write in group if fresh else ():
@@ -242,6 +247,7 @@ class Writer:
             for write in group:
                 write.group = number
             session.commit(number)
+            context.end_transaction()
         except Exception as error:
             if self._driver.repeatable_for_s(error):
                 raise
