@@ -696,7 +696,7 @@ def template(factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.services
 @settings(
-    max_examples=40,
+    max_examples=example_count(40),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
