@@ -122,6 +122,21 @@ async def test_a_context(calc_tasks: Path, tmp_path: Path, answers: int, message
     assert verdict is not None and verdict.reward == 0.0
 
 
+async def test_an_agent_that_gives_up_after_a_cut_answer_has_failed_its_task(calc_tasks: Path, tmp_path: Path):
+    async with FakeVLLM(default=Say(text="on and on", finish="length")) as server:
+        backend = ("vllm", "--base-url", server.url, "--backend-model-high", "fake")
+        out = tmp_path / "out"
+        talks = agent(tmp_path, "exit 1", calls=2)
+        done = await asyncio.to_thread(understudy, "run", *backend, "--tasks", calc_tasks, "-o", out, *talks)
+    summary = json.loads(done.stdout)
+    assert (done.returncode, summary["unsolved"], summary["calls"]) == (0, 1, 2), done.stderr
+    with Store.open(out, create=False) as store:
+        (attempt,) = store.runs.attempts(store.runs.rollouts()[0].id)
+    assert (attempt.status, attempt.error, [each.kind for each in attempt.findings]) == (
+        "succeeded", None, ["answer limit"]
+    )  # fmt: skip
+
+
 def test_one_task_that_cannot_be_had_does_not_end_the_others(calc_tasks: Path, tmp_path: Path):
     lines = calc_tasks.read_text().splitlines()
     bad = {**json.loads(lines[1]), "workdir": "/home"}

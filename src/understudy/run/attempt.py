@@ -188,8 +188,8 @@ async def _run_agent(
         calls = (
             await asyncio.to_thread(_finished_calls, context.store, attempt) if result.outcome == "crashed" else []
         )
-        context_finding = _context_overflow(calls)
-        error = None if context_finding else _error_of_agent(context.agent, calls, result, session)
+        limit_finding = _context_overflow(calls) or _answer_limit(calls)
+        error = None if limit_finding else _error_of_agent(context.agent, calls, result, session)
         if error and not (final and isinstance(error, AgentError) and error.had_answers):
             raise error
         with stopwatch.part("patch_s"):
@@ -201,9 +201,9 @@ async def _run_agent(
     with stopwatch.part("check_s"):
         findings = await asyncio.to_thread(_collect_findings, context, attempt, result, session)
     status = _ATTEMPT_STATUSES[result.outcome]
-    if context_finding:
+    if limit_finding:
         status = "succeeded"
-        findings.insert(0, context_finding)
+        findings.insert(0, limit_finding)
     return _AgentWork(status, patch, result.logs, info_of(error) if error else None, findings)
 
 
@@ -233,6 +233,18 @@ def _context_overflow(calls: Sequence[Call]) -> Finding | None:
     if error.type != ContextOverflow.__name__ and not is_overflow(error.message):
         return None
     return Finding(kind="context", message=error.message, call_id=calls[-1].id)
+
+
+def _answer_limit(calls: Sequence[Call]) -> Finding | None:
+    """Return a note that the last answer was cut at its maximum length, if an agent crashed after it; else None.
+
+    Claude Code asks a model three times to continue and then ends with an error. That is the model's failure, which
+    another attempt would only repeat.
+    """
+    if not calls or calls[-1].status != "ok" or calls[-1].finish_reason != "length":
+        return None
+    message = "the last answer reached the maximum number of tokens, and the agent gave up"
+    return Finding(kind="answer limit", message=message, call_id=calls[-1].id)
 
 
 def _finished_calls(store: Store, attempt: Attempt) -> list[Call]:

@@ -33,7 +33,9 @@ def wait(future: Future[Any]) -> Any:
     return future.result(30)
 
 
-def converse(attempt_id: str, instruction: str, *, backend: str, tokens: bool = True) -> Session:
+def converse(
+    attempt_id: str, instruction: str, *, backend: str, tokens: bool = True, policy: str | None = None
+) -> Session:
     """Two turns, a tool between them, with the embedded model's tokens."""
     session = Session(attempt_id)
     encode = scripted_tokenizer().encode
@@ -51,7 +53,7 @@ def converse(attempt_id: str, instruction: str, *, backend: str, tokens: bool = 
             prompt=encode(prompt) if tokens else None,
             completion=ids if tokens else None,
             logprobs=[-0.25] * len(ids) if tokens else None,
-            policy="3",
+            policy=policy,
             backend=backend,
         )
     session.ask(messages[1], None, status="error")
@@ -64,7 +66,13 @@ def written(directory: Path) -> list[str]:
 
 
 def fill(
-    directory: Path, tasks: list[Task], *, samples: int = 1, backend: str = "embedded", tokens: bool = True
+    directory: Path,
+    tasks: list[Task],
+    *,
+    samples: int = 1,
+    backend: str = "embedded",
+    tokens: bool = True,
+    policy: str | None = None,
 ) -> None:
     """A store of one run, all of whose rollouts were graded: the first of each task 1, the others 0."""
     with Store.open(directory) as store:
@@ -76,7 +84,9 @@ def fill(
         for rollout_id, task_id, number in ids:
             attempt = wait(store.runs.start_attempt(rollout_id))
             wait(store.runs.mark_running(attempt.id))
-            for call in converse(attempt.id, by_id[task_id].instruction, backend=backend, tokens=tokens).calls:
+            instruction = by_id[task_id].instruction
+            talk = converse(attempt.id, instruction, backend=backend, tokens=tokens, policy=policy)
+            for call in talk.calls:
                 wait(store.calls.append(call))
             verdict = Verdict(reward=1.0 - min(number, 1), reason="x", tests={"t.py::test": "passed"})
             finished = store.runs.finish_attempt(
@@ -108,7 +118,7 @@ def test_rows_are_the_calls_with_their_exact_tokens(tmp_path: Path):
         assert task.instruction in row["prompt"]
         assert (row["repo"], row["instance_id"], row["prompt_source"]) == ("example/calc", "calc-0", "tokens")
         assert row["logprobs"] == [-0.25] * len(row["gold_completion_ids"])
-        assert (row["branch"], row["policy_version"]) == ("main", "3")
+        assert (row["branch"], row["policy_version"]) == ("main", None)
     call = rows[0]["messages"][-1]["tool_calls"][0]
     assert (call["id"], call["function"]) == ("t1", {"name": "Bash", "arguments": '{"command": "ls"}'})
     assert [message["role"] for message in rows[1]["messages"]] == [
@@ -171,12 +181,13 @@ def test_without_token_ids_there_is_a_stream_and_no_dataset(tmp_path: Path):
     assert "configs" not in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_an_unknown_tokenizer_leaves_a_rendered_prompt(tmp_path: Path):
-    fill(tmp_path, [calc_task()], backend="vllm")
+@pytest.mark.parametrize("backend", ["vllm", "embedded"])
+def test_an_unknown_tokenizer_leaves_a_rendered_prompt(tmp_path: Path, backend: str):
+    fill(tmp_path, [calc_task()], backend=backend, policy="3")  # only weights have a version
     with Store.open(tmp_path, create=False) as store:
         export(store, tmp_path)
     row = datasets.load_from_disk(str(tmp_path / "dataset-calc-0"))[0]
-    assert row["prompt_source"] == "messages"
+    assert (row["prompt_source"], row["policy_version"]) == ("messages", "3")
     assert row["prompt"].startswith("[system]\nS\n\n[user]\n")
 
 

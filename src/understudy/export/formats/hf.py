@@ -290,8 +290,11 @@ def file_name(prefix: str, instance_id: str, suffix: str = "") -> str:
 
 
 def _decoder(call: Call) -> Decoder | None:
-    """Return a function that decodes a call's token ids to text, if the tokenizer is available here; else None."""
-    if call.backend != "embedded":
+    """Return a function that decodes a call's token ids to text, if a scripted policy sampled them; else None.
+
+    The embedded server reports a policy version for weights, which have their own tokenizer, and none for policies.
+    """
+    if call.backend != "embedded" or call.policy_version is not None:
         return None
     from understudy.model.scripted.tokenizer import scripted_tokenizer
 

@@ -150,7 +150,7 @@ class ModelWeights(Struct, frozen=True):
 class EngineLimits(Struct, frozen=True, kw_only=True):
     """Requests decoded at once (`slots`) and queued, prompt tokens per forward, bytes of the prefix cache."""
 
-    slots: int = 8
+    slots: int = 32
     queue: int = 1024
     chunk: int = 512
     cache_bytes: int = 512 << 20
