@@ -238,8 +238,8 @@ def _context_overflow(calls: Sequence[Call]) -> Finding | None:
 def _answer_limit(calls: Sequence[Call]) -> Finding | None:
     """Return a note that the last answer was cut at its maximum length, if an agent crashed after it; else None.
 
-    Claude Code asks a model three times to continue and then ends with an error. That is the model's failure, which
-    another attempt would only repeat.
+    Claude Code asks a model three times to continue and then ends with an error. That is the model's failure,
+    which another attempt would only repeat.
     """
     if not calls or calls[-1].status != "ok" or calls[-1].finish_reason != "length":
         return None

@@ -292,7 +292,8 @@ def file_name(prefix: str, instance_id: str, suffix: str = "") -> str:
 def _decoder(call: Call) -> Decoder | None:
     """Return a function that decodes a call's token ids to text, if a scripted policy sampled them; else None.
 
-    The embedded server reports a policy version for weights, which have their own tokenizer, and none for policies.
+    The embedded server reports a policy version for weights, which have a tokenizer of their own, and none for
+    policies.
     """
     if call.backend != "embedded" or call.policy_version is not None:
         return None
