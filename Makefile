@@ -4,14 +4,14 @@
 # The tests start hundreds of Python processes, which must not each compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The whole loop: collect, train, and collect again with the model that learned from it. With AGENT=codex, say, scripted
-# models do the tasks through that agent.
+# The whole loop: collect, train, and collect again with the model that learned from it. MODEL=smollm2-135m takes a
+# pretrained model in place of the tiny one. With AGENT=codex, say, scripted models do the tasks through that agent.
 ifdef AGENT
 demo: setup
 	@.venv/bin/understudy demo --quick --agent $(AGENT) $(if $(SEED),--seed $(SEED))
 else
 demo: setup-train
-	@.venv/bin/understudy demo $(if $(SEED),--seed $(SEED))
+	@.venv/bin/understudy demo $(if $(MODEL),--model $(MODEL)) $(if $(SEED),--seed $(SEED))
 endif
 
 # Scripted models, so nothing to train and no torch.
