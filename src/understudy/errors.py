@@ -10,7 +10,8 @@
     ├── GraderError     grading itself failed: never a reward of 0
     ├── StoreError      the store cannot be read or written
     │   ├── LeaseLost       an attempt wrote that was taken from its worker
-    │   └── StoreInUse      others have the store open, and this needs it alone
+    │   ├── StoreInUse      others have the store open, and this needs it alone
+    │   └── StoreLocked     another process held the store's lock for too long
     └── ConfigError     an option, a setting or the machine is not as needed
 
 A message says what was found, where, what was expected, and what to do next.
@@ -126,6 +127,10 @@ class LeaseLost(StoreError):
 
 class StoreInUse(StoreError):
     """A store that needs exclusive access, while other processes have it open."""
+
+
+class StoreLocked(StoreError):
+    """A store whose lock another process held for longer than this one waits. Nothing was written."""
 
 
 class ConfigError(UnderstudyError):

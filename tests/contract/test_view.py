@@ -516,7 +516,7 @@ async def test_the_page_is_served_with_types_and_caching(runs: Path, tmp_path: P
     (assets / "index.html").write_text("<!doctype html><title>t</title>")
     (assets / "assets" / "index-a1b2c3d4.js").write_text("export const one = 1;\n" * 100)
     async with viewing(runs, assets=assets) as client:
-        for path in ("/", "/stores/x/rollouts/y?turn=3"):
+        for path in ("/", "/s/x/r/y?turn=3"):
             async with client.session.get(client.url + path) as reply:
                 assert reply.status == 200
                 assert reply.content_type == "text/html"

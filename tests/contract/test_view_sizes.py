@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +30,22 @@ from understudy.types import (
 )
 from understudy.view.routes import ROUTES
 
-from support.export import Log, put_rollouts
+from support.export import Log
 from support.report import put_many
 from support.view import viewing
 
 WIDE = "\x1b\u202e\u6f22\U0001f600\ud83d\x00"
 """Characters that take up to six bytes each in JSON, one of which UTF-8 cannot encode."""
-MANY = 1_200
+MANY = 300
+"""So many rows of about a kilobyte are more than a page."""
 CALLS = 5_000
-LOGS = 250
-COPIES = 300
+LOGS = 80
+LOOPS = 120
+"""As many loops that have not begun, in a directory with a path of over a thousand characters."""
 TURNS = 25
+STEPS = 200
+TASKS = 400
+SAMPLES = 700
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +109,7 @@ def put_large_run(directory: Path) -> None:
                 store.runs.finish_attempt(lost.id, "failed", "requeuing", error=error).result()
             attempt = store.runs.start_attempt(name).result()
             store.runs.mark_running(attempt.id).result()
-            size = {"asks": 2_000, "uses": 2_000, "text": "x" * 1_000} if number == 0 else {"text": text[:3_000]}
+            size = {"asks": 400, "uses": 400, "text": "x" * 1_000} if number == 0 else {"text": text[:3_000]}
             written = [store.calls.append(call(attempt.id, n, **(size if n == 1 else {}))) for n in range(TURNS)]
             if number == 0:
                 more = {"prompt_token_ids": (1,) * 10, "policy_version": "v" * 200}
@@ -112,25 +119,26 @@ def put_large_run(directory: Path) -> None:
                     store.calls.append(
                         call(
                             attempt.id, TURNS + 1 + n, completion_token_ids=(7,), logprobs=(-0.1,),
-                            prompt_token_ids=(n,), policy_version=f"version-{n}-{'v' * 90}",
+                            prompt_token_ids=(n,), policy_version=f"version-{n}-{'v' * 900}",
                         )
                     )
                     for n in range(MANY)
                 ]  # fmt: skip
             for future in written:
                 future.result()
-            evidence = tuple(Evidence("exit", f"a{n}.py", n, "os._exit(0)" * 20) for n in range(MANY))
+            rows = MANY if number == 0 else 1
+            evidence = tuple(Evidence("exit", f"a{n}.py", n, "os._exit(0)" * 90) for n in range(MANY))
             verdict = Verdict(
                 reward=float(number % 2),
                 reason=text,
-                tests={f"tests/test_{n}.py::test_{'long_' * 20}{n}": "passed" for n in range(MANY)},
+                tests={f"tests/test_{n}.py::test_{'long_' * 90}{n}": "passed" for n in range(rows)},
                 log=text,
                 integrity=Integrity("suspicious", text, evidence) if number == 0 else Integrity(),
-                commands=("pytest " * 100,) * MANY,
+                commands=("pytest " * 150,) * rows,
             )
             large = {
-                "logs": {f"log-{n}-{'x' * 100}": b"x" for n in range(MANY)},
-                "findings": [Finding(kind="budget", message="used " * 100)] * MANY,
+                "logs": {f"log-{n}-{'x' * 400}": b"x" for n in range(MANY)},
+                "findings": [Finding(kind="budget", message="used " * 20)] * MANY,
                 "timings": {f"phase {n}": 1.0 for n in range(20)},
             }
             store.runs.finish_attempt(
@@ -145,16 +153,28 @@ def put_large_run(directory: Path) -> None:
         )
         for step in range(3):
             store.training.record(step, f"v{step}", [values], limit_bytes=10**9).result()
-        writes = [store.votes.put("rollout", "r0", f"{n} {'v' * 60}", f"label-{n}") for n in range(MANY)]
-        writes += [store.votes.put("pair", "p0", f"{n} {'v' * 60}", "chosen") for n in range(MANY)]
-        writes += [store.leases.announce(Lease(f"worker-{n}-{'w' * 60}", 60.0), "1", 4, {}) for n in range(MANY)]
+        writes = [store.votes.put("rollout", "r0", f"{n} {'v' * 900}", f"label-{n}") for n in range(MANY)]
+        writes += [store.votes.put("pair", "p0", f"{n} {'v' * 900}", "chosen") for n in range(MANY)]
+        writes += [store.leases.announce(Lease(f"worker-{n}-{'w' * 900}", 60.0), "1", 4, {}) for n in range(MANY)]
         for future in writes:
             future.result()
 
 
+def put_with_long_ids(directory: Path, *, tasks: int, samples: int) -> None:
+    put_many(directory, tasks=tasks, samples=samples, turns=1)
+    with closing(sqlite3.connect(directory / "store.db")) as database, database:
+        for table, column in (
+            ("tasks", "id"),
+            ("rollouts", "task_id"),
+            ("rollouts", "id"),
+            ("attempts", "rollout_id"),
+        ):
+            database.execute(f"UPDATE {table} SET {column} = ? || {column}", ("i" * 400 + "-",))
+
+
 def put_large_gateway(directory: Path) -> None:
     with Store.open(directory) as store:
-        for future in [store.keys.add_client(f"client {n} {'c' * 100}") for n in range(1_000)]:
+        for future in [store.keys.add_client(f"client {n} {WIDE[2] * 180}") for n in range(MANY)]:
             future.result()
 
 
@@ -163,18 +183,18 @@ def put_large_sessions(directory: Path) -> None:
 
     with Store.open(directory) as store:
         for number in range(LOGS):
-            log = Log(f"s{number:03}", project="/home/ann/" + "deep/" * 300)
+            log = Log(f"s{number:03}", project="/home/ann/" + "deep/" * 800)
             node = log.user(-1, f"Mend {number}. {WIDE[:4] * 30}")
             if number == 0:
-                for _ in range(150):
+                for _ in range(TURNS):
                     node = log.answer(
                         node,
                         WIDE[:4] * 2_000,
-                        [(f"c{n}", "Bash", {"command": "x" * 9_000}) for n in range(40)],
-                        model="m" * 900,
+                        [(f"c{n}", "Bash", {"command": "x" * 3_000}) for n in range(20)],
+                        model="m" * 3_000,
                     )
                     node = log.result(node, "c0", "y" * 9_000)
-            log.answer(node, f"Write to ann{number}@initech-mail.com.", model="m" * 900)
+            log.answer(node, f"Write to ann{number}@initech-mail.com.", model="m" * 3_000)
             trace_store.store_trace(store.sessions, log.trace).result()
 
 
@@ -183,9 +203,9 @@ def put_large_loop(directory: Path) -> None:
     steps = tuple(
         StepState(
             step=number, phase="published", run=f"steps/step-{number:04}/run", sampled_by="v0", tasks=("a",),
-            version=f"v{number}", collected=4, solved=2, skipped={f"reason {n}": n for n in range(20)},
+            version=f"v{number}", collected=4, solved=2, skipped={f"reason {n} {'r' * 60}": n for n in range(20)},
         )
-        for number in range(1, 1_000)
+        for number in range(1, STEPS)
     )  # fmt: skip
     place.enter(
         LoopConfig(
@@ -193,9 +213,9 @@ def put_large_loop(directory: Path) -> None:
         )
     )  # fmt: skip
     place.save(
-        LoopState(version="v999", weights="w", steps=steps, refused={f"v{n}": "x" * 300 for n in range(MANY)})
+        LoopState(version="v999", weights="w", steps=steps, refused={f"v{n}": "x" * 900 for n in range(MANY)})
     )
-    lines = [{"step": n, **{f"value{m}": n + m / 7 for m in range(8)}} for n in range(1, 1_000)]
+    lines = [{"step": n, **{f"value{m}": n + m / 7 for m in range(8)}} for n in range(1, STEPS)]
     (directory / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
 
@@ -203,14 +223,16 @@ def put_large_loop(directory: Path) -> None:
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("large")
     put_large_run(root / "run")
-    put_many(root / "many", tasks=3_000, samples=2, turns=1)
-    put_many(root / "wide", tasks=2, samples=2_500, turns=1)
+    put_with_long_ids(root / "many", tasks=TASKS, samples=1)
+    put_with_long_ids(root / "wide", tasks=2, samples=SAMPLES)
     put_large_gateway(root / "gateway")
     put_large_sessions(root / "logs")
     put_large_loop(root / "loop")
-    put_rollouts(root / ("c" * 200) / "0", tasks=1, samples=1, tokens=False)
-    for number in range(1, COPIES):
-        shutil.copytree(root / ("c" * 200) / "0", root / ("c" * 200) / str(number))
+    deep = root.joinpath(*("c" * 250 for _ in range(5)))
+    for number in range(LOOPS):
+        shutil.copytree(
+            root / "loop", deep / str(number), ignore=shutil.ignore_patterns("state.json", "metrics.*")
+        )
     return root
 
 
@@ -237,7 +259,7 @@ async def test_no_answer_is_larger_than_a_page_and_the_pages_have_everything(sto
             return lambda page: page[name]
 
         listed = await joined("list_stores", "/api/stores", field("stores"))
-        assert len({each["id"] for each in listed}) == len(listed) == COPIES + 6
+        assert len({each["id"] for each in listed}) == len(listed) == LOOPS + 6
         store = {each["name"]: f"/api/stores/{each['id']}" for each in listed}
         run, many, wide, logs, loop = (store[name] for name in ("run", "many", "wide", "logs", "loop"))
 
@@ -245,16 +267,16 @@ async def test_no_answer_is_larger_than_a_page_and_the_pages_have_everything(sto
         health = await joined("read_health", f"{run}/health", lambda page: [*page["workers"], *page["versions"]])
         assert len(health) == 2 * MANY + 2  # two versions more: of the call with many tokens, and unknown
         rollouts = await joined("list_rollouts", f"{many}/rollouts", field("rollouts"), limit=1_000)
-        assert len({each["id"] for each in rollouts}) == len(rollouts) == 6_000
+        assert len({each["id"] for each in rollouts}) == len(rollouts) == TASKS
         matching = await joined("list_rollouts", f"{run}/rollouts", lambda page: [*page["matches"]], q="said")
         assert len(matching) == 12
 
         samples = await joined(
             "list_tasks", f"{wide}/tasks", lambda page: [s for t in page["tasks"] for s in t["samples"]]
         )
-        assert len({each["rollout_id"] for each in samples}) == len(samples) == 5_000
+        assert len({each["rollout_id"] for each in samples}) == len(samples) == 2 * SAMPLES
         tasks = await joined("list_tasks", f"{many}/tasks", lambda page: [t["task_id"] for t in page["tasks"]])
-        assert len(set(tasks)) == len(tasks) == 3_000
+        assert len(set(tasks)) == len(tasks) == TASKS
 
         members = await joined("read_group", f"{run}/group", field("members"), task="calc-0")
         assert [member["row"]["id"] for member in members] == [f"r{n}" for n in range(12)]
@@ -294,7 +316,7 @@ async def test_no_answer_is_larger_than_a_page_and_the_pages_have_everything(sto
             if page["next"] is None:
                 break
         assert len(patch) == 80_000
-        name = f"log-7-{'x' * 100}"
+        name = f"log-7-{'x' * 400}"
         assert await joined("read_log", f"{rollout}/log", lambda page: [page["text"]], "offset", name=name) == [
             "x"
         ]
@@ -302,21 +324,21 @@ async def test_no_answer_is_larger_than_a_page_and_the_pages_have_everything(sto
 
         before, after = (path.rpartition("/")[2] for path in (wide, many))
         compared = await joined("compare_stores", "/api/compare", field("tasks"), before=before, after=after)
-        assert len({each["task_id"] for each in compared}) == len(compared) == 3_000
+        assert len({each["task_id"] for each in compared}) == len(compared) == TASKS
         report = await joined(
             "read_report", "/api/report", lambda page: page["figures"]["tasks"], stores=f"{before},{after}"
         )
-        assert len(report) == 3_000
+        assert len(report) == TASKS
         charts = await joined("read_report", "/api/report", field("training"), stores=loop.rpartition("/")[2])
         assert charts
         steps = await joined("read_loop", f"{loop}/loop", field("steps"))
-        assert [step["step"] for step in steps] == list(range(1, 1_000))
+        assert [step["step"] for step in steps] == list(range(1, STEPS))
         assert len(await joined("read_loop", f"{loop}/loop", lambda page: [*page["refused"]])) == MANY
 
         sessions = await joined("list_sessions", f"{logs}/sessions", field("sessions"), limit=1_000)
         assert len({each["trace_id"] for each in sessions}) == len(sessions) == LOGS
         states = await joined("list_states", f"{logs}/states", field("states"), limit=1_000)
-        assert len({each["state_id"] for each in states}) == len(states) == LOGS + 150
+        assert len({each["state_id"] for each in states}) == len(states) == LOGS + TURNS
         last = next(each["state_id"] for each in reversed(states) if each["trace_id"] == "s000")
         first = [0]
         while first[-1] is not None:
@@ -325,7 +347,7 @@ async def test_no_answer_is_larger_than_a_page_and_the_pages_have_everything(sto
         pairs = await joined("list_pairs", f"{run}/pairs", field("pairs"), "start", limit=100)
         assert len({each["id"] for each in pairs}) == len(pairs)
         clients = await joined("read_gateway", f"{store['gateway']}/gateway", field("clients"))
-        assert len({each["name"] for each in clients}) == len(clients) == 1_000
+        assert len({each["name"] for each in clients}) == len(clients) == MANY
         votes = await joined("list_votes", f"{run}/votes", field("votes"))
         assert len({(each["subject"], each["voter"]) for each in votes}) == len(votes) == 2 * MANY
 

@@ -109,8 +109,12 @@ _CURVES = (
 
 
 def is_loop(directory: StoreLocation) -> bool:
-    """Return whether a directory is that of a loop, which may not have begun; a database never is."""
-    return isinstance(directory, Path) and any((directory / name).exists() for name in ("loop.json", "state.json"))
+    """Return whether a directory is that of a loop, which may not have begun; a database never is.
+
+    Every loop has a loop.json. Other programs call their files state.json too, such as data sets in a directory
+    of a run.
+    """
+    return isinstance(directory, Path) and (directory / "loop.json").is_file()
 
 
 def _of_loop(root: Path) -> ReportFigures:

@@ -62,9 +62,9 @@ def read_run_figures(
     """The newest run of the store in `directory`, which may be a database; of a loop's database that `wave`.
 
     A store without a run gives a point without rollouts. Raises StoreError where there is no store that can be
-    read.
+    read; nothing is written to it.
     """
-    with Store.open(directory, create=False) as store:
+    with Store.open(directory, create=False, read_only=True) as store:
         runs = store.runs.all() if wave is None else [run] if (run := store.runs.of_wave(wave)) else []
         run = runs[-1] if runs else None
         outcomes = store.outcomes.of_run(run.id) if run else []

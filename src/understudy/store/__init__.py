@@ -58,25 +58,31 @@ class Store:
         read_only: bool = False,
         exclusive: bool = False,
         waits: bool = False,
+        wait_s: float | None = None,
     ) -> Self:
         """Open the store in a directory or a database, creating and migrating it as needed.
 
         A store in a directory that is not writable is opened for reading. `read_only`: nothing is created,
         migrated or written, not even the file's mode, and writes fail. `exclusive`: nobody else may have the store
         open until it is closed; processes that open it meanwhile wait for up to 30 seconds. `waits`: wait for a
-        server that is unavailable now, as happens anyway once the store is open. Raises StoreError if there is no
-        store and `create` is false; if it is damaged or not a store; if a newer release wrote it; if its server
-        cannot be used; with `read_only`, if it would have to be migrated; with `exclusive`, if another process has
-        it open.
+        server that is unavailable now, as happens anyway once the store is open. `wait_s`: wait at most so many
+        seconds for locks of other processes and for the server [default: 30 and 120]. Raises StoreError if there
+        is no store and `create` is false; if it is damaged or not a store; if a newer release wrote it; if its
+        server cannot be used; with `read_only`, if it would have to be migrated; with `exclusive`, if another
+        process has it open; StoreLocked, also from later reads and writes, if another process holds a lock for
+        too long.
         """
         if isinstance(location, StoreUrl):
             from understudy.store.postgresql import PostgresqlDriver
 
             return cls(
                 location,
-                PostgresqlDriver(location, create=create, read_only=read_only, exclusive=exclusive, waits=waits),
+                PostgresqlDriver(
+                    location, create=create, read_only=read_only, exclusive=exclusive, waits=waits, wait_s=wait_s
+                ),
             )
-        return cls(location, SqliteDriver(location, create=create, read_only=read_only, exclusive=exclusive))
+        driver = SqliteDriver(location, create=create, read_only=read_only, exclusive=exclusive, wait_s=wait_s)
+        return cls(location, driver)
 
     @property
     def directory(self) -> Path:

@@ -318,7 +318,8 @@ class Repository:
     def _read_all(self, query: Select[*tuple[Any, ...]], read: Callable[[RowMapping], T]) -> list[T]:
         """Return what `read` makes of each row of a query."""
         with self._reading() as connection:
-            return [read(row) for row in connection.execute(query).mappings()]
+            rows = connection.execute(query).mappings().all()
+            return [read(row) for row in rows]
 
     @property
     def _name(self) -> str:

@@ -21,7 +21,7 @@ from sqlalchemy import URL, BigInteger, Column, Connection, Float, MetaData, Tab
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool, StaticPool
 
-from understudy.errors import ConfigError, StoreError
+from understudy.errors import ConfigError, StoreError, StoreLocked
 from understudy.store import postgresql_lock
 from understudy.store.address import StoreUrl
 from understudy.store.driver import DatabaseDriver, WriterSession
@@ -39,12 +39,14 @@ OLDEST = 140_000
 OUTAGE_S = 120.0
 """How long writes wait for an unavailable server, in seconds."""
 
+LOCK_S = 30.0
+"""How long locks of other connections are waited for, in seconds."""
+
 CONNECT_S = 10
 CHANNEL = "understudy"
 """The LISTEN/NOTIFY channel. A notification means that there are rollouts to claim."""
 
 _SETTINGS = (
-    "lock_timeout = '30s'",
     # A client that vanished must not keep its locks for long.
     "idle_in_transaction_session_timeout = '30s'",
     "tcp_keepalives_idle = 10",
@@ -238,19 +240,24 @@ class PostgresqlDriver(DatabaseDriver):
         exclusive: bool = False,
         waits: bool = False,
         outage_s: float = OUTAGE_S,
+        wait_s: float | None = None,
     ) -> None:
         """Connect, and migrate to the newest schema. With `read_only`, the server refuses writes.
 
         A server that becomes unavailable is waited for up to `outage_s` seconds; with `waits`, also one that is
-        unavailable now. Every connection shares a lock of the database; with `exclusive`, this process alone holds
+        unavailable now. `wait_s` limits this, and how long locks of others are waited for (default: 30 seconds).
+        Every connection shares a lock of the database; with `exclusive`, this process alone holds
         it through its only connection. If that connection is lost, the work ends, because others may have written
         since. Raises StoreError, or ConfigError without psycopg.
         """
         self._exclusive = exclusive
         self._was_alone = False
         self.url = url
-        self._settings = (*_SETTINGS, "default_transaction_read_only = on") if read_only else _SETTINGS
-        self._outage_s = outage_s
+        lock_timeout = f"lock_timeout = '{LOCK_S if wait_s is None else wait_s:g}s'"
+        reading = ("default_transaction_read_only = on",) if read_only else ()
+        self._settings = (lock_timeout, *_SETTINGS, *reading)
+        self._repeat_s = OUTAGE_S if wait_s is None else wait_s
+        self._outage_s = min(outage_s, self._repeat_s)
         self.exceptions = (_psycopg().Error,)
         self._writer = f"{socket.gethostname()}-{uuid.uuid4().hex}"
         self._listener: psycopg.Connection[Any] | None = None
@@ -382,6 +389,11 @@ class PostgresqlDriver(DatabaseDriver):
         detail = getattr(getattr(cause, "diag", None), "message_detail", None)
         if detail and detail not in text:
             text = f"{text}: {self.url.without_passwords(detail)}"
+        if state == "55P03":
+            return StoreLocked(
+                f"{self.name}: another process holds a lock of the database, as `understudy prune` does; wait for "
+                f"that, then run the same command again ({text})"
+            )
         for sign, hint in _HINTS.items():
             if state.startswith(sign) if sign.isupper() or sign.isdigit() else sign in text:
                 return StoreError(f"{self.name}: {hint} ({text})")
@@ -402,7 +414,7 @@ class PostgresqlDriver(DatabaseDriver):
             return 0.0
         state = cause.sqlstate or ""
         if state.startswith(_PASSING):
-            return OUTAGE_S
+            return self._repeat_s
         outage = isinstance(cause, _psycopg().OperationalError) and not state and _is_outage(cause)
         return self._outage_s if outage else 0.0
 
@@ -513,8 +525,6 @@ _HINTS = {
     "does not exist": "what was asked for is not there; check the names of the database, its user and its tables",
     "23503": "a row names a run, task, rollout or attempt that is not in the store",
     "23505": "another row with the same key exists already",
-    "55P03": "another process holds a lock of the database, as `understudy prune` does; wait for that, then run "
-    "the same command again",
     "53100": "the server's disk is full: nothing of this write was stored, the store is intact; free some space",
     "42501": "the user may not do this; give it the rights of the tables' owner",
     "25006": "the server takes no writes, it is a standby or set to read only; name the primary server",

@@ -26,7 +26,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool, StaticPool
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from understudy.errors import StoreError, StoreInUse
+from understudy.errors import StoreError, StoreInUse, StoreLocked
 from understudy.store.driver import DatabaseDriver, WriterSession
 from understudy.store.migrate import migrate_connection, unknown_schema
 from understudy.store.schema import HEAD, metadata
@@ -39,8 +39,6 @@ _HINTS = {
     "free some space, then run the same command again",
     "disk i/o error": "the disk reported an I/O error: nothing of this write was stored and the store is intact; "
     "check for a full disk, a quota, or a fault in the system log, then run the same command again",
-    "database is locked": "another process held the store's lock for too long; "
-    "find out which process has it open, then run the same command again",
     "readonly database": "the store is read-only for this user; make its directory and files writable",
     "because it is a view": "the store is read-only here: an earlier release wrote it, and it was not brought up",
     "unable to open database": "the store cannot be opened; check the owner and the mode of the directory",
@@ -56,6 +54,11 @@ def to_store_error(error: Exception, file: Path) -> StoreError:
         return error
     cause: BaseException | Any = error.orig if isinstance(error, DBAPIError) else error
     text = str(cause)
+    if getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+        return StoreLocked(
+            f"{file}: another process held the store's lock for too long; find out which process has it open, "
+            f"then run the same command again ({text})"
+        )
     for sign, hint in _HINTS.items():
         if sign in text.lower():
             return StoreError(f"{file}: {hint} ({text})")
@@ -151,10 +154,12 @@ def _make_database(file: Path) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def open_engine(directory: Path, *, create: bool, read_only: bool = False, exclusive: bool = False) -> Engine:
+def open_engine(
+    directory: Path, *, create: bool, read_only: bool = False, exclusive: bool = False, wait_s: float = BUSY_S
+) -> Engine:
     """Open an engine on the store in `directory`, migrated to the newest schema.
 
-    `exclusive`: one connection, alone.
+    `exclusive`: one connection, alone. `wait_s`: for how long to wait for locks of other processes, in seconds.
 
     Connections are in autocommit mode, so writers issue BEGIN and COMMIT themselves. A store that is not writable
     here, or opened with `read_only`, is opened for reading and not migrated. Raises StoreError.
@@ -185,7 +190,7 @@ def open_engine(directory: Path, *, create: bool, read_only: bool = False, exclu
         creator=lambda: sqlite3.connect(
             address,
             uri=not writable,
-            timeout=0.0 if exclusive else BUSY_S,
+            timeout=0.0 if exclusive else wait_s,
             cached_statements=256,
             check_same_thread=False,
         ),
@@ -318,11 +323,25 @@ class SqliteDriver(DatabaseDriver):
     dialect = "sqlite"
     exceptions = (sqlite3.Error,)
 
-    def __init__(self, directory: Path, *, create: bool, read_only: bool, exclusive: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        create: bool,
+        read_only: bool,
+        exclusive: bool = False,
+        wait_s: float | None = None,
+    ) -> None:
         """Open it; see `open_engine`."""
         self.file = directory / FILE
         self._read_only = read_only
-        engine = open_engine(directory, create=create, read_only=read_only, exclusive=exclusive)
+        engine = open_engine(
+            directory,
+            create=create,
+            read_only=read_only,
+            exclusive=exclusive,
+            wait_s=BUSY_S if wait_s is None else wait_s,
+        )
         super().__init__(str(self.file), engine)
 
     def open_session(self) -> SqliteSession:
@@ -403,11 +422,11 @@ class ChangeCounter:
     Raises StoreError if the file cannot be read.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, wait_s: float = BUSY_S) -> None:
         self._file = file
         with translate_errors(file):
             self._raw = sqlite3.connect(
-                reading_uri(file), uri=True, isolation_level=None, timeout=BUSY_S, check_same_thread=False
+                reading_uri(file), uri=True, isolation_level=None, timeout=wait_s, check_same_thread=False
             )
 
     def read(self) -> int:

@@ -25,7 +25,7 @@ from understudy.view.catalog import Catalog
 from understudy.view.faults import ViewRefused, missing
 from understudy.view.index import RolloutIndex
 from understudy.view.loops import loop_view
-from understudy.view.paging import ROOM
+from understudy.view.paging import ROOM, shortened
 from understudy.view.reports import report_view
 from understudy.view.routes import (
     AttemptQuery,
@@ -77,7 +77,7 @@ from understudy.view.schema.rollouts import (
 from understudy.view.schema.sessions import PairPage, SessionPage, StatePage, StateView
 from understudy.view.schema.stores import LoopView, StoreHealth, StoreList, StoreSummary
 from understudy.view.transcripts import Transcript, TranscriptCache
-from understudy.view.viewed import ViewedStore
+from understudy.view.viewed import WAIT_S, ViewedStore
 
 Parts = Mapping[str, str]
 """The variable parts of a path, by name."""
@@ -110,6 +110,7 @@ class ViewApi:
         self._transcripts = TranscriptCache()
         self._tokenizers = tokens.TokenizerFinder(tokenizer)
         self._searches = redaction.StoreSearches()
+        self._pairs = sessions.KnownPairs()
         self._indexes: dict[str, RolloutIndex] = {}
 
     def close(self) -> None:
@@ -130,7 +131,7 @@ class ViewApi:
         )
 
     def read_store(self, parts: Parts, query: NoParameters) -> StoreSummary:
-        return self._summaries.of(self.catalog.store(parts["store"]))
+        return shortened(self._summaries.of(self.catalog.store(parts["store"])), ROOM)
 
     def read_health(self, parts: Parts, query: NoParameters) -> StoreHealth:
         viewed, store = self._open(parts)
@@ -246,8 +247,10 @@ class ViewApi:
         return sessions.state_view(self._open(parts)[1], parts["state"], query)
 
     def list_pairs(self, parts: Parts, query: PairQuery) -> PairPage:
-        _, store = self._open(parts)
-        return sessions.pair_page(store, query)
+        viewed, store = self._open(parts)
+        page = sessions.pair_page(store, query)
+        self._pairs.remember(viewed.id, [pair.id for pair in page.pairs])
+        return page
 
     def preview_redaction(self, parts: Parts, query: RedactionQuery) -> RedactionView:
         viewed, store = self._open(parts)
@@ -271,6 +274,9 @@ class ViewApi:
         return VoteList(votes=tuple(votes), agreement=share, subjects=subjects)
 
     def write_vote(self, parts: Parts, order: VoteOrder) -> Written:
+        if order.subject == "pair" and order.label is not None:
+            viewed, store = self._open(parts)
+            self._pairs.check_vote(viewed.id, store, order.subject_id, order.label)
         with self._writing(parts) as store:
             if order.label is None:
                 store.votes.remove(order.subject, order.subject_id, order.voter).result()
@@ -291,9 +297,9 @@ class ViewApi:
 
     @contextmanager
     def _writing(self, parts: Parts) -> Generator[Store]:
-        """Open a store for writing, for one request."""
+        """Open a store for writing, for one request. Raises StoreLocked if another process has it locked."""
         viewed, _ = self._open(parts)
-        with Store.open(viewed.location, create=False) as store:
+        with Store.open(viewed.location, create=False, wait_s=WAIT_S) as store:
             yield store
 
     # --- shared helpers --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from understudy.errors import NotInStore, StoreError, UnderstudyError
+from understudy.errors import NotInStore, StoreError, StoreLocked, UnderstudyError
 from understudy.view.schema.stores import ErrorAnswer, ViewError
 
 _MOST_CHARACTERS: Final = 2_000
@@ -36,6 +36,13 @@ def fault_of(error: UnderstudyError) -> ViewRefused:
     """Convert one of our errors for a client: StoreErrors are the store's fault, all others the request's."""
     if isinstance(error, NotInStore):
         return missing(str(error), "reload the list: what is asked for is not in the store")
+    if isinstance(error, StoreLocked):
+        return ViewRefused(
+            503,
+            "locked",
+            str(error),
+            "nothing was written; wait until the other process has ended its work on the store, then try again",
+        )
     if isinstance(error, StoreError):
         return ViewRefused(
             503, "store", str(error), "follow the message, then reload; the viewer goes on with other stores"

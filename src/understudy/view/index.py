@@ -24,11 +24,11 @@ from understudy.store import Store
 from understudy.store.outcomes import ChangeMark, ListedRollout
 from understudy.types import SOLVED_REWARD, ErrorInfo
 from understudy.view.faults import ViewRefused
-from understudy.view.paging import ROOM, decode_cursor, encode_cursor, fit, invalid_cursor, size_of
+from understudy.view.paging import ROOM, decode_cursor, encode_cursor, fit, invalid_cursor, shortened, size_of
 from understudy.view.routes import RolloutFilter, TaskGridQuery
 from understudy.view.schema.rollouts import RolloutPage, RolloutRow, TaskGridPage, TaskGridRow, TaskSample
 
-_FORM: Final = 3
+_FORM: Final = 4
 """The format of the index. Raise it with any change of the tables: indexes in another format are rebuilt."""
 _AT_ONCE: Final = 2_000
 _SEARCH_S: Final = 1.5
@@ -47,7 +47,7 @@ _COLUMNS: Final = (
 _SORT: Final = {
     "created": "created_at",
     "updated": "updated_at",
-    "task": "task_id || char(9) || printf('%09d', sample_index)",
+    "task": "substr(task_id, 1, 300) || char(9) || printf('%09d', sample_index)",
     "status": "status",
     "reward": f"COALESCE(reward, {_LOWEST})",
     "turns": "turns",
@@ -60,7 +60,7 @@ _SORT: Final = {
 _TABLES: Final = (
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB)",
     f"CREATE TABLE rollouts (key INTEGER PRIMARY KEY, {', '.join(_COLUMNS)}, searched TEXT, UNIQUE (id))",
-    *(f"CREATE INDEX by_{name} ON rollouts ({expression}, id)" for name, expression in _SORT.items()),
+    *(f"CREATE INDEX by_{name} ON rollouts ({expression})" for name, expression in _SORT.items()),
     "CREATE INDEX of_task ON rollouts (task_id, agent, run_id, sample_index)",
     "CREATE VIRTUAL TABLE transcripts USING fts5(body)",
 )
@@ -118,9 +118,10 @@ class RolloutIndex:
         # The rollout was unfinished when it was last read, so it will certainly change. The clocks of several
         # machines may differ by more than `changed` allows for.
         pending = raw.execute(f"SELECT id FROM rollouts WHERE status IN ({_PENDING})").fetchall()
-        ids = list(dict.fromkeys([*changed, *(key for (key,) in pending)]))
+        # Rollouts that were created at the same time are listed in the order of their keys: that of their ids.
+        ids = sorted({*changed, *(key for (key,) in pending)})
         for start in range(0, len(ids), _AT_ONCE):
-            listed = store.outcomes.listed(ids[start : start + _AT_ONCE])
+            listed = sorted(store.outcomes.listed(ids[start : start + _AT_ONCE]), key=lambda each: each.id)
             raw.execute("BEGIN IMMEDIATE")
             raw.executemany(_PUT, [_values(each) for each in listed])
             raw.execute("COMMIT")
@@ -180,14 +181,14 @@ class RolloutIndex:
             expression = _SORT[query.sort]
             sign, order = ("<", "DESC") if query.descending else (">", "ASC")
             if query.cursor is not None:
-                where += f" AND ({expression}, id) {sign} (?, ?)"
+                where += f" AND ({expression}, key) {sign} (?, ?)"
                 values = [*values, *decode_cursor(query.cursor)]
             rows = raw.execute(
-                f"SELECT {expression}, {', '.join(_COLUMNS)} FROM rollouts WHERE {where} "
-                f"ORDER BY {expression} {order}, id {order} LIMIT ?",
+                f"SELECT {expression}, key, {', '.join(_COLUMNS)} FROM rollouts WHERE {where} "
+                f"ORDER BY {expression} {order}, key {order} LIMIT ?",
                 (*values, query.limit + 1),
             ).fetchall()
-            page_rows = fit([_row(row[1:], labels) for row in rows[: query.limit]], ROOM - 4_000)
+            page_rows = fit([_row(row[2:], labels) for row in rows[: query.limit]], ROOM - 4_000)
             if query.q is not None:
                 page_rows, matches = _with_matches(raw, query.q, page_rows)
             else:
@@ -209,27 +210,30 @@ class RolloutIndex:
             ((total,),) = raw.execute(
                 f"SELECT count(DISTINCT task_id) FROM rollouts WHERE {where}", values
             ).fetchall()
-            after, first = _task_cursor(query.cursor)
+            after, first = _after_task(raw, query.cursor)
             names = raw.execute(
-                f"SELECT DISTINCT task_id FROM rollouts WHERE {where} AND task_id {'>=' if first else '>'} ? "
-                "ORDER BY task_id LIMIT ?",
+                f"SELECT task_id, min(key) FROM rollouts WHERE {where} AND task_id {'>=' if first else '>'} ? "
+                "GROUP BY task_id ORDER BY task_id LIMIT ?",
                 (*values, after, query.limit + 1),
             ).fetchall()
             rows: list[TaskGridRow] = []
             room, position = ROOM, None
-            for (name,) in names[: query.limit]:
-                row = _task_row(raw, name, where, values, first if name == after else 0)
-                if (size := size_of(row) + 1) <= room:
-                    rows.append(row)
-                    room -= size
-                    continue
-                if not rows:
+            for name, key in names[: query.limit]:
+                start = first if name == after else 0
+                row = _task_row(raw, name, where, values, start)
+                if (size := size_of(row) + 1) > room and not rows:
                     samples = fit(row.samples, ROOM // 2)
-                    rows = [msgspec.structs.replace(row, samples=samples)]
-                    position = encode_cursor(name, str((first if name == after else 0) + len(samples)))
-                break
+                    if len(samples) < len(row.samples):
+                        position = encode_cursor(key, start + len(samples))
+                    row = msgspec.structs.replace(row, task_id=shortened(name, ROOM // 4), samples=samples)
+                elif size > room:
+                    break
+                rows.append(row)
+                room -= size
+                if position is not None:
+                    break
         if position is None and len(names) > len(rows) > 0:
-            position = encode_cursor(rows[-1].task_id, "")
+            position = encode_cursor(names[len(rows) - 1][1], 0)
         return TaskGridPage(tasks=tuple(rows), total=total, next=position)
 
     def rows_of(self, task_id: str | None = None, run_id: str | None = None) -> list[RolloutRow]:
@@ -300,12 +304,18 @@ def _row(values: Sequence[Any], labels: dict[str, dict[str, int]]) -> RolloutRow
     )
 
 
-def _task_cursor(cursor: str | None) -> tuple[str, int]:
-    """Return the task after which a page of the grid begins, or in which it begins, at a sample above 0."""
-    task, sample = ("", "") if cursor is None else decode_cursor(cursor)
-    if sample and (not sample.isdecimal() or len(sample) > 15):
-        raise invalid_cursor(cursor or "")
-    return str(task), int(sample or 0)
+def _after_task(raw: sqlite3.Connection, cursor: str | None) -> tuple[str, int]:
+    """Return the task after which a page of the grid begins, or in which it begins, at a sample above 0.
+
+    A cursor has a rollout of the task, because ids of tasks may be of any length.
+    """
+    if cursor is None:
+        return "", 0
+    key, sample = decode_cursor(cursor)
+    task = raw.execute("SELECT task_id FROM rollouts WHERE key = ?", (key,)).fetchone()
+    if task is None or not isinstance(sample, int) or sample < 0:
+        raise invalid_cursor(cursor)
+    return task[0], sample
 
 
 def _task_row(raw: sqlite3.Connection, task_id: str, where: str, values: Sequence[Any], first: int) -> TaskGridRow:

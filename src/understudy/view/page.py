@@ -44,12 +44,13 @@ class Page:
         return "/index.html" in self.files
 
     def at(self, path: str) -> PageFile | None:
-        """Return the file at a path; for paths that the page's router handles, the page itself; None for
-        others.
+        """Return the file at a path; for paths that the page's router handles, the page itself; None for other
+        paths, such as the /favicon.ico that browsers and programs ask for.
         """
         if path in self.files:
             return self.files[path]
-        return None if path.startswith("/assets/") else self.files.get("/index.html")
+        is_route = path == "/" or path.startswith(("/s/", "/report"))
+        return self.files.get("/index.html") if is_route else None
 
 
 def _page_file(path: Path) -> PageFile:

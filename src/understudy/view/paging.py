@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -24,14 +26,20 @@ from understudy.view.schema import PAGE_BYTES
 
 ROOM: Final = PAGE_BYTES - 4_000
 """How many bytes of rows a page may have; the rest is for the plain values around them."""
-_CUTS: Final = ((4_000, 1_000), (1_000, 300), (300, 100), (100, 30), (100, 5))
+_CUTS: Final = ((4_000, 1_000), (1_000, 300), (300, 100), (100, 30), (100, 5), (40, 1))
 """The most characters of a text, and the most items of a list, in a row that does not fit on a page: the first
-pair that is small enough is used.
+pair that is small enough is used. No text of a fixed set of values, such as a status, has more than 40 characters.
 """
+_DEEPEST: Final = 20
+"""How deep lists and dicts in a shortened row may be nested; the schemas have far fewer levels, other JSON any."""
+_BEGIN_AGAIN: Final = "begin with the first page, without `cursor`, and take `next` of the page before"
+_ANY_PAGE: Final = ("cursor", "limit")
+"""Parameters that may differ between the pages of one list."""
 _KEPT: Final = 8
 """How many answers are kept while a client reads their pages."""
 
 _S = TypeVar("_S", bound=Struct)
+_T = TypeVar("_T")
 
 
 def size_of(value: object) -> int:
@@ -49,32 +57,41 @@ def fit(rows: Sequence[_S], room: int = ROOM) -> tuple[_S, ...]:
     return tuple(rows)
 
 
-def shortened(row: _S, room: int) -> _S:
+def shortened(row: _T, room: int) -> _T:
     """Return a row with its long texts and lists cut so that it takes at most `room` bytes, unless it does
-    already.
+    already. Of a struct the last cut leaves at most some 300 bytes for each of its fields.
     """
     if size_of(row) <= room:
         return row
-    plain = msgspec.to_builtins(row)
     for characters, items in _CUTS:
-        cut = _cut(plain, characters, items)
+        cut: _T = _cut(row, characters, items, _DEEPEST)
         if size_of(cut) <= room:
-            break
-    else:
-        raise AssertionError(f"a {type(row).__name__} takes more than {room} bytes, however short its texts are")
-    return msgspec.convert(cut, type(row))
+            return cut
+    raise AssertionError(f"a {type(row).__name__} takes more than {room} bytes, however short its texts are")
 
 
-def _cut(value: Any, characters: int, items: int) -> Any:
+def _cut(value: Any, characters: int, items: int, depth: int) -> Any:
     match value:
-        case str() if len(value) > characters:
-            return value[:characters] + "…"
+        case str():
+            return value if len(value) <= characters else value[:characters] + "…"
+        case Struct():
+            fields = {
+                name: _cut(getattr(value, name), characters, items, depth) for name in value.__struct_fields__
+            }
+            return type(value)(**fields)
+        case list() | tuple() | dict() if depth == 0:
+            return "…"
         case list() | tuple():
-            return [_cut(each, characters, items) for each in cast("Sequence[Any]", value)[:items]]
+            rows: list[Any] = [
+                _cut(each, characters, items, depth - 1) for each in cast("Sequence[Any]", value)[:items]
+            ]
+            return rows if isinstance(value, list) else tuple(rows)
         case dict():
-            entries = list(cast("dict[Any, Any]", value).items())
-            # A struct is a dict here too, and must keep all its fields, of which none has as many as 60.
-            return {key: _cut(each, characters, items) for key, each in entries[: max(items, 60)]}
+            entries = islice(cast("dict[Any, Any]", value).items(), items)
+            return {
+                _cut(key, characters, items, depth): _cut(each, characters, items, depth - 1)
+                for key, each in entries
+            }
         case _:
             return value
 
@@ -82,26 +99,62 @@ def _cut(value: Any, characters: int, items: int) -> Any:
 # --- cursors -------------------------------------------------------------------------------------------
 
 
-def encode_cursor(value: Any, key: str) -> str:
-    """Return the cursor of the page that begins after a row, which a value and a key identify."""
+def encode_cursor(value: Any, key: str | int) -> str:
+    """Return the cursor of the page that begins after a row, which a value and a key identify. Both are short."""
     return base64.urlsafe_b64encode(msgspec.json.encode([value, key])).decode().rstrip("=")
 
 
-def decode_cursor(text: str) -> tuple[Any, str]:
+def decode_cursor(text: str) -> tuple[Any, str | int]:
     """Return the value and the key of a cursor. Raises ViewRefused for anything else."""
     try:
         data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-        value, key = msgspec.json.decode(data, type=tuple[str | float | int, str])
+        value, key = msgspec.json.decode(data, type=tuple[str | float | int, str | int])
     except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
         raise invalid_cursor(text) from error
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+    if any(isinstance(each, int) and not -(2**63) <= each < 2**63 for each in (value, key)):
         raise invalid_cursor(text)  # SQLite has no such integers
     return value, key
 
 
 def invalid_cursor(text: str) -> ViewRefused:
     """Return the error for a cursor that no page had."""
-    return ViewRefused(400, "cursor", f"cursor: {text[:50]!r} is none of ours", "take `next` of the page before")
+    return ViewRefused(400, "cursor", f"cursor: {text[:50]!r} is none of ours", _BEGIN_AGAIN)
+
+
+class CursorScope:
+    """Binds the cursors of a list to its request: a cursor of another store, filter or order is refused.
+
+    `parts` are the variable parts of the request's path.
+    """
+
+    def __init__(self, route: str, parts: Mapping[str, str], query: Struct) -> None:
+        own = {name: value for name, value in msgspec.structs.asdict(query).items() if name not in _ANY_PAGE}
+        digest = hashlib.sha256(msgspec.json.encode([route, parts, own], order="sorted")).hexdigest()
+        self._prefix = f"{digest[:8]}."
+
+    def opened(self, query: _S) -> _S:
+        """Return a query with the cursor as the list itself made it. Raises ViewRefused for that of another
+        list.
+        """
+        cursor: str | None = getattr(query, "cursor", None)
+        if cursor is None:
+            return query
+        if not cursor.startswith(self._prefix):
+            raise ViewRefused(
+                400,
+                "cursor",
+                f"cursor: {cursor[:50]!r} is not of this list: expected the `next` of a page of the same path, "
+                "with the same filters and the same order",
+                _BEGIN_AGAIN,
+            )
+        return msgspec.structs.replace(query, cursor=cursor.removeprefix(self._prefix))
+
+    def closed(self, answer: _T) -> _T:
+        """Return an answer whose `next` can be used with this request only."""
+        after = getattr(answer, "next", None)
+        if not isinstance(answer, Struct) or not isinstance(after, str):
+            return answer
+        return msgspec.structs.replace(answer, next=self._prefix + after)
 
 
 # --- answers in parts ----------------------------------------------------------------------------------
@@ -129,8 +182,12 @@ class AnswerParts:
             name = secrets.token_hex(8)
         else:
             name, place = decode_cursor(cursor)
-            number, _, offset = place.partition(":")
-            if not isinstance(name, str) or not (number.isdecimal() and offset.isdecimal()) or len(place) > 30:
+            number, _, offset = str(place).partition(":")
+            if (
+                not isinstance(name, str)
+                or not (number.isdecimal() and offset.isdecimal())
+                or len(str(place)) > 30
+            ):
                 raise invalid_cursor(cursor)
             if int(number) >= len(lists):
                 raise invalid_cursor(cursor)
@@ -169,7 +226,7 @@ def part_of(answer: _S, lists: Sequence[str], number: int, offset: int) -> tuple
         for row in rows[index][start:]:
             taken = size_of(row) + 1
             if taken > room and is_empty:
-                row = shortened(row, room) if isinstance(row, Struct) else _cut(row, 4_000, 1_000)
+                row = shortened(row, room - 1)
                 taken = size_of(row) + 1
             if taken > room:
                 break

@@ -171,7 +171,7 @@ def patch_view(store: Store, shown: ShownAttempt, offset: int, length: int) -> P
     """Return part of the shown attempt's patch."""
     content = None if shown.attempt is None else store.runs.patch(shown.attempt.id)
     part = None if content is None else text_range(content.decode(errors="replace"), offset, length)
-    return PatchView(attempt_id=None if shown.attempt is None else shown.attempt.id, patch=part)
+    return PatchView(attempt_id=None if shown.attempt is None else shown.attempt.id[:500], patch=part)
 
 
 def log_range(store: Store, shown: ShownAttempt, name: str, offset: int, length: int) -> TextRange:

@@ -308,8 +308,9 @@ ROUTES: Final[tuple[Route, ...]] = (
         "read_report",
         ReportView,
         "Whether a policy got better, beyond chance.",
-        "reasons charts point_stores figures.points figures.agents figures.boundaries figures.notes "
-        "figures.collected training figures.versions figures.tasks figures.training",
+        "reasons charts point_stores figures.about figures.points figures.agents "
+        "figures.boundaries figures.unsolved figures.notes figures.collected training figures.versions "
+        "figures.tasks figures.training",
         ReportQuery,
     ),
     _parted(_S + "/loop", "read_loop", LoopView, "A loop's curves and funnels.", "refused evaluations steps"),

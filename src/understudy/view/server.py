@@ -21,7 +21,7 @@ from understudy.view.api import RawBody, ViewApi
 from understudy.view.events import ChangeWatch, send_events
 from understudy.view.faults import ViewRefused, encode, fault_of
 from understudy.view.page import NOT_BUILT, Page
-from understudy.view.paging import AnswerParts
+from understudy.view.paging import AnswerParts, CursorScope
 from understudy.view.routes import ROUTES, EventQuery, PartQuery, Route
 from understudy.view.security import HEADERS, AccessRules
 
@@ -85,6 +85,8 @@ class ViewServer:
         values = _decoded(query, route.query, "the query")
         if route.media == "events":
             return await self._send_events(request, values)
+        cursors = CursorScope(route.name, parts, values)
+        values = cursors.opened(values)
         body = None if route.body is None else await self._body(request, route.body)
         method: Callable[..., Any] = getattr(self._api, route.name)
         work = partial(method, parts, values) if body is None else partial(method, parts, body)
@@ -99,7 +101,7 @@ class ViewServer:
                 200, answer.content, (size, attachment, *_NO_STORE), content_type=b"application/octet-stream"
             )
         else:
-            content = await loop.run_in_executor(self._workers, encode, answer)
+            content = await loop.run_in_executor(self._workers, encode, cursors.closed(answer))
             await request.send_response(200, content, _NO_STORE)
 
     def _route(self, method: str, segments: Sequence[str]) -> tuple[Route, dict[str, str]]:

@@ -10,11 +10,12 @@ from typing import Any
 
 from understudy.ingest import trace_store
 from understudy.ingest.trace import Message, TraceState, TurnAction, expand, text_of
-from understudy.preference.checks import Checks, PairCounts
+from understudy.preference.checks import Checks, Pair, PairCounts
 from understudy.preference.pairs import replay_pairs
 from understudy.preference.rollouts import rollout_pairs
 from understudy.store import Store
-from understudy.view.faults import missing
+from understudy.store.votes import CHOSEN
+from understudy.view.faults import ViewRefused, missing
 from understudy.view.paging import ROOM, fit, invalid_cursor, shortened, size_of
 from understudy.view.routes import PairQuery, SessionFilter, StateFilter, StateQuery
 from understudy.view.schema import TEXT_CHARACTERS
@@ -30,6 +31,7 @@ from understudy.view.schema.sessions import (
 from understudy.view.transcripts import fit_blocks
 
 _PROMPT_TAIL = 6
+PAIR_LABELS = (CHOSEN, "rejected", "skip")
 
 
 def session_page(store: Store, query: SessionFilter) -> SessionPage:
@@ -179,6 +181,38 @@ def pair_page(store: Store, query: PairQuery) -> PairPage:
         compared=tally.compared,
         left_out=dict(tally.left_out),
     )
+
+
+class KnownPairs:
+    """The pairs that were shown, by store: making all of them again for each vote on one takes too long."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, set[str]] = {}
+
+    def remember(self, store_id: str, pair_ids: Iterable[str]) -> None:
+        """Add pairs of a store."""
+        self._known.setdefault(store_id, set()).update(pair_ids)
+
+    def check_vote(self, store_id: str, store: Store, pair_id: str, label: str) -> None:
+        """Raise ViewRefused for a label that is not one of a pair, and if the store has no such pair."""
+        if label not in PAIR_LABELS:
+            raise ViewRefused(
+                400,
+                "label",
+                f"label: a pair is voted {', '.join(PAIR_LABELS[:-1])} or {PAIR_LABELS[-1]}, got {label!r}",
+                "`exclude` and `include` are for rollouts, with `subject` rollout",
+            )
+        known = self._known.get(store_id, ())
+        if pair_id not in known and pair_id not in (each.pair_id for each in _all_pairs(store)):
+            raise missing(
+                f"the store has no pair {pair_id[:100]!r} to vote on", "take an `id` of its pairs; reload the list"
+            )
+        self.remember(store_id, [pair_id])
+
+
+def _all_pairs(store: Store) -> Iterator[Pair]:
+    for make in (rollout_pairs, replay_pairs):
+        yield from make(store, checked=Checks(honours_votes=False), tally=PairCounts())
 
 
 def agreement(votes: Sequence[VoteView]) -> tuple[float | None, int]:

@@ -110,7 +110,7 @@ def token_page(
     segments = transcript.outlined.segments
     index = next((n for n, each in enumerate(segments) if query.call in each.call_ids), None)
     if index is None:
-        return TokenPage(
+        without_tokens = TokenPage(
             call_id=query.call,
             segment=None,
             start=0,
@@ -123,9 +123,10 @@ def token_page(
             logprobs=(),
             mask=(),
             versions=(),
-            policy_versions=turn.policy_versions[:1_000],
+            policy_versions=turn.policy_versions,
             tokenizer=None,
         )
+        return shortened(without_tokens, room)
     outlined = segments[index]
     segment, calls = segment_of(store, outlined)
     number = segment.call_ids.index(query.call)

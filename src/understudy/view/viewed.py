@@ -17,6 +17,9 @@ from understudy.store.sqlite import FILE, ChangeCounter
 from understudy.view.faults import ViewRefused, missing
 from understudy.view.schema.stores import StoreState
 
+WAIT_S = 3.0
+"""For how many seconds a request waits for another process that has locked a store."""
+
 Stamp = tuple[int, ...]
 """Changes with every write: for each file, or for the database, its identity, size and last write time."""
 
@@ -95,7 +98,7 @@ class ViewedDirectory(ViewedStore):
         with self._lock:
             self._check_file()
             if self._store is None:
-                self._store = Store.open(self.directory, create=False, read_only=True)
+                self._store = Store.open(self.directory, create=False, read_only=True, wait_s=WAIT_S)
             return self._store
 
     def state(self) -> tuple[StoreState, object]:
@@ -116,7 +119,7 @@ class ViewedDirectory(ViewedStore):
         with self._lock:
             self._check_file()
             if self._counter is None:
-                self._counter = ChangeCounter(self.directory / FILE)
+                self._counter = ChangeCounter(self.directory / FILE, WAIT_S)
             return self._counter.read()
 
     def _check_file(self) -> None:
@@ -199,7 +202,9 @@ class ViewedDatabase(ViewedStore):
         with self._lock:
             if self._driver is None or self._store is None:
                 # An unavailable server is shown as an error at once, and tried again with the next request.
-                self._driver = PostgresqlDriver(self.url, create=False, read_only=True, outage_s=0.0)
+                self._driver = PostgresqlDriver(
+                    self.url, create=False, read_only=True, outage_s=0.0, wait_s=WAIT_S
+                )
                 self._store = Store(self.url, self._driver)
             return self._driver, self._store
 
