@@ -238,7 +238,7 @@ async def test_tool_calls_are_put_together_however_they_are_cut(name: str) -> No
 
 
 async def test_a_tool_call_that_never_gets_a_name_is_an_error() -> None:
-    with pytest.raises(BackendError, match="without a name"):
+    with pytest.raises(BackendError, match="expected a name in each tool call"):
         await answer("openai", stream(tool(0, "a", None, "{}")))
 
 

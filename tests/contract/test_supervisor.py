@@ -107,6 +107,8 @@ async def test_an_order_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pyte
     )
     spec = WorkerSpec(config=config, store="", index=0, sockets=sockets, listeners=[], admin_key="k" * 32)
     worker = WorkerProcess(spec, 0)
-    with pytest.raises(WorkerUnavailable, match=r"worker 0 does not respond: .*; retry when it has restarted"):
+    with pytest.raises(
+        WorkerUnavailable, match=r"worker 0 does not respond: .*; send the request again once it has restarted"
+    ):
         await Supervisor([worker]).state()
     await worker.stop()

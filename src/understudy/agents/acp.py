@@ -57,15 +57,20 @@ class AcpAgent:
         for flag, value in (("--tools", tools), ("--system-prompt", system_prompt)):
             if value:
                 raise ConfigError(
-                    f"{flag}: unsupported by --agent acp:COMMAND, because the protocol has no such setting; "
-                    "leave it out"
+                    f"{flag}: unsupported by --agent acp:COMMAND, because the Agent Client Protocol has no "
+                    "such setting; leave it out"
                 )
         try:
             self._argv = shlex.split(command)
         except ValueError as error:
-            raise ConfigError(f"--agent acp:{command}: invalid command: {error}; correct its quotes") from error
+            raise ConfigError(
+                f"--agent acp:{command}: invalid command: {error}; expected a command line with closed "
+                'quotes, as in --agent "acp:gemini --acp"'
+            ) from error
         if not self._argv:
-            raise ConfigError('--agent acp: a command is missing, as in --agent "acp:gemini --acp"')
+            raise ConfigError(
+                '--agent acp: a command is missing; expected one after the colon, as in --agent "acp:gemini --acp"'
+            )
         agent = plugins.load("agents", self._argv[0])() if self._argv[0] in AGENT_PACKAGES else None
         self._packaged: PackagedAgent | None = agent if isinstance(agent, PackagedAgent) else None
 
@@ -147,7 +152,10 @@ def make_agent(name: str, options: Mapping[str, str]) -> Agent:
     """Return the agent that `--agent` names, with its options. Raises ConfigError."""
     kind, separator, command = name.partition(":")
     if separator and kind != AcpAgent.name:
-        raise ConfigError(f"--agent {name}: only acp takes a command, as in --agent {AcpAgent.name}:COMMAND")
+        raise ConfigError(
+            f"--agent {name}: only acp takes a command; give the name alone, or a command as in --agent "
+            f"{AcpAgent.name}:COMMAND"
+        )
     if kind not in (names := plugins.names("agents")):
         choices = (f"{AcpAgent.name}:COMMAND" if each == AcpAgent.name else each for each in names)
         raise ConfigError(f"unknown agent {name!r}; expected one of: {', '.join(choices)}")

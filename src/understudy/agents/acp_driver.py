@@ -59,7 +59,9 @@ class AcpConnection:
                 await self._take(received)
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(AcpError("the agent ended before it answered"))
+                future.set_exception(
+                    AcpError("the agent's process ended before it answered; see its output in the attempt's log")
+                )
 
     async def _take(self, message: dict[str, Any]) -> None:
         if "method" not in message:
@@ -98,7 +100,8 @@ async def converse(connection: AcpConnection, job: dict[str, Any]) -> str:
     agent = await connection.request("initialize", opening)
     if agent.get("protocolVersion") != VERSION:
         raise AcpError(
-            f"the agent speaks version {agent.get('protocolVersion')} of the protocol, expected {VERSION}"
+            f"the agent speaks version {agent.get('protocolVersion')} of the protocol, expected {VERSION}; "
+            f"install an agent that supports version {VERSION} of the Agent Client Protocol"
         )
     setting: dict[str, Any] = {"cwd": str(Path.cwd()), "mcpServers": []}
     try:
@@ -109,7 +112,10 @@ async def converse(connection: AcpConnection, job: dict[str, Any]) -> str:
         ids = [method["id"] for method in agent.get("authMethods", ())]
         by_key = next((id_ for id_ in ids if "key" in id_), None)
         if by_key is None:
-            raise AcpError(f"the agent requires a login, by one of: {', '.join(ids)}") from error
+            raise AcpError(
+                f"the agent requires a login (it offers: {', '.join(ids) or 'none'}), expected an API key "
+                "from the environment; use an agent or a setting that reads one"
+            ) from error
         await connection.request("authenticate", {"methodId": by_key})
         session = await connection.request("session/new", setting)
     prompt = [{"type": "text", "text": job["prompt"]}]

@@ -112,13 +112,19 @@ class ClaudeCode:
         settings: str = "",
     ) -> None:
         if run_method not in RUN_METHODS:
-            raise ConfigError(f"unknown run method {run_method!r}; expected one of: {', '.join(RUN_METHODS)}")
-        if open_file_limit and not (open_file_limit.isascii() and open_file_limit.isdigit()):
-            raise ConfigError(f"open file limit: expected a number of files, at least 1, got {open_file_limit!r}")
+            raise ConfigError(
+                f"--run-method: unknown value {run_method!r}; expected one of: {', '.join(RUN_METHODS)}"
+            )
+        if open_file_limit and not (
+            open_file_limit.isascii() and open_file_limit.isdigit() and int(open_file_limit)
+        ):
+            raise ConfigError(
+                f"--open-file-limit: expected a number of files, at least 1, got {open_file_limit!r}"
+            )
         self._by_sdk = run_method == "python"
         names = tuple(name.strip() for name in tools.split(",")) if tools else ()
         if any(re.fullmatch(r"\w+", name) is None for name in names):
-            raise ConfigError(f"tools: expected names separated by commas, as in Read,Edit, got {tools!r}")
+            raise ConfigError(f"--tools: expected names separated by commas, as in Read,Edit, got {tools!r}")
         if self._by_sdk and (mcp_config or settings):
             raise ConfigError(
                 "--mcp-config, --settings: unsupported with --run-method python; use --run-method cli"

@@ -58,14 +58,14 @@ def install(agent: str, cache: Path | None = None, *, package: AgentPackage | No
             _fetch(package, directory, cache)
         except (OSError, subprocess.SubprocessError) as error:
             raise ConfigError(
-                f"{package.title} cannot be written to the cache: {error}. Check the network connection, "
-                f"or set UNDERSTUDY_CACHE to a writable directory with 2 GiB free"
+                f"{package.title} could not be downloaded to the cache {directory}: {error}. Check the "
+                "network connection, or set UNDERSTUDY_CACHE to a writable directory with 2 GiB free"
             ) from error
     if not package.is_installed(cache):
         missing = package.program_path(directory)
         raise ConfigError(
-            f"{package.title} {package.version} was downloaded, but {missing} is missing in it; try "
-            "another version"
+            f"{package.title} {package.version} was downloaded, but {missing} is missing in it; remove "
+            f"{directory}, then run the same command again"
         )
     return directory
 

@@ -59,7 +59,7 @@ class OpenHands(PackagedAgent):
     def __init__(self, tools: str = "", system_prompt: str = "") -> None:
         super().__init__(tools, system_prompt)
         if unknown := [name for name in self._tools if name not in _TOOL_NAMES]:
-            raise ConfigError(f"--tools: unknown tool {unknown[0]}; OpenHands has {', '.join(_TOOL_NAMES)}")
+            raise ConfigError(f"--tools: unknown tool {unknown[0]!r}; expected some of: {', '.join(_TOOL_NAMES)}")
 
     def launch(self, sandbox: Sandbox, job: AgentJob) -> Launch:
         """See PackagedAgent."""

@@ -65,7 +65,7 @@ class PackagedAgent(ABC):
 
     def __init__(self, tools: str = "", system_prompt: str = "") -> None:
         if tools and self.tools_missing:
-            raise ConfigError(f"--tools: unsupported by --agent {self.name}: {self.tools_missing}")
+            raise ConfigError(f"--tools: unsupported by --agent {self.name}: {self.tools_missing}; leave it out")
         self._tools = tuple(name.strip() for name in tools.split(",")) if tools else ()
         if any(re.fullmatch(r"[\w.-]+", name) is None for name in self._tools):
             raise ConfigError(f"--tools: expected names separated by commas, as in read,edit, got {tools!r}")

@@ -269,7 +269,7 @@ def run_tool(*argv: str | Path, check: bool = True) -> str:
     )
     if check and done.returncode:
         tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
-        raise OSError(f"{Path(argv[0]).name} ended with exit code {done.returncode}: {tail}")
+        raise OSError(f"{Path(argv[0]).name} failed with exit code {done.returncode}: {tail}")
     return done.stdout
 
 
@@ -311,6 +311,9 @@ def _build_node(root: Path, cache: Path) -> None:
 def _copy_loader(loader: str, root: Path) -> None:
     """Put the loader that ldd named beside the libraries. Raises OSError when it named none."""
     if not loader:
-        raise OSError("ldd reports no loader: the program is linked statically")
+        raise OSError(
+            "ldd names no dynamic loader, so the program is linked statically; expected one linked against "
+            "glibc: use another build of it"
+        )
     shutil.copyfile(loader, root / "lib" / "loader")
     (root / "lib" / "loader").chmod(0o755)

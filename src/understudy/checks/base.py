@@ -136,7 +136,7 @@ def check_not_killed(done: Completed) -> None:
     if done.exit_code == -signal.SIGKILL:
         raise SandboxError(
             f"the tests were killed by a signal (SIGKILL): {output_tail(done)[-300:]}".rstrip(": ")
-            + "; check the machine's free memory, and retry"
+            + "; check that the machine has enough free memory, then run the same command again"
         )
 
 

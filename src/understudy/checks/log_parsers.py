@@ -282,12 +282,15 @@ def _run_swebench(order: str, name: str, instance: str, log: bytes) -> _ParserRe
         done = subprocess.run(argv, input=log, capture_output=True, timeout=_PARSER_TIMEOUT_S, check=False, env={})
     except subprocess.TimeoutExpired as error:
         raise GraderError(
-            f"the parser {name!r} of swebench did not end within {_PARSER_TIMEOUT_S} s; retry when "
-            "the machine is less busy"
+            f"the parser {name!r} of swebench did not end within {_PARSER_TIMEOUT_S} s; if the machine is "
+            "busy, grade again later with fewer at a time (--concurrency)"
         ) from error
     if done.returncode:
         message = done.stderr.decode(errors="replace").strip()[-1000:]
-        raise GraderError(f"swebench in {directory} (expected version 5) failed to {order} {name!r}: {message}")
+        raise GraderError(
+            f"swebench in {directory} failed to {order} {name!r}; expected version 5: check it with pip show "
+            f"swebench. It printed: {message}"
+        )
     return msgspec.json.decode(done.stdout, type=_ParserReply)
 
 
@@ -339,7 +342,9 @@ def check_parser(name: str, where: str) -> None:
             "swebench package may have it: pip install 'understudy[swebench]'"
         )
     if name not in (names := swebench_parsers()):
-        raise TaskError(f"{where}: checks.parser {name!r} is unknown; expected one of {', '.join(sorted(names))}")
+        raise TaskError(
+            f"{where}: checks.parser: unknown parser {name!r}; expected one of {', '.join(sorted(names))}"
+        )
 
 
 def parse_log(

@@ -79,8 +79,8 @@ async def run_task_version(
             )
         case ScriptChecks():
             raise GraderError(
-                f"task {task.instance_id}: expected checks of kind pytest or suite, got a check script, "
-                "which has no versions"
+                f"task {task.instance_id}: internal error: expected checks of kind pytest or suite, got a "
+                "check script, whose files cannot be rewritten; please report it"
             )
 
 

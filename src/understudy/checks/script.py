@@ -61,8 +61,8 @@ async def run_script(
     """
     if sandbox.locate(checks.target) != checks.target:
         raise ConfigError(
-            f"a check script writes to {checks.reward_file}, which would be a file of this machine in "
-            "an unisolated sandbox; run this task with --sandbox local"
+            f"a check script writes to {checks.reward_file}, which an unisolated sandbox would write on this "
+            "machine itself; run this task with --sandbox local"
         )
     await sandbox.run(["mkdir", "-p", REWARDS], timeout_s=30)
     watch = _watch(sandbox, checks, options, hidden)

@@ -132,6 +132,6 @@ async def _run(sandbox: Sandbox, argv: list[str], stdin: bytes) -> None:
     if done.exit_code != 0:
         message = done.stderr[-500:].decode(errors="replace")
         raise GraderError(
-            f"the hidden files could not be written (exit code {done.exit_code}): {message}; check "
-            "the rights of the tree"
+            f"the hidden files could not be written (exit code {done.exit_code}): {message}; check in the "
+            "task's image that the sandbox's user may write in the tree, and that it has tar and rm"
         )

@@ -111,8 +111,8 @@ async def run_before_patch(sandbox: Sandbox, checks: SuiteChecks) -> None:
     """Run the commands that precede any patch; their exit codes are ignored. Raises GraderError on a timeout."""
     if checks.before.strip() and (await run_command(sandbox, checks, checks.before)).timed_out:
         raise GraderError(
-            f"the commands before the patch did not end in {checks.timeout_s:g} s; "
-            "raise checks.timeout_s of the task"
+            f"the commands of checks.before did not end within {checks.timeout_s:g} s; raise "
+            "checks.timeout_s of the task, or shorten the commands"
         )
 
 
@@ -191,7 +191,10 @@ async def _contents(sandbox: Sandbox, files: Sequence[str]) -> list[bytes]:
 
 def _suite_of(task: Task) -> SuiteChecks:
     if not isinstance(task.checks, SuiteChecks):
-        raise GraderError(f"task {task.instance_id}: expected checks of kind suite, got another kind")
+        raise GraderError(
+            f"task {task.instance_id}: internal error: expected checks of kind suite, got "
+            f"{type(task.checks).__name__}; please report it"
+        )
     return task.checks
 
 

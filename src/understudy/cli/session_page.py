@@ -35,7 +35,10 @@ def chosen_state(trace: Trace, position: int) -> ShownState:
     for number, state in enumerate(expand(trace)):
         if number == position:
             return ShownState(state=state, trace=trace, number=number + 1)
-    raise IndexError(f"the trace has {len(trace.turns)} turns, but there is no turn with index {position}")
+    raise IndexError(
+        f"there is no turn with index {position}; expected an index below {len(trace.turns)}, the number of "
+        "turns of the trace"
+    )
 
 
 def signal_text(signals: Mapping[str, Any]) -> str:

@@ -356,7 +356,10 @@ class AgentRunSettings(Struct, frozen=True, kw_only=True):
         Raises ConfigError if there are several, or none.
         """
         if len(self.agents) != 1:
-            raise ConfigError(f"--agent: expected one agent, got {', '.join(self.agents) or 'none'}")
+            raise ConfigError(
+                f"--agent: expected one agent, got {', '.join(self.agents) or 'none'}; this command works "
+                "with a single agent"
+            )
         return self.agents[0]
 
     def options_of(self, agent: str) -> dict[str, str]:

@@ -280,7 +280,9 @@ class ExportWriter:
         if not written:
             why = ", ".join(f"{count} {reason}" for reason, count in counts.left_out.most_common())
             raise ConfigError(
-                f"nothing to export as {self._name}; left out: {why or 'the store has no such data'}"
+                f"nothing to export as {self._name}; left out: "
+                f"{why or 'nothing, the store has no such data'}; choose other data with --from, --where or "
+                "--run, or another format"
             )
         all_notes = [
             *notes,

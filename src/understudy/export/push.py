@@ -34,7 +34,10 @@ def plan_push(directory: Path, repo: str, *, private: bool = True, unredacted: b
     if manifest is None:
         raise ConfigError(f"{directory} is not an export (missing {MANIFEST}); make one with: understudy export")
     if not _REPO.fullmatch(repo):
-        raise ConfigError(f"invalid repository name {repo!r}: expected NAME/DATASET")
+        raise ConfigError(
+            f"invalid repository name {repo!r}; expected OWNER/DATASET, with letters, digits, dots, dashes "
+            "and underscores"
+        )
     # An export without this field is from an older release; what is not known to be redacted counts as unredacted.
     if manifest.get("unredacted", True) and not unredacted:
         raise ConfigError(
@@ -53,7 +56,9 @@ def plan_push(directory: Path, repo: str, *, private: bool = True, unredacted: b
             raise ConfigError(f"{path}: changed since it was exported; export again")
         files[name] = path.stat().st_size
     if not files:
-        raise ConfigError(f"{directory / MANIFEST}: expected files, got none; export again")
+        raise ConfigError(
+            f"{directory / MANIFEST}: invalid manifest: expected the files of an export, got none; export again"
+        )
     files[MANIFEST] = (directory / MANIFEST).stat().st_size
     return PushSummary(repo=repo, private=private, files=files)
 
@@ -91,7 +96,9 @@ def push(directory: Path, planned: PushSummary, report: Callable[[str], None] = 
         login = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
         remedy = login if status in (401, 403) else "retry later"
         text = " ".join(str(getattr(error, "server_message", None) or error).split())[:300]
-        raise ConfigError(f"the hub refused ({status}): {text}; {remedy}") from error
+        raise ConfigError(
+            f"the hub refused to store {planned.repo} (status {status}): {text}; {remedy}"
+        ) from error
     except (errors.HFValidationError, errors.LocalTokenNotFoundError) as error:
         raise ConfigError(f"huggingface_hub: {error}; check the dataset's name and your login") from error
     except network as error:

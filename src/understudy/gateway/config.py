@@ -195,8 +195,8 @@ def check_config(config: GatewayConfig) -> None:
             )
         if config.budget and config.budget.cost_usd is not None and model.effective_price is None:
             raise ConfigError(
-                f"budget.cost_usd needs the price of {model.model or 'every model'}: give models.{role}.price "
-                "{ input, output } in US dollars per million tokens"
+                f"budget.cost_usd needs the price of {model.model or 'every model'}, which is missing; give "
+                f"models.{role}.price {{ input, output }} in US dollars per million tokens"
             )
     if config.telemetry is not None:
         _check_url("telemetry.endpoint", config.telemetry.endpoint)
@@ -206,25 +206,30 @@ def _check_model(key: str, model: ModelConfig) -> None:
     own = model.backend in OWN_SERVERS
     exact = model.tokens == "exact"
     rules = {
-        "base_url: give it or endpoints, not both": model.base_url is not None and bool(model.endpoints),
-        f"model: the {model.backend} backend needs the name of a model": not model.model
+        "base_url: excludes endpoints; give only one of them": model.base_url is not None
+        and bool(model.endpoints),
+        f"model: missing; the {model.backend} backend needs the name of a model": not model.model
         and model.backend != "anthropic",
-        f"base_url: the {model.backend} backend needs one, as http://host:port/v1": own
+        f"base_url: missing; the {model.backend} backend needs one, such as http://host:port/v1": own
         and model.backend != "embedded"  # a run starts this server itself
         and not model.urls,
-        f'tokens: "exact" is for {", ".join(sorted(OWN_SERVERS))}, not for {model.backend}': exact and not own,
-        'tokenizer: tokens = "exact" with sglang needs one, a directory or a name on the hub': exact
+        f'tokens: "exact" is unsupported by {model.backend}; use one of {", ".join(sorted(OWN_SERVERS))}': exact
+        and not own,
+        'tokenizer: missing; tokens = "exact" with sglang needs one: give a directory or a name on the hub': exact
         and model.backend == "sglang"
         and model.tokenizer is None,
-        'tool_format: tokens = "exact" needs the syntax of the model\'s tool calls, such as "hermes"': exact
+        'tool_format: missing; tokens = "exact" needs the format of tool calls, such as "hermes"': exact
         and model.tool_format is None,
         f"tool_format: expected one of {', '.join(sorted(FORMATS))}, got {model.tool_format!r}": exact
         and model.tool_format is not None
         and model.tool_format not in FORMATS,
-        'template_args: tokens = "exact" takes none': exact and bool(model.template_args),
-        'tokenizer: it is for tokens = "exact"': not exact and model.tokenizer is not None,
-        'tool_format: it is for tokens = "exact"': not exact and model.tool_format is not None,
-        f"template_args: {model.backend} applies no template of ours": not own and bool(model.template_args),
+        'template_args: unsupported with tokens = "exact"; leave it out': exact and bool(model.template_args),
+        'tokenizer: only applies with tokens = "exact"; add that, or leave tokenizer out': not exact
+        and model.tokenizer is not None,
+        'tool_format: only applies with tokens = "exact"; add that, or leave tool_format out': not exact
+        and model.tool_format is not None,
+        f"template_args: unsupported by {model.backend}, which applies its own template; leave it out": not own
+        and bool(model.template_args),
     }
     for fault, violated in rules.items():
         if violated:
@@ -245,7 +250,9 @@ def _check_url(key: str, url: str) -> None:
             f"{key}: unsupported: a password in the address; name an environment variable in api_key_env instead"
         )
     if not valid:
-        raise ConfigError(f"{key}: expected an address like http://host:port/v1 or https://…, got {url!r}")
+        raise ConfigError(
+            f"{key}: invalid address {url!r}; expected one like http://host:port/v1 or https://host/v1"
+        )
 
 
 def _with_key(message: str) -> str:

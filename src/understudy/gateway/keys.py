@@ -41,7 +41,10 @@ class Keys:
         Raises GatewayError if the attempt has a key already.
         """
         if attempt_id in self._indices:
-            raise GatewayError(f"attempt {attempt_id} already has an API key; revoke it before issuing another")
+            raise GatewayError(
+                f"attempt {attempt_id} already has an API key; expected one key per attempt: revoke it "
+                "before issuing another"
+            )
         key = new_key()
         digest = digest_of(key)
         self._entries[digest[:8]] = (digest, GatewaySession(attempt_id, sampling, budget, ceiling=self._ceiling))

@@ -40,7 +40,9 @@ class ModelRouter:
         self._table = own | self._roles
         for name, role in names.items():
             if role not in self._roles:
-                raise ConfigError(f"names.{name}: expected {HIGH!r} or {LOW!r}, got {role!r}")
+                raise ConfigError(
+                    f"names.{name}: got {role!r}, expected {HIGH!r} or {LOW!r}; name one of these roles"
+                )
             self._table[name] = self._roles[role]
 
     @property

@@ -40,8 +40,7 @@ def load_key(path: Path | None = None) -> bytes:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             raise ConfigError(
-                f"{path}: expected a file with the redaction key; move away the directory or special file at "
-                "this path"
+                f"{path}: expected a regular file with the redaction key; move away what is at this path"
             )
         if mode & 0o077:
             raise ConfigError(

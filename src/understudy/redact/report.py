@@ -93,7 +93,10 @@ class RedactionReport:
         try:
             atomic_write(path, text.encode("ascii"), mode=0o600)
         except OSError as error:
-            raise ConfigError(f"{path}: the redaction report cannot be written: {error.strerror}") from error
+            raise ConfigError(
+                f"{path}: the redaction report cannot be written: {error.strerror}; make the directory "
+                "writable, or choose another --output"
+            ) from error
 
 
 def write_report_beside(output: Path, report: RedactionReport | None) -> Path | None:

@@ -27,7 +27,9 @@ def draw(figures: ReportFigures, path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError("a picture needs matplotlib; install it: pip install 'understudy[train]'") from error
+        raise ConfigError(
+            "drawing a picture needs matplotlib; install it: pip install 'understudy[train]'"
+        ) from error
     main, small = _chosen(figures)
     tall = 7.6 if small else 5.2
     drawn: Any = Figure(figsize=(11.0, tall), dpi=140, facecolor="white")

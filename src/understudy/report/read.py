@@ -303,8 +303,8 @@ def read_figures(directories: Sequence[StoreLocation], labels: Sequence[str] = (
     if (metrics := metrics_file(first)) is not None:
         return _of_trainer(first, metrics)
     raise ConfigError(
-        f"{first} has no run (store.db), no loop (state.json) and no metrics (metrics.jsonl); give a "
-        f"directory that `understudy run` or `understudy train` wrote"
+        f"{first} has no run (store.db), no loop (state.json) and no metrics (metrics.jsonl); expected a "
+        "directory that `understudy run` or `understudy train` wrote"
     )
 
 

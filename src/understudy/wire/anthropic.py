@@ -315,6 +315,10 @@ class _MessageStop(Struct):
     pass
 
 
+def _invalid_stream(problem: str) -> BackendError:
+    return BackendError(f"invalid stream from the provider: {problem}; send the request again")
+
+
 class _StreamBlock:
     """A block while it is filled: its initial content, and the pieces that deltas add to each field."""
 
@@ -336,9 +340,7 @@ class _StreamBlock:
                 return
             piece = delta.get(name)
             if self.type not in takes or not isinstance(piece, str):
-                raise BackendError(
-                    f"invalid stream from the provider: a {kind} for a content block of type {self.type!r}"
-                )
+                raise _invalid_stream(f"a {kind} for a content block of type {self.type!r}")
             self.pieces.setdefault(name, []).append(piece)
         elif kind == "citations_delta" and self.type == "text":
             self.data["citations"] = [*(self.data.get("citations") or ()), delta.get("citation")]
@@ -381,7 +383,7 @@ class MessageAssembly:
         try:
             event = decoder.decode(data)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise BackendError(f"invalid {name.decode()} event from the provider: {error}") from error
+            raise _invalid_stream(f"{name.decode()}: {error}") from error
         take(self, event)
 
     def add_delta(self, data: bytes) -> None:
@@ -402,9 +404,9 @@ class MessageAssembly:
     def message(self) -> bytes:
         """Return the message as JSON. Raises BackendError while it is incomplete."""
         if self._message is None or not self.complete:
-            raise BackendError("incomplete response: the provider's stream ended before its message_stop event")
+            raise _invalid_stream("it ended before its message_stop event")
         if not all(block.closed for block in self._blocks.values()):
-            raise BackendError("incomplete response: the provider's stream ended with a content block still open")
+            raise _invalid_stream("it ended without a content_block_stop event for each block")
         content = [block.data for _, block in sorted(self._blocks.items())]
         return msgspec.json.encode(self._message | {"content": content})
 
@@ -415,13 +417,11 @@ class MessageAssembly:
             self._message = event.message
             self.streaming = True
         elif event.message.get("id") != self._message.get("id"):
-            raise BackendError("invalid stream from the provider: a message_start event of a second message")
+            raise _invalid_stream("a message_start event of a second message")
 
     def _block_start(self, event: _BlockStart) -> None:
         if self._message is None or event.index in self._blocks:
-            raise BackendError(
-                f"invalid stream from the provider: block {event.index} starts twice, or before message_start"
-            )
+            raise _invalid_stream(f"block {event.index} starts twice, or before message_start")
         self._blocks[event.index] = _StreamBlock(event.content_block)
 
     def _block_delta(self, event: _BlockDelta) -> None:
@@ -432,7 +432,7 @@ class MessageAssembly:
 
     def _delta(self, event: _MessageDelta) -> None:
         if self._message is None:
-            raise BackendError("invalid stream from the provider: a message_delta event before message_start")
+            raise _invalid_stream("a message_delta event before message_start")
         self._message |= event.delta
         if event.context_management is not None:
             self._message["context_management"] = event.context_management
@@ -450,9 +450,7 @@ class MessageAssembly:
     def _block(self, index: int) -> _StreamBlock:
         block = self._blocks.get(index)
         if block is None or block.closed:
-            raise BackendError(
-                f"invalid stream from the provider: an event for content block {index}, which is not open"
-            )
+            raise _invalid_stream(f"an event for content block {index}, which is not open")
         return block
 
     _EVENTS: ClassVar[dict[bytes, tuple[msgspec.json.Decoder[Any], Callable[[MessageAssembly, Any], None]]]] = {
@@ -506,7 +504,9 @@ class Anthropic(Dialect):
         except RecursionError as error:
             raise too_deep() from error
         except UnicodeDecodeError as error:
-            raise InvalidRequest(f"messages: the input of a tool_use block is not UTF-8: {error}") from error
+            raise InvalidRequest(
+                f"messages: the input of a tool_use block is not UTF-8: {error}; encode it as UTF-8"
+            ) from error
 
     def writer(self, incoming: DialectRequest, session: WireSession, message_id: str) -> StreamWriter:
         return AnthropicWriter(incoming.model, session, message_id)

@@ -155,7 +155,7 @@ def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
     """See Dialect. No message adds instructions."""
     request = decoded(_BODY.decode, body)
     if request.messages or instructions:
-        raise ValueError("this request has messages in another place, too")
+        raise ValueError("this request must be read as a whole: its outer part has messages, too")
     return _read_stored(request)
 
 
@@ -166,7 +166,9 @@ def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingSta
     """
     message = decoded(_MESSAGE.decode, body)
     if any(_added_tools([message])) or (message.role == "system" and not state.stage):
-        raise ValueError("this message changes the tools or the system prompt")
+        raise ValueError(
+            "this request must be read as a whole: the message changes the tools or the system prompt"
+        )
     content = _contents(message.content)
     turn = state.messages
     blocks = (

@@ -247,7 +247,7 @@ _PASSED = (
     "reasoning_effort",
 )
 _ONE_RESPONSE = "unsupported: one request gets one response; for more samples send the request as often"
-_TEXT_ONLY = "unsupported; models answer with text here"
+_TEXT_ONLY = "unsupported: models answer with text only; leave it out"
 _REFUSED: Refused = {
     "n": ((1,), _ONE_RESPONSE),
     "best_of": ((1,), _ONE_RESPONSE),
@@ -256,7 +256,7 @@ _REFUSED: Refused = {
     "audio": ((), _TEXT_ONLY),
     "functions": (([],), "this older form is unsupported; send `tools`"),
     "function_call": (("auto", "none"), "this older form is unsupported; send `tool_choice`"),
-    "web_search_options": ((), "unsupported; there are no tools that run at the server"),
+    "web_search_options": ((), "unsupported: no tools run at the server; leave it out"),
 }
 
 

@@ -171,7 +171,7 @@ def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
     """See Dialect."""
     request = decoded(_BODY.decode, body)
     if request.messages:
-        raise ValueError("this request has messages in another place, too")
+        raise ValueError("this request must be read as a whole: its outer part has messages, too")
     return _read_stored(request, instructions)
 
 
@@ -275,7 +275,7 @@ class _ChatReader(OpenAIReader):
         for call in message.tool_calls or ():
             function = call.function
             if call.type != "function" or function is None:
-                self.refuse(f"tool_calls: unsupported type {call.type!r}, expected function")
+                self.refuse(f"tool_calls: unsupported type {call.type!r}, expected function; leave the call out")
                 continue
             arguments = function.arguments or ""
             arguments = arguments if self._response else wrapped(arguments)

@@ -44,9 +44,11 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[_T], expected: str) -> _T:
     try:
         return decoded(decoder.decode, body)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the request is not {expected}: {error}") from error
+        raise InvalidRequest(f"the request is not {expected}: {error}; correct this field") from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise InvalidRequest(f"the request body is not valid JSON: {error}") from error
+        raise InvalidRequest(
+            f"the request body is not valid JSON: {error}; expected a JSON object: correct it"
+        ) from error
 
 
 def decoded(decode: Callable[[bytes], _T], body: bytes) -> _T:

@@ -241,7 +241,7 @@ _REFUSED: Refused = {
     "snake_config": ((), "send this field as `generationConfig`"),
     "snake_cached": ((), "send this field as `cachedContent`"),
 }
-_TEXT_ONLY = "unsupported; models answer with text here"
+_TEXT_ONLY = "unsupported: models answer with text only; leave it out"
 _REFUSED_CONFIG: Refused = {
     "candidate_count": ((1,), "unsupported: one request gets one response; for more send the request as often"),
     "response_modalities": ((["TEXT"], []), _TEXT_ONLY),
@@ -298,7 +298,9 @@ class Gemini(Dialect):
         except RecursionError as error:
             raise too_deep() from error
         except (UnicodeDecodeError, msgspec.DecodeError) as error:
-            raise InvalidRequest(f"contents: a function call or response is not valid JSON: {error}") from error
+            raise InvalidRequest(
+                f"contents: a function call or response is not valid JSON: {error}; expected an object: correct it"
+            ) from error
 
     def asked_tokens(self, body: bytes) -> int | None:
         try:
@@ -338,7 +340,7 @@ def _read_target(target: str) -> GeminiTarget:
     """Return what a path asks for. Raises InvalidRequest for a stream that is not one of server-sent events."""
     parsed_target = read_target(target)
     if parsed_target is None:
-        raise InvalidRequest(f"{target[:200]}: expected {target_of('MODEL')}")
+        raise InvalidRequest(f"{target[:200]}: no such path; expected {target_of('MODEL')}")
     if parsed_target.stream and not parsed_target.sse:
         raise InvalidRequest("streamGenerateContent without alt=sse is unsupported; add ?alt=sse to the path")
     return parsed_target

@@ -190,7 +190,7 @@ def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
     """See Dialect. No content adds instructions."""
     request = decoded(_BODY.decode, body)
     if request.contents or instructions:
-        raise ValueError("this request has contents in another place, too")
+        raise ValueError("this request must be read as a whole: its outer part has contents, too")
     return _read_stored(request)
 
 
@@ -199,7 +199,7 @@ def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingSta
     content = decoded(_CONTENT.decode, body)
     is_model = content.role == "model"
     if is_model and state.stage:
-        raise ValueError("this content belongs to the turn before it")
+        raise ValueError("this request must be read as a whole: the content continues the turn before it")
     reader = _GeminiReader(state=state)
     reader.read(state.messages, content)
     return reader.blocks, ReadingState(
@@ -382,7 +382,7 @@ class _GeminiReader:
             self._text("thinking" if part.thought else "text", part.text)
         elif part != _EMPTY:  # a part of nothing but a signature says nothing
             (name,) = list(msgspec.to_builtins(part))[:1] or ["part"]
-            self._refuse(f"{name} is unsupported, expected text, inlineData, functionCall or functionResponse")
+            self._refuse(f"{name}: unsupported part; expected text, inlineData, functionCall or functionResponse")
             self._add("other", f"[{name}]", name=name, source=part)
 
     def _text(self, kind: BlockKind, text: str) -> None:
@@ -397,7 +397,7 @@ class _GeminiReader:
 
     def _call(self, call: GeminiFunctionCall) -> None:
         if not call.name:
-            self._refuse("functionCall.name is missing")
+            self._refuse("functionCall.name: missing; a call must name its function")
         sent = bytes(call.args).decode()
         sent = "" if sent == "null" else sent
         arguments = unwrapped(sent) if self._response else wrapped(sent)
@@ -427,13 +427,18 @@ class _GeminiReader:
                 images.append(image)
                 texts.append(IMAGE)
             elif part.inline_data is None:
-                self._refuse("functionResponse.parts: unsupported part, expected inlineData with an image")
+                self._refuse(
+                    "functionResponse.parts: unsupported part, expected inlineData with an image; leave it out"
+                )
         result_text = TEXT_SEPARATOR.join([text, *texts] if text or not texts else texts)
         self._add("tool_result", result_text, id=id_, is_error=is_error, images=tuple(images))
 
     def _image(self, blob: GeminiBlob) -> Part | None:
         if not blob.mime_type.startswith("image/"):
-            self._refuse(f"inlineData of type {blob.mime_type[:100]!r} is unsupported, expected an image")
+            self._refuse(
+                f"inlineData of type {blob.mime_type[:100]!r} is unsupported, expected an image; leave the "
+                "part out"
+            )
             return None
         return {"type": "image_url", "image_url": {"url": f"data:{blob.mime_type};base64,{blob.data}"}}
 

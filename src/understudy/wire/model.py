@@ -270,6 +270,6 @@ def ending(generation: Generation) -> Ending:
     if reason is None:
         raise BackendError(
             f"invalid finish_reason {generation.finish_reason[:100]!r} from the backend, expected one of "
-            f"{', '.join(_ENDINGS)}; the response is incomplete"
+            f"{', '.join(_ENDINGS)}; the response may be incomplete: send the request again"
         )
     return "tool_calls" if reason == "stop" and generation.tool_calls else reason

@@ -193,7 +193,9 @@ class OpenAIReader:
             return (part.refusal if part.type == "refusal" else part.text) or "", None
         if (image := self.image(part)) is not None:
             return IMAGE, {"type": "image_url", "image_url": image}
-        self.refuse(f"content: unsupported part of type {part.type!r}, expected {self.expected_parts}")
+        self.refuse(
+            f"content: unsupported part of type {part.type!r}, expected {self.expected_parts}; leave it out"
+        )
         return f"[{part.type}]", None
 
     def add(self, role: str, kind: BlockKind, text: str = "", **fields: Any) -> None:

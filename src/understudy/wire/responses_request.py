@@ -269,7 +269,7 @@ def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
     """See Dialect."""
     request = decoded(_BODY.decode, body)
     if request.input:
-        raise ValueError("this request has items in another place, too")
+        raise ValueError("this request must be read as a whole: its outer part has items, too")
     return _read_stored(request, instructions)
 
 
@@ -277,7 +277,7 @@ def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingSta
     """See Dialect. The tools that an item adds belong to the whole request."""
     item = decoded(_ITEM.decode, body)
     if item.type == "additional_tools":
-        raise ValueError("this item changes the tools")
+        raise ValueError("this request must be read as a whole: the item changes the tools")
     return _ResponsesReader().read_after(state, item)
 
 
@@ -334,13 +334,15 @@ class _ResponsesReader(OpenAIReader):
                 self._call(item, freeform_arguments(item.input or ""), freeform=True)
             case "function_call_output" | "custom_tool_call_output":
                 if not item.call_id:
-                    self.refuse("call_id: missing; an output must name its call")
+                    self.refuse("call_id: missing; an output must name the call that it answers")
                 self._begin("user")
                 self.add_result(item.call_id or "", item.output)
             case hidden if hidden in _HIDDEN:
                 pass
             case unknown:
-                self.refuse(f"type: unsupported value {unknown!r}, expected one of {', '.join(_ITEMS)}")
+                self.refuse(
+                    f"type: unsupported value {unknown!r}, expected one of {', '.join(_ITEMS)}; leave the item out"
+                )
                 role = "user" if unknown.endswith("_output") else "assistant"
                 self._begin(role, _CALLED if role == "assistant" else _CLOSED)
                 self.add(role, "other", f"[{unknown}]", name=unknown, source=item)
@@ -360,7 +362,7 @@ class _ResponsesReader(OpenAIReader):
 
     def _call(self, item: Item, arguments: str, *, freeform: bool = False) -> None:
         if not item.call_id or not item.name:
-            self.refuse("call_id: missing call_id or name of a call")
+            self.refuse("call_id, name: missing; a call must have both")
         name = flat_name(item.name or "", item.namespace)
         self._begin("assistant", _CALLED)
         self.add("assistant", "tool_use", id=item.call_id or "", name=name, arguments=arguments, freeform=freeform)

@@ -122,14 +122,18 @@ class RequestReader:
         Raises the exceptions in UNREADABLE, also for a request that can only be read as a whole.
         """
         if dialect not in DIALECTS:
-            raise ValueError(f"the dialect {dialect!r} is unknown")
+            raise ValueError(
+                f"the stored call has the unknown dialect {dialect!r}; expected one of: {', '.join(DIALECTS)}"
+            )
         reads = DIALECTS[dialect]
         new: list[tuple[int, int]] = []
         at = node
         while at and (dialect, at) not in self._places:
             before, blob = self._steps[at]
             if before >= at:
-                raise ValueError("the messages before this one are damaged")
+                raise ValueError(
+                    f"the store is damaged: node {at} has no earlier node before it; restore it from a copy"
+                )
             new.append((at, blob))
             at = before
         prefix = self._places[dialect, at] if at else _Prefix()
@@ -138,7 +142,7 @@ class RequestReader:
         places: dict[tuple[str, int], _Prefix] = {}
         for at, blob in reversed(new):
             if blob not in contents:
-                raise ValueError("this request has a message that could not be read before")
+                raise ValueError("a message of this request could not be read in an earlier call")
             added, state = reads.read_next(prefix.state, contents[blob])
             own = added if self._most is None else [cut_block(block, self._most) for block in added]
             prefix = places[dialect, at] = prefix.then(self._steps[at][0], own, state)

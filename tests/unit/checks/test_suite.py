@@ -134,7 +134,7 @@ async def test_an_installation_that_does_not_end_is_no_reward(graded) -> None:
 
 async def test_what_runs_before_the_patch_is_the_task_s(graded) -> None:
     task = replace(CALC_TASK, checks=replace(CHECKS, before="sleep 60", timeout_s=1.0))
-    with pytest.raises(GraderError, match="before the patch"):
+    with pytest.raises(GraderError, match="commands of checks.before"):
         await graded(task.gold_patch, task)
 
 

@@ -112,5 +112,5 @@ def test_the_command_counts_and_tells_by_its_exit_code(tmp_path: Path) -> None:
     ]
     assert "something else" not in bad.stdout + bad.stderr
     refused = understudy("ingest", "--verify", str(file), "--output", str(tmp_path / "x.jsonl"))
-    assert refused.returncode != 0 and "--verify writes nothing" in refused.stderr
+    assert refused.returncode != 0 and "--verify only checks logs and writes nothing" in refused.stderr
     assert sorted(tmp_path.iterdir()) == [file]

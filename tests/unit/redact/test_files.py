@@ -47,7 +47,7 @@ def test_a_key_that_cannot_be_used_is_an_error_that_says_what_to_do(tmp_path: Pa
     path.write_text("abc")
     with pytest.raises(ConfigError, match="64 hex digits"):
         load_key(path)
-    with pytest.raises(ConfigError, match="expected a file"):
+    with pytest.raises(ConfigError, match="expected a regular file"):
         load_key(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="XDG_DATA_HOME"):

@@ -116,7 +116,10 @@ def prune(settings: PruneSettings, json_: Json = False) -> None:
 def _check(settings: PruneSettings) -> None:
     for name, value, least in (("runs", settings.keep_runs, 0), ("weights", settings.keep_weights, 1)):
         if value is not None and value < least:
-            raise ConfigError(f"--keep-{name}: expected a number of at least {least}, got {value}")
+            raise ConfigError(
+                f"--keep-{name}: got {value}, expected a number of at least {least}; give one, or leave the "
+                "option out"
+            )
     if unknown := set(settings.drop) - LOST.keys():
         raise ConfigError(f"--drop: invalid value {sorted(unknown)[0]!r}; expected some of: {', '.join(LOST)}")
     if settings.drop and settings.older_than is None and settings.keep_runs is None:

@@ -323,7 +323,10 @@ def _export(
     tokenizer: Path | None = options.get("tokenizer")
     location = parse_location(options["directory"])
     if isinstance(location, StoreUrl) and options["output"] is None:
-        raise ConfigError(f"{location} is a database; name a directory to write to with --output")
+        raise ConfigError(
+            f"{location} is a database, in which no export can be written; name a directory to write to with "
+            "--output"
+        )
     with Store.open(location, create=False) as store, chat_template(tokenizer) as template:
         origins = () if clients else _origins(options.get("from_", "all"), traits, store)
         unredacted: bool = options.get("unredacted", False)
@@ -407,7 +410,8 @@ def _seconds(option: str, text: str) -> float:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(
-            f"{option}: expected a time in ISO 8601, such as 2026-05-01 or 2026-05-01T08:00:00+02:00, got {text!r}"
+            f"{option}: expected a time in ISO 8601, such as 2026-05-01 or 2026-05-01T08:00:00+02:00, got "
+            f"{text!r}; correct it"
         ) from None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 

@@ -106,7 +106,8 @@ def _database(store: str | None) -> StoreUrl | None:
     location = parse_location(store)
     if not isinstance(location, StoreUrl):
         raise ConfigError(
-            f"--store: {location} is a directory; expected postgresql://USER@HOST/NAME (use --dir for a directory)"
+            f"--store: {location} is a directory; expected a database, postgresql://USER@HOST/NAME; give a "
+            "directory with --dir"
         )
     return location
 

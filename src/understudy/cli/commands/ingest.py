@@ -142,7 +142,7 @@ def ingest(
         progress_line.show(text if at.total else f"looking for logs: {at.files} files")
 
     if verify and (output is not None or directory is not None or redact):
-        raise ConfigError("--verify writes nothing; leave out --output, --dir and --redact")
+        raise ConfigError("--verify only checks logs and writes nothing; leave out --output, --dir and --redact")
     if dry_run or verify:
         output = directory = None
     elif output is None and directory is None:
@@ -153,8 +153,8 @@ def ingest(
         if not logs.batches:
             why = _listed(logs.skipped) or "there are no files"
             raise ConfigError(
-                f"no logs were found in {', '.join(map(str, paths))} ({why}); give a log, "
-                "a directory or a zip, or name the --format of a file."
+                f"no logs were found in {', '.join(map(str, paths))} ({why}); give a log, a directory or a "
+                "zip, or name the --format of a file"
             )
         if verify:
             report = verify_logs(
@@ -195,8 +195,8 @@ def _projects(env: Mapping[str, str]) -> Path:
     projects = (Path(home).expanduser() if home else Path.home() / ".claude") / "projects"
     if not projects.is_dir():
         raise ConfigError(
-            f"{projects}, the directory of Claude Code's sessions, does not exist; give the PATH of logs, or set "
-            "CLAUDE_CONFIG_DIR."
+            f"{projects}, the directory of Claude Code's sessions, does not exist; give the PATH of logs, or "
+            "set CLAUDE_CONFIG_DIR to the directory that has projects/"
         )
     return projects
 

@@ -169,7 +169,7 @@ def _write(pairs: Iterator[Pair], output: Path) -> None:
     """Write the pairs, all or none, readable for the user only. Raises ConfigError if that fails."""
 
     if output.is_dir():
-        raise ConfigError(f"{output} is a directory; choose another --output")
+        raise ConfigError(f"{output} is a directory; expected the name of a file: choose another --output")
     try:
         with atomic_path(output) as path:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -150,7 +150,10 @@ def run(settings: RunSettings, json_: Json = False) -> None:
         )
     configs = [run_config_of(settings, agent) for agent in dict.fromkeys(settings.agent.agents)]
     if not configs:
-        raise ConfigError("--agent: expected the name of an agent, got none")
+        raise ConfigError(
+            "--agent: expected the name of an agent, got none; leave it out for Claude Code, or list the "
+            "names with: understudy run --help"
+        )
     if settings.max_cost_usd is not None:
         for config in configs:
             check_prices(config.gateway)

@@ -138,8 +138,9 @@ def make_tasks(
             typer.echo(f"next: understudy run --tasks {path}")
         # Many commits of a history are unsuitable as tasks, but a bug that we injected must make a valid task.
         if refused and repo is None:
+            reasons = "; ".join(f"{task}: {reason}" for task, reason in refused.items())
             raise TaskError(
-                f"{len(refused)} generated tasks did not pass validation ({refused}); try another --seed"
+                f"{len(refused)} generated tasks did not pass validation: {reasons}; try another --seed"
             )
         for task, reason in refused.items():
             typer.echo(f"{task} did not pass validation: {reason}", err=True)

@@ -99,5 +99,5 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     for where, row in read_rows(file):
         if not isinstance(row, dict):
-            raise ConfigError(f"{where}: invalid row; expected a JSON object")
+            raise ConfigError(f"{where}: invalid row, expected a JSON object; export again, or remove the row")
         yield where, row  # pyright: ignore[reportUnknownVariableType]

@@ -78,8 +78,8 @@ def check_dataset(directory: Path) -> tuple[int, int]:
                 decoded = tokenizer.decode(ids)
                 if missing := [text for text in _texts(messages) if text not in decoded]:
                     raise StoreError(
-                        f"{path}: turn {row['turn']}: its token ids do not decode to {missing[0]!r}; the export "
-                        "is wrong, please report this"
+                        f"{path}: turn {row['turn']}: internal error: its token ids do not decode to "
+                        f"{missing[0]!r}; please report it"
                     )
             rows += 1
     return len(paths), rows

@@ -100,7 +100,7 @@ def write_trajectory(writing: ExportWriter, group: str, name: str, document: Doc
     try:
         writing.path(name).write_bytes(content)
     except OSError as error:
-        raise ConfigError(f"cannot write {name}: {error}; choose another --output") from error
+        raise ConfigError(f"cannot write {writing.path(name)}: {error}; choose another --output") from error
     extra: dict[str, Any] = document["extra"]
     row = {"file": name, "group": group, "reward": extra.get("reward"), "steps": len(document["steps"])}
     writing.add(group, row)

@@ -181,8 +181,8 @@ def _by_client(corpus: Corpus) -> dict[str, list[ClientSession]]:
     if not chosen:
         left_out = ", ".join(f"{count} {reason}" for reason, count in corpus.counts.left_out.most_common())
         raise ConfigError(
-            f"no calls with these keys in the chosen time (left out: {left_out or 0}); check --key, --since and "
-            "--until"
+            f"no calls with these keys in the chosen time (left out: {left_out or 'none'}); check --key, "
+            "--since and --until"
         )
     return chosen
 

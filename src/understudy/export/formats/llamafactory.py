@@ -78,7 +78,7 @@ def export(
         )
     test = f"{name}_test"
     if cutoff is not None and cutoff < 1:
-        raise ConfigError(f"--cutoff: expected at least 1 token, got {cutoff}")
+        raise ConfigError(f"--cutoff: got {cutoff}, expected at least 1 token; give a larger number")
     if stage == "dpo":
         corpus.refuse_shaping("preference pairs")
     check_names(output, {name: f"{name}/", test: f"{name}/"})
@@ -150,7 +150,10 @@ class RowLengthCounter:
             try:
                 self._tokenizer = Tokenizer.from_file(str(path))
             except Exception as error:
-                raise ConfigError(f"{path}: invalid tokenizer: {error}; give another --model") from error
+                raise ConfigError(
+                    f"{path}: invalid tokenizer: {error}; expected a tokenizer.json of Hugging Face: "
+                    "download it again, or give another --model"
+                ) from error
 
     @property
     def exact(self) -> bool:

@@ -284,7 +284,9 @@ def with_model_name(body: bytes, model: str) -> bytes:
     except RecursionError as error:
         raise too_deep() from error
     except (ValueError, IndexError) as error:
-        raise InvalidRequest(f"the request body is not a JSON object: {error}; send valid JSON") from error
+        raise InvalidRequest(
+            f"the request body is not valid JSON: {error}; expected a JSON object: correct the request"
+        ) from error
 
 
 def _find_model_value(body: bytes) -> tuple[int, int] | None:

@@ -162,7 +162,10 @@ class ChatBackend(ABC):
 
         await self._http.stream("POST", url, msgspec.json.encode(body), take)
         if not ended:
-            raise StreamError(f"POST {url}: the stream broke off before its end; retry later")
+            raise StreamError(
+                f"POST {url}: the stream broke off before its end; see the model server's log, and send the "
+                "request again"
+            )
         return assembly
 
     async def _tokenize(self, request: ChatRequest) -> TokenCount:

@@ -48,7 +48,8 @@ def read_ids(text: bytes) -> TokenIds:
         ids = _decode(text)
     except msgspec.DecodeError as error:
         raise BackendError(
-            f"invalid response: prompt token ids: {error}; expected an array of integers", status=200
+            f"invalid response: prompt token ids: {error}; expected an array of integers: update the model server",
+            status=200,
         ) from error
     return TokenIds(pack_ids(ids), len(ids))
 
@@ -141,7 +142,11 @@ class ToolCallAssembly:
                 call = self._at[index] = _ToolCallBuilder(len(self._all))
                 self._all.append(call)
                 if len(self._all) > CALLS_LIMIT:
-                    raise BackendError(f"invalid response: more than {CALLS_LIMIT} tool calls", status=200)
+                    raise BackendError(
+                        f"invalid response: it has more than {CALLS_LIMIT} tool calls, the maximum; check "
+                        "the server's tool-call parser, or lower max_tokens",
+                        status=200,
+                    )
             if not call.opened:
                 call.id = _extended(call.id, piece.id or "")
                 call.name = _extended(call.name, function.name or "")
@@ -156,7 +161,9 @@ class ToolCallAssembly:
         self._open_ready(ended=True)
         if len(self._all) != self._opened:
             raise BackendError(
-                "invalid response: a tool call without a name; check the server's tool-call parser", status=200
+                "invalid response: expected a name in each tool call, got one without; check the server's "
+                "tool-call parser",
+                status=200,
             )
         return tuple(ToolCall(call.id, call.name, "".join(call.arguments)) for call in self._all)
 
@@ -309,11 +316,17 @@ def read_chunk(data: bytes, clean: Callable[[str], str]) -> ChatResponse:
     try:
         chunk = _CHUNK.decode(data) if len(data) < _LONG else read_answer(data, _CHUNK.decode)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise StreamError(f"invalid chunk in the stream: {error}") from error
+        raise StreamError(
+            f"invalid chunk in the stream: {error}; expected one of /v1/chat/completions: check that "
+            "base_url is the address of the model server"
+        ) from error
     if chunk.error is not None:
         error = chunk.error if isinstance(chunk.error, _ChatError) else _ChatError(chunk.error)
         status = error.code if isinstance(error.code, int) and 400 <= error.code < 600 else None
-        raise StreamError(f"the stream ended with an error: {clean(error.message)[:500]}", status=status)
+        raise StreamError(
+            f"the stream ended with an error: {clean(error.message)[:500]}; see the model server's log",
+            status=status,
+        )
     return chunk
 
 
@@ -375,12 +388,16 @@ class ResponseAssembly:
     def add_whole(self, answer: ChatResponse) -> None:
         """Add a whole answer. Raises BackendError if it is not one."""
         if len(answer.choices) != 1:
-            raise BackendError(f"invalid response: expected 1 choice, got {len(answer.choices)}", status=200)
+            raise BackendError(
+                f"invalid response: expected 1 choice, got {len(answer.choices)}; leave out `n`, or update "
+                "the model server",
+                status=200,
+            )
         message = answer.choices[0].message
         if message is None:
             raise BackendError(
-                "invalid response: a choice without a message; check that base_url is the address of the model "
-                "server",
+                "invalid response: expected a choice with a message, got one without; check that base_url is "
+                "the address of the model server",
                 status=200,
             )
         self._add(answer, message, whole=True)
@@ -391,7 +408,9 @@ class ResponseAssembly:
         if chunk.choices:
             choice = chunk.choices[0]
             if choice.index or len(chunk.choices) > 1:
-                raise StreamError("invalid stream: expected 1 choice, got more")
+                raise StreamError(
+                    "invalid stream: expected 1 choice, got more; leave out `n`, or update the model server"
+                )
             delta = choice.delta
             self._in_chunks = self._in_chunks or bool(choice.token_ids)
         self._add(chunk, delta or _EMPTY_MESSAGE, whole=False)
@@ -410,13 +429,17 @@ class ResponseAssembly:
         text, calls = "".join(self._text), self._calls.whole()
         self.flush()
         if self._ids == [] and (text or calls):
-            raise BackendError("invalid response: text or tool calls, but no token ids for them", status=200)
+            raise BackendError(
+                "invalid response: it has text or tool calls, but no token ids for them, expected both; "
+                "update the model server",
+                status=200,
+            )
         prompt_ids = None if self._prompt is None else self._read_prompt(self._prompt)
         prompt, completion = self._usage.prompt_tokens, self._usage.completion_tokens
         if self._in_chunks and completion is not None and len(self._ids or ()) < completion:
             raise BackendError(
-                f"invalid response: the stream has {len(self._ids or ())} token ids, expected {completion} as in "
-                "its usage; it cannot be trained on",
+                f"invalid response: the stream has {len(self._ids or ())} token ids, expected {completion} "
+                "as in its usage, so it cannot be trained on; update the model server",
                 status=200,
             )
         return Generation(
@@ -496,8 +519,8 @@ class ResponseAssembly:
             return None
         if len(self._logprobs) != len(self._ids):
             raise BackendError(
-                f"invalid response: {len(self._logprobs)} logprobs for {len(self._ids)} tokens, expected as many; "
-                "it cannot be trained on",
+                f"invalid response: {len(self._logprobs)} logprobs for {len(self._ids)} tokens, expected as "
+                "many, so it cannot be trained on; update the model server",
                 status=200,
             )
         return tuple(self._logprobs)

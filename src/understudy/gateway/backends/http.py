@@ -60,7 +60,10 @@ class EventSplitter:
         self._returns = self._returns or b"\r" in piece
         events = self._cut(searched) if self._returns else self._split(searched)
         if len(self._buffer) > EVENT_LIMIT:
-            raise BackendError(f"invalid stream: one event has more than {EVENT_LIMIT} bytes")
+            raise BackendError(
+                f"invalid stream: one event has more than {EVENT_LIMIT} bytes, the maximum; check that "
+                "base_url is the address of the model server"
+            )
         return events
 
     def rest(self) -> ServerSentEvent | None:
@@ -188,8 +191,9 @@ class _ResponseMemory:
             self._total += size
             if self._total > RESPONSES_LIMIT and self._sizes[response] > RESPONSES_LIMIT // len(self._sizes):
                 raise BackendError(
-                    f"overloaded: the responses of model servers that are being read hold more than "
-                    f"{RESPONSES_LIMIT} bytes together, and this is one of the largest; retry later"
+                    "overloaded: the responses of model servers that are being read hold more than "
+                    f"{RESPONSES_LIMIT} bytes together, the maximum, and this is one of the largest; send "
+                    "fewer requests at a time"
                 )
 
         try:

@@ -123,7 +123,7 @@ def _head(target: _Target, headers: Mapping[str, str], size: int | None) -> byte
         if wrong := _NOT_IN_HEADERS.search(name + value):
             raise UnsendableRequest(
                 f"the header {name!a} contains the character {wrong[0]!a}, which is not allowed in headers; "
-                "check the API key"
+                "expected printable characters: check the API key"
             )
     lines = [f"{name}: {value}\r\n" for name, value in fields.items()]
     return f"{target.lines}{''.join(lines)}\r\n".encode("latin-1")
@@ -201,7 +201,7 @@ class ServerConnection(asyncio.Protocol):
         if self._error is not None:
             raise self._error
         if self._inflate is not None and not self._stopped and not self._inflate.complete:
-            raise InvalidResponse("the compressed body is incomplete; retry later")
+            raise InvalidResponse("the compressed body of the response is incomplete; send the request again")
 
     def end(self) -> None:
         """Give up the response. The connection is closed unless it can be reused."""
@@ -224,7 +224,11 @@ class ServerConnection(asyncio.Protocol):
         if self._phase == _BODY and self._until_eof and exc is None:
             self._complete()
         else:
-            self._fail(Disconnected(str(exc) if exc else "the server disconnected"))
+            self._fail(
+                Disconnected(
+                    str(exc) if exc else "the server closed the connection before its response was complete"
+                )
+            )
         self._parser = None  # this reference cycle would otherwise live until the garbage collector runs
 
     def data_received(self, data: bytes) -> None:
@@ -235,9 +239,19 @@ class ServerConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            return self._fail(InvalidResponse(f"invalid HTTP response: {error or type(error).__name__}"))
+            return self._fail(
+                InvalidResponse(
+                    f"invalid HTTP response: {error or type(error).__name__}; check that the address is that of "
+                    "an HTTP server"
+                )
+            )
         if self._between > HEAD_LIMIT:
-            self._fail(InvalidResponse(f"invalid HTTP response: more than {HEAD_LIMIT} bytes of headers"))
+            self._fail(
+                InvalidResponse(
+                    f"invalid HTTP response: more than {HEAD_LIMIT} bytes of headers, the maximum; check the "
+                    "address"
+                )
+            )
 
     def pause_writing(self) -> None:
         self._writable = self._writable or self._loop.create_future()
@@ -270,7 +284,12 @@ class ServerConnection(asyncio.Protocol):
         coding = self.headers.get("content-encoding", "identity").strip().lower()
         if coding not in ("identity", ""):
             if coding not in ("gzip", "x-gzip", "deflate"):
-                return self._fail(InvalidResponse(f"unsupported content-encoding {coding[:40]!r}"))
+                return self._fail(
+                    InvalidResponse(
+                        f"unsupported content-encoding {coding[:40]!r} of the response; expected identity, gzip "
+                        "or deflate"
+                    )
+                )
             self._inflate = _Inflater()
         self._phase = _BODY
         self._wake()
@@ -365,9 +384,13 @@ class ServerConnection(asyncio.Protocol):
         if left > 0:
             self._timer = self._loop.call_later(left, self._check_time)
         elif now >= self._ends_at:
-            self._fail(TimeoutError("timeout: the response took too long"))
+            self._fail(
+                TimeoutError(
+                    "timeout: the response was not complete within the time limit; check the load of the server"
+                )
+            )
         else:
-            self._fail(TimeoutError(f"timeout: nothing came for {self._stall_s:g} s"))
+            self._fail(TimeoutError(f"timeout: the server sent nothing for {self._stall_s:g} s; check its load"))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -546,7 +569,9 @@ class ConnectionPool:
                 f"cannot resolve {host} within {limit_s:g} s; check the host name and the name servers"
             )
         if task.cancelled():
-            raise NotConnected("the connections were closed, because the gateway is stopping")
+            raise NotConnected(
+                "the connections were closed, because the gateway is stopping; send the request again when it runs"
+            )
         try:
             return task.result()
         except OSError as error:

@@ -151,7 +151,10 @@ class ExactBackend:
         features that are unavailable. Raises ConfigError with `emit`.
         """
         if emit is not None:
-            raise ConfigError('streaming = true and tokens = "exact" exclude each other; turn one of them off')
+            raise ConfigError(
+                'streaming = true and tokens = "exact" exclude each other, because exact responses are '
+                'parsed once they are complete; remove streaming, or set tokens = "observe"'
+            )
         call = self._call(request)
         prompt = await self._prompt(call)
         sampling, left_out = await self._sampling(request, len(prompt.ids))

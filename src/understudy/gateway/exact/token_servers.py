@@ -204,7 +204,7 @@ def _check(url: str, ids: Sequence[int], named: Sequence[int], count: int) -> No
     """Raise BackendError unless there is one logprob for each token, and of that token."""
     if count != len(ids) or list(ids) != list(named):
         raise BackendError(
-            f"{url}: invalid response: expected a logprob for each of {len(ids)} tokens, got {count}, or those of "
-            "other tokens; it cannot be trained on",
+            f"{url}: invalid response: expected a logprob for each of {len(ids)} tokens, got {count}, or "
+            "those of other tokens, so it cannot be trained on; update the model server",
             status=200,
         )

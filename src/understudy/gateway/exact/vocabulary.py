@@ -128,7 +128,7 @@ class TokenizerVocabulary:
         if not self._all_ids.issuperset(ids):
             wrong = next(id_ for id_ in ids if id_ not in self._all_ids)
             raise BackendError(
-                f"invalid token id {wrong}: the vocabulary has {len(self._all_ids)} tokens; "
+                f"invalid token id {wrong}: expected one below the vocabulary's size, {len(self._all_ids)}; "
                 "check that `tokenizer` is the tokenizer of the served model"
             )
         return self._whole.decode(ids, skip_special_tokens=False)

@@ -162,7 +162,7 @@ class AdminApp:
         method, handler = self._routes.get(request.path, ("", None))
         if handler is None:
             paths = ", ".join(["/healthz", *self._routes])
-            raise _AdminError(404, f"{request.path[:200]}: not found; expected one of {paths}")
+            raise _AdminError(404, f"{request.path[:200]}: no such path; expected one of {paths}")
         if request.method != method:
             raise _AdminError(405, f"{request.path}: expected {method}, got {request.method[:20]}")
         await handler(request)
@@ -195,12 +195,18 @@ async def _read(request: HttpRequest, type_: type[_T]) -> _T:
     async for chunk in request.body_chunks():
         body += chunk
         if len(body) > BODY_LIMIT:
-            raise _AdminError(413, f"request body too large: expected at most {BODY_LIMIT} bytes")
+            raise _AdminError(
+                413,
+                f"request body too large: expected at most {BODY_LIMIT} bytes; send only the fields of "
+                f"{request.path}",
+            )
     try:
         return msgspec.json.decode(bytes(body) or b"{}", type=type_)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         fields = ", ".join(field.name for field in msgspec.structs.fields(type_))
-        raise _AdminError(400, f"{error}; {request.path} expects a JSON object with {fields}") from error
+        raise _AdminError(
+            400, f"invalid request body: {error}; {request.path} expects a JSON object with {fields}"
+        ) from error
 
 
 async def _reply(request: HttpRequest, status: int, body: Any) -> None:
@@ -265,5 +271,5 @@ async def send_admin_request(directory: Path, method: str, path: str, body: dict
             "still running"
         ) from error
     if response.status != 200:
-        raise GatewayError(f"the gateway rejected {path}: {answer[:500]}")
+        raise GatewayError(f"the gateway in {directory} rejected {path}: {answer[:500]}")
     return answer

@@ -135,7 +135,10 @@ class StoredKeys:
             except StoreError as error:
                 # No model was asked yet, so trying again does no harm.
                 _log.error("an API key cannot be looked up: %s", error)
-                raise GatewayError("the gateway cannot look up API keys in its store; retry later") from error
+                raise GatewayError(
+                    "the gateway cannot look up API keys in its store; send the request again later, or see "
+                    "the gateway's log"
+                ) from error
             # invalid keys are not cached, because anybody can make up any number of them
             if checked.key is not None:
                 self._lookups[digest] = checked

@@ -96,7 +96,10 @@ class WorkerProcess:
         if output != READY:
             await self.stop()
             reason = output.decode(errors="replace").strip() or "it exited without a message; its log says more"
-            raise GatewayError(f"worker {self.spec.index} of the gateway failed to start: {reason}")
+            raise GatewayError(
+                f"worker {self.spec.index} of the gateway failed to start: {reason}; correct the cause, then "
+                "start the gateway again"
+            )
 
     async def wait(self) -> str:
         """Wait for the end of the process, and return how it ended."""
@@ -120,7 +123,7 @@ class WorkerProcess:
                 answer = await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise WorkerUnavailable(
-                f"worker {self.spec.index} does not respond: {error}; retry when it has restarted"
+                f"worker {self.spec.index} does not respond: {error}; send the request again once it has restarted"
             ) from error
         if response.status != 200:
             raise GatewayError(

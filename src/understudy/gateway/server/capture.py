@@ -144,7 +144,8 @@ class InFlightCall:
             # A bug of the gateway must not lose a call: what there is of it is stored, and a fault is reported.
             _log.exception("internal error of the gateway")
             outcome = GatewayError(
-                f"internal error of the gateway: {type(error).__name__}; its log has the traceback"
+                f"internal error of the gateway: {type(error).__name__}; please report it with the traceback "
+                "in the gateway's log"
             )
         self._sealed = True
         return await recorder.commit(outcome)

@@ -146,7 +146,7 @@ class Listener:
             while not self._server.started:
                 if self._task.done():
                     await self._task
-                    raise ConfigError("the HTTP server stopped while it was starting; its log says why")
+                    raise ConfigError("the HTTP server stopped while it was starting; see its log above")
                 await asyncio.sleep(0.001)
         except BaseException:
             await self.stop()

@@ -58,7 +58,11 @@ class AgentTelemetry:
         """
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind not in _NOTHING:
-            return _refuse(415, f"unsupported content-type: expected {_PROTOBUF.decode()} or {_JSON.decode()}")
+            return _refuse(
+                415,
+                f"unsupported content-type {kind[:80].decode('latin-1')!r}; expected {_PROTOBUF.decode()} or "
+                f"{_JSON.decode()}",
+            )
         if self._collector is None:
             return ExportReply(200, kind, _NOTHING[kind])
         try:
@@ -78,7 +82,7 @@ class AgentTelemetry:
                 return ExportReply(answer.status, answer.content_type.encode(), await answer.content.read(LIMIT))
         except (aiohttp.ClientError, TimeoutError):
             return _refuse(
-                503, "no connection to the telemetry collector; retry later, or check telemetry.endpoint"
+                503, "no connection to the telemetry collector; check telemetry.endpoint, or send it again later"
             )
 
     async def close(self) -> None:
@@ -101,13 +105,17 @@ def _unpack(encoding: bytes, body: bytes) -> bytes:
             try:
                 plain = stream.decompress(body, LIMIT + 1)
             except zlib.error as error:
-                raise ValueError(f"invalid gzip body: {error}") from error
+                raise ValueError(
+                    f"invalid gzip body: {error}; send it compressed with gzip, or without content-encoding"
+                ) from error
             if not stream.eof and len(plain) <= LIMIT:
                 raise ValueError("invalid gzip body: it is truncated; send it again")
         case _:
-            raise ValueError("unsupported content-encoding: expected gzip or identity")
+            raise ValueError(
+                f"unsupported content-encoding {encoding[:80].decode('latin-1')!r}; expected gzip or identity"
+            )
     if len(plain) > LIMIT:
-        raise ValueError(f"export too large: expected at most {LIMIT} bytes; send smaller batches")
+        raise ValueError(f"export too large: it has more than {LIMIT} bytes, the maximum; send smaller batches")
     return plain
 
 

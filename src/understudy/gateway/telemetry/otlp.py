@@ -112,7 +112,10 @@ def mark(signal: str, body: bytes, attempt_id: str) -> bytes:
     try:
         request: Any = kind.FromString(body)
     except DecodeError as error:
-        raise ValueError(f"invalid OTLP export of {signal}: {error}") from error
+        raise ValueError(
+            f"invalid OTLP export of {signal}: {error}; expected protobuf of OpenTelemetry: check the "
+            "exporter's protocol"
+        ) from error
     for item in getattr(request, items):
         resource: ResourceMessage = item.resource
         others = [attribute for attribute in resource.attributes if attribute.key != ATTEMPT_ID]
