@@ -131,7 +131,7 @@ def test_a_patch_of_100_mb_is_refused_and_its_neighbours_graded(calc_tasks: Path
         (("nothing.jsonl", "-t", "tasks.jsonl"), "nothing.jsonl: the predictions cannot be read"),
         (("p.jsonl", "-t", "none.jsonl"), "none.jsonl: does not exist"),
         (("p.jsonl", "-t", "tasks.jsonl", "--run-id", "../x"), "'../x' cannot be part of a file name"),
-        (("p.jsonl", "-t", "tasks.jsonl", "--sandbox", "moon"), "unknown name 'moon' among sandboxes"),
+        (("p.jsonl", "-t", "tasks.jsonl", "--sandbox", "moon"), "'moon' is not one of the installed sandboxes"),
         (("twice.jsonl", "-t", "tasks.jsonl"), "twice.jsonl:2: 'calc-0' has another prediction"),
         (("p.jsonl", "-t", "tasks.jsonl", "-o", "p.jsonl/x"), "p.jsonl/x"),
     ],

@@ -259,7 +259,7 @@ BAD: list[tuple[Any, int, str]] = [
             "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": 3}}},
         },
         400,
-        "schema is malformed",
+        "invalid JSON schema",
     ),
 ]
 

@@ -82,7 +82,7 @@ async def test_a_scripted_policy_is_no_teacher():
     async with start_server("idle") as server:
         teacher = TeacherServer(server.url)
         await teacher.open()
-        with pytest.raises(BackendError, match=r"/v1/completions: status 400.*scripted policy"):
+        with pytest.raises(BackendError, match=r"/v1/completions: status 400.*scripted policies"):
             await teacher.logprobs([1, 2, 3])
         await teacher.close()
 

@@ -100,14 +100,15 @@ async def apply_patch(sandbox: Sandbox, task: Task, patch: bytes, *, host_progra
         return f"the patch does not apply: {message}"
     if done.exit_code == _TEST_PATCH:
         raise TaskError(
-            f"task {task.instance_id}: checks.test_patch does not apply to the task's tree: "
-            f"{message}; correct the task"
+            f"task {task.instance_id}: checks.test_patch does not apply to the task's tree: {message}; "
+            "correct one of them"
         )
     if done.exit_code == _NO_GIT:
         raise GraderError(f"the image {task.image} has no git, which applies patches; install git in the image")
     if done.exit_code != 0:
         raise GraderError(
-            f"the patch could not be applied (exit code {done.exit_code}): {message}; see `understudy doctor`"
+            f"the patch could not be applied (exit code {done.exit_code}): {message}; check the sandbox with "
+            "`understudy doctor`"
         )
     expected = {path for file in changed for path in file.paths}
     beside = {path + suffix for path in expected for suffix in (b".orig", b".rej")}  # which `patch` leaves

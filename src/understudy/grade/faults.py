@@ -44,7 +44,7 @@ async def attribute_faults(
     patch, does not fail. Raises SandboxError or GraderError when the infrastructure is at fault.
     """
     faults = 0
-    error: Exception = SandboxError("the patch was not graded")
+    error: Exception = SandboxError("internal error: the patch was not graded; please report it")
     for _ in range(_ATTEMPTS):
         try:
             return await attempt()

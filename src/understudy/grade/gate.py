@@ -197,6 +197,6 @@ def paths_of(patch: str, what: str, *, new: bool = False) -> frozenset[str]:
     try:
         files = parse_diff(patch.encode(errors="surrogateescape"))
     except DiffError as error:
-        raise TaskError(f"{what} cannot be parsed: {error}; correct the task") from error
+        raise TaskError(f"{what} is not a valid unified diff: {error}; correct it in the task") from error
     selected = (file for file in files if file.is_new or not new)
     return frozenset(path.decode(errors="surrogateescape") for file in selected for path in file.paths)

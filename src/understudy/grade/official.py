@@ -95,8 +95,8 @@ def run_official(
     directory = output / LOGS / name_part(run_id)
     if any(directory.glob(f"*/*/{VERDICT}")):
         raise ConfigError(
-            f"run {run_id!r} in {output} has reports of Understudy's own grader, which the harness would mistake "
-            f"for its own; give another --run-id"
+            f"run {run_id!r} in {output} has reports of Understudy's own grader, which SWE-bench's harness "
+            "would mistake for its own; give another --run-id"
         )
     skipped: dict[str, str] = {}
     try:
@@ -104,21 +104,31 @@ def run_official(
         gradable = _write_dataset(directory / DATASET, tasks, skipped)
         first = _write_predictions(directory / PREDICTIONS, predictions, gradable, output, run_id, skipped)
     except OSError as error:
-        raise ConfigError(f"{directory}: cannot be written: {error.strerror}; change --output-dir") from error
+        raise ConfigError(
+            f"{directory}: cannot be written: {error.strerror}; make room, or choose another --output-dir"
+        ) from error
     if first is None:
         reasons = "; ".join(list(skipped.values())[:3]) or "there are none"
-        raise ConfigError(f"no prediction can be graded by the harness: {reasons}")
+        raise ConfigError(
+            f"no prediction can be graded by SWE-bench's harness: {reasons}; leave out --official to grade "
+            "with Understudy"
+        )
     timeout_s = timeout_s or max((task.checks.timeout_s for task in tasks), default=1800.0)
     command = [python, "-m", MODULE, "--run_id", run_id, "--report_dir", str(output)]
     command += ["--dataset_name", str(directory / DATASET), "--predictions_path", str(directory / PREDICTIONS)]
     command += ["--max_workers", str(jobs), "--timeout", str(round(timeout_s))]
     if _run(command, output, env) and (code := _run(command, output, env)):
-        raise GraderError(f"SWE-bench's harness twice ended with exit code {code}; its output is above")
+        raise GraderError(
+            f"SWE-bench's harness failed twice, the second time with exit code {code}; see its output above, "
+            "then run the same command again"
+        )
     path = output / f"{name_part(first.model)}.{name_part(run_id)}.json"
     try:
         summary = cast("dict[str, Any]", json.loads(path.read_bytes()))
     except (OSError, ValueError) as error:
-        raise GraderError(f"the harness left no summary at {path}: {error}; see its output above") from error
+        raise GraderError(
+            f"SWE-bench's harness left no readable summary at {path}: {error}; see its output above"
+        ) from error
     return HarnessResult(path, summary, skipped)
 
 
@@ -213,17 +223,25 @@ def as_harness_row(task: Task) -> dict[str, Any]:
     checks = task.checks
     where = f"task {task.instance_id}"
     if not isinstance(checks, SuiteChecks):
-        raise TaskError(f"{where}: has no checks of kind suite, so SWE-bench's harness cannot grade it")
+        raise TaskError(
+            f"{where}: SWE-bench's harness grades only checks of kind suite; grade it without --official"
+        )
     if task.setup_patch.strip():
         raise TaskError(
-            f"{where}: its bug is added by a patch and not in its image, so SWE-bench's harness cannot grade it"
+            f"{where}: its bug is added by setup_patch, but SWE-bench's harness expects it in the image; "
+            "grade it without --official"
         )
     if task.workdir != WORKDIR:
-        raise TaskError(f"{where}: its tree is at {task.workdir}; SWE-bench's harness expects {WORKDIR}")
+        raise TaskError(
+            f"{where}: its tree is at {task.workdir}; SWE-bench's harness expects {WORKDIR}; grade it "
+            "without --official"
+        )
     row = cast("dict[str, Any]", task.meta.get("row", {}))
     commit = task.source.base_commit if isinstance(task.source, ImageTree) else task.meta.get("base_commit", "")
     if not commit:
-        raise TaskError(f"{where}: has no base commit, which SWE-bench's harness needs")
+        raise TaskError(
+            f"{where}: has no base commit, which SWE-bench's harness needs; grade it without --official"
+        )
     return {
         "instance_id": task.instance_id,
         "repo": task.repo,
@@ -254,7 +272,9 @@ def _script(stored: str | list[str] | None, task: Task, checks: SuiteChecks, com
     try:
         files = parse_diff(checks.test_patch.encode(errors="surrogateescape"))
     except DiffError as error:
-        raise TaskError(f"task {task.instance_id}: test_patch is not a unified diff: {error}") from error
+        raise TaskError(
+            f"task {task.instance_id}: test_patch is not a valid unified diff: {error}; correct it in the task"
+        ) from error
     changed = [shlex.quote(os.fsdecode(file.old_path)) for file in files if file.old_path is not None]
     reset = f"git checkout {commit} {' '.join(changed)}" if changed else "echo 'No test files to reset'"
     lines = [

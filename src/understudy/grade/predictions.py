@@ -82,12 +82,14 @@ def open_predictions(name: str, tasks: Iterable[Task], wanted: Collection[str] |
     path = Path(name)
     kinds = {".jsonl": _JsonlPredictions, ".json": _JsonPredictions}
     if path.suffix not in kinds:
-        raise ConfigError(f"{name}: expected a .jsonl or .json file of predictions, or {GOLD!r}")
+        raise ConfigError(
+            f"{name}: unsupported file name; expected a .jsonl or .json file of predictions, or {GOLD!r}"
+        )
     try:
         predictions = kinds[path.suffix](path, wanted)
     except OSError as error:
         raise ConfigError(
-            f"{path}: the predictions cannot be read: {error.strerror}; expected a readable file"
+            f"{path}: the predictions cannot be read: {error.strerror}; give a readable file"
         ) from error
     if not predictions.rows and not predictions.rejected.count:
         raise ConfigError(f"{path}: expected at least one prediction" + (" of these instances" if wanted else ""))

@@ -298,11 +298,11 @@ async def validate(
         await asyncio.to_thread(check_parser, task.checks.parser, f"task {task.instance_id}")
     gated = gate(task.gold_patch.encode(errors="surrogateescape"), task, prepared.tree)
     if gated.refused:
-        raise TaskError(f"task {task.instance_id}: gold_patch refused: {gated.refused}")
+        raise TaskError(f"task {task.instance_id}: gold_patch is refused: {gated.refused}; correct it in the task")
     if not gated.patch:
         raise TaskError(
-            f"task {task.instance_id}: gold_patch is empty after the gate dropped forbidden changes; it must "
-            "score 1"
+            f"task {task.instance_id}: gold_patch is empty after the gate dropped forbidden changes, "
+            "expected a patch that solves the task; correct it"
         )
     nothing = GatedPatch(b"")
     gold_grading = asyncio.create_task(_grade_gold(prepared, gated, sandboxes, environment))
@@ -346,14 +346,18 @@ async def validate(
             seen = await _run_version(graded, gated, version, sandboxes, environment)
             if seen is None:
                 raise GraderError(
-                    f"task {task.instance_id}: its gold patch applied the first time but not the second time"
+                    f"task {task.instance_id}: its gold patch applied the first time but not the second; "
+                    "check that preparing the task always gives the same tree"
                 )
             return seen
 
         try:
             graded = replace(graded, options=await learn_twins(tests, graded.options, run, hidden))
         except PatchFault as fault:
-            raise GraderError(f"twins could not be run with the gold patch: {fault}") from fault
+            raise GraderError(
+                f"task {task.instance_id}: the rewritten test files failed with the gold patch: {fault}; "
+                "check that the task's tests are deterministic"
+            ) from fault
     record.parent.mkdir(parents=True, exist_ok=True)
     for path in (record, *others):
         atomic_write(path, msgspec.json.encode(graded.options))

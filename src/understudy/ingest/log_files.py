@@ -237,7 +237,8 @@ def _member(archive: str, member: str) -> zipfile.ZipInfo:
         return _archive(archive).getinfo(member)
     except KeyError as error:
         raise FileNotFoundError(
-            f"{archive} has no member {member!r}; it may have been replaced since it was listed"
+            f"{archive} has no member {member!r}; the archive was replaced while logs were read; run the "
+            "same command again"
         ) from error
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise OSError(
@@ -252,7 +253,9 @@ def _open_plain(path: str) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is no longer a regular file; it was replaced while logs were read")
+        raise OSError(
+            f"{path} is no longer a regular file; it was replaced while logs were read; run the same command again"
+        )
     return open(descriptor, "rb", buffering=_BUFFER)  # noqa: PTH123
 
 
@@ -280,7 +283,10 @@ def _open_member(archive: str, member: str) -> BinaryIO:
     try:
         stream: BinaryIO = _archive(archive).open(info)  # pyright: ignore[reportAssignmentType]
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError) as error:
-        raise OSError(f"{path} cannot be unpacked: {error}; it may be damaged, encrypted or incomplete") from error
+        raise OSError(
+            f"{path} cannot be unpacked: {error}; it may be damaged, encrypted or incomplete, so copy it "
+            "again, or unpack it yourself"
+        ) from error
     allowed = _allowed(info.compress_size)
     if member.endswith(".gz"):
         return _bounded(gzip.GzipFile(fileobj=_bounded(stream, allowed, path)), allowed * 4, path)  # pyright: ignore[reportArgumentType]
@@ -310,12 +316,14 @@ class _Bounded(RawIOBase):
         try:
             data = read_some(self._stream, min(len(buffer), self._left) if self._cut else len(buffer))
         except (EOFError, zlib.error, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-            raise OSError(f"{self._path} cannot be unpacked: {error}; it may be damaged or incomplete") from error
+            raise OSError(
+                f"{self._path} cannot be unpacked: {error}; it may be damaged or incomplete, so copy it again"
+            ) from error
         self._left -= len(data)
         if self._left < 0:
             raise OversizedLog(
-                f"{self._path} unpacks to far more than its compressed size makes plausible; unpack it yourself "
-                "if you trust it"
+                f"{self._path} unpacks to far more bytes than expected for its compressed size (a "
+                "decompression bomb?); unpack it yourself if you trust it"
             )
         buffer[: len(data)] = data
         return len(data)

@@ -128,5 +128,5 @@ def file_conversations(path: Path) -> Iterator[Conversation]:
             yield path.name, [path.read_text("utf-8", "replace")]
         except OSError as error:
             raise ConfigError(
-                f"{path}: expected a run, a store, session logs or a text file: {error.strerror}"
+                f"{path}: cannot be read: {error.strerror}; give a run, a store, session logs or a text file"
             ) from error

@@ -28,7 +28,10 @@ def open_gguf(file: Path) -> Any:
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}; check its path and permissions") from error
     if magic != _MAGIC:
-        raise ConfigError(f"{file} is not a GGUF file: it starts with {magic!r}, expected {_MAGIC!r}")
+        raise ConfigError(
+            f"{file} is not a GGUF file: it starts with {magic!r}, expected {_MAGIC!r}; give the path of a "
+            "GGUF file"
+        )
     library: Any = import_module("gguf")
     try:
         reader: Any = library.GGUFReader(file)

@@ -67,7 +67,10 @@ def decode_tokens(token_bytes: Sequence[bytes], ids: Iterable[int]) -> str:
     """See `Vocabulary.decode`."""
     ids, size = list(ids), len(token_bytes)
     if ids and not (min(ids) >= 0 and max(ids) < size):
-        raise BackendError(f"a token id is not in the vocabulary; expected 0 to {size - 1}", status=400)
+        wrong = next(id_ for id_ in ids if not 0 <= id_ < size)
+        raise BackendError(
+            f"invalid token id {wrong}; expected 0 to {size - 1}, the ids of the vocabulary", status=400
+        )
     return b"".join([token_bytes[id_] for id_ in ids]).decode("utf-8", "replace")
 
 

@@ -53,7 +53,7 @@ def fetch_from_hub(
         chosen = [gguf] if gguf is not None else [each for each in sorted(files) if _is_wanted(each)]
         if gguf is not None and gguf not in files:
             available = ", ".join(each for each in sorted(files) if each.endswith(".gguf")) or "none"
-            raise ConfigError(f"{name} has no file {gguf!r}; its GGUF files: {available}")
+            raise ConfigError(f"{name} has no file {gguf!r}; give one of its GGUF files: {available}")
         if gguf is None and not any(each.endswith(".safetensors") for each in chosen):
             raise ConfigError(
                 f"{name} has no *.safetensors at its root; give a repository that has, or one of its GGUF files "
@@ -67,7 +67,8 @@ def fetch_from_hub(
                     check_sha256(path, large.sha256)
                 elif files[file].size is not None and path.stat().st_size != files[file].size:
                     raise ConfigError(
-                        f"{file} has {path.stat().st_size} bytes, expected {files[file].size}; fetch it again"
+                        f"{file} has {path.stat().st_size} bytes, expected {files[file].size}, so the "
+                        "download is incomplete; run the same command again"
                     )
                 if gguf is None:
                     path.replace(fresh / path.name)
@@ -88,7 +89,7 @@ def fetch_from_hub(
         login = "check the name, and log in with `hf auth login` or set HF_TOKEN if the model is gated or private"
         remedy = login if status in (401, 403, 404) else "retry later"
         text = " ".join(str(getattr(error, "server_message", None) or error).split())[:300]
-        raise ConfigError(f"the hub refused {name} ({status}): {text}; {remedy}") from error
+        raise ConfigError(f"the hub refused {name} (status {status}): {text}; {remedy}") from error
     except errors.HFValidationError as error:
         raise ConfigError(f"invalid name of a model {name!r}: {error}; expected OWNER/NAME") from error
     except network as error:

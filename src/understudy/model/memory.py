@@ -73,8 +73,8 @@ def read_shape(directory: Path) -> ModelShape:
         kv_heads = int(config.get("num_key_value_heads") or heads)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{directory / 'config.json'}: the shape of the model cannot be read ({error!r}); expected that of "
-            f"a causal language model"
+            f"{directory / 'config.json'}: the shape of the model cannot be read ({error!r}); expected the "
+            "configuration of a causal language model: give a model's directory"
         ) from error
     parameters = weight_bytes = 0
     for path in sorted(directory.glob("*.safetensors")):
@@ -139,7 +139,7 @@ def _tensors(path: Path) -> list[tuple[int, int]]:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > _HEADER_LIMIT:
-                raise ValueError(f"invalid header length of {length} bytes")
+                raise ValueError(f"its header has {length} bytes, expected at most {_HEADER_LIMIT}")
             header: dict[str, Any] = json.loads(file.read(length))
         header.pop("__metadata__", None)
         return [(math.prod(each["shape"]), _BYTES[each["dtype"]]) for each in header.values()]

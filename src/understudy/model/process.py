@@ -38,8 +38,8 @@ class ServerProcess(ChildProcess):
         """Wait until the server ends, which it does not do by itself. Raises BackendError with its last output."""
         await self._wait()
         raise BackendError(
-            f"the embedded model's server ended {self._exit_description()}; its last output: {self._log_tail()}. "
-            "Run the same command again"
+            f"the embedded model's server ended {self._exit_description()}; its last output: "
+            f"{self._log_tail()}. Correct the cause, then run the same command again"
         )
 
     async def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
@@ -53,16 +53,17 @@ class ServerProcess(ChildProcess):
             await self._reader
         except TimeoutError:
             raise BackendError(
-                f"the embedded model's server did not listen within {timeout_s:.0f} s: "
-                f"{self._log_tail()}; retry when the machine is less busy"
+                f"the embedded model's server did not listen within {timeout_s:.0f} s: {self._log_tail()}; "
+                "run the same command again when the machine is less busy"
             ) from None
         except msgspec.DecodeError as error:
             raise BackendError(
-                f"the embedded model's server printed an invalid startup message: {error}; reinstall understudy"
+                f"the embedded model's server printed an invalid startup message: {error}; another "
+                "installation may have been used: reinstall understudy"
             ) from error
         raise BackendError(
             f"the embedded model's server did not start, it ended {self._exit_description()}: "
-            f"{self._log_tail()}; correct this and retry"
+            f"{self._log_tail()}; correct this, then run the same command again"
         )
 
 

@@ -53,7 +53,9 @@ class ModelMessage(Struct):
             if part.type == "image_url":
                 raise BackendError("At most 0 image(s) may be provided in one prompt.", status=400)
             if part.type != "text" or part.text is None:
-                raise BackendError(f"unsupported content part of type {part.type!r}; expected text", status=400)
+                raise BackendError(
+                    f"unsupported content part of type {part.type!r}; expected text; leave it out", status=400
+                )
             texts.append(part.text)
         return "\n".join(texts)
 

@@ -107,12 +107,12 @@ async def read_request_body(receive: Receive) -> bytes:
     while True:
         event = await receive()
         if event["type"] == "http.disconnect":
-            raise InvalidRequestError("the client disconnected before its request was complete")
+            raise InvalidRequestError("the client closed the connection before its request was complete")
         parts.append(event.get("body", b""))
         size += len(parts[-1])
         if size > _BODY_LIMIT:
             raise InvalidRequestError(
-                f"the request body is larger than {_BODY_LIMIT} bytes",
+                f"the request body is larger than {_BODY_LIMIT} bytes, the maximum; send a smaller one",
                 status=413,
                 kind="RequestEntityTooLargeError",
             )
@@ -381,7 +381,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _policy_arguments(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair:
-            raise ConfigError(f"--policy-arg {pair!r}: expected KEY=VALUE")
+            raise ConfigError(f"--policy-arg {pair!r}: expected KEY=VALUE, such as p=0.5")
     return dict(pair.split("=", 1) for pair in pairs)
 
 
@@ -396,12 +396,17 @@ def _weights(options: argparse.Namespace) -> tuple[ServedModel, int]:
     """Return the model of a directory, and the context length to serve it with. Raises ConfigError."""
     version = options.model_version or fingerprint(options.weights)
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
-        raise ConfigError(f"serving weights needs {' and '.join(missing)}: pip install 'understudy[train]'")
+        raise ConfigError(
+            f"serving weights needs {' and '.join(missing)}, which are not installed; install them: pip "
+            "install 'understudy[train]'"
+        )
     # Imported here, because it takes seconds and policies do not need it.
     import torch
 
     if options.device != "cpu" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {options.device}: torch finds no GPU on this machine; leave out --device")
+        raise ConfigError(
+            f"--device {options.device}: torch finds no GPU on this machine; leave out --device to use the CPU"
+        )
     from understudy.model.causal.engine import EngineLimits
     from understudy.model.causal.serving import CausalModel
 
@@ -412,7 +417,7 @@ def _weights(options: argparse.Namespace) -> tuple[ServedModel, int]:
     if options.max_model_len is not None and options.max_model_len > model.context:
         raise ConfigError(
             f"--max-model-len is {options.max_model_len}, but the model in {options.weights} supports "
-            f"{model.context} tokens (max_position_embeddings in config.json)"
+            f"{model.context} tokens (max_position_embeddings in config.json); give at most that"
         )
     return model, model.context
 
@@ -421,7 +426,7 @@ def _build(options: argparse.Namespace) -> tuple[_UvicornServer, socket.socket, 
     key = _key_for(options.host)
     for flag, number in (("max-model-len", options.max_model_len), ("max-num-seqs", options.max_num_seqs)):
         if number is not None and number < 1:
-            raise ConfigError(f"--{flag} is {number}; expected at least 1")
+            raise ConfigError(f"--{flag} is {number}; give a number of at least 1")
     served, context = _weights(options) if options.weights else (_scripted(options), DEFAULT_CONTEXT)
     app = ModelServer(served, model=options.model_name, context=options.max_model_len or context, key=key)
     listener = _listen(options.host, options.port)

@@ -527,7 +527,7 @@ BAD_TASKS = {
     ),
     "gold that is refused": (
         replace(TASK, gold_patch=REFUSED["link"]),
-        "gold_patch refused: 'l' is a symbolic link",
+        "gold_patch is refused: 'l' is a symbolic link",
     ),
     "gold that is empty": (replace(TASK, gold_patch=""), "gold_patch is empty"),
     "solved already": (

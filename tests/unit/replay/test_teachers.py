@@ -47,10 +47,13 @@ def test_the_file_in_the_docs(tmp_path: Path):
         (GPT + "key = 'sk'\n", "teachers.x.key: unknown key"),
         ("[teachers.x]\nbackend = 'openai'\nmodel = ''\n", "teachers.x.model: expected the name"),
         ("[teachers.x]\nbackend = 'openai'\nmodel = 1\n", "teachers.x.model: Expected `str`, got `int`"),
-        ("[teachers.x]\nbackend = 'vllm'\nmodel = 'm'\n", "teachers.x.base_url: the vllm backend needs one"),
+        (
+            "[teachers.x]\nbackend = 'vllm'\nmodel = 'm'\n",
+            "teachers.x.base_url: missing; the vllm backend needs one",
+        ),
         (
             GPT + "base_url = 'ftp://x'\n",
-            "teachers.x.base_url: expected an address like http://host:port/v1 or https://…, got 'ftp://x'",
+            "teachers.x.base_url: invalid address 'ftp://x'; expected one like http://host:port/v1",
         ),
         (
             GPT + "max_tokens = 0\n",

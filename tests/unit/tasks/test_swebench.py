@@ -319,5 +319,5 @@ def test_what_the_harness_cannot_grade():
         "FAIL_TO_PASS": ["t.py::a"],
         "PASS_TO_PASS": [],
     }
-    with pytest.raises(TaskError, match="its bug is added by a patch and not in its image"):
+    with pytest.raises(TaskError, match="its bug is added by setup_patch"):
         as_harness_row(task_of(smith))

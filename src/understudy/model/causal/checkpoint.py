@@ -71,7 +71,8 @@ class CausalTokenizer:
             )
         except Exception as error:  # a template is a program, and may raise anything
             raise InvalidRequestError(
-                f"the chat template rejected the conversation: {error}; change the messages", param="messages"
+                f"the chat template rejected the conversation: {error}; send messages that its template supports",
+                param="messages",
             ) from error
         return self.encode(text)
 
@@ -166,7 +167,8 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         ends.update(cast("list[int]", value) if isinstance(value, list) else [] if value is None else [value])
     if not ends:
         raise ConfigError(
-            f"{directory}: the token that ends a turn is missing; set eos_token_id in its generation_config.json"
+            f"{directory}: the token that ends a turn is missing; expected eos_token_id: set eos_token_id in "
+            "its generation_config.json"
         )
     context = getattr(config, "max_position_embeddings", None)
     if not isinstance(context, int) or context < 1:
@@ -181,8 +183,8 @@ def read_config(directory: Path) -> Any:
     kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
     if kinds - {"full_attention"} or (getattr(config, "sliding_window", None) and not kinds):
         raise ConfigError(
-            f"{directory} holds a model with {', '.join(sorted(kinds)) or 'sliding window'} layers; the embedded "
-            "server supports full attention only, serve this one with vLLM"
+            f"{directory} has a model with {', '.join(sorted(kinds)) or 'sliding window'} layers, but the "
+            "embedded server supports full attention only; serve it with vLLM"
         )
     return config
 
@@ -343,7 +345,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content: Any = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}; expected a JSON object") from error
+        raise ConfigError(
+            f"{path} cannot be read: {error}; expected a readable JSON object: download the model again"
+        ) from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected a JSON object, got {type(content).__name__}")
+        raise ConfigError(
+            f"{path}: expected a JSON object, got {type(content).__name__}; download the model again"
+        )
     return cast("dict[str, Any]", content)

@@ -199,7 +199,9 @@ class CausalEngine:
                 self._waiting = deque(job for job in self._waiting if not job.cancelled)
             if len(self._waiting) >= self._limits.queue:
                 raise BackendError(
-                    f"{len(self._waiting)} requests are waiting, the maximum; retry later", status=503
+                    f"{len(self._waiting)} requests are waiting, the maximum; send it again later, or fewer "
+                    "at a time",
+                    status=503,
                 )
             self._waiting.append(job)
             self._wake.notify()
@@ -218,7 +220,7 @@ class CausalEngine:
                 module = self._weights[model].module
                 _set_result(scored, prompt_logprobs(module, prompt, self._limits.chunk))
             except Exception as error:  # noqa: BLE001 - the caller gets the error; the thread must go on
-                _set_error(scored, BackendError(f"the engine failed: {error}", status=500))
+                _set_error(scored, BackendError(f"the engine failed: {error}; see the server's log", status=500))
 
         self._run_between_steps(order)
         return scored
@@ -295,7 +297,7 @@ class CausalEngine:
             try:
                 action()
             except Exception as error:  # noqa: BLE001 - the caller gets the error; the thread must go on
-                _set_error(done, BackendError(f"the engine failed: {error}", status=500))
+                _set_error(done, BackendError(f"the engine failed: {error}; see the server's log", status=500))
             else:
                 _set_result(done, None)
 

@@ -164,7 +164,9 @@ class WeightStore:
             await asyncio.wait_for(asyncio.wrap_future(done), _EXCHANGE_S)
         except TimeoutError:
             raise BackendError(
-                f"the engine did not load the new weights within {_EXCHANGE_S:g} s; retry the request", status=500
+                f"the engine did not load the new weights within {_EXCHANGE_S:g} s, its time limit; send the "
+                "request again",
+                status=500,
             ) from None
 
 

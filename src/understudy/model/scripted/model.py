@@ -68,7 +68,7 @@ class ScriptedModel:
         own.
         """
         raise InvalidRequestError(
-            "prompt_logprobs: a scripted policy has none; serve weights (--weights)", param="prompt_logprobs"
+            "prompt_logprobs: unsupported by scripted policies; serve weights (--weights)", param="prompt_logprobs"
         )
 
     def close(self) -> None:
@@ -86,7 +86,8 @@ def complete(
     logprobs = [0.0] * len(ids) if action.logprobs is None else list(action.logprobs)
     if len(logprobs) != len(ids):
         raise BackendError(
-            f"policy {policy.name!r} gave {len(logprobs)} logprobs for {len(ids)} tokens; expected one for each",
+            f"internal error: policy {policy.name!r} returned {len(logprobs)} logprobs for {len(ids)} "
+            "tokens, expected one for each; please report it",
             status=500,
         )
     finish: Literal["stop", "length"] = "stop" if len(ids) <= limit else "length"
@@ -128,7 +129,9 @@ def _first_stop(
         size += len(tokenizer.token_bytes[id_])
         if size >= end:
             return stop, count, start
-    raise AssertionError("a match lies within the text it was found in")
+    raise AssertionError(
+        "internal error: the match is outside of the text in which it was found; please report it"
+    )
 
 
 def _constrained(action: Action, request: ModelChatRequest, tools: Sequence[ModelTool]) -> Action:
@@ -177,7 +180,7 @@ def _minimal_value(definition: dict[str, Any], text: str, depth: int = 0) -> Any
     try:
         schema = msgspec.convert(definition, _JsonSchemaPart)
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"a JSON schema is malformed: {error}") from None
+        raise InvalidRequestError(f"invalid JSON schema: {error}; correct the schema of the tool") from None
     for value in (schema.const, schema.default, *schema.enum[:1]):
         if value is not msgspec.UNSET:
             return value

@@ -219,7 +219,7 @@ def unrender(tokenizer: ScriptedTokenizer, ids: Sequence[int]) -> UnrenderedProm
     """
     *turns, last = _turns(tokenizer, ids)
     if tokenizer.decode(last) != _HEADERS["assistant"]:
-        raise _invalid_prompt("it does not end with the beginning of an assistant's turn")
+        raise _invalid_prompt("expected it to end with the beginning of an assistant's turn")
     messages: list[ModelMessage] = []
     tools: list[ModelTool] | None = None
     for number, turn in enumerate(turns):
@@ -236,14 +236,14 @@ def _turns(tokenizer: ScriptedTokenizer, ids: Sequence[int]) -> list[list[int]]:
     start, end = tokenizer.special_ids[_TURN], tokenizer.special_ids[TURN_END]
     starts = [index for index, id_ in enumerate(ids) if id_ == start]
     if not starts or starts[0] != 0:
-        raise _invalid_prompt(f"it does not begin with {_TURN}")
+        raise _invalid_prompt(f"expected it to begin with {_TURN}")
     turns: list[list[int]] = []
     for begin, behind in zip(starts, [*starts[1:], None], strict=True):
         turn = list(ids[begin + 1 : behind])
         if behind is not None:
             ends = [index for index, id_ in enumerate(turn) if id_ == end]
             if len(ends) != 1 or tokenizer.decode(turn[ends[0] + 1 :]) != "\n":
-                raise _invalid_prompt(f"turn {len(turns) + 1} does not end with {TURN_END} and a newline")
+                raise _invalid_prompt(f"turn {len(turns) + 1} : expected it to end with {TURN_END} and a newline")
             turn = turn[: ends[0]]
         turns.append(turn)
     return turns
@@ -295,17 +295,17 @@ def _results(tokenizer: ScriptedTokenizer, body: Sequence[int]) -> list[str]:
     position = 0
     while position < len(body):
         if body[position] != begin or end not in body[position:]:
-            raise _invalid_prompt("the results of tool calls are not one after another")
+            raise _invalid_prompt("expected nothing but newlines between the results of tool calls")
         close = body.index(end, position)
         text = tokenizer.decode(body[position + 1 : close])
         if len(text) < 2 or text[0] != "\n" or text[-1] != "\n":
-            raise _invalid_prompt("a tool call's result is not on lines of its own")
+            raise _invalid_prompt("expected each tool call's result on lines of its own")
         results.append(text[1:-1])
         position = close + 1
         if position < len(body):
             newline = next((i for i in range(position, len(body)) if body[i] == begin), len(body))
             if tokenizer.decode(body[position:newline]) != "\n":
-                raise _invalid_prompt("the results of tool calls are not one after another")
+                raise _invalid_prompt("expected one newline between the results of tool calls")
             position = newline
     return results
 
@@ -318,7 +318,7 @@ def _tools(turn: str) -> tuple[list[ModelMessage], list[ModelTool]]:
     # before.
     start = text.rfind(before)
     if start < 0 or not text.endswith(after):
-        raise _invalid_prompt("its first turn does not list tools in the template's way")
+        raise _invalid_prompt("expected the first turn to list the tools as the template does")
     system = text[:start]
     lines = text[start + len(before) : len(text) - len(after)].split("\n")
     try:
@@ -328,7 +328,7 @@ def _tools(turn: str) -> tuple[list[ModelMessage], list[ModelTool]]:
     if not system:
         return [], tools
     if not system.endswith(_SYSTEM_END):
-        raise _invalid_prompt("its system prompt does not end before its tools")
+        raise _invalid_prompt("expected the system prompt to end before the tools")
     return [ModelMessage("system", system.removesuffix(_SYSTEM_END))], tools
 
 
@@ -343,4 +343,7 @@ def _around_tools() -> tuple[str, str]:
 
 
 def _invalid_prompt(what: str) -> InvalidRequestError:
-    return InvalidRequestError(f"the prompt does not follow this model's chat template: {what}", param="token_ids")
+    return InvalidRequestError(
+        f"the prompt does not follow this model's chat template: {what}; render it with the template",
+        param="token_ids",
+    )
