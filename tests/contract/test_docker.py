@@ -215,7 +215,7 @@ async def test_a_name_that_stands_for_another_image_now_is_noticed(
     first = prepare(task(before), tmp_path, kind)
     assert prepare(task(before), tmp_path, kind) == first
     after = instance_image(engine, name, {**FILES, "calc.py": "x = 2\n"})
-    with pytest.raises(TaskError, match="of this version of the task"):
+    with pytest.raises(TaskError, match="built from that commit"):
         prepare(task(before), tmp_path, kind)
     assert (prepare(task(after), tmp_path, kind).tree / "calc.py").read_text() == "x = 2\n"
     # What has been removed is not fetched to see whether it is still the same.

@@ -524,7 +524,7 @@ def test_a_key_is_kept_until_it_is_revoked_and_one_at_a_time(store: Store) -> No
     assert key is not None and store.keys.all() == [key]
     assert (key.attempt_id, key.sampling, key.budget) == (client.id, {"seed": 7}, {"calls": 3})
     assert (key.expires_at, key.revoked_at) == (9e9, None)
-    with pytest.raises(StoreError, match="already has a key"):
+    with pytest.raises(StoreError, match="already has a valid key"):
         store.keys.add(b"two", client.id).result()
     assert store.keys.revoke(client.id).result() is True
     assert store.keys.revoke(client.id).result() is False

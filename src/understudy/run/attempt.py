@@ -184,7 +184,10 @@ async def _run_agent(
             result = await context.agent.run(sandbox, job)
         session = context.keys.revoke(attempt.id)
         if session is not None and session.store_error is not None:
-            raise GatewayError(f"the agent's latest call could not be stored: {session.store_error}")
+            raise GatewayError(
+                "the agent's latest call could not be stored, so the attempt is incomplete: "
+                f"{session.store_error}; check the store's disk or server, then run the same command again"
+            )
         calls = (
             await asyncio.to_thread(_finished_calls, context.store, attempt) if result.outcome == "crashed" else []
         )
@@ -281,7 +284,8 @@ def _error_of_agent(
         )
         how = "stopped" if result.outcome == "timeout" else f"ended with exit code {result.exit_code}"
         return AgentError(
-            f"{agent.name} {how} without a single model call: {log_tail[-500:] or 'it printed nothing'}"
+            f"{agent.name} {how} without a single model call, expected at least one; correct what its log "
+            f"says: {log_tail[-500:] or 'nothing'}"
         )
     if result.outcome == "timeout" and session is not None and session.unanswered:
         return BackendError(f"the model answered no request within the agent's time limit ({result.message})")

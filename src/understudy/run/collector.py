@@ -333,7 +333,9 @@ def _gateway_config(server: TrainedModelServer, settings: RolloutSettings) -> Ga
     try:
         kind = msgspec.convert(server.backend, BackendKind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"backend: {error}; training expects embedded, vllm or sglang") from error
+        raise ConfigError(
+            f"backend: invalid value {server.backend!r}: {error}; training expects embedded, vllm or sglang"
+        ) from error
     model = ModelConfig(
         backend=kind,
         model=server.model,

@@ -172,7 +172,13 @@ async def _read_load(session: aiohttp.ClientSession, url: str) -> EngineLoad:
             response.raise_for_status()
             load = parse_load(await response.text())
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        raise ConfigError(f"{url}: the server's load cannot be read: {error or type(error).__name__}") from error
+        raise ConfigError(
+            f"{url}: the server's load cannot be read: {error or type(error).__name__}; check that it runs, "
+            "or use a fixed --concurrency"
+        ) from error
     if load is None:
-        raise ConfigError(f"{url}: expected the metrics of vLLM, or of SGLang started with --enable-metrics")
+        raise ConfigError(
+            f"{url}: has no known metrics of load; expected those of vLLM, or of SGLang started with "
+            "--enable-metrics"
+        )
     return load

@@ -48,8 +48,8 @@ def measure(directories: Iterable[Path]) -> MeasuredRollouts:
                 ended += [each for each in store.outcomes.of_run(run.id) if each.reward is not None]
     if not ended:
         raise ConfigError(
-            f"no graded rollout to estimate from in {', '.join(map(str, paths)) or 'the directory'}; make a "
-            "small run first, with the same model, agent and kind of tasks: --limit 4"
+            f"found no graded rollout to estimate from in {', '.join(map(str, paths)) or 'the directory'}; "
+            "make a small run first, with the same model, agent and kind of tasks: --limit 4"
         )
     return MeasuredRollouts(
         count=len(ended),

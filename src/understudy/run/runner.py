@@ -430,7 +430,8 @@ async def _register_tasks(store: Store, config: RunConfig, intake: ValidatedTask
     if exclusive and not intake.accepted:
         reasons = "\n".join(f"  {task}: {reason}" for task, reason in list(intake.refused.items())[:5])
         raise TaskError(
-            f"none of the {len(intake.refused)} tasks passed validation; fix them, or use other tasks:\n{reasons}"
+            f"none of the {len(intake.refused)} tasks passed validation; correct them, or use other tasks:\n"
+            f"{reasons}"
         )
     await asyncio.wrap_future(store.runs.create(config.run_id, config.record()))
     await asyncio.wrap_future(store.runs.add_tasks(config.run_id, intake.accepted))
@@ -471,8 +472,8 @@ def check_max_concurrency(config: RunConfig, concurrency: int, high: int, engine
         raise ConfigError("--max-concurrency: unsupported with workers, each of which has its own --capacity")
     if config.backend not in ("vllm", "sglang"):
         raise ConfigError(
-            f"--max-concurrency: the {config.backend} backend does not report its load; use vllm or sglang, or a "
-            "fixed --concurrency"
+            f"--max-concurrency: the {config.backend} backend does not report its load, by which "
+            "concurrency is adapted; use vllm or sglang, or a fixed --concurrency"
         )
     if high < concurrency:
         raise ConfigError(f"--max-concurrency {high}: must not be below --concurrency ({concurrency})")
@@ -483,8 +484,9 @@ def check_prices(config: GatewayConfig) -> None:
     for role, model in config.models.by_role().items():
         if model.effective_price is None:
             raise ConfigError(
-                f"--max-cost needs the price of {model.model or 'every model'}: give models.{role}.price "
-                "{ input, output } in US dollars per million tokens in the file of --config"
+                f"--max-cost needs the price of {model.model or 'every model'}, which is missing; give "
+                f"models.{role}.price {{ input, output }} in US dollars per million tokens in the file of "
+                "--config"
             )
 
 

@@ -249,4 +249,6 @@ class AgentSlot:
 def internal_error(raised: Exception) -> UnderstudyError:
     """Convert an unexpected exception to an error that can be stored. A retry would not help."""
     _log.error("an attempt failed because of a bug in Understudy", exc_info=raised)
-    return UnderstudyError(f"{type(raised).__name__}: {raised}; this is a bug in Understudy, please report it")
+    return UnderstudyError(
+        f"internal error: {type(raised).__name__}: {raised}; this is a bug in Understudy, please report it"
+    )

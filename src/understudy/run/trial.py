@@ -100,7 +100,9 @@ class ScriptedBackend:
         toolset = _toolset(request)
         step = self._steps.pop(0) if self._steps else ScriptStep("Done.", lambda tools: tools.finish())
         if step.status:
-            raise BackendError("the script simulates an error here", status=step.status, retry_after_s=0)
+            raise BackendError(
+                f"status {step.status}, simulated by the script of this trial", status=step.status, retry_after_s=0
+            )
         calls = tuple(
             ToolCall(f"call_{len(self.requests)}_{number}", call.name, call.arguments)
             for number, call in enumerate(step.calls(toolset))

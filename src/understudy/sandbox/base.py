@@ -380,7 +380,10 @@ def mount_number(spec: SandboxSpec, target: str) -> int:
     """Return the index of the mount declared at `target`. Raises SandboxError if there is none."""
     targets = [mount.target for mount in spec.mounts]
     if target not in targets:
-        raise SandboxError(f"no mount has the target {target!r}; expected one of {targets}")
+        raise SandboxError(
+            f"no mount has the target {target!r}; declare it in the mounts of the SandboxSpec, or use one of "
+            f"{targets}"
+        )
     return targets.index(target)
 
 

@@ -34,13 +34,14 @@ def read_regular(descriptor: int, path: str, limit: int) -> bytes:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise SandboxError(
-            f"cannot read {path} in the sandbox: it is a directory or special file; expected a regular file"
+            f"cannot read {path} in the sandbox: it is a directory or special file; expected a regular file: "
+            "give another path"
         )
     with os.fdopen(descriptor, "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise SandboxError(
-            f"cannot read {path} in the sandbox: it has more than {limit} bytes; expected at most that many"
+            f"cannot read {path} in the sandbox: it has more than {limit} bytes; write less into it"
         )
     return data
 

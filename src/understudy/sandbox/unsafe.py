@@ -142,7 +142,7 @@ class UnsafeSandbox(Sandbox):
             host_path.chmod(mode)
         except OSError as error:
             raise SandboxError(
-                f"cannot write {path}: {error.strerror}; make room, or choose another path"
+                f"cannot write {path}: {error.strerror}; free some disk space, or choose another path"
             ) from error
 
     async def reset(self) -> None:
@@ -187,7 +187,7 @@ class UnsafeSandboxes(Sandboxes):
             _remove(root)
             if isinstance(error, OSError):
                 raise SandboxError(
-                    f"cannot copy the tree {spec.tree} to {root}: {error}; make room there"
+                    f"cannot copy the tree {spec.tree} to {root}: {error}; free some disk space there"
                 ) from error
             raise
         return UnsafeSandbox(spec, root)

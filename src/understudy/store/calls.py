@@ -150,8 +150,8 @@ class CallRepository(Repository):
             if _is_stored(context, call):
                 return
             raise LeaseLost(
-                f"attempt {call.attempt_id} lost its lease because its worker did not renew it in time; call "
-                f"{call.id} was not stored, and the rollout is tried again"
+                f"attempt {call.attempt_id} lost its lease because its worker did not renew it in time, so "
+                f"call {call.id} was not stored; nothing needs to be done: the rollout is tried again"
             )
         parts = context.split_requests.get(id(call)) or split_body(call.request)
         content = (
@@ -289,7 +289,9 @@ class CallRepository(Repository):
         with self._reading() as connection:
             for call in _read(connection, calls.c.id == call_id):
                 return call
-        raise NotInStore(f"{self._name}: there is no call {call_id}")
+        raise NotInStore(
+            f"{self._name}: there is no call {call_id}; `understudy show` lists the calls of an attempt"
+        )
 
     def versioned_models(self) -> frozenset[str]:
         """Return the models, by their backend's names, that have calls with a known version of the weights."""

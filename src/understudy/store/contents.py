@@ -122,7 +122,9 @@ def join_body(skeleton: bytes, system: Buffer | None, tools: Buffer | None, mess
         body_parts = {name: value for name, value in (("system", system), ("tools", tools)) if value is not None}
         return _fill(_decode(skeleton), body_parts, messages)
     except (msgspec.MsgspecError, KeyError) as error:
-        raise ValueError(f"the parts of a request do not fit together: {error!r}") from error
+        raise ValueError(
+            f"the store is damaged: the parts of a request do not fit together: {error!r}; restore it from a copy"
+        ) from error
 
 
 def _fill(skeleton: Skeleton, body_parts: Mapping[str, Buffer], messages: Sequence[Buffer]) -> bytes:
@@ -266,8 +268,8 @@ class ContentWriter:
                 stored = int(row[0])
             else:
                 raise StoreError(
-                    "a content that this write refers to is missing, because an earlier write failed; run the "
-                    "same command again"
+                    "an earlier write failed, so a content that this write needs is not stored; run the same "
+                    "command again"
                 )
             _remember(self._blobs, content.digest, stored)
         return stored
@@ -379,7 +381,7 @@ class ContentWriter:
         existing = self._session.fetch_one(find_it, key)
         if existing is None:
             raise StoreError(
-                "content that should be in the store is missing; the store is damaged: restore it from a copy"
+                "the store is damaged: a content that was stored earlier is missing; restore it from a copy"
             )
         return existing[0]
 

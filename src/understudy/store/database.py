@@ -59,7 +59,9 @@ def json_column(encoder: Callable[[object], bytes], value: object, what: str) ->
     try:
         return encoder(value)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise StoreError(f"{what} cannot be written as JSON: {error}") from error
+        raise StoreError(
+            f"{what} cannot be written as JSON: {error}; expected numbers, strings, lists and objects, without NaN"
+        ) from error
 
 
 def row_reader(kind: type[T], **decoders: Callable[[Any], Any]) -> Callable[[Row], T]:
@@ -161,7 +163,9 @@ class Writer:
         write = _QueuedWrite(work, prepare, value)
         with self._lock:
             if self._closed:
-                raise StoreError(f"{self._driver.name} is closed; nothing more can be written")
+                raise StoreError(
+                    f"{self._driver.name} is closed, so nothing more can be written; open it again with Store.open"
+                )
             if self._thread is None:
                 # A daemon thread lets a program end that forgot to close the store. Every acknowledged write is
                 # durable then.

@@ -72,7 +72,8 @@ class KeyRepository(Repository):
         existing = read_attempt(row)
         if existing.rollout_id is not None:
             raise StoreError(
-                f"{attempt_id} is an attempt of rollout {existing.rollout_id}; choose another name for the client"
+                f"{attempt_id} is already an attempt of rollout {existing.rollout_id}; choose another name "
+                "for the client"
             )
         return existing
 
@@ -101,7 +102,10 @@ class KeyRepository(Repository):
         if (existing := context.connection.execute(query).one_or_none()) is not None:
             expired = existing.expires_at is not None and existing.expires_at <= now
             if existing.revoked_at is None and not expired:
-                raise StoreError(f"attempt {attempt_id} already has a key; revoke it before issuing another")
+                raise StoreError(
+                    f"attempt {attempt_id} already has a valid key, expected one per attempt; revoke it "
+                    "before issuing another"
+                )
             context.connection.execute(delete(keys).where(keys.c.attempt_id == attempt_id))
         values = {
             "digest": digest,

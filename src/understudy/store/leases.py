@@ -146,8 +146,9 @@ class LeaseRepository(Repository):
         others = [each for each in context.connection.execute(_alone(GATEWAY)).scalars() if each != lease.worker]
         if others:
             raise LeaseLost(
-                f"another gateway already serves this store: {', '.join(sorted(others))}; stop it, or, if it was "
-                "killed, retry in a minute, when its lease has expired"
+                f"another gateway already serves this store: {', '.join(sorted(others))}; expected none; "
+                "stop it. If it was killed, run the same command again in a minute, when its lease has "
+                "expired"
             )
         # Delete only expired rows: the row of a gateway that started at the same moment must make this one fail.
         earlier = (workers.c.run_id == GATEWAY) & (workers.c.lease_until < store_clock())

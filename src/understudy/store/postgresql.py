@@ -397,7 +397,10 @@ class PostgresqlDriver(DatabaseDriver):
         for sign, hint in _HINTS.items():
             if state.startswith(sign) if sign.isupper() or sign.isdigit() else sign in text:
                 return StoreError(f"{self.name}: {hint} ({text})")
-        return StoreError(f"{self.name}: the store cannot be read or written: {type(cause).__name__}: {text}")
+        return StoreError(
+            f"{self.name}: the store cannot be read or written: {type(cause).__name__}: {text}; check the "
+            "server's log"
+        )
 
     def repeatable_for_s(self, error: Exception) -> float:
         """Return how long to retry: during outages, and after conflicts in which PostgreSQL rolled back this

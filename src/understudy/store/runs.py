@@ -132,7 +132,10 @@ class RunRepository(Repository):
         """Return a task of a run. Raises StoreError if there is none."""
         query = select(tasks.c.blob_id).where(tasks.c.run_id == run_id, tasks.c.id == task_id)
         if (content := self._database.read_content(query)) is None:
-            raise NotInStore(f"{self._name}: run {run_id} has no task {task_id}")
+            raise NotInStore(
+                f"{self._name}: run {run_id} has no task {task_id}; give the id of a task that `understudy "
+                "show` lists"
+            )
         with self._database.driver.errors():
             return _task(content)
 
@@ -178,9 +181,9 @@ class RunRepository(Repository):
                 context.connection.execute(insert(rollouts).values(values))
             elif tuple(rows[0])[:5] != (rollout_id, run_id, task_id, agent.name, index):
                 raise StoreError(
-                    f"rollout {rollout_id} for sample {index} of task {task_id} in run {run_id} collides with "
-                    f"rollout {rows[0].id} for sample {rows[0].sample_index} of task {rows[0].task_id} "
-                    f"in run {rows[0].run_id}"
+                    f"internal error: rollout {rollout_id} for sample {index} of task {task_id} in run "
+                    f"{run_id} collides with rollout {rows[0].id} for sample {rows[0].sample_index} of task "
+                    f"{rows[0].task_id} in run {rows[0].run_id}; please report it"
                 )
             elif rows[0].status in ("queuing", "requeuing"):
                 change = update(rollouts).where(table.id == rollout_id).values(agent_version=agent.version)
@@ -199,7 +202,7 @@ class RunRepository(Repository):
         """Return a rollout by its id. Raises StoreError if there is none."""
         for rollout in self._read_all(select(rollouts).where(rollouts.c.id == rollout_id), read_rollout):
             return rollout
-        raise NotInStore(f"{self._name}: there is no rollout {rollout_id}")
+        raise NotInStore(f"{self._name}: there is no rollout {rollout_id}; `understudy show` lists them")
 
     def find_rollout(self, prefix: str) -> Rollout:
         """Return the one rollout whose id is or begins with `prefix`.
@@ -320,7 +323,9 @@ class RunRepository(Repository):
         """Return an attempt by its id. Raises StoreError if there is none."""
         for attempt in self._read_all(select(attempts).where(attempts.c.id == attempt_id), read_attempt):
             return attempt
-        raise NotInStore(f"{self._name}: there is no attempt {attempt_id}")
+        raise NotInStore(
+            f"{self._name}: there is no attempt {attempt_id}; `understudy show ROLLOUT` lists the attempts"
+        )
 
     def patch(self, attempt_id: str) -> bytes | None:
         """Return the patch of an attempt, or None if it did not get that far."""
@@ -354,8 +359,7 @@ class RunRepository(Repository):
         ).one_or_none()
         if row is None:
             raise StoreError(
-                f"attempt {attempt_id} has no verdict that could be replaced; only graded attempts can be graded "
-                "again"
+                f"attempt {attempt_id} has no verdict to replace; give an attempt that has been graded"
             )
         before = _verdict(read_blobs(context.connection, [row.verdict_id])[row.verdict_id])
         earlier = (*before.earlier, msgspec.structs.replace(before, earlier=()))
@@ -373,14 +377,17 @@ class RunRepository(Repository):
         change = update(rewards).where(rewards.c.attempt_id == attempt_id).values(integrity=status, review=note)
         if context.connection.execute(change).rowcount != 1:
             raise StoreError(
-                f"attempt {attempt_id} has no verdict to review; only graded attempts can be reviewed"
+                f"attempt {attempt_id} has no verdict to review; wait until it is graded, or give a graded attempt"
             )
 
 
 def _reward_columns(context: WriteContext, attempt_id: str, verdict: Verdict) -> dict[str, Any]:
     """Store a verdict as a content, and return the values of its row in the rewards table."""
     if not math.isfinite(verdict.reward):
-        raise StoreError(f"attempt {attempt_id}: expected a finite number as reward, got {verdict.reward}")
+        raise StoreError(
+            f"attempt {attempt_id}: expected a finite number as reward, got {verdict.reward}; correct what "
+            "the check writes"
+        )
     content = json_column(encode, verdict, f"the verdict of attempt {attempt_id}")
     return {
         "reward": verdict.reward,
@@ -484,7 +491,10 @@ def _move(context: WriteContext, noun: str, key: str, status: Any, **values: Any
         raise NotInStore(f"the store has no {noun} {key}; `understudy show` lists what it has")
     legal = ", ".join(sorted(transitions[current])) or "nothing: that is a final state"
     kind = LeaseLost if current == "unresponsive" else StoreError
-    raise kind(f"{noun} {key} is {current} and cannot become {status}; it may become {legal}")
+    raise kind(
+        f"{noun} {key} is {current} and cannot become {status}, expected {legal}; another process may have "
+        "changed it: run the same command again"
+    )
 
 
 def _rollout_of(context: WriteContext, attempt_id: str) -> str:

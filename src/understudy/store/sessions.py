@@ -469,7 +469,7 @@ def _write_trace_row(context: WriteContext, row: TraceRow, ids: Sequence[int]) -
         stored_trace = stored_trace or context.session.fetch_one(_FIND_TRACE, (row.id,))
     if stored_trace is None:
         raise StoreError(
-            f"trace {row.id!r} was written but is missing; the store is damaged: restore it from a copy"
+            f"the store is damaged: trace {row.id!r} was written but is missing; restore it from a copy"
         )
     return stored_trace[0]
 

@@ -63,10 +63,16 @@ def to_store_error(error: Exception, file: Path) -> StoreError:
         if sign in text.lower():
             return StoreError(f"{file}: {hint} ({text})")
     if isinstance(cause, sqlite3.IntegrityError) and "FOREIGN KEY" in text:
-        return StoreError(f"{file}: a row names a run, task, rollout or attempt that is not in the store ({text})")
+        return StoreError(
+            f"{file}: a row names a run, task, rollout or attempt that is not in the store; store that first "
+            f"({text})"
+        )
     if isinstance(cause, sqlite3.IntegrityError) and "UNIQUE" in text:
-        return StoreError(f"{file}: another row with the same key exists already ({text})")
-    return StoreError(f"{file}: the store cannot be read or written: {type(cause).__name__}: {text}")
+        return StoreError(f"{file}: another row with the same key exists already; use another id ({text})")
+    return StoreError(
+        f"{file}: the store cannot be read or written: {type(cause).__name__}: {text}; check its disk and "
+        "permissions"
+    )
 
 
 @contextmanager

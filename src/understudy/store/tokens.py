@@ -121,7 +121,7 @@ def pack_ids(ids: Sequence[int]) -> Ids:
         data = _encode(ids)
     except (TypeError, OverflowError) as error:
         raise StoreError(
-            f"token ids must be integers that fit in 64 bits ({error}); check the backend's response"
+            f"invalid token ids: {error}; expected integers that fit in 64 bits: check the model server's response"
         ) from error
     # Drop the array's header, which holds the count in one, three or five bytes.
     return data[1 if len(ids) < 16 else 3 if len(ids) < 65_536 else 5 :]
@@ -145,7 +145,9 @@ def pack_logprobs(values: Sequence[float]) -> bytes:
     try:
         exact = struct.pack(f"<{size}d", *values)
     except struct.error as error:
-        raise StoreError(f"logprobs must be numbers ({error}); check the backend's response") from error
+        raise StoreError(
+            f"invalid logprobs: {error}; expected numbers: check the model server's response"
+        ) from error
     try:
         short = struct.pack(f"<{size}f", *values)
     except OverflowError:

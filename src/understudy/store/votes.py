@@ -46,7 +46,7 @@ class VoteRepository(Repository):
         if subject == "rollout":
             query = select(rollouts.c.id).where(rollouts.c.id == subject_id)
             if context.connection.execute(query).first() is None:
-                raise NotInStore(f"the store has no rollout {subject_id} to vote on")
+                raise NotInStore(f"the store has no rollout {subject_id} to vote on; `understudy show` lists them")
         _remove(context, subject, subject_id, voter)
         values = {
             "subject": subject,

@@ -77,10 +77,11 @@ def read_dockerfile(path: Path) -> DockerfileRecipe:
         try:
             if handler is None:
                 raise _UnsupportedInstruction(
-                    f"{word.upper()}: expected one of {', '.join(_HANDLERS)}; others are {_HINT}"
+                    f"unknown instruction {word.upper()}: expected one of {', '.join(_HANDLERS)}; others are "
+                    f"{_HINT}"
                 )
             if not recipe.image and word.upper() != "FROM":
-                raise _UnsupportedInstruction("expected FROM as the first instruction")
+                raise _UnsupportedInstruction("{word.upper()} before FROM; expected FROM as the first instruction")
             handler(recipe, line, rest.strip())
         except _UnsupportedInstruction as refusal:
             raise TaskError(f"{path}:{line}: {refusal}") from refusal
@@ -121,14 +122,16 @@ def _from(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     if recipe.image:
         raise _UnsupportedInstruction(f"a second FROM: multi-stage builds are {_HINT}")
     if not arguments or arguments[0].startswith("-") or "$" in arguments[0]:
-        raise _UnsupportedInstruction(f"FROM {rest}: expected the name of an image")
+        raise _UnsupportedInstruction(
+            f"FROM {rest}: expected the name of an image, without variables or options but --platform; correct it"
+        )
     recipe.image = arguments[0]
 
 
 def _workdir(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     (path,) = _arguments(recipe, rest) if rest else ("",)
     if not path:
-        raise _UnsupportedInstruction("WORKDIR: expected a path")
+        raise _UnsupportedInstruction("WORKDIR: expected a path, got none; add one")
     recipe.workdir = posixpath.normpath(posixpath.join(recipe.workdir or "/", path))
     recipe.steps.append(WorkdirStep(line, recipe.workdir))
 
@@ -138,11 +141,12 @@ def _env(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     old_form = space and "=" not in name
     pairs = [(name, " ", value.strip())] if old_form else [w.partition("=") for w in _arguments(recipe, rest)]
     if not all(name and separator for name, separator, _ in pairs):
-        raise _UnsupportedInstruction(f"ENV {rest}: expected NAME=value")
+        raise _UnsupportedInstruction(f"ENV {rest}: expected NAME=value; correct it")
     for name, _, value in pairs:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in ("PATH", "HOME"):
             raise _UnsupportedInstruction(
-                f"ENV {name}: expected a valid name that the sandbox does not set itself: {_HINT}"
+                f"ENV {name}: expected a name of letters, digits and _, other than PATH and HOME; others are "
+                f"{_HINT}"
             )
         recipe.env[name] = value
 
@@ -150,13 +154,15 @@ def _env(recipe: DockerfileRecipe, line: int, rest: str) -> None:
 def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     arguments = _json_arguments(rest) if rest.startswith("[") else _arguments(recipe, rest)
     if arguments and arguments[0].startswith("--"):
-        raise _UnsupportedInstruction(f"{arguments[0]}: {_HINT}")
+        raise _UnsupportedInstruction(f"COPY {arguments[0]}: options are {_HINT}")
     *sources, target = arguments
     if not sources or any("<<" in source for source in sources):
-        raise _UnsupportedInstruction("COPY: expected sources and a target")
+        raise _UnsupportedInstruction(
+            f"COPY {rest}: expected sources and a target, without a here-document; correct it"
+        )
     for source in sources:
         if re.match(r"[a-z][a-z0-9+.-]*://|git@", source):
-            raise _UnsupportedInstruction(f"{source}: sandboxes have no network: {_HINT}")
+            raise _UnsupportedInstruction(f"{source}: URLs are {_HINT}, or copy a local file")
         if ".." in source.split("/"):
             raise _UnsupportedInstruction(
                 f"{source}: is outside of the build context; copy it into the directory of the Dockerfile"
@@ -168,15 +174,15 @@ def _copy(recipe: DockerfileRecipe, line: int, rest: str) -> None:
 
 def _add(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     if re.search(r"\.(tar|tgz|tbz2?|txz|zip|gz|bz2|xz|zst)\b", rest):
-        raise _UnsupportedInstruction(f"ADD of an archive: use COPY, or unpack it beforehand; {_HINT}")
+        raise _UnsupportedInstruction(f"ADD {rest}: archives are {_HINT}; or unpack it beforehand and use COPY")
     _copy(recipe, line, rest)
 
 
 def _run(recipe: DockerfileRecipe, line: int, rest: str) -> None:
     if not rest or rest.startswith("--"):
-        raise _UnsupportedInstruction(f"RUN {rest.split(' ')[0]}: {_HINT}")
+        raise _UnsupportedInstruction(f"RUN {rest.split(' ')[0]}: without a command, or with options, is {_HINT}")
     if re.search(r"<<-?\s*['\"]?[A-Za-z_]", rest):
-        raise _UnsupportedInstruction(f"RUN with a here-document: {_HINT}")
+        raise _UnsupportedInstruction(f"RUN with a here-document is {_HINT}")
     argv = tuple(_json_arguments(rest)) if rest.startswith("[") else ("/bin/sh", "-c", rest)
     recipe.steps.append(RunStep(line, argv, recipe.workdir or "/", dict(recipe.env)))
 
@@ -201,18 +207,20 @@ _HANDLERS: dict[str, Callable[[DockerfileRecipe, int, str], None]] = {
 def _arguments(recipe: DockerfileRecipe, text: str) -> list[str]:
     """Return the arguments of an instruction: unquoted, with variables of earlier ENV lines substituted."""
     if "$" in text and ("'" in text or "\\$" in text):
-        raise _UnsupportedInstruction(f"{text}: quoted dollar signs are unsupported; write it without them")
+        raise _UnsupportedInstruction(f"{text}: quoted dollar signs are unsupported; write the values without $")
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if name not in recipe.env:
-            raise _UnsupportedInstruction(f"${name}: no earlier ENV sets this variable: {_HINT}")
+            raise _UnsupportedInstruction(
+                f"${name}: no earlier ENV sets this variable, other variables are {_HINT}"
+            )
         return recipe.env[name]
 
     try:
         tokens = shlex.split(text, posix=True)
     except ValueError as error:
-        raise _UnsupportedInstruction(f"{text}: {error}") from error
+        raise _UnsupportedInstruction(f"{text}: invalid quotes: {error}; close them") from error
     return [re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, word) for word in tokens]
 
 
@@ -222,7 +230,7 @@ def _json_arguments(text: str) -> list[str]:
     except ValueError:
         tokens = None
     if not isinstance(tokens, list) or not all(isinstance(word, str) for word in tokens):  # pyright: ignore[reportUnknownVariableType]
-        raise _UnsupportedInstruction(f"{text}: expected a JSON array of strings")
+        raise _UnsupportedInstruction(f"{text}: invalid exec form; expected a JSON array of strings")
     return [str(word) for word in tokens]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
 
 
@@ -305,13 +313,15 @@ def _make_directory(path: Path, tree: Path, where: str) -> None:
     """Create a directory below the tree. Raises TaskError when a link on the way leads out of it."""
     if not path.resolve().is_relative_to(tree.resolve()):
         raise TaskError(
-            f"{where}: {path.relative_to(tree)} leads outside of the working directory through a "
-            "link; use another target"
+            f"{where}: {path.relative_to(tree)} leads outside of the working directory through a link; "
+            "expected a path below it: use another target"
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise TaskError(f"{where}: {path.relative_to(tree)}: {error.strerror}") from error
+        raise TaskError(
+            f"{where}: {path.relative_to(tree)} cannot be created: {error.strerror}; use another target"
+        ) from error
 
 
 def _apply_copy(step: CopyStep, recipe: DockerfileRecipe, tree: Path) -> None:
@@ -325,7 +335,9 @@ def _apply_copy(step: CopyStep, recipe: DockerfileRecipe, tree: Path) -> None:
         try:
             matches = [context] if relative == "." else sorted(context.glob(relative))
         except ValueError as error:
-            raise TaskError(f"{where}: {pattern!r}: {error}") from error
+            raise TaskError(
+                f"{where}: invalid source {pattern!r}: {error}; expected a path or pattern relative to {context}"
+            ) from error
         if not matches:
             raise TaskError(f"{where}: {pattern!r} matches nothing in {context}; correct it, or add the file")
         for source in matches:
@@ -379,8 +391,8 @@ async def _execute_runs(
     if packed.exit_code != 0 or packed.truncated:
         tar = f"tar {describe_end(packed)}"
         raise TaskError(
-            f"{where}: the files written by RUN cannot be read, or have more than {_ARCHIVE_BYTES} "
-            f"bytes: {tar}; write fewer"
+            f"{where}: the files written by RUN cannot be read, or have more than {_ARCHIVE_BYTES >> 20} "
+            f"MiB: {tar}; write less"
         )
     await asyncio.to_thread(_unpack, packed.stdout, tree, where)
 

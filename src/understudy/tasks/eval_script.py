@@ -104,13 +104,19 @@ def split_script(script: str, workdir: str) -> ScriptPhases:
         part = _part(statement, workdir, patched=test_patch is not None)
         if part == "patch":
             if test_patch is not None or statement.document is None:
-                raise _cannot(statement, "applies a patch other than the single here-document with the test patch")
+                raise _cannot(
+                    statement,
+                    "applies a patch; expected only the test patch, as one here-document for `git apply`",
+                )
             test_patch = statement.document
         elif part == "environment":
             moves = _destination(statement, cwd)
             if test_patch is None:
                 if moves not in (None, workdir):
-                    raise _cannot(statement, f"leaves {workdir} before the tests")
+                    raise _cannot(
+                        statement,
+                        f"leaves {workdir} before the test patch; expected the commands before it to stay there",
+                    )
                 if not statement.text.startswith("cd ") and statement.text not in activate:
                     activate.append(statement.text)  # dropped, because every phase starts in the workdir
             else:
@@ -142,16 +148,20 @@ def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
             continue
         count += 1
         if count > _MAX_STATEMENTS:
-            raise TaskError(f"eval_script: more than {_MAX_STATEMENTS} statements; expected a script of SWE-bench")
+            raise TaskError(
+                f"eval_script: has more than {_MAX_STATEMENTS} statements, the maximum; expected a script of "
+                "SWE-bench"
+            )
         while text.endswith("\\") or len(text) > _MAX_CHARS or _open(text):
-            if index == len(lines):
-                raise TaskError(
-                    f"eval_script: line {first + 1}: a quote or backslash is not closed: {text[:120]!r}"
-                )
             if index - first > _MAX_LINES or len(text) > _MAX_CHARS:
                 raise TaskError(
                     f"eval_script: line {first + 1}: expected a statement of at most {_MAX_LINES} lines and "
                     f"{_MAX_CHARS} characters: {text[:120]!r}"
+                )
+            if index == len(lines):
+                raise TaskError(
+                    f"eval_script: line {first + 1}: a quote or a backslash at the end is not closed; close "
+                    f"it: {text[:120]!r}"
                 )
             more = lines[index].strip()
             text = f"{text[:-1]} {more}" if text.endswith("\\") else f"{text}\n{more}"
@@ -162,7 +172,10 @@ def _statements(lines: Sequence[str]) -> Iterator[_Statement]:
             while index < len(lines) and lines[index] != word:
                 index += 1
             if index == len(lines):
-                raise TaskError(f"eval_script: line {first + 1} starts a here-document without its end {word}")
+                raise TaskError(
+                    f"eval_script: line {first + 1} starts a here-document, but no line is {word!r}, its "
+                    "end; add it"
+                )
             document = "\n".join(lines[start:index])
             index += 1
         yield _Statement(text, document, first, index - 1)
@@ -198,15 +211,20 @@ def _commands(text: str) -> list[list[str]]:
 def _part(statement: _Statement, workdir: str, *, patched: bool) -> Part:
     commands = _commands(statement.text)
     if not commands:
-        raise _cannot(statement, "has no command")
+        raise _cannot(statement, "has no command; expected one")
     first = commands[0][0]
     if end := _KEYWORDS.get(first):
         if commands[-1][-1] != end:
-            raise _cannot(statement, "begins a construct of several lines, which cannot be split")
+            raise _cannot(
+                statement, "begins a construct of several lines; expected all of it in one statement, joined by ;"
+            )
         return "other"
     parts = {_part_of(command, statement) for command in commands}
     if "forbidden" in parts:
-        raise _cannot(statement, "changes the tree in a way that grading cannot reproduce")
+        raise _cannot(
+            statement,
+            "changes the tree in a way that grading cannot reproduce; expected only installation and tests",
+        )
     if "patch" in parts and len(parts - {"nothing"}) > 1:
         raise _cannot(
             statement, "applies a patch and does something else; expected `git apply` as a statement of its own"
@@ -241,7 +259,9 @@ def _destination(statement: _Statement, cwd: str) -> str | None:
     directory = None
     for command in _commands(statement.text):
         if command[0] in ("pushd", "popd") or (command[0] == "cd" and (len(command) != 2 or "$" in command[1])):
-            raise _cannot(statement, "changes to a directory that cannot be determined")
+            raise _cannot(
+                statement, "changes to a directory that cannot be determined; expected `cd` with a fixed path"
+            )
         if command[0] == "cd":
             directory = posixpath.normpath(posixpath.join(directory or cwd, command[1]))
     return directory

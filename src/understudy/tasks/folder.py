@@ -219,12 +219,12 @@ async def _gold(
                 )
             gold_patch = await extract_patch(sandbox, prepared.git)
         except GraderError as error:
-            raise TaskError(f"{script}: its changes cannot be read: {error}; correct it") from error
+            raise TaskError(f"{script}: the changes that it made cannot be read: {error}") from error
         finally:
             await sandbox.close()
     if gold_patch.startswith(NO_PATCH):
         reason = gold_patch.removeprefix(NO_PATCH).decode().strip()
-        raise TaskError(f"{script}: its changes cannot be the solution: {reason}; correct it")
+        raise TaskError(f"{script}: its changes cannot be used as the solution: {reason}; correct the script")
     try:
         return gold_patch.decode()
     except UnicodeDecodeError as error:
@@ -266,7 +266,7 @@ def _read_settings(folder: Path, *, images: bool) -> _FolderSettings:
     except tomllib.TOMLDecodeError as error:
         raise TaskError(f"{path}: invalid TOML: {error}; correct it") from error
     except msgspec.ValidationError as error:
-        raise TaskError(f"{path}: {error}; correct this key") from error
+        raise TaskError(f"{path}: invalid value: {error}; correct it") from error
     environment = settings.environment
     refusals = {
         "steps: a task in several steps": settings.steps,
@@ -281,7 +281,7 @@ def _read_settings(folder: Path, *, images: bool) -> _FolderSettings:
     }
     for key, refused in refusals.items():
         if refused:
-            raise TaskError(f"{path}: {key}: unsupported; leave this task out")
+            raise TaskError(f"{path}: {key}: unsupported here; remove the key, or leave this task out")
     for key, env in (
         ("verifier", settings.verifier.env),
         ("solution", settings.solution.env),
@@ -289,7 +289,10 @@ def _read_settings(folder: Path, *, images: bool) -> _FolderSettings:
     ):
         for name, value in env.items():
             if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-                raise TaskError(f"{path}: {key}.env: invalid name {name!r}; expected letters, digits and _")
+                raise TaskError(
+                    f"{path}: {key}.env: invalid name {name!r}; expected letters, digits and _, not "
+                    "beginning with a digit"
+                )
             if "${" in value:
                 expected = "expected a plain value: variables of this machine are not passed to sandboxes"
                 raise TaskError(f"{path}: {key}.env.{name}: {expected}")
@@ -331,6 +334,6 @@ def _digest(folder: Path, salt: str) -> str:
                     sha.update(hashlib.file_digest(file, "sha256").digest())
     except OSError as error:
         raise TaskError(
-            f"{error.filename or folder}: cannot be read: {error.strerror}; make it readable"
+            f"{error.filename or folder}: cannot be read: {error.strerror}; make it readable (chmod)"
         ) from error
     return sha.hexdigest()[:32]

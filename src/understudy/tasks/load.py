@@ -51,7 +51,7 @@ async def load_source(
         return LoadedTasks(await _load_folders(folders, sandboxes, cache, wanted))
     if path.is_file() or rows.is_dataset(path):
         return await asyncio.to_thread(load_file, path, split, images, wanted)
-    raise TaskError(f"{spec}: is unsupported; expected {_EXPECTED}")
+    raise TaskError(f"{spec}: unsupported kind of file or directory; expected {_EXPECTED}")
 
 
 def load_file(
@@ -107,7 +107,9 @@ async def load_tasks(
         refused += loaded.refused
         for task in loaded.tasks:
             if other := origins.get(task.instance_id):
-                raise TaskError(f"task {task.instance_id} is in {other} and in {spec}; name it in one of them")
+                raise TaskError(
+                    f"task {task.instance_id} is in {other} and in {spec}; the same id; give one of them another"
+                )
             origins[task.instance_id] = spec
             tasks.append(task)
     existing = {*origins, *(refusal.instance_id for refusal in refused)}
@@ -137,6 +139,8 @@ async def _load_folders(
         if wanted is not None and id not in wanted:
             continue
         if id in tasks:
-            raise TaskError(f"{path}: its name gives the id {id!r}, which another folder has; rename one")
+            raise TaskError(
+                f"{path}: its name gives the id {id!r}, which another task folder has; rename one of the two"
+            )
         tasks[id] = await folder.load_folder(path, sandboxes=sandboxes, environment=environment, cache=cache)
     return list(tasks.values())

@@ -88,9 +88,7 @@ def materialise(source: Source, into: Path, cache: Path) -> None:
         case Files():
             _write(source.files, into)
         case ImageTree():
-            raise TaskError(
-                "the source of checks is a container image, which is unsupported; use files or a directory"
-            )
+            raise TaskError("checks.source: a container image is unsupported; expected files or a directory")
 
 
 def fetch(sdist: Sdist, cache: Path) -> Path:
@@ -139,10 +137,14 @@ def _download(sdist: Sdist, directory: Path, cache: Path) -> Path:
             check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"pip could not be run to fetch {pin}: {error}; run the same command again") from error
+        raise ConfigError(
+            f"pip could not be started, or took too long, to fetch {pin}: {error}; check the network, then "
+            "run the same command again"
+        ) from error
     if "DO NOT MATCH THE HASHES" in pip.stderr:
         raise TaskError(
-            f"sdist {pin}: the index has another file than sha256 {sdist.sha256}; correct sha256 in the task"
+            f"sdist {pin}: the package index has another file than the one with sha256 {sdist.sha256}; if "
+            "that file is right, correct sha256 in the task"
         )
     archives = sorted((directory / "got").glob("*"))
     if pip.returncode or len(archives) != 1:
@@ -151,7 +153,10 @@ def _download(sdist: Sdist, directory: Path, cache: Path) -> Path:
             f"settings, then run the same command again. pip said:\n{pip.stderr.strip()[-2000:]}"
         )
     if (got := hashlib.sha256(archives[0].read_bytes()).hexdigest()) != sdist.sha256:
-        raise TaskError(f"sdist {pin}: got sha256 {got}, expected {sdist.sha256}; correct sha256 in the task")
+        raise TaskError(
+            f"sdist {pin}: got sha256 {got}, expected {sdist.sha256}; if that file is right, correct sha256 "
+            "in the task"
+        )
     return archives[0]
 
 
@@ -165,14 +170,17 @@ def _unpack(archive: Path, into: Path) -> None:
                 total += member.size
                 if total > _MAX_BYTES or count > _MAX_MEMBERS:
                     raise TaskError(
-                        f"{archive}: unpacks to more than {_MAX_BYTES} bytes or {_MAX_MEMBERS} files, the limits "
-                        "of a source; use a smaller one"
+                        f"{archive}: unpacks to more than {_MAX_BYTES >> 20} MiB or {_MAX_MEMBERS:,} files, "
+                        "the limits of a source; use a smaller one"
                     )
                 parts = PurePosixPath(member.name).parts[1:]
                 if parts and all(part.lower() != ".git" for part in parts):
                     extract(tar, member, "/".join(parts), into)
     except (tarfile.TarError, OSError, EOFError, KeyError) as error:
-        raise TaskError(f"{archive}: cannot be unpacked: {error}; expected a source archive") from error
+        raise TaskError(
+            f"{archive}: cannot be unpacked: {error}; expected a source archive: remove it from the cache, "
+            "or correct the pin"
+        ) from error
 
 
 def check_directory(root: Path) -> None:
@@ -201,7 +209,9 @@ def check_directory(root: Path) -> None:
                     )
         if size > _MAX_BYTES or count > _MAX_MEMBERS:
             raise TaskError(
-                f"{root}: expected at most {_MAX_BYTES} bytes and {_MAX_MEMBERS} files in a task's source"
+                f"{root}: a task's source is too large: {size >> 20} MiB in {count} files so far, expected "
+                f"at most {_MAX_BYTES >> 20} MiB and {_MAX_MEMBERS:,} files; remove what the task does not "
+                "need"
             )
 
 
@@ -229,7 +239,9 @@ def _copy(source: Path, into: Path) -> None:
 
 
 def _unreadable(error: OSError) -> None:
-    raise TaskError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    raise TaskError(
+        f"{error.filename}: cannot be read: {error.strerror}; make it readable or remove it from the source"
+    ) from error
 
 
 def _write(files: dict[str, str], into: Path) -> None:
@@ -240,7 +252,7 @@ def _write(files: dict[str, str], into: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content.encode())
         except (OSError, UnicodeEncodeError) as error:
-            raise TaskError(f"files: {name!r} cannot be written: {error}") from error
+            raise TaskError(f"files: {name!r} cannot be written: {error}; correct its name or content") from error
 
 
 def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, root: Path) -> None:
@@ -255,18 +267,20 @@ def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, root: Path
     if target == root and member.isdir():
         return
     if path.is_absolute() or ".." in path.parts or not target.parent.resolve().is_relative_to(root):
-        raise tarfile.TarError(f"{member.name!r} leads out of the tree")
+        raise tarfile.TarError(f"{member.name!r} leads out of the tree; expected a relative path without ..")
     if member.isdir():
         if target.is_symlink():
-            raise tarfile.TarError(f"{member.name!r} is a link and a directory")
+            raise tarfile.TarError(f"{member.name!r} is a link and a directory; expected one of them")
         target.mkdir(parents=True, exist_ok=True)
         return
     if member.issym():
         destination = target.parent / member.linkname
         if PurePosixPath(member.linkname).is_absolute() or not destination.resolve().is_relative_to(root):
-            raise tarfile.TarError(f"{member.name!r} is a link that leads out of the tree")
+            raise tarfile.TarError(
+                f"{member.name!r} is a link that leads out of the tree; expected a target in it"
+            )
     elif not (member.isreg() or member.islnk()):
-        raise tarfile.TarError(f"{member.name!r} is not a file, directory or link")
+        raise tarfile.TarError(f"{member.name!r} is a device, pipe or socket; expected a file, directory or link")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     if member.issym():
@@ -274,7 +288,9 @@ def extract(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, root: Path
         return
     content = tar.extractfile(member)  # for a hard link this is the content of its target in the archive
     if content is None:
-        raise tarfile.TarError(f"{member.name!r} is a hard link whose target is not a file")
+        raise tarfile.TarError(
+            f"{member.name!r} is a hard link without a file as its target; expected one in the archive"
+        )
     with content, target.open("xb") as file:
         shutil.copyfileobj(content, file)
     target.chmod(0o755 if member.mode & 0o100 else 0o644)

@@ -118,7 +118,10 @@ async def _extract_inside(sandbox: Sandbox) -> bytes:
         return _no_patch("the changes fill the sandbox's disk")
     if done.exit_code:
         message = done.stderr.decode(errors="replace").strip()
-        raise GraderError(f"the patch could not be extracted (exit code {done.exit_code}): {message[-2000:]}")
+        raise GraderError(
+            f"the patch could not be extracted (exit code {done.exit_code}): {message[-2000:]}; check the "
+            "sandbox with `understudy doctor`"
+        )
     if done.truncated or len(done.stdout) > MAX_PATCH_BYTES:
         return _no_patch(f"the patch is larger than {MAX_PATCH_BYTES} bytes")
     return done.stdout
@@ -237,14 +240,17 @@ class PristineRepository:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise GitTimeout(f"git did not end in {_EXTRACT_TIMEOUT_S:.0f} s") from error
+            raise GitTimeout(f"git did not end within {_EXTRACT_TIMEOUT_S:.0f} s, the time limit") from error
         except OSError as error:
             raise GraderError(
                 f"the patch could not be extracted: git does not start: {error}; run `understudy doctor`"
             ) from error
         if done.returncode not in exit_codes:
             message = done.stderr.decode(errors="replace").strip()[-2000:]
-            raise GraderError(f"the patch could not be extracted (git exited with {done.returncode}): {message}")
+            raise GraderError(
+                f"the patch could not be extracted (git exited with {done.returncode}): {message}; run "
+                "`understudy doctor`"
+            )
         return done.stdout
 
 

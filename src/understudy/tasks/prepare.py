@@ -260,7 +260,10 @@ def _make_tree(task: Task, aside: Path, cache: Path, sandboxes: Sandboxes) -> No
         applied = git("apply", "--index", "--whitespace=nowarn", "-", stdin=patch, check=False)
         if applied.returncode:
             message = applied.stderr.decode(errors="replace").strip()
-            raise TaskError(f"task {task.instance_id}: setup_patch does not apply to its source: {message[-999:]}")
+            raise TaskError(
+                f"task {task.instance_id}: setup_patch does not apply to its source; correct one of them: "
+                f"{message[-999:]}"
+            )
     git("commit", "--quiet", "--allow-empty", "--no-verify", "--message=Initial commit")
     git(*_PACKED, "repack", "-a", "-d", "-q")
     for name in ("COMMIT_EDITMSG", "logs"):
@@ -332,7 +335,9 @@ def _directory_digest(root: Path) -> bytes:
                     with path.open("rb") as file:
                         sha.update(hashlib.file_digest(file, "sha256").digest())
     except OSError as error:
-        raise TaskError(f"{error.filename or root}: cannot be read: {error.strerror}; make it readable") from error
+        raise TaskError(
+            f"{error.filename or root}: cannot be read: {error.strerror}; make it readable (chmod)"
+        ) from error
     return sha.digest()
 
 
@@ -344,5 +349,8 @@ def _git(
     done = subprocess.run(command, cwd=tree, env=env, input=stdin, capture_output=True, check=False)
     if check and done.returncode:
         message = done.stderr.decode(errors="replace").strip()
-        raise TaskError(f"{tree}: git {args[0]} failed while a task was prepared: {message[-2000:]}")
+        raise TaskError(
+            f"{tree}: git {args[0]} failed while the task was prepared; check the disk and the source: "
+            f"{message[-2000:]}"
+        )
     return done

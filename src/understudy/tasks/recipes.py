@@ -35,7 +35,9 @@ class ImageChoice(Struct, frozen=True):
                 "digits and ._-/ as in swebench or registry.example:5000/swebench"
             )
         if self.instance_image_tag is not None and not _TAG.fullmatch(self.instance_image_tag):
-            raise ConfigError(f"instance image tag {self.instance_image_tag!r}: expected letters, digits and ._-")
+            raise ConfigError(
+                f"instance image tag {self.instance_image_tag!r}: invalid tag; expected letters, digits and ._-"
+            )
 
 
 def instance_image(instance_id: str, choice: ImageChoice, namespace: str = "swebench") -> str:
@@ -174,4 +176,7 @@ def find_recipe(repo: str, version: str) -> tuple[str, SuiteRecipe]:
         if version in recipe.versions.split():
             # The parsers' names come from the repositories: scikit-learn's is parse_log_scikit.
             return f"parse_log_{repo.partition('/')[2].partition('-')[0]}", recipe
-    raise TaskError(f"version: {repo} has no version {version[:40]!r} in the table of test commands")
+    raise TaskError(
+        f"version: {repo} has no version {version[:40]!r} in the table of test commands; use a dataset whose "
+        "rows have eval_script and log_parser"
+    )

@@ -129,7 +129,7 @@ def record(data: object, where: str, base: Path) -> Task:
     try:
         task = msgspec.convert(data, Task)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise TaskError(f"{where}: invalid task record: {error}; correct the key") from error
+        raise TaskError(f"{where}: invalid task record: {error}; correct it") from error
     check(task, where)
     checks, source = task.checks, task.source
     outside: list[str] = []
@@ -155,7 +155,9 @@ def _directory(source: Directory, where: str, base: Path, outside: list[str]) ->
         if not path.resolve().is_relative_to(base.resolve()):
             outside.append(f"{where}: {source.path!r}")
     except (OSError, ValueError, RuntimeError) as error:  # a circle of links, or a NUL byte
-        raise TaskError(f"{where}: {source.path!r} is not a usable path: {error}") from error
+        raise TaskError(
+            f"{where}: {source.path!r} is not a usable path: {error}; expected a directory's path without NUL"
+        ) from error
     return Directory(str(path))
 
 
@@ -178,7 +180,7 @@ def remember(tasks: Iterable[Task]) -> None:
                 file.touch(mode=0o600)
             except OSError as error:
                 raise ConfigError(
-                    f"{file} cannot be written: {error.strerror}; set UNDERSTUDY_CACHE to a directory that can"
+                    f"{file} cannot be written: {error.strerror}; set UNDERSTUDY_CACHE to a writable directory"
                 ) from error
 
 
@@ -189,7 +191,7 @@ def dump(tasks: Iterable[Task], path: Path) -> None:
         atomic_write(path, content, fsync=True, mode=0o644)
     except OSError as error:
         raise ConfigError(
-            f"{path}: tasks cannot be written: {error.strerror}; choose another path, or make room"
+            f"{path}: tasks cannot be written: {error.strerror}; choose another path, or free some disk space"
         ) from error
 
 

@@ -88,7 +88,7 @@ def _base_commit(row: DatasetRow) -> str:
     """Return the commit that the repository in the image is at."""
     commit = row.text("base_commit")
     if not _COMMIT.fullmatch(commit):
-        raise TaskError("base_commit: expected 40 lower-case hex digits")
+        raise TaskError("base_commit: invalid commit; expected 40 lower-case hex digits")
     return commit
 
 
@@ -400,12 +400,12 @@ def task_of(data: dict[str, Any], choice: ImageChoice = ImageChoice()) -> Task: 
     for format in FORMATS:
         if all(key in data for key in format.keys):
             if isinstance(format.task, str):
-                raise TaskError(f"{format.name} rows are not supported: {format.task}")
+                raise TaskError(f"{format.name} rows are unsupported: {format.task}")
             task = format.task(DatasetRow(data), choice)
             records.check(task, format.name)
             return task
     expected = "; ".join(f"{format.name}: {', '.join(format.keys)}" for format in FORMATS)
-    raise TaskError(f"has an unsupported format; expected the keys of one of: {expected}; or a task record's")
+    raise TaskError(f"unsupported row format; expected the keys of one of: {expected}; or a task record's")
 
 
 def load_rows(
@@ -427,7 +427,9 @@ def load_rows(
     for where, data in rows:
         empty = False
         if not isinstance(data, dict):
-            raise TaskError(f"{where}: invalid task record: Expected `object`, got {json_type(data)}")
+            raise TaskError(
+                f"{where}: invalid task record: expected an object, got {json_type(data)}; correct the row"
+            )
         row: dict[str, Any] = data  # pyright: ignore[reportUnknownVariableType]
         instance_id = row.get("instance_id")
         name = instance_id if isinstance(instance_id, str) else ""
@@ -441,14 +443,21 @@ def load_rows(
             try:
                 task = task_of(row, choice)
                 if task.instance_id in tasks:
-                    raise TaskError("instance_id: is duplicate; the first row is used")
+                    raise TaskError("instance_id: occurs twice; the first row is used")
             except TaskError as error:
                 refused.append(RefusedRow(name[:150], where, str(error)))
                 continue
         if wanted is None or task.instance_id in wanted:
             tasks[task.instance_id] = task
     if empty:
-        raise TaskError(f"{source}: no task found; expected one JSON object a line")
+        raise TaskError(f"{source}: has no row, expected at least one; give a file with one JSON object a line")
     if not tasks and refused:
-        raise TaskError("\n".join([f"{source}: none of its rows can become a task", *summarise_refusals(refused)]))
+        raise TaskError(
+            "\n".join(
+                [
+                    f"{source}: none of its rows can become a task; correct what each row's reason says",
+                    *summarise_refusals(refused),
+                ]
+            )
+        )
     return LoadedTasks(list(tasks.values()), tuple(refused))

@@ -94,7 +94,10 @@ def _lines(path: Path) -> Iterator[LocatedRow]:
         for number, line in enumerate(lines, start=1):
             where = f"{path}:{number}"
             if len(line) > _LINE_BYTES:
-                raise TaskError(f"{where}: longer than {_LINE_BYTES >> 20} MiB; expected one JSON object a line")
+                raise TaskError(
+                    f"{where}: longer than {_LINE_BYTES >> 20} MiB; expected one JSON object a line: shorten "
+                    "the row"
+                )
             if line.strip():
                 yield where, _decoded(line, where)
 
@@ -111,7 +114,9 @@ def _decoded(data: bytes, where: str) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise TaskError(f"{where}: invalid task record: {error}") from error
+        raise TaskError(
+            f"{where}: invalid JSON: {error}; expected one JSON object a line, or a list of them"
+        ) from error
 
 
 def _list(path: Path) -> Iterator[LocatedRow]:
@@ -120,7 +125,7 @@ def _list(path: Path) -> Iterator[LocatedRow]:
             raise TaskError(f"{path}: larger than {_FILE_BYTES >> 30} GiB; give it as JSONL, one object a line")
         document = _decoded(path.read_bytes(), str(path))
     if not isinstance(document, list):
-        raise TaskError(f"{path}: expected a list of objects, got {json_type(document)}")
+        raise TaskError(f"{path}: expected a list of objects, got {json_type(document)}; give a list, or JSONL")
     for number, row in enumerate(cast("list[Any]", document), start=1):
         yield f"{path}[{number}]", row
 
@@ -143,7 +148,9 @@ def _parquet(path: Path) -> Iterator[LocatedRow]:
             for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
                 yield f"{path}: row {number}", row
     except failures as error:
-        raise TaskError(f"{path}: cannot be read as Parquet after row {number}: {error}") from error
+        raise TaskError(
+            f"{path}: cannot be read as Parquet after row {number}: {error}; download it again"
+        ) from error
 
 
 _NAME = re.compile(
@@ -241,9 +248,9 @@ class DatasetRow:
         if value is None and default is not None:
             return default
         if not isinstance(value, str):
-            raise TaskError(f"{key}: expected a string, got {json_type(value)}")
+            raise TaskError(f"{key}: expected a string, got {json_type(value)}; correct the row")
         if not value.strip() and default is None:
-            raise TaskError(f"{key}: is empty; expected a string")
+            raise TaskError(f"{key}: is empty; expected a string that is not blank")
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -273,7 +280,9 @@ class DatasetRow:
                 value = msgspec.json.decode(value)
             return DatasetRow(msgspec.convert(value, dict[str, Any]))
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise TaskError(f"{key}: expected an object, or one as JSON, got {json_type(value)}") from error
+            raise TaskError(
+                f"{key}: expected an object, or JSON of one, got {json_type(value)}; correct the row"
+            ) from error
 
     def metadata(self, *keys: str) -> dict[str, Any]:
         """Return the given keys that have a value, converted to JSON types."""

@@ -191,7 +191,7 @@ def test_a_tree_with_a_path_twice_is_refused(repository: Repository, tmp_path: P
 
 
 def test_a_directory_without_a_history_is_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match="expected a git repository"):
+    with pytest.raises(ConfigError, match="is not a git repository"):
         History(tmp_path)
     with pytest.raises(ConfigError, match="no such directory"):
         History(tmp_path / "missing")

@@ -124,7 +124,7 @@ def test_the_tasks_that_a_run_wrote_are_read_where_their_directories_lie_elsewhe
         (raw(checks={"kind": "pytest", "files": {"a": 1}, "fail_to_pass": ["x"]}), r"\$\.checks\.files"),
         (raw(checks={"kind": "other"}), r"\$\.checks\.kind"),
         (raw(source={"kind": "sdist", "name": "a", "version": "1", "sha256": "ab"}), "source.sha256: expected"),
-        ([], "Expected `object`"),
+        ([], "expected an object"),
     ],
 )
 def test_wrong_records_are_named(tmp_path: Path, record: Any, said: str) -> None:
@@ -136,7 +136,7 @@ def test_wrong_records_are_named(tmp_path: Path, record: Any, said: str) -> None
 @pytest.mark.parametrize("line", [b"{", b"\xff", b"[" * 100_000, b'{"instance_id": NaN}'])
 def test_lines_that_are_not_json(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "t.jsonl").write_bytes(b"\n" + line)
-    with pytest.raises(TaskError, match=r"t\.jsonl:2: invalid task record"):
+    with pytest.raises(TaskError, match=r"t\.jsonl:2: invalid JSON"):
         load(tmp_path / "t.jsonl")
 
 
@@ -149,7 +149,7 @@ def test_repeated_ids_are_refused_but_instructions_may_be_alike(tmp_path: Path) 
 def test_empty_or_missing(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("\n\n")
     for place, said in (
-        (tmp_path / "t.jsonl", "no task found"),
+        (tmp_path / "t.jsonl", "has no row"),
         (tmp_path / "u", "cannot be read"),
     ):
         with pytest.raises(TaskError, match=said):

@@ -116,7 +116,11 @@ class ContainerEngine:
         if response.status_code in (400, 404):  # 400 means that a part of the path above is a file
             return None
         if response.status_code >= 400:
-            raise docker.errors.APIError(f"HTTP status {response.status_code} for {path}", response=response)
+            raise docker.errors.APIError(
+                f"the container engine answered a query about {path} with HTTP status "
+                f"{response.status_code}, expected 200 or 404; see its log",
+                response=response,
+            )
         return json.loads(base64.b64decode(response.headers["X-Docker-Container-Path-Stat"]))
 
     def written(self, container: str) -> int:

@@ -101,8 +101,8 @@ class ContainerFiles:
                 return path, mode
             path = posixpath.join(posixpath.dirname(path), str(status["linkTarget"]))
         raise SandboxError(
-            f"cannot read {path} in the sandbox: more than {_MOST_LINKS} links to follow; expected a "
-            "path that ends at a file"
+            f"cannot read {path} in the sandbox: more than {_MOST_LINKS} links to follow; expected a path "
+            "whose links lead to a file"
         )
 
     @contextmanager
@@ -130,7 +130,7 @@ class ContainerFiles:
             if mode & (_DIRECTORY | _SPECIAL):
                 raise SandboxError(
                     f"cannot read {path} in the sandbox: it is a directory or special file; expected a "
-                    "regular file"
+                    "regular file: give another path"
                 )
             try:
                 with self.archive(path) as tar:
@@ -138,13 +138,13 @@ class ContainerFiles:
                     file = tar.extractfile(member) if member is not None and member.isreg() else None
                     if member is None or file is None:
                         raise SandboxError(
-                            f"cannot read {path} in the sandbox: it is not a regular file any more; expected a "
-                            "regular file"
+                            f"cannot read {path} in the sandbox: it was replaced while it was read; expected "
+                            "a regular file: read it again"
                         )
                     if member.size > limit:
                         raise SandboxError(
                             f"cannot read {path} in the sandbox: it has {member.size} bytes, expected at "
-                            f"most {limit} bytes"
+                            f"most {limit} bytes: write less into it"
                         )
                     return file.read()
             except EngineNotFound as error:
@@ -158,7 +158,7 @@ class ContainerFiles:
             if (self.mode(path) or 0) & (_DIRECTORY | _SPECIAL):
                 raise SandboxError(
                     f"cannot write {path} in the sandbox: there is a directory or special file; expected a "
-                    "regular file, or none"
+                    "regular file, or none: choose another path"
                 )
             new_directories: list[str] = []
             parent = posixpath.dirname(path)
@@ -236,7 +236,9 @@ class ContainerFiles:
             response = self._engine.get(f"/containers/{self._container}/changes", stream=True)
         except EngineRefused as error:
             if _TOO_LONG in (message := engine_message(error)):
-                raise _ChangesRefused(f"the engine cannot list the changes: …{message[-80:]}") from error
+                raise _ChangesRefused(
+                    f"the container engine cannot list the changes: …{message[-80:]}; change fewer files"
+                ) from error
             raise
         content = bytearray()
         with closing(response):
@@ -244,7 +246,8 @@ class ContainerFiles:
                 content += chunk
                 if len(content) > MAX_LIST_BYTES:
                     raise _ChangesRefused(
-                        f"too many files were changed: their list is longer than {MAX_LIST_BYTES} bytes"
+                        f"too many files were changed: their list is longer than {MAX_LIST_BYTES} bytes, the "
+                        "maximum; change fewer"
                     )
         return [(change["Path"], change["Kind"]) for change in json.loads(bytes(content)) or ()]
 
@@ -322,12 +325,16 @@ class _ChangeReader:
 
     def _check_time(self) -> None:
         if time.monotonic() > self._until:
-            raise _ChangesRefused(f"reading the changes took longer than {TIMEOUT_S:.0f} s")
+            raise _ChangesRefused(
+                f"reading the changes took longer than {TIMEOUT_S:.0f} s, the time limit; change fewer files"
+            )
 
     def _add_size(self, size: int) -> None:
         self._total += size
         if self._total > MAX_TOTAL_BYTES:
-            raise _ChangesRefused(f"the changed files have more than {MAX_TOTAL_BYTES} bytes in total")
+            raise _ChangesRefused(
+                f"the changed files have more than {MAX_TOTAL_BYTES} bytes in total, the maximum; write less"
+            )
 
     def _take(self, path: bytes, member: tarfile.TarInfo, tar: tarfile.TarFile, directory: bytes) -> None:
         """Record a member of the archive of `directory` as the present content of `path`."""
@@ -346,7 +353,10 @@ class _ChangeReader:
                 self.entries[path] = other
         elif member.isreg() and (file := tar.extractfile(member)) is not None:
             if member.size > self._file_limit:
-                raise _ChangesRefused(f"{path.decode(errors='replace')!r} is larger than {self._file_limit} bytes")
+                raise _ChangesRefused(
+                    f"{path.decode(errors='replace')!r} is larger than {self._file_limit} bytes, the "
+                    "maximum; write less into it"
+                )
             self._add_size(member.size)
             self.entries[path] = ChangedFile("100755" if _is_executable(member) else "100644", file.read())
         else:
@@ -449,7 +459,7 @@ def unpack_tar(tar: tarfile.TarFile, into: Path) -> None:
         if any(part.lower() == ".git" for part in parts) or not parts:
             continue
         if ".." in parts or path.is_absolute() or any(parent in links for parent in (path, *path.parents)):
-            raise tarfile.TarError(f"{member.name!r} points outside of the tree")
+            raise tarfile.TarError(f"{member.name!r} points outside of the tree; expected a path below it")
         target = into / path
         target.parent.mkdir(parents=True, exist_ok=True)
         if member.isdir():
@@ -460,7 +470,9 @@ def unpack_tar(tar: tarfile.TarFile, into: Path) -> None:
         elif member.islnk():
             other = PurePosixPath(*PurePosixPath(member.linkname).parts[1:])
             if ".." in other.parts or any(parent in links for parent in other.parents):
-                raise tarfile.TarError(f"{member.name!r} is a link that points outside of the tree")
+                raise tarfile.TarError(
+                    f"{member.name!r} is a link that points outside of the tree; expected a target in it"
+                )
             if other in links:
                 target.symlink_to((into / other).readlink())
                 links.add(path)

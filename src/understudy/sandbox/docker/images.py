@@ -104,15 +104,15 @@ class ImagePuller:
             except _RateLimited as error:
                 if attempt == _TRIES:
                     raise SandboxError(
-                        f"cannot fetch the image {image}: the registry's rate limit was hit {_TRIES} "
-                        f"times ({error}); log in with `docker login`, or wait and run this again"
+                        f"cannot fetch the image {image}: the registry's rate limit was hit {_TRIES} times "
+                        f"({error}); log in with `docker login`, or run the same command again later"
                     ) from error
                 wait = min(pause if error.wait_s is None else error.wait_s, _LONGEST_WAIT_S)
                 self._progress(f"{image}: the registry limits pulls; trying again in {wait:.0f} s")
                 if self._stop.wait(wait):
                     raise SandboxError(
-                        f"pulling the image {image} was cancelled, because the sandboxes were closed; run this "
-                        "again"
+                        f"pulling the image {image} was cancelled, because the sandboxes were closed; run "
+                        "the same command again"
                     ) from error
                 pause *= 2
 
@@ -123,8 +123,8 @@ class ImagePuller:
             for event in self._engine.api.pull(image, stream=True, decode=True):
                 if self._stop.is_set():
                     raise SandboxError(
-                        f"pulling the image {image} was cancelled, because the sandboxes were closed; run this "
-                        "again"
+                        f"pulling the image {image} was cancelled, because the sandboxes were closed; run "
+                        "the same command again"
                     )
                 if message := event.get("error"):
                     _raise_refusal(image, str(message))
@@ -299,7 +299,8 @@ class ImageStore:
                 self._engine.api.commit(container, REPOSITORY, tag, pause=False, changes=changes)
         except EngineNotFound as error:
             raise SandboxError(
-                f"cannot prepare the image {image}: its base image or container is gone, retry: {error}"
+                f"cannot prepare the image {image}: its base image or container was removed meanwhile: "
+                f"{error}; run the same command again"
             ) from error
         finally:
             remove_container(self._engine, container)
@@ -344,8 +345,9 @@ class ImageStore:
         if code:
             actual = output.split("\n", 1)[0].strip()
             raise TaskError(
-                f"the repository at {path} of the image {image} is at {actual}, which is neither the task's base "
-                f"commit {base_commit} nor a descendant of it; use the image of this version of the task"
+                f"the repository at {path} of the image {image} is at {actual}, which is neither the task's "
+                f"base commit {base_commit} nor a descendant of it; use an image that was built from that "
+                "commit"
             )
 
     def _tree_digest(self, tree: Path) -> str:
@@ -445,7 +447,10 @@ def _failure(code: int, output: str, image: str, workdir: str) -> TaskError | Sa
             f"cannot prepare the image {image}: the container engine's disk is full; free some space, for "
             f"example: docker system prune"
         )
-    return SandboxError(f"cannot prepare the image {image} (exit code {code}): {output.strip()[-1000:]}")
+    return SandboxError(
+        f"cannot prepare the image {image} (exit code {code}): {output.strip()[-1000:]}; correct the image, "
+        "or choose another"
+    )
 
 
 def _check_volumes(config: Mapping[str, Any], spec: SandboxSpec, image: str) -> None:

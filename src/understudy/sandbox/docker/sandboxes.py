@@ -106,7 +106,8 @@ class _EngineResources:
                 self.images.forget(prepared)
                 if not again:
                     raise SandboxError(
-                        f"cannot open a sandbox of the image {image}: {engine_message(error)}; retry"
+                        f"cannot open a sandbox of the image {image}: {engine_message(error)}; check the "
+                        "engine with `understudy doctor`, then run the same command again"
                     ) from error
         raise AssertionError("unreachable")
 
@@ -315,23 +316,25 @@ def build_image(
                 output = (output + str(event.get("stream") or ""))[-_OUTPUT_CHARS:]
                 if failed := event.get("error"):
                     raise TaskError(
-                        f"{context / 'Dockerfile'}: the build failed: {failed}; the end of its output:\n{output}"
+                        f"{context / 'Dockerfile'}: the build failed: {failed}; correct the Dockerfile. The "
+                        f"end of its output:\n{output}"
                     )
                 if time.monotonic() > ends:
                     raise requests.Timeout
     except EngineRefused as error:
         raise TaskError(
-            f"{context / 'Dockerfile'}: cannot be built: {engine_message(error)}; correct it"
+            f"{context / 'Dockerfile'}: the container engine refused to build it: {engine_message(error)}; "
+            "correct the Dockerfile"
         ) from error
     except (requests.Timeout, urllib3.exceptions.TimeoutError) as error:
         raise TaskError(
-            f"{context / 'Dockerfile'}: the build timed out after {timeout_s:.0f} s (environment."
-            f"build_timeout_sec of task.toml); the end of its output:\n{output}"
+            f"{context / 'Dockerfile'}: the build timed out after {timeout_s:.0f} s ; raise "
+            f"environment.build_timeout_sec in task.toml. The end of its output:\n{output}"
         ) from error
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
         raise SandboxError(
             f"cannot build {context}: the connection to the container engine was lost: "
-            f"{engine_message(error)}; check that the engine is running, and retry"
+            f"{engine_message(error)}; check that the engine is running, then run the same command again"
         ) from error
     progress(f"{name}: built")
 
@@ -359,7 +362,7 @@ def export_tree(
                     unpack_tar(tar, into)
             except tarfile.TarError as error:
                 raise TaskError(
-                    f"the tree at {path} of the image {image} cannot be read: {error}; rebuild the image "
+                    f"the tree at {path} of the image {image} cannot be read: {error}; build the image "
                     "without this file"
                 ) from error
     except EngineNotFound as error:

@@ -136,7 +136,10 @@ def write(root: int, path: str, data: bytes, mode: int, user: int | None) -> Non
             descriptor = open_in(root, path, flags, mode)
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
-                raise SandboxError(f"cannot write {path} in the sandbox: expected a regular file at this path")
+                raise SandboxError(
+                    f"cannot write {path} in the sandbox: expected a regular file, or none, at this path: "
+                    "choose another"
+                )
             with os.fdopen(descriptor, "wb") as file:
                 os.fchmod(descriptor, mode)
                 file.truncate(0)

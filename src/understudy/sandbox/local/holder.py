@@ -97,7 +97,8 @@ def create_group(group: Path, memory_bytes: int) -> None:
         if error.errno == errno.ENODEV:
             return  # the holder has ended, which removes the group; its own output says why
         raise SandboxError(
-            f"cannot limit the memory of a sandbox to {memory_bytes} bytes: {error}; see `understudy doctor`"
+            f"cannot limit the memory of a sandbox to {memory_bytes} bytes: {error}; check the control "
+            "groups with `understudy doctor`"
         ) from error
 
 
@@ -205,7 +206,8 @@ def _child(pid: int) -> int:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     if not children:
         raise SandboxLost(
-            "the sandbox was killed right after it was opened; check the machine's free memory and retry"
+            "the sandbox was killed right after it was opened; check the machine's free memory then run the "
+            "same command again"
         )
     return int(children[0])
 
@@ -237,7 +239,9 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
             _HolderProtocol, *wrap, *command, stdin=asyncio.subprocess.PIPE, env=CHAIN_ENV, start_new_session=True
         )
     except OSError as error:
-        raise SandboxError(f"cannot start a sandbox: {error}; see `understudy doctor`") from error
+        raise SandboxError(
+            f"cannot start a sandbox: {error}; check this machine with `understudy doctor`"
+        ) from error
     try:
         if group is not None:
             create_group(group, memory_bytes)
@@ -245,7 +249,9 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
             await watch.answered.wait()
         if not watch.ready:
             message = watch.output[2].decode(errors="replace").strip() or "a helper program ended without output"
-            raise SandboxError(f"cannot set up the mounts of a sandbox: {message}; see `understudy doctor`")
+            raise SandboxError(
+                f"cannot set up the mounts of a sandbox: {message}; check this machine with `understudy doctor`"
+            )
         return MountHolder(transport, watch, group, depth=1 if group is None else 2)
     except BaseException as error:
         await asyncio.shield(_end(transport, watch))
@@ -253,9 +259,12 @@ async def start_holder(command: Sequence[str], groups: Path | None, memory_bytes
             remove_group(group)
         if isinstance(error, TimeoutError):
             raise SandboxError(
-                f"cannot open a sandbox: its mounts were not made within {START_S:g} s; retry when the "
-                "machine is less busy"
+                f"cannot open a sandbox: its mounts were not made within {START_S:g} s; run the same command "
+                "again when the machine is less busy"
             ) from error
         if isinstance(error, OSError):  # a process that was inspected has ended
-            raise SandboxLost(f"the sandbox was killed while it was opened: {error}; retry") from error
+            raise SandboxLost(
+                f"the sandbox was killed while it was opened: {error}; check the machine's free memory, then "
+                "run the same command again"
+            ) from error
         raise

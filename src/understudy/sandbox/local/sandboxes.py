@@ -243,7 +243,9 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
             # raises SandboxLost when the sandbox was closed while the command started, which is no fault of the
             # machine
             self._root()
-            raise SandboxError(f"cannot start {command[0]}: {error}; see `understudy doctor`") from error
+            raise SandboxError(
+                f"cannot start {command[0]}: {error}; check this machine with `understudy doctor`"
+            ) from error
         finally:
             run.close()
 
@@ -396,7 +398,7 @@ class LocalSandboxes(Sandboxes):
             subprocess.run(command, check=True, capture_output=True, timeout=START_S, env=CHAIN_ENV)
         except (OSError, subprocess.SubprocessError) as error:
             raise SandboxError(
-                f"cannot set up the network of a sandbox: {error}; see `understudy doctor`"
+                f"cannot set up the network of a sandbox: {error}; check this machine with `understudy doctor`"
             ) from error
 
     def _furnish(self, holder: MountHolder, spec: SandboxSpec) -> None:
@@ -407,8 +409,8 @@ class LocalSandboxes(Sandboxes):
                     os.chown(area.lstrip("/"), self.user, self.user, dir_fd=holder.box, follow_symlinks=False)
         except OSError as error:
             raise SandboxError(
-                f"cannot change the owner of a sandbox's files to user {self.user}: {error}; see "
-                "`understudy doctor`"
+                f"cannot change the owner of a sandbox's files to user {self.user}: {error}; check this "
+                "machine with `understudy doctor`"
             ) from error
         for name, content in mounts.etc().items():
             files.write(holder.box, f"/etc/{name}", content, 0o644, None)

@@ -78,8 +78,8 @@ class WorkerConnection:
             await asyncio.wait_for(asyncio.shield(self._stream), START_S)
         except TimeoutError as error:
             raise SandboxError(
-                f"{self._name}: the worker did not respond within {START_S:g} s; check the other machine, "
-                "and retry"
+                f"{self._name}: the worker did not respond within {START_S:g} s; check that machine, then "
+                "run the same command again"
             ) from error
 
     async def ask(self, request: Request, type_: type[T], within_s: float = ANSWER_S) -> T:
@@ -94,7 +94,8 @@ class WorkerConnection:
         except TimeoutError as error:
             what = type(request).__name__
             raise SandboxLost(
-                f"{self._name}: no response to a {what} within {within_s:g} s; check the other machine, and retry"
+                f"{self._name}: no response to a {what} within {within_s:g} s; check that machine, then run "
+                "the same command again"
             ) from error
 
     async def _ask(self, request: Request, type_: type[T]) -> T:
@@ -143,7 +144,9 @@ class WorkerConnection:
             await self._relay.connect(channel, number)
             return
         if self._stream.done():
-            raise ConnectionRefusedError("a channel for messages is open already; expected one per connection")
+            raise ConnectionRefusedError(
+                "this connection already has a channel for messages, expected one; open another connection"
+            )
         stream = MessageStream(channel)
         self._stream.set_result(stream)
         while (content := await stream.receive()) is not None:
@@ -232,7 +235,7 @@ async def connect(
             start_new_session=True,
         )
     except OSError as error:
-        raise SandboxError(f"{name}: cannot start {argv[0]}: {error}; install it") from error
+        raise SandboxError(f"{name}: cannot start {argv[0]}: {error}; install it on this machine") from error
     connection = WorkerConnection(process, name, sockets, silence_s)
     try:
         await connection.start()

@@ -34,7 +34,7 @@ def digest_of(path: Path) -> str:
                 with each.open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
     except OSError as error:
-        raise SandboxError(f"cannot send {path} to another machine: {error}; check that it can be read") from error
+        raise SandboxError(f"cannot send {path} to another machine: {error}; check its permissions") from error
     return digest.hexdigest()
 
 
@@ -46,8 +46,8 @@ def pack(path: Path, into: IO[bytes]) -> None:
             tar.add(path.resolve() if path.is_file() else path, _NAME)
     except OSError as error:
         raise SandboxError(
-            f"cannot send {path} to another machine: {error}; check that it can be read, "
-            "and that $TMPDIR has space for a copy"
+            f"cannot send {path} to another machine: {error}; check its permissions, and that $TMPDIR of "
+            "this machine has space for a copy"
         ) from error
 
 
@@ -80,11 +80,13 @@ class ContentCache:
                         tar.extractall(new, filter="fully_trusted")
                 except (OSError, tarfile.TarError) as error:
                     raise SandboxError(
-                        f"cannot unpack the content for {target}: {error}; make room on that machine, and retry"
+                        f"cannot unpack the content for {target}: {error}; free some disk space on that "
+                        "machine, then run the same command again"
                     ) from error
                 if (actual := digest_of(new / _NAME)) != digest:
                     raise SandboxError(
-                        f"invalid content: expected the digest {digest}, got {actual}; send it again"
+                        f"the content was damaged or changed on the way: expected the digest {digest}, got "
+                        f"{actual}; run the same command again"
                     )
                 self._prepare(new / _NAME)
 
@@ -103,7 +105,7 @@ def _entries(path: Path) -> Iterator[tuple[bytes, Path, int]]:
             mode = each.lstat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
                 raise SandboxError(
-                    f"cannot send {each} to another machine: it is a special file; expected a file, directory "
-                    "or link"
+                    f"cannot send {each} to another machine: it is a special file; expected a file, "
+                    "directory or link: remove it"
                 )
             yield os.fsencode(each.relative_to(path)), each, mode

@@ -200,8 +200,8 @@ class MessageStream:
         size = int.from_bytes(head, "big")
         if size > MESSAGE_BYTES:
             raise SandboxError(
-                f"invalid message of {size} bytes, expected {MESSAGE_BYTES} at most; are both ends the "
-                "same release?"
+                f"invalid message of {size} bytes, expected {MESSAGE_BYTES} at most; install the same "
+                "release of Understudy on both machines"
             )
         return await self._take(size)
 

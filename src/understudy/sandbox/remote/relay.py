@@ -40,7 +40,8 @@ class SocketRelay:
             await Multiplexer(reader, writer, self.connect).run()
         except RelayBroken as error:
             raise SandboxError(
-                f"the relay of a sandbox was closed, because the sandbox sent {error}; open a new sandbox"
+                f"the relay of a sandbox was closed, because the other machine sent {error}; install the "
+                "same release of Understudy on both machines"
             ) from error
 
 
@@ -64,11 +65,12 @@ async def read_greeting(reader: asyncio.StreamReader) -> None:
         content = error.partial
     except TimeoutError as error:
         raise SandboxError(
-            f"the relay of a sandbox did not start within {START_S:g} s; check the other machine, and retry"
+            f"the relay of a sandbox did not start within {START_S:g} s; check the other machine, then run "
+            "the same command again"
         ) from error
     if content != GREETING:
         text = content[:_NOISE_BYTES].decode(errors="replace")
         raise SandboxError(
-            f"the relay of a sandbox did not start: expected {GREETING!r}, got {text!r}; is "
-            "Understudy installed there, and does the login shell print nothing?"
+            f"the relay of a sandbox did not start: expected {GREETING!r}, got {text!r}; install Understudy "
+            "there, and check that the login shell prints nothing"
         )

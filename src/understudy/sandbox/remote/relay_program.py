@@ -67,7 +67,10 @@ class Channel:
             self._incoming += content
         elif type_ == ALLOW:
             if len(content) != NUMBER.size or self._allowed + NUMBER.unpack(content)[0] > WINDOW:
-                raise RelayBroken(f"an invalid ALLOW frame on channel {self.number}")
+                raise RelayBroken(
+                    f"an invalid ALLOW frame on channel {self.number}, expected a number within the window "
+                    f"of {WINDOW} bytes"
+                )
             self._allowed += NUMBER.unpack(content)[0]
         elif content:
             raise RelayBroken(f"a frame of type {type_} with content, expected none")
@@ -124,11 +127,11 @@ class Channel:
     async def _wait(self, holds: Callable[[], bool]) -> None:
         while not holds():
             if self._broken:
-                raise ConnectionResetError("the relayed connection was reset")
+                raise ConnectionResetError("the other end closed the relayed connection")
             self._changed.clear()
             await self._changed.wait()
         if self._broken:
-            raise ConnectionResetError("the relayed connection was reset")
+            raise ConnectionResetError("the other end closed the relayed connection")
 
 
 TYPE_CHECKING = False
@@ -163,7 +166,10 @@ class Multiplexer:
     async def open(self, number: int) -> Channel:
         """Open a channel to the other end's socket `number`. Raises ConnectionError."""
         if self._ended or len(self._channels) >= CHANNELS:
-            raise ConnectionRefusedError(f"the relay has ended, or has {CHANNELS} connections, the maximum")
+            raise ConnectionRefusedError(
+                f"cannot open another connection: the relay has ended, or has {CHANNELS} connections, the "
+                "maximum; close some"
+            )
         self._last += 1
         channel = self._channels[self._last] = Channel(self._last, self)
         await self.send(OPEN, channel.number, NUMBER.pack(number))
@@ -199,7 +205,7 @@ class Multiplexer:
                 elif number in self._channels:
                     self._channels[number].take(type_, content)
                 elif not 0 < number <= self._last:  # frames of a channel that was closed here may still arrive
-                    raise RelayBroken(f"a frame of channel {number}, which was never opened")
+                    raise RelayBroken(f"a frame of channel {number}, expected an OPEN frame before it")
         finally:
             self._ended = True
             for channel in self._channels.values():
@@ -210,9 +216,12 @@ class Multiplexer:
 
     def _opened(self, number: int, content: bytes) -> None:
         if self._accept is None or number != self._last + 1 or len(content) != NUMBER.size:
-            raise RelayBroken(f"an unexpected OPEN frame for channel {number}")
+            raise RelayBroken(
+                f"an invalid OPEN frame for channel {number}, expected channel {self._last + 1}, and only "
+                "where connections are accepted"
+            )
         if len(self._channels) >= CHANNELS:
-            raise RelayBroken(f"more than {CHANNELS} channels at a time")
+            raise RelayBroken(f"more than {CHANNELS} open channels, the maximum")
         self._last = number
         channel = self._channels[number] = Channel(number, self)
         task = asyncio.ensure_future(self._serve(self._accept, channel, NUMBER.unpack(content)[0]))

@@ -122,7 +122,7 @@ class SshSandboxes(RemoteSandboxes):
     ) -> None:
         if _HOST.fullmatch(target) is None:
             raise ConfigError(
-                f"--sandbox ssh:{target}: expected a machine in ssh's form, such as ssh:user@machine"
+                f"--sandbox ssh:{target}: invalid name; expected a machine in ssh's form, such as ssh:user@machine"
             )
         try:
             self._deadline_s, self._starting_limit = float(deadline_s), int(starting)
@@ -133,7 +133,8 @@ class SshSandboxes(RemoteSandboxes):
         if self._deadline_s <= 0 or self._starting_limit < 1:
             raise ConfigError(
                 f"--sandbox ssh:{target}: got deadline_s={self._deadline_s:g} and "
-                f"starting={self._starting_limit}; expected deadline_s above 0 and starting of at least 1"
+                f"starting={self._starting_limit}; expected deadline_s above 0 and starting of at least 1; "
+                "correct them"
             )
         options = ["-F", config] if config else []
         self._argv = [*_SSH, *options, "--", target, command]

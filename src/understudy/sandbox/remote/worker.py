@@ -160,14 +160,19 @@ class SandboxWorker:
         """Return the cache of a content and its name there; digests of trees begin with "tree-"."""
         name = _name(digest)
         if len(name) != 64 or not set(name) <= set("0123456789abcdef"):
-            raise SandboxError(f"invalid digest {digest!r}; expected 64 hexadecimal digits")
+            raise SandboxError(
+                f"invalid digest {digest!r}; expected 64 hexadecimal digits: install the same release of "
+                "Understudy on both machines"
+            )
         return (self._trees if digest.startswith(messages.TREE) else self._files), name
 
     def _content(self, digest: str) -> Path:
         cache, name = self._cache_of(digest)
         path = cache.path_of(name)
         if path is None:
-            raise SandboxError(f"the content {digest} was not sent, or was removed from the cache; retry")
+            raise SandboxError(
+                f"the content {digest} was not sent, or was removed from the cache; run the same command again"
+            )
         return path
 
     async def _open(self, request: messages.OpenRequest) -> messages.OpenReply:
@@ -202,7 +207,9 @@ class SandboxWorker:
 
     def _opened(self) -> Sandbox:
         if self._sandbox is None:
-            raise SandboxLost("this worker has no sandbox yet; open one first")
+            raise SandboxLost(
+                "internal error: this worker was asked about a sandbox before it opened one; please report it"
+            )
         return self._sandbox
 
     async def _run(self, request: messages.RunRequest) -> Any:

@@ -132,7 +132,7 @@ def make_functions(count: int, seed: int, split: Split) -> list[Task]:
     Raises TaskError for a count that is not from 1 to 20,000.
     """
     if not 1 <= count <= _TASKS_LIMIT:
-        raise TaskError(f"{REPO}: cannot make {count} tasks; expected 1 to {_TASKS_LIMIT:,}")
+        raise TaskError(f"{REPO}: cannot make {count} tasks; give a --count from 1 to {_TASKS_LIMIT:,}")
     tasks: dict[str, Task] = {}
     for module in modules(seed, split):
         task = _task(module, seed, split)

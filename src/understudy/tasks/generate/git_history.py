@@ -53,7 +53,10 @@ class History:
         try:
             self._run("rev-parse", "--verify", "HEAD^{commit}")
         except TaskError as error:
-            raise ConfigError(f"{repository}: expected a git repository with a commit: {error}") from error
+            raise ConfigError(
+                f"{repository}: has no commit, or is not a git repository: {error}; give the path of a "
+                "repository with commits"
+            ) from error
 
     def commits(self) -> list[Commit]:
         """Return the commits that have a parent, newest first; of a merge only the first parent is followed."""
@@ -85,9 +88,9 @@ class History:
             try:
                 texts[blob] = content.decode()
             except UnicodeDecodeError as error:
-                raise TaskError("changes a file that is not text") from error
+                raise TaskError("changes a file that is not text; expected UTF-8") from error
             if "\0" in texts[blob]:
-                raise TaskError("changes a file that is not text")
+                raise TaskError("changes a file that is not text; expected UTF-8")
         return texts
 
     def latest_tag(self, commit: str) -> str:
@@ -110,13 +113,16 @@ class History:
                 mode, _, blob, length = head.split()
                 if mode in (*_FILE_MODES, _LINK_MODE):
                     if not length.isdigit():
-                        raise TaskError(f"the repository lacks the object {blob.decode()} (a partial clone?)")
+                        raise TaskError(
+                            f"the repository lacks the object {blob.decode()}; expected a complete clone, "
+                            "not a partial one: fetch all objects"
+                        )
                     size += int(length)
                     name = os.fsdecode(path)
                     relative_path(name, commit)
                     entries.append((mode, blob.decode(), name))
         if size > _TREE_BYTES:
-            raise TaskError(f"its tree has {size} bytes; expected at most {_TREE_BYTES}")
+            raise TaskError(f"its tree has {size >> 20} MiB; expected at most {_TREE_BYTES >> 20}")
         _check_names([name for _, _, name in entries])
         contents = self._read([blob for _, blob, _ in entries])
         into.mkdir(parents=True)
@@ -148,7 +154,10 @@ class History:
             end = out.index(b"\n", at)
             header = out[at:end].split()
             if len(header) != 3 or header[1] != b"blob":
-                raise TaskError(f"the repository lacks the object {blob} (a partial or shallow clone?)")
+                raise TaskError(
+                    f"the repository lacks the object {blob}; expected a complete clone, not a partial or "
+                    "shallow one: fetch all objects"
+                )
             length = int(header[2])
             contents[blob] = out[end + 1 : end + 1 + length]
             at = end + 2 + length
@@ -176,7 +185,7 @@ class History:
                 command, input=stdin, capture_output=True, env=environment, timeout=_TIMEOUT_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise TaskError(f"git {arguments[0]} failed: {error}") from error
+            raise TaskError(f"git {arguments[0]} could not be run, or took too long: {error}") from error
         if done.returncode:
             raise TaskError(f"git {arguments[0]}: {done.stderr.decode(errors='replace').strip()[:500]}")
         return done.stdout
@@ -190,7 +199,9 @@ def _check_names(names: list[str]) -> None:
     """Raise TaskError when a path occurs twice, or is below a path that is a file."""
     unique = set(names)
     if len(unique) != len(names) or any(str(up) in unique for name in names for up in PurePosixPath(name).parents):
-        raise TaskError("its tree has a path twice, or a path below a file")
+        raise TaskError(
+            "its tree has a path twice, or a path below a file; expected a tree that git can check out"
+        )
 
 
 def _remove_outward(root: Path, links: list[Path]) -> None:

@@ -134,8 +134,9 @@ async def make_from_history(
     if not tasks:
         reasons = "; ".join(f"{number}: {reason}" for reason, number in refused.most_common(5))
         raise TaskError(
-            f"{name}: none of {looked_at} commits can become a task ({reasons or 'there are none'}); "
-            "give its tests' requirements with --requirements, or another repository"
+            f"{name}: none of {looked_at} commits can become a task "
+            f"({reasons or 'there are no commits with a parent'}); give its tests' requirements with "
+            "--requirements, or another repository"
         )
     await asyncio.to_thread(_remove_others, trees, tasks)
     return HistoryTasks(tasks, dict(refused.most_common()))
@@ -227,9 +228,9 @@ async def _try(
     finally:
         await sandbox.close()
     if not any(outcome == "passed" for outcome in after[0].outcomes.values()):
-        raise TaskError("its tests do not pass after it, in this environment")
+        raise TaskError("its tests do not pass after it, in this environment; they may need --requirements")
     if before[0].outcomes != before[1].outcomes or after[0].outcomes != after[1].outcomes:
-        raise TaskError("its tests do not end alike each time")
+        raise TaskError("its tests are flaky: two runs ended differently")
     passed = sorted(id for id, outcome in after[0].outcomes.items() if outcome == "passed")
     broken = [id for id in passed if before[0].outcomes.get(id) != "passed"]
     if not broken:
@@ -255,7 +256,7 @@ async def _test(candidate: _Candidate, sandbox: Sandbox, *, gold: bool) -> Pytes
     finally:
         await sandbox.reset()
     if report.timed_out:
-        raise TaskError(f"its tests take more than {_TIMEOUT_S:.0f} s")
+        raise TaskError(f"its tests take more than {_TIMEOUT_S:.0f} s, the time limit")
     return report
 
 

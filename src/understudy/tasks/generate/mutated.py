@@ -101,8 +101,8 @@ async def make_mutated(
                 if len(tasks) == count:
                     return list(tasks.values())
         raise TaskError(
-            f"{package}: found only {len(tasks)} of {count} tasks after {tried} mutants with seed {seed}; "
-            f"use a smaller --count, another --seed or another package"
+            f"{package}: made only {len(tasks)} of {count} tasks from {tried} mutants with seed {seed}; give "
+            "a smaller --count, another --seed or another package"
         )
     finally:
         for sandbox in sandboxes_open:
@@ -129,7 +129,11 @@ def _targets(package: Package, tree: Path, measured: Baseline) -> list[_Mutation
         text = _read(tree, path)
         reached: dict[Site, tuple[str, ...]] = {}
         by_lines: dict[range, tuple[str, ...]] = {}
-        for site in sites(ParsedModule(text)):
+        try:
+            module = ParsedModule(text)
+        except TaskError as error:
+            raise TaskError(f"{path}: {error}") from error
+        for site in sites(module):
             lines = range(site.line, site.line + text.count("\n", site.start, site.end - 1) + 1)
             if lines not in by_lines:
                 by_lines[lines] = tuple(measured.files_reaching(path, lines))

@@ -41,7 +41,7 @@ class ParsedModule:
         try:
             self.tree = parse_module(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise TaskError(f"invalid Python source: {error}") from error
+            raise TaskError(f"invalid Python source: {error}; correct it, or leave the module out") from error
         self._starts = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text)), len(text)]
         self._ascii = text.isascii()
 
@@ -450,7 +450,10 @@ def _extent(module: ParsedModule, test: _Test) -> tuple[int, int]:
         last += 1
     before = module.text[module.lines(test.lineno, test.lineno)[0] : module.span(test)[0]].strip()
     if before not in ("", "async") or not _ends_line(module, test):
-        raise TaskError(f"line {test.lineno}: the test shares a line with other code and cannot be removed")
+        raise TaskError(
+            f"line {test.lineno}: the test shares a line with other code and cannot be removed; choose "
+            "another test"
+        )
     return module.lines(first, last)
 
 

@@ -168,7 +168,10 @@ async def _measure(
         if outcome == again.outcomes.get(node_id) == "passed" and node_id.partition("::")[0] in reach
     ]
     if not stable:
-        raise TaskError(f"{package.sdist.name}: none of its tests pass; pytest said:\n{once.log[-2000:]}")
+        raise TaskError(
+            f"{package.sdist.name}: none of its tests pass twice, expected some that do; see what pytest "
+            f"printed:\n{once.log[-2000:]}"
+        )
     return Baseline(tuple(sorted(stable)), reach)
 
 
@@ -186,7 +189,9 @@ async def _reach(sandbox: Sandbox, package: Package, files: list[str]) -> dict[s
         return msgspec.json.decode(await sandbox.read(out), type=dict[str, ReachedLines])
     except (FileNotFoundError, msgspec.MsgspecError) as error:
         output = (done.stdout + done.stderr)[-2000:].decode(errors="replace")
-        raise TaskError(f"{package.sdist.name}: its tests cannot be traced ({error}):\n{output}") from error
+        raise TaskError(
+            f"{package.sdist.name}: its tests cannot be traced ({error}); see their output:\n{output}"
+        ) from error
 
 
 def test_files(package: Package, tree: Path) -> list[str]:
