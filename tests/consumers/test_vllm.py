@@ -315,6 +315,6 @@ async def test_what_a_killed_server_was_answering_is_asked_of_the_other(
         assert all(len(generation.completion_token_ids or ()) == 5 for generation in again)
     finally:
         await pool.close()
-    with pytest.raises(BackendError, match="is the server running"):
+    with pytest.raises(BackendError, match="start the server, or correct its address"):
         await make_publisher("vllm", one.url).current()
     assert await make_publisher("vllm", other.url).current() == "before"

@@ -143,12 +143,14 @@ async def test_wrong_databases_are_refused_and_nothing_is_asked(
     store = postgresql_server.new_store()
     here = replace(order, store=store.secret_url, steps=1)
     await run(here)
-    with pytest.raises(ConfigError, match="has its waves in a database: give --store 'postgresql://postgres@"):
+    with pytest.raises(
+        ConfigError, match="keeps its rollouts in a database; give --store 'postgresql://postgres@"
+    ):
         await run(replace(here, store=None))
-    with pytest.raises(ConfigError, match="has no waves of the loop in"):
+    with pytest.raises(ConfigError, match="has no rollouts of the loop in"):
         await run(replace(here, store=postgresql_server.new_store().secret_url))
     await run(inside := replace(order, root=str(tmp_path / "inside"), steps=1))
-    with pytest.raises(ConfigError, match="has its waves in that directory; leave out --store"):
+    with pytest.raises(ConfigError, match="keeps its rollouts in that directory; leave out --store"):
         await run(replace(inside, store=store.secret_url))
     state = LoopDirectory(Path(inside.root)).load()
     assert state is not None and state.database is None

@@ -100,8 +100,9 @@ class _ExportedSequence(msgspec.Struct):
     def __post_init__(self) -> None:
         if not len(self.input_ids) == len(self.assistant_masks) == len(self.logprobs):
             raise ValueError(
-                "expected the same length of input_ids, assistant_masks and logprobs, got "
-                f"{len(self.input_ids)}, {len(self.assistant_masks)} and {len(self.logprobs)}"
+                "invalid row: expected the same length of input_ids, assistant_masks and logprobs, got "
+                f"{len(self.input_ids)}, {len(self.assistant_masks)} and {len(self.logprobs)}; export it "
+                "again"
             )
 
 
@@ -226,7 +227,7 @@ def _write(path: Path, value: Any) -> None:
             fresh.write_bytes(msgspec.msgpack.encode(value))
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be written: {error.strerror}; make room, then run the same command again"
+            f"{path}: cannot be written: {error.strerror}; free some disk space, then run the same command again"
         ) from error
 
 
@@ -246,7 +247,9 @@ def _read(path: Path, kind: type[_T], what: str) -> _T:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; restore it from a copy") from error
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path}: invalid file of {what}: {error}; restore it from a copy") from error
+        raise ConfigError(
+            f"{path}: expected {what}, but the content is invalid: {error}; restore it from a copy"
+        ) from error
 
 
 def format_counts(left_out: Counter[str]) -> str:
@@ -261,7 +264,7 @@ def _check_temperature(calls: Iterable[Call], temperature: float) -> None:
             raise ConfigError(
                 f"call {call.id} was sampled at temperature {was:g}, and its logprobs would be recomputed at "
                 f"{temperature:g}: "
-                + (f"give --temperature {was:g}" if was > 0 else "collect with a temperature above 0")
+                + (f"give --temperature {was:g}" if was > 0 else "collect rollouts with a temperature above 0")
             )
 
 

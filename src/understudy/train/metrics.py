@@ -37,7 +37,9 @@ def parse_trackers(choice: str) -> tuple[str, ...]:
                 f"--track: {name!r} is not supported; expected auto, none, or some of {', '.join(TRACKERS)}"
             )
         if find_spec(name) is None:
-            raise ConfigError(f"--track: {name} is not installed; install it: pip install {name}")
+            raise ConfigError(
+                f"--track: {name} is not installed; install it with pip install {name}, or leave it out"
+            )
     return names
 
 
@@ -108,7 +110,8 @@ class MetricsWriter:
             self._file = self._path.open("ab")
         except OSError as error:
             raise ConfigError(
-                f"{self._path}: cannot be written: {error.strerror}; make room, or choose another --output"
+                f"{self._path}: cannot be written: {error.strerror}; free some disk space, or choose another "
+                "--output"
             ) from error
 
     def __enter__(self) -> Self:

@@ -141,7 +141,7 @@ def decoded_rows(directory: Path) -> Iterator[dict[str, Any]]:
                 row[name] = [json.loads(each) if isinstance(each, str) else each for each in row[name]]
         except (ValueError, TypeError) as error:
             raise ConfigError(
-                f"{path}: row {number}: invalid messages in {name} ({error}); export it again"
+                f"{path}: row {number}: invalid messages in the column {name} ({error}); export it again"
             ) from error
         yield row
 

@@ -153,8 +153,8 @@ class TeacherServer:
         if not names or (self._model is not None and self._model not in names):
             model_text = self._model or "a model"
             raise ConfigError(
-                f"the teacher at {self._base} serves {', '.join(names) or 'no model'}; expected {model_text}: "
-                "correct --teacher-model"
+                f"the teacher at {self._base} serves {', '.join(names) or 'no model'}; expected "
+                f"{model_text}; correct --teacher-model"
             )
         chosen = models[0 if self._model is None else names.index(self._model)]
         self._model, self._context = chosen.id, chosen.max_model_len

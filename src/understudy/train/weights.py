@@ -233,7 +233,7 @@ def save_model(
                 torch.save({**state, "trained": trained_weights(model)}, fresh / TRAINING / "state.pt")
     except Exception as error:  # safetensors and torch raise classes of their own when the disk is full
         raise ConfigError(
-            f"{target}: the model cannot be written: {error}; make room, or choose another --output"
+            f"{target}: the model cannot be written: {error}; free some disk space, or choose another --output"
         ) from error
 
 
@@ -257,7 +257,7 @@ def load_state(directory: Path, model: Any) -> dict[str, Any]:
         with torch.no_grad():
             parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
             if parameters.keys() != trained.keys():
-                raise ValueError("the names of its trained parameters are not those of this model")
+                raise ValueError("the names of its trained parameters differ from this model's")
             for name, value in parameters.items():
                 value.copy_(trained[name])
     except (RuntimeError, KeyError, EOFError, ValueError, pickle.UnpicklingError) as error:
@@ -307,7 +307,7 @@ def _adapted(model: Any, lora: LoraOptions) -> Any:
         adapted = get_peft_model(model, config)
     except ValueError as error:
         raise ConfigError(
-            f"lora.modules: no such layers in the model ({error}); expected names of its linear layers"
+            f"lora.modules: no such layers in the model ({error}); give names of its linear layers"
         ) from error
     for parameter in adapted.parameters():
         if parameter.requires_grad:
@@ -461,7 +461,7 @@ def last_checkpoint(directory: Path, resume: bool | Path, mark: str = "trainer_s
     if isinstance(resume, Path):
         if not (resume / mark).is_file():
             raise ConfigError(
-                f"{resume} is not a checkpoint of this training; expected one in DIR/{TRAINING}/{CHECKPOINTS}"
+                f"{resume} is not a checkpoint of this training; give one in DIR/{TRAINING}/{CHECKPOINTS}"
             )
         return resume
     candidates = (directory / CHECKPOINTS).glob("checkpoint-*") if resume else ()

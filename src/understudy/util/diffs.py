@@ -91,7 +91,7 @@ class _DiffReader:
             if line.startswith(b"diff --git ") or self._is_plain_header():
                 files.append(self._file())
             elif files and line.strip() and line != b"-- " and not self._is_signature():
-                raise self._error("expected the next file of the patch")
+                raise self._error("expected a line that starts the next file, `diff --git` or `---`")
             else:
                 self._position += 1
         return files
@@ -122,7 +122,7 @@ class _DiffReader:
         if same is not None:
             paths.add(same)
         if not paths:
-            raise self._error("no file name can be read for the file that ends here")
+            raise self._error("expected a file name in the header of the file that ends here")
         header = tuple(self._lines[start:header_end])
         old_path, new_path = sides or _sides_of_header(header, same)
         text = b"\n".join(self._lines[start : self._position])
@@ -159,15 +159,15 @@ class _DiffReader:
         old, new = old_count, new_count
         while old > 0 or new > 0:
             if self._position >= len(self._lines):
-                raise self._error("the patch ends inside a hunk, expected more lines")
+                raise self._error("expected more lines of the hunk, at whose end the patch is cut off")
             sign = self._peek()[:1]
             if sign not in (b" ", b"+", b"-", b"\\", b"", b"\t"):
-                raise self._error("expected a line of a hunk")
+                raise self._error("expected a line of a hunk, which starts with a space, + or -")
             old -= sign in (b" ", b"-", b"", b"\t")
             new -= sign in (b" ", b"+", b"", b"\t")
             self._position += 1
         if old or new:
-            raise self._error("a hunk is longer than its header says")
+            raise self._error("expected the end of the hunk, which is longer than its header says")
         if self._peek().startswith(b"\\"):
             self._position += 1
         lines = tuple(self._lines[first : self._position])
@@ -307,7 +307,7 @@ def reverse(patch: str) -> str:
     """
     files = parse_diff(patch.encode(errors="surrogateescape"))
     if not files:
-        raise DiffError("the patch changes no file; expected a unified diff")
+        raise DiffError("the patch changes no file; expected a unified diff with at least one")
     lines = [line for file in reversed(files) for line in _reversed_file(file)]
     return b"".join(line + b"\n" for line in lines).decode(errors="surrogateescape")
 
@@ -320,7 +320,7 @@ def _reversed_file(file: FileDiff) -> list[bytes]:
             raise DiffError(f"a file with the line {line[:80]!r} cannot be reversed; expected a change of text")
         header[key] = line[len(key) :]
     if bool(file.hunks) != (b"--- " in header):
-        raise DiffError(f"the header and hunks of {min(file.paths)!r} do not fit together")
+        raise DiffError(f"invalid diff of {min(file.paths)!r}: expected hunks after --- and +++, and only there")
     return [*_reversed_header(header), *(line for hunk in file.hunks for line in _reversed_hunk(hunk))]
 
 
@@ -368,7 +368,7 @@ def _reversed_hunk(hunk: Hunk) -> list[bytes]:
             removed.append(b"-" + line[1:])
             last = removed
         elif sign == b"\t":
-            raise DiffError(f"expected a line of a hunk, got {line[:80]!r}")
+            raise DiffError(f"expected a line of a hunk, which starts with a space, + or -, got {line[:80]!r}")
         else:
             lines += [*removed, *added, line or b" "]
             removed, added, last = [], [], lines

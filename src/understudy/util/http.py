@@ -189,7 +189,7 @@ class HttpConnection(ServerAddress):
                 if pause is None or not may_retry(error):
                     raise
                 await asyncio.sleep(pause)
-        raise AssertionError("the last pause is None")
+        raise AssertionError("internal error: the loop ends with a response or an error")
 
     async def close(self) -> None:
         """Close the connections. May be called twice."""

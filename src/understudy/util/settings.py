@@ -185,7 +185,7 @@ def _tables(options: list[Option], file: Mapping[str, Any], source: str) -> dict
         if name not in file:
             continue
         if not isinstance(file[name], dict):
-            raise ConfigError(f"{source}: {name} must be a table, written as [{name}]")
+            raise ConfigError(f"{source}: {name}: expected a table, written as [{name}]; correct it")
         table = _table(file[name])
         switches = {each.path: each.key for each in options if each.switch and each.table == name}
         grouped: dict[str, list[str]] = {key: [] for key in switches.values()}
@@ -224,7 +224,7 @@ def _converted(
         path = tuple(key_path.rstrip("`").lstrip(".").split("."))
         each = next((each for each in options if each.path == path), None)
         if each is None:
-            raise ConfigError(f"{source}: {error}") from error
+            raise ConfigError(f"{source}: invalid value: {error}; correct this key") from error
         where = f"{source}: [{each.table}] {each.key}" if each.key in tables.get(each.table, {}) else each.key
         choices = f"; expected one of {', '.join(each.choices)}" if each.choices else ""
         raise ConfigError(f"{where}: {text[:1].lower()}{text[1:]}{choices}") from error
@@ -251,4 +251,6 @@ def require_table(file: Mapping[str, Any], kind: type[Struct], source: str) -> N
     tables = list(dict.fromkeys(each.table for each in options_of(kind)))
     if not any(table in file for table in tables):
         table_names = " or ".join(f"[{table}]" for table in tables)
-        raise ConfigError(f"{source}: has no table {table_names}; it has: {', '.join(file) or 'nothing'}")
+        raise ConfigError(
+            f"{source}: has no table {table_names}, expected at least one; it has: {', '.join(file) or 'nothing'}"
+        )

@@ -124,7 +124,7 @@ def _word(text: str, begin: int, strict: bool) -> ShellToken:
             end = text.find("'", at + 1)
             if end < 0:
                 if strict:
-                    raise ShellSyntaxError("a single quote is never closed")
+                    raise ShellSyntaxError("expected a closing single quote")
                 end = at
             else:
                 parts.append(text[at + 1 : end])
@@ -137,7 +137,7 @@ def _word(text: str, begin: int, strict: bool) -> ShellToken:
             at = end
         elif here == "\\":
             if strict and at + 1 >= len(text):
-                raise ShellSyntaxError("nothing follows the last backslash")
+                raise ShellSyntaxError("expected a character after the last backslash")
             parts.append(text[at + 1 : at + 2].strip("\n") if at + 1 < len(text) else here)
             at += 2
         elif here in "$`":
@@ -186,13 +186,15 @@ def _closing_quote(text: str, at: int, depth: int) -> int:
             at = _substitution_end(text, at, depth + 1)
         else:
             at += 1
-    raise ShellSyntaxError("a double quote is never closed")
+    raise ShellSyntaxError("expected a closing double quote")
 
 
 def _substitution_end(text: str, at: int, depth: int) -> int:
     """Return the position after the substitution that begins at `at`; a lone dollar is one character."""
     if depth > _MAX_NESTING:
-        raise ShellSyntaxError(f"more than {_MAX_NESTING} quotes and substitutions are nested")
+        raise ShellSyntaxError(
+            f"more than {_MAX_NESTING} quotes and substitutions are nested, the maximum; use fewer"
+        )
     if text[at] == "`":
         return _escaped_end(text, at + 1, "`")
     opening = text[at + 1 : at + 2]
@@ -210,7 +212,7 @@ def _substitution_end(text: str, at: int, depth: int) -> int:
         elif here == "'":
             end = text.find("'", at + 1)
             if end < 0:
-                raise ShellSyntaxError("a single quote is never closed")
+                raise ShellSyntaxError("expected a closing single quote")
             at = end + 1
         elif here == '"':
             at = _closing_quote(text, at, depth + 1)
@@ -221,7 +223,7 @@ def _substitution_end(text: str, at: int, depth: int) -> int:
             at += 1
             if not level:
                 return at
-    raise ShellSyntaxError(f"`${opening}` is never closed")
+    raise ShellSyntaxError(f"expected the end of `${opening}`")
 
 
 def _escaped_end(text: str, at: int, closing: str) -> int:
@@ -229,5 +231,5 @@ def _escaped_end(text: str, at: int, closing: str) -> int:
     while at < len(text) and text[at] != closing:
         at += 2 if text[at] == "\\" else 1
     if at >= len(text):
-        raise ShellSyntaxError(f"{closing} is never closed")
+        raise ShellSyntaxError(f"expected a closing {closing}")
     return at + 1

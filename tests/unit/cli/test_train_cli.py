@@ -116,7 +116,7 @@ def test_a_file_has_options_and_the_command_line_counts_before_it(tmp_path: Path
     [
         ("[sft]\nepoch = 3\n", "epoch"),
         ("[sft]\nepochs = 'many'\n", "epochs"),
-        ("sft = 3\n", "must be a table"),
+        ("sft = 3\n", "expected a table"),
         ("[sft\n", "invalid TOML"),
         ("[sft]\nepochs = 0\n", "epochs"),
         ("[grpo]\nepochs = 2\n", r"no table \[sft\]; it has: grpo"),

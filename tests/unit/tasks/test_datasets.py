@@ -223,7 +223,7 @@ def test_multi_swe_bench():
         (multi(log_parser="parse_log_gotest", f2p_tests={}, n2p_tests=None), "f2p_tests: is empty"),
         (multi(log_parser="parse_log_gotest", resolved_issues="x"), "resolved_issues: expected a list"),
         (multi(log_parser="parse_log_gotest", resolved_issues=[], title=""), "resolved_issues: have no text"),
-        ({"expected_output_json": "{}"}, "R2E-Gym rows are not supported"),
+        ({"expected_output_json": "{}"}, "R2E-Gym rows are unsupported"),
         ({"before_repo_set_cmd": "", "selected_test_files_to_run": ""}, "SWE-bench Pro rows are not"),
         ({"colour": "red"}, "unsupported row format"),
     ],

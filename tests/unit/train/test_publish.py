@@ -132,7 +132,7 @@ async def test_a_failed_adapter_leaves_the_old_one_serving(tmp_path: Path):
             await publisher.publish(adapter(tmp_path / "b", "new"), "v2")
         assert not server.paused and server.adapters == {"policy": "old"} and server.version == "v1"
         away = make_publisher("vllm", server.url, method="lora", seen_as=PathMapping(tmp_path, Path("/nowhere")))
-        with pytest.raises(BackendError, match="does it have that path"):
+        with pytest.raises(BackendError, match="check that it has that path"):
             await away.publish(tmp_path / "b", "v2")
         server.fails["/v1/load_lora_adapter"] = web.json_response({"detail": "Not Found"}, status=404)
         with pytest.raises(ConfigError, match="--enable-lora"):
@@ -159,7 +159,7 @@ async def test_a_server_without_the_endpoints_is_told_apart_from_one_that_fails(
             await make_publisher("vllm", other.url).publish(weights, "v1")
         with pytest.raises(ConfigError, match="--weights"):
             await make_publisher("embedded", other.url).publish(weights, "v1")
-    with pytest.raises(BackendError, match="is the server running"):
+    with pytest.raises(BackendError, match="start the server"):
         await make_publisher("vllm", "http://127.0.0.1:9").publish(weights, "v1")
     async with FakeVLLMControl() as server:
         server.fails["/pause"] = ConnectionResetError()

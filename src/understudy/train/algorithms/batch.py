@@ -40,7 +40,9 @@ def advantages(rewards: Sequence[float], kind: Advantage) -> list[float]:
     Raises ValueError when a reward is not a finite number.
     """
     if not all(map(math.isfinite, rewards)):
-        raise ValueError(f"rewards must be finite numbers, got {list(rewards)}")
+        raise ValueError(
+            f"invalid rewards {list(rewards)}; expected finite numbers: correct what the check writes"
+        )
     if not has_signal(rewards):
         return [0.0] * len(rewards)
     return _KINDS[kind](rewards)

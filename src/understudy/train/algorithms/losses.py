@@ -133,7 +133,7 @@ def policy_loss(
         ("the teacher's logprobs", isinstance(options, DistillOptions), teacher),
     ):
         if required and tensor is None:
-            raise ValueError(f"{name} is None, but these options need it; expected a tensor [sequences, width]")
+            raise ValueError(f"{name} is None, but these options need it; pass a tensor [sequences, width]")
     if rollout_tokens is None:
         rollout_tokens = tokens_of_rollouts(mask, rollout_index, len(advantages))
     # Masked before any arithmetic: values outside the mask may be inf or NaN, and 0 · NaN is NaN.

@@ -211,8 +211,8 @@ def preferences(
                 yield from decoded_rows(source)
             elif name is not None:
                 raise ConfigError(
-                    f"{source} is an export in the format {name}, which has no pairs; export it as trl-dpo: "
-                    "understudy export trl-dpo DIR --output DIR"
+                    f"{source} is an export in the format {name}, which has no pairs; expected trl-dpo: "
+                    "export it with understudy export trl-dpo DIR --output DIR"
                 )
             else:
                 tally = PairCounts(left_out=left_out)
@@ -348,9 +348,8 @@ def _train(
     losses: list[float] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     if losses and not math.isfinite(losses[-1]):
         raise ConfigError(
-            f"the loss became {losses[-1]}, expected a finite one; no model was written: lower --learning-rate ("
-            "now "
-            f"{options.learning_rate}) and start again with --overwrite"
+            f"the loss became {losses[-1]}, expected a finite number, so no model was written; lower "
+            f"--learning-rate (now {options.learning_rate}) and start again with --overwrite"
         )
     steps = int(trainer.state.global_step)
     install_model(loaded, model, output, WeightsRecord(version="", step=steps, base=str(model)))
@@ -445,7 +444,8 @@ def _checkpoint_saver(save: Callable[..., None], checkpoints: Path) -> Callable[
             raise
         except Exception as error:  # torch, safetensors and tokenizers raise four kinds of errors for a full disk
             raise ConfigError(
-                f"{checkpoints}: a checkpoint cannot be written: {error}; make room, then use --resume"
+                f"{checkpoints}: a checkpoint cannot be written: {error}; free some disk space, then "
+                "continue with --resume"
             ) from error
 
     return saved
@@ -457,7 +457,10 @@ def _checkpoint_step(checkpoint: Path) -> int:
     try:
         return int(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["global_step"])
     except (OSError, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: invalid checkpoint ({error}); give another --checkpoint") from error
+        raise ConfigError(
+            f"{path}: invalid checkpoint ({error}); expected one that this training wrote: give another "
+            "--checkpoint"
+        ) from error
 
 
 def _nothing_to_learn(what: str, left_out: Counter[str], advice: str) -> ConfigError:

@@ -431,7 +431,8 @@ def train_grpo(
     if updater.optimizer_steps == 0:
         raise ConfigError(
             f"nothing could be learned from the {len(groups)} groups, so no model was written; skipped: "
-            f"{format_counts(skipped)}; left out: {format_counts(counts)}"
+            f"{format_counts(skipped)}; left out: {format_counts(counts)}; collect groups with differing "
+            "rewards, with token ids and logprobs"
         )
     written = WeightsRecord(version=f"step-{updater.step:04d}", step=updater.step, base=str(model))
     install_model(updater.model, model, output, written)

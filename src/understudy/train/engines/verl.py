@@ -82,8 +82,9 @@ def outputs(
     fitting = rows(rollout, lengths, left_out)
     if not fitting:
         raise ConfigError(
-            f"{rollout.rollout_id}: none of its {len(rollout.sequences)} sequences fits in data.max_prompt_length "
-            f"{lengths.prompt} and data.max_response_length {lengths.response}; raise them"
+            f"{rollout.rollout_id}: none of its {len(rollout.sequences)} sequences fits in "
+            f"data.max_prompt_length {lengths.prompt} and data.max_response_length {lengths.response}; raise "
+            "these settings of verl"
         )
     if any(each.logprobs is None for each in fitting):
         raise ConfigError(
@@ -132,8 +133,8 @@ def data_proto(
     rows = list(_keyed(groups, lengths, counts))
     if not rows:
         raise ConfigError(
-            f"no rows for verl; left out: {dict(counts) or 'nothing'}; expected at least one group "
-            f"with a sequence within {lengths}"
+            f"no rows for verl; left out: {dict(counts) or 'nothing'}; expected at least one group with a "
+            f"sequence within {lengths}: raise these lengths, or collect more"
         )
     size = (len(rows), lengths.response)
     prompts = torch.full((len(rows), lengths.prompt), pad_id)

@@ -154,8 +154,8 @@ class UnderstudyLoop(AgentLoopBase):
         if not (directory / "store.db").exists():
             message = stderr[-_OUTPUT_TAIL:].decode(errors="replace").strip()
             raise BackendError(
-                f"understudy run ended with exit code {process.returncode} without a store: "
-                f"{message or 'no output'}; correct the cause, then start the training again"
+                f"understudy run ended with exit code {process.returncode} without a store; its output: "
+                f"{message or 'none'}; correct the cause, then start the training again"
             )
 
 

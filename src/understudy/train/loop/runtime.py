@@ -254,8 +254,8 @@ def _database_of(config: LoopConfig, runtime: LoopRuntime) -> StoreUrl | None:
     location = None if runtime.store is None else parse_location(runtime.store)
     if isinstance(location, Path):
         raise ConfigError(
-            f"--store {location}: expected the URL of a database, postgresql://USER@HOST/DATABASE; leave it out "
-            "to keep a store in the directory of each wave"
+            f"--store {location}: expected the URL of a database, postgresql://USER@HOST/DATABASE; leave it "
+            "out to keep the rollouts in the loop's directory"
         )
     if runtime.engine == "local":
         return location
@@ -281,17 +281,20 @@ def _same_waves(state: LoopState, waves: Store | None, root: Path) -> LoopState:
     """
     if state.database is None:
         if waves is not None:
-            raise ConfigError(f"--store: the loop in {root} has its waves in that directory; leave out --store")
+            raise ConfigError(
+                f"--store: the loop in {root} keeps its rollouts in that directory; leave out --store"
+            )
         return state
     if waves is None:
         raise ConfigError(
-            f"the loop in {root} has its waves in a database: give --store '{state.database.url}', with the "
-            "password where it needs one"
+            f"the loop in {root} keeps its rollouts in a database; give --store '{state.database.url}', with "
+            "the password where it needs one"
         )
     begun = [*(each.run for each in state.evaluations), *(step.run for step in state.published())]
     if begun and waves.runs.of_wave(f"{state.database.loop}/{begun[0]}") is None:
         raise ConfigError(
-            f"--store: {waves.location} has no waves of the loop in {root}; they were in {state.database.url}"
+            f"--store: {waves.location} has no rollouts of the loop in {root}; give the database that has "
+            f"them, {state.database.url}"
         )
     return replace(state, database=WaveDatabase(str(waves.location), state.database.loop))
 
@@ -447,8 +450,8 @@ class CostClock:
         while True:
             if self._limit is not None and (seconds + self._every_s) * self._rate / 3600 > self._limit:
                 raise ConfigError(
-                    f"--max-cost: {seconds / 3600:.2f} hours at {self._rate:g} US dollars are spent, of "
-                    f"{self._limit:g} US dollars in all; run the same command again with a higher --max-cost"
+                    f"--max-cost: {seconds / 3600:.2f} hours at {self._rate:g} US dollars have used up "
+                    f"{self._limit:g} US dollars; run the same command again with a higher --max-cost"
                 )
             before = time.monotonic()
             try:

@@ -177,8 +177,8 @@ class StepState(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.solved <= self.collected:
             raise ValueError(
-                f"step {self.step}: solved is {self.solved}, which must be between 0 and collected, "
-                f"{self.collected}"
+                f"step {self.step}: solved is {self.solved}, expected 0 to {self.collected}, the number of "
+                "collected rollouts"
             )
 
 
@@ -262,7 +262,8 @@ class LoopState(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if any(step.step != number for number, step in enumerate(self.steps, 1)):
             raise ValueError(
-                f"steps must be numbered 1 to {len(self.steps)}, got {[step.step for step in self.steps]}"
+                f"invalid numbers of steps {[step.step for step in self.steps]}; expected 1 to "
+                f"{len(self.steps)}, in this order"
             )
 
     @property
@@ -291,8 +292,8 @@ class LoopState(Struct, frozen=True, kw_only=True):
         """Return the state with `step` added or replaced. Raises ValueError when an earlier step is missing."""
         if not 0 < step.step <= len(self.steps) + 1:
             raise ValueError(
-                f"step {step.step} cannot be added to {len(self.steps)} steps; expected a number from 1 "
-                f"to {len(self.steps) + 1}"
+                f"internal error: step {step.step} cannot be added to {len(self.steps)} steps; expected a "
+                f"number from 1 to {len(self.steps) + 1}"
             )
         return replace(self, steps=(*self.steps[: step.step - 1], step, *self.steps[step.step :]))
 
@@ -381,7 +382,9 @@ class LoopDirectory:
         path = self.root / "loop.json"
         existing = read(path, LoopConfig)
         if existing is None and (other := next((name for name in _OTHERS if (self.root / name).exists()), None)):
-            raise ConfigError(f"{self.root} holds {_OTHERS[other]} ({other}); give another --output-dir")
+            raise ConfigError(
+                f"{self.root} holds {_OTHERS[other]} ({other}), not a loop; give another --output-dir"
+            )
         if existing is not None:
             before, now = (msgspec.to_builtins(each) for each in (existing, config))
             differing = [key for key in now if key not in MAY_CHANGE and before.get(key) != now[key]]

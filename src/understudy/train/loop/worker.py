@@ -111,7 +111,8 @@ def _done(updater: Any, order: TrainerCommand) -> dict[str, Any]:
 
     if order.op != "update":
         raise ConfigError(
-            f"invalid op {order.op!r}; expected 'update'; is the worker of another release than its parent?"
+            f"invalid op {order.op!r}; expected 'update'; another release of Understudy may be installed "
+            "there: install the same for both"
         )
     updater.keeps_token_values = bool(order.token_values)
     report = updater.update(read_groups(Path(order.groups)), order.step, order.version or None)
@@ -205,7 +206,8 @@ class TrainerProcess(ChildProcess):
         killed = await self._wait() == -9
         why = "; the machine may have no memory left: lower --micro-batch-tokens" if killed else ""
         return ConfigError(
-            f"the trainer's process ended {self._exit_description()}{why}; its last output: {self._log_tail()}"
+            f"the trainer's process ended {self._exit_description()}{why}; its last output: "
+            f"{self._log_tail()}. Correct the cause, then run the same command again"
         )
 
 

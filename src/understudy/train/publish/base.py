@@ -94,7 +94,7 @@ class ControlClient:
                 status, answer = response.status, await read_body(response, _MAX_BODY)
         except aiohttp.ClientConnectorError as error:
             raise BackendError(
-                f"{name}: no connection: {error}; is the server running? Start it, or correct its address"
+                f"{name}: no connection: {error}; start the server, or correct its address"
             ) from error
         except TimeoutError as error:
             raise BackendError(
@@ -104,7 +104,8 @@ class ControlClient:
         except (aiohttp.ClientError, ResponseTooLarge) as error:
             reason = connection.redact(str(error)) or type(error).__name__
             raise BackendError(
-                f"{name}: the connection broke during the response: {reason}; see the server's log"
+                f"{name}: the connection broke during the response: {reason}; see the server's log, then run "
+                "the same command again"
             ) from error
         finally:
             await connection.close()
@@ -114,7 +115,8 @@ class ControlClient:
         if status in (404, 405) and (advice := self._missing if missing is None else missing):
             raise ConfigError(f"{name}: the server has no such endpoint ({status}: {reason}); {advice}")
         raise BackendError(
-            f"{name}: status {status}, expected 200: {reason}; see the server's log",
+            f"{name}: status {status}, expected 200: {reason}; see the server's log, then run the same "
+            "command again",
             status=status,
             body=answer[:_MAX_REASON],
         )
@@ -279,9 +281,9 @@ def explain_load_failure(seen: str) -> Generator[None]:
         yield
     except BackendError as error:
         raise BackendError(
-            f"{error}. The server reads {seen} from its own disk: does it have that path, with a model of the "
-            "architecture that it serves? It stays paused, because its weights may be neither the "
-            "old nor the new ones",
+            f"{error}. The server reads {seen} from its own disk: check that it has that path, with a model "
+            "of the architecture that it serves. It stays paused, because its weights may be neither the old "
+            "nor the new ones",
             status=error.status,
             body=error.body,
         ) from error

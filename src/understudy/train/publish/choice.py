@@ -47,8 +47,8 @@ def make_publisher(
         ways = [(name, way) for name, each in _DISK_PUBLISHERS.items() for way in each.ways]
         supported = ", ".join(f"{name} by {way}" for name, way in sorted([*ways, ("vllm", "transfer")]))
         raise ConfigError(
-            f"cannot publish weights to {len(urls)} server(s) of the kind {server} by {method}; "
-            f"supported: {supported}"
+            f"cannot publish weights to {len(urls)} server(s) of the kind {server} by {method}; choose a "
+            f"supported way: {supported}"
         )
     publishers: list[Publisher]
     if transfers:

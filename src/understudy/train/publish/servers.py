@@ -134,8 +134,8 @@ class VLLMPublisher(DiskPublisher):
             if error.status in (404, 405) and b"adapter" not in error.body:
                 raise ConfigError(f"{error}; {self.missing_lora}") from error
             raise BackendError(
-                f"{error}. The server reads {seen} from its own disk: does it have that path, and is its "
-                "--max-lora-rank large enough?",
+                f"{error}. The server reads {seen} from its own disk: check that it has that path, and that "
+                "its --max-lora-rank is at least the adapter's rank",
                 status=error.status,
                 body=error.body,
             ) from error
@@ -212,6 +212,7 @@ class SGLangPublisher(DiskPublisher):
         if not done.success:
             reason = done.error_message or done.message or "no reason given"
             raise BackendError(
-                f"POST {self.orders.base}{path}: the server refused: {reason}; see its log for the cause",
+                f"POST {self.orders.base}{path}: the server refused: {reason}; see the server's log, then "
+                "run the same command again",
                 status=200,
             )
