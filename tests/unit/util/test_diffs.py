@@ -116,16 +116,19 @@ def test_what_surrounds_a_diff():
         ("", "changes no file"),
         ("just words\n", "changes no file"),
         ("--- a/x\n+++ b/x\n", "changes no file"),
-        ("diff --git a/x b/x\n--- a/x\n\+\+\+ b/x\n", "expected hunks after --- and +++"),
+        ("diff --git a/x b/x\n--- a/x\n+++ b/x\n", "expected hunks after ---"),
         ("--- a/x\n@@ -1 +1 @@\n-a\n+b\n", "changes no file"),
         ("--- a/x\n+++ b/x\n@@ -1,2 +1 @@\n-a\n+b\n", "expected more lines of the hunk"),
         ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n?b\n", "line 5: expected a line of a hunk"),
         ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n\tb\n+b\n", "expected a line of a hunk|longer than its header"),
         ("--- a/x\n+++ b/x\n@@ one @@\n", "changes no file"),
-        ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n+c\n", "line 6: expected the next file"),
+        ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n+c\n", "line 6: expected a line that starts the next file"),
         ("diff --git a/x b/x\nGIT binary patch\nliteral 1\n", "GIT binary patch' cannot be reversed"),
         ("diff --git a/x b/y\ncopy from x\ncopy to y\n", "copy from x' cannot be reversed"),
-        ("diff --git a/x b/x\nBinary files a/x and b/x differ\n", "line 2: expected the next file"),
+        (
+            "diff --git a/x b/x\nBinary files a/x and b/x differ\n",
+            "line 2: expected a line that starts the next file",
+        ),
     ],
 )
 def test_what_cannot_be_reversed(patch: str, said: str):
