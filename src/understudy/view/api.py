@@ -150,7 +150,10 @@ class ViewApi:
     def read_loop(self, parts: Parts, query: NoParameters) -> LoopView:
         viewed = self.catalog.store(parts["store"])
         if viewed.kind != "loop":
-            raise missing(f"{viewed.name} is not a loop", "open a store whose kind is `loop`")
+            raise missing(
+                f"{viewed.name}: expected a training loop, got a store of another kind",
+                "open a store whose kind is `loop`",
+            )
         existing = {each.id for each in self.catalog.scan()}
         return loop_view(viewed.id, viewed.directory, partial(self._open_wave, existing))
 
@@ -178,7 +181,10 @@ class ViewApi:
         viewed, store = self._open(parts)
         rows = self._index(viewed, store).rows_of(query.task, query.run)
         if not rows:
-            raise missing(f"the store has no rollout of task {query.task[:100]!r}", "take a `task_id` of the list")
+            raise missing(
+                f"task: the store has no rollout of task {query.task[:100]!r}",
+                "give a `task_id` from the list of groups",
+            )
         rows = [row for row in rows if row.agent == rows[0].agent]
         members: list[tuple[RolloutRow, tuple[GroupTurn, ...]]] = []
         for row in rows[: rollouts.MOST_MEMBERS]:
@@ -310,8 +316,8 @@ class ViewApi:
             raise ViewRefused(
                 400,
                 "loop",
-                f"{viewed.name} is a loop, whose waves are stores of their own",
-                "open one of its waves",
+                f"{viewed.name} is a loop; expected a store: the rollouts of each of its steps are one",
+                "open the store of one of its steps",
             )
         return viewed, viewed.reading()
 
@@ -368,4 +374,7 @@ def _start(transcript: Transcript, query: TurnQuery) -> int:
     turns, index = transcript.of_branch(query.branch), transcript.index(query.call)
     if index in turns:
         return turns.index(index)
-    raise missing(f"call: {query.call[:100]!r} is not among these turns", "leave `branch` out, or name its own")
+    raise missing(
+        f"call: {query.call[:100]!r} is not among the calls of this branch",
+        "leave `branch` out, or give the call's own branch",
+    )

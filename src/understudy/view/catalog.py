@@ -92,8 +92,8 @@ class Catalog:
             raise ViewRefused(
                 403,
                 "outside",
-                f"{existing.directory} leads out of the directories that are viewed",
-                "start the viewer with its directory",
+                f"{existing.directory} is outside of the directories that the viewer was started with",
+                "restart `understudy view` with its directory",
             )
         return existing
 

@@ -70,7 +70,7 @@ class ExportedPage(Struct, frozen=True, kw_only=True):
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(path, self.content, mode=None if self.redacted else 0o600)
         except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another file") from error
+            raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file") from error
 
 
 class AnswerFile:
@@ -230,7 +230,7 @@ def _fill(file: AnswerFile, location: StoreLocation, chosen: Sequence[str]) -> s
     summary = next((each for each in stores if each.id == own), None)
     if summary is None or summary.kind not in ("run", "loop"):
         what = "no store" if summary is None else f"a store of kind `{summary.kind}`"
-        raise ConfigError(f"--export: {location} is {what}; give the directory of a run or a loop")
+        raise ConfigError(f"--export: {location} is {what}; expected the directory of a run or a loop")
     if summary.state != "ok" and summary.error is not None:
         raise StoreError(summary.error.message)
     if summary.kind == "loop":

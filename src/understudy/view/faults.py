@@ -45,9 +45,9 @@ def fault_of(error: UnderstudyError) -> ViewRefused:
         )
     if isinstance(error, StoreError):
         return ViewRefused(
-            503, "store", str(error), "follow the message, then reload; the viewer goes on with other stores"
+            503, "store", str(error), "do what the message says, then reload; other stores can still be viewed"
         )
-    return ViewRefused(400, error.boundary, str(error), "change what is asked for as the message says")
+    return ViewRefused(400, error.boundary, str(error), "correct the request as the message says")
 
 
 def encode(answer: object) -> bytes:

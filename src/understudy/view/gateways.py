@@ -66,8 +66,8 @@ def _directory(location: StoreLocation) -> Path:
     """Return the directory with a gateway's address and admin key. Raises ConfigError for a database."""
     if isinstance(location, StoreUrl):
         raise ConfigError(
-            "a gateway's address and admin key are in its directory, and this store is a database; start the "
-            "viewer with the gateway's directory"
+            "a gateway's address and admin key are in its directory, and this store is a database; restart "
+            "`understudy view` with the gateway's directory"
         )
     return location
 

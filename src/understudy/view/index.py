@@ -257,7 +257,9 @@ class RolloutIndex:
 
     def _connection(self) -> sqlite3.Connection:
         if self._raw is None:
-            raise StoreError(f"{self._file}: the index was closed; reload the page")
+            raise StoreError(
+                f"{self._file}: the index was closed, because the viewer is ending; restart `understudy view`"
+            )
         return self._raw
 
     # --- full text -------------------------------------------------------------------------------------
@@ -369,7 +371,9 @@ def _expression(text: str) -> str:
     terms = [term.replace('"', "").replace("\0", " ") for term in terms]  # SQLite ends an expression at a NUL
     phrases = [f'"{term}"' for term in terms if any(sign.isalnum() for sign in term)]
     if not phrases:
-        raise ViewRefused(400, "query", f"q: nothing to search for in {text[:100]!r}", "give at least one word")
+        raise ViewRefused(
+            400, "query", f"q: nothing to search for in {text[:100]!r}", "give at least one word to search for"
+        )
     return " AND ".join(phrases)
 
 

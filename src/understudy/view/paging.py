@@ -67,7 +67,9 @@ def shortened(row: _T, room: int) -> _T:
         cut: _T = _cut(row, characters, items, _DEEPEST)
         if size_of(cut) <= room:
             return cut
-    raise AssertionError(f"a {type(row).__name__} takes more than {room} bytes, however short its texts are")
+    raise AssertionError(
+        f"internal error: a {type(row).__name__} takes more than {room} bytes, however short its strings are"
+    )
 
 
 def _cut(value: Any, characters: int, items: int, depth: int) -> Any:
@@ -118,7 +120,9 @@ def decode_cursor(text: str) -> tuple[Any, str | int]:
 
 def invalid_cursor(text: str) -> ViewRefused:
     """Return the error for a cursor that no page had."""
-    return ViewRefused(400, "cursor", f"cursor: {text[:50]!r} is none of ours", _BEGIN_AGAIN)
+    return ViewRefused(
+        400, "cursor", f"cursor: invalid value {text[:50]!r}; expected the `next` of a page", _BEGIN_AGAIN
+    )
 
 
 class CursorScope:

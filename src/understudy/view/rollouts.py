@@ -58,7 +58,9 @@ def shown_attempt(store: Store, name: str, attempt_id: str | None) -> ShownAttem
         for attempt in attempts:
             if attempt.id == attempt_id:
                 return ShownAttempt(rollout, attempts, attempt)
-        raise missing(f"rollout {name} has no attempt {attempt_id[:100]!r}", "take an id of its `attempts`")
+        raise missing(
+            f"rollout {name} has no attempt {attempt_id[:100]!r}", "give an id from the rollout's `attempts`"
+        )
     decision = store.outcomes.decision(rollout.id)
     if decision is not None:
         return ShownAttempt(rollout, attempts, decision.attempt)
@@ -178,7 +180,10 @@ def log_range(store: Store, shown: ShownAttempt, name: str, offset: int, length:
     """Return part of a log file of the shown attempt. Raises ViewRefused if there is no log with that name."""
     logs = {} if shown.attempt is None else store.runs.logs(shown.attempt.id)
     if name not in logs:
-        raise missing(f"the attempt has no log {name[:100]!r}", f"it has: {', '.join(sorted(logs)) or 'none'}")
+        raise missing(
+            f"the attempt has no log {name[:100]!r}",
+            f"give one of its logs: {', '.join(sorted(logs)) or 'it has none'}",
+        )
     return text_range(logs[name].decode(errors="replace"), offset, length)
 
 

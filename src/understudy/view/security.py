@@ -71,21 +71,24 @@ class AccessRules:
             raise ViewRefused(
                 403,
                 "origin",
-                f"origin: {origin[:100].decode('latin-1')!r} is another site",
+                f"origin: {origin[:100].decode('latin-1')!r} is another site; expected the viewer's own",
                 "open the viewer's own address in the browser",
             )
         from_elsewhere = headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
         # A link on another site may open the page, but such a site may not load anything else.
         if from_elsewhere and not (method == "GET" and headers.get(b"sec-fetch-mode") == b"navigate"):
             raise ViewRefused(
-                403, "origin", "the request comes from another site", "open the viewer's own address"
+                403,
+                "origin",
+                "sec-fetch-site: the request comes from another site; expected the viewer's own",
+                "open the viewer's own address in the browser",
             )
         if self.token is not None and not self._has_token(headers, token):
             raise ViewRefused(
                 401,
                 "token",
-                "this address needs the token that `understudy view` printed",
-                "open the whole address with `?token=…`, or send it as `authorization: Bearer TOKEN`",
+                "token: missing or invalid; expected the one that `understudy view` printed",
+                "open the whole address with `?token=…`, or send the header `authorization: Bearer TOKEN`",
             )
 
     def _is_address(self, host: bytes) -> bool:

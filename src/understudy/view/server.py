@@ -69,7 +69,12 @@ class ViewServer:
 
     async def _answer(self, request: HttpRequest, scope: Scope) -> None:
         if len(request.query) > 10_000:
-            raise ViewRefused(414, "query", "the query is too long: expected at most 10,000 bytes", "shorten it")
+            raise ViewRefused(
+                414,
+                "query",
+                f"the query has {len(request.query):,} bytes; expected at most 10,000",
+                "send a shorter query",
+            )
         pairs = parse_qsl(
             request.query.decode("latin-1"), keep_blank_values=True, encoding="utf-8", errors="replace"
         )
@@ -117,15 +122,18 @@ class ViewServer:
             raise ViewRefused(
                 403,
                 "read_only",
-                "the viewer was started with --read-only: it writes nothing",
-                "restart it without --read-only",
+                "the viewer was started with --read-only, so it refuses every request that writes",
+                "restart `understudy view` without --read-only",
             )
         if other:
             raise ViewRefused(
-                405, "method", f"{path[:200]}: expected {' or '.join(other)}, got {method[:20]}", "use that method"
+                405,
+                "method",
+                f"{path[:200]}: expected {' or '.join(other)}, got {method[:20]}",
+                "send the request with that method",
             )
         raise ViewRefused(
-            404, "not_found", f"{path[:200]}: no such path", "`understudy view --openapi` lists them"
+            404, "not_found", f"{path[:200]}: no such path", "`understudy view --openapi` prints all paths"
         )
 
     async def _body(self, request: HttpRequest, kind: type[Struct]) -> Struct:
@@ -133,12 +141,22 @@ class ViewServer:
         declared = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if declared != b"application/json":
             # Another site's form can send other content types without a preflight request, but not JSON.
-            raise ViewRefused(415, "content_type", "expected content-type: application/json", "send JSON")
+            raise ViewRefused(
+                415,
+                "content_type",
+                f"content-type: expected application/json, got {declared[:100].decode('latin-1')!r}",
+                "send JSON",
+            )
         body = bytearray()
         async for chunk in request.body_chunks():
             body += chunk
             if len(body) > BODY_LIMIT:
-                raise ViewRefused(413, "body", f"expected at most {BODY_LIMIT} bytes", "send less")
+                raise ViewRefused(
+                    413,
+                    "body",
+                    f"the body is too large: expected at most {BODY_LIMIT} bytes",
+                    "send a smaller body",
+                )
         return _decoded(bytes(body), kind, "the body")
 
     async def _send_events(self, request: HttpRequest, query: Struct) -> None:
@@ -164,7 +182,9 @@ class ViewServer:
 
     async def _send_page(self, request: HttpRequest, token: str | None) -> None:
         if request.method not in ("GET", "HEAD"):
-            raise ViewRefused(405, "method", f"expected GET, got {request.method[:20]}", "use GET")
+            raise ViewRefused(
+                405, "method", f"expected GET, got {request.method[:20]}", "send the request with GET"
+            )
         headers = [*HEADERS]
         if token is not None and self._rules.token is not None:
             headers.append((b"set-cookie", self._rules.cookie()))
@@ -215,7 +235,7 @@ def _decoded(data: bytes | Mapping[str, str], kind: type[Struct], what: str) -> 
         return msgspec.convert(data, type=kind, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         fields = ", ".join(field.encode_name for field in msgspec.structs.fields(kind)) or "nothing"
-        raise ViewRefused(400, "parameter", f"{what}: {error}", f"it may have: {fields}") from error
+        raise ViewRefused(400, "parameter", f"{what}: {error}", f"correct it; the fields are: {fields}") from error
 
 
 async def serve_view(

@@ -68,7 +68,7 @@ def state_view(store: Store, state_id: str, query: StateQuery) -> StateView:
     listed, _ = store.session_lists.states(0, 1, where=f"state_id = '{quoted}'")
     state = next(_states(store, f"state_id = '{quoted}'"), None) if listed else None
     if state is None:
-        raise missing(f"the store has no state {state_id[:100]!r}", "take a `state_id` of the list")
+        raise missing(f"the store has no state {state_id[:100]!r}", "give a `state_id` from the list of states")
     total = len(state.messages)
     first = max(0, total + query.start) if query.start < 0 else min(query.start, total)
     row, action = shortened(listed[0], ROOM // 4), fit_blocks(_action(state.student_action), ROOM // 4)

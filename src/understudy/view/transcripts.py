@@ -108,7 +108,7 @@ class Transcript:
         """Return the index of a call. Raises ViewRefused if there is none."""
         index = self._by_call.get(call_id)
         if index is None:
-            raise missing(f"this attempt has no call {call_id[:100]!r}", "take a `call_id` of its turns")
+            raise missing(f"this attempt has no call {call_id[:100]!r}", "give a `call_id` from its turns")
         return index
 
     def of_branch(self, branch: str | None) -> Sequence[int]:
@@ -438,12 +438,17 @@ def body_range(store: Store, transcript: Transcript, query: BodyQuery) -> TextRa
         "answered": read_response(call) or (),
     }
     if part not in blocks or not rest.isdecimal() or int(rest) >= len(blocks[part]):
-        raise missing(f"ref: {ref[:100]!r} names no block of this attempt", "take the `ref` of a block of a turn")
+        raise missing(
+            f"ref: {ref[:100]!r} names no block of this attempt", "give the `ref` of a block of one of its turns"
+        )
     block = blocks[part][int(rest)]
     if query.field != "image":
         return text_range(getattr(block, query.field), query.offset, query.length)
     if query.image >= len(block.images):
-        raise missing(f"image: the block has {len(block.images)} images", "count them from 0")
+        raise missing(
+            f"image: there is no image {query.image}; the block has {len(block.images)}",
+            "give a number below that; the first is 0",
+        )
     return text_range(image_url(block.images[query.image]), query.offset, query.length)
 
 

@@ -44,8 +44,8 @@ class ViewedStore(ABC):
             raise ViewRefused(
                 400,
                 "database",
-                f"{self.location} is a database, and this needs a directory",
-                "start the viewer with the directory that has it",
+                f"{self.location} is a database; expected a store in a directory",
+                "restart `understudy view` with the directory that has it",
             )
         return self.location
 
