@@ -47,9 +47,8 @@ class Series(Struct, frozen=True, kw_only=True):
 
 
 class LineChart(Struct, frozen=True, kw_only=True):
-    """Values over whole numbers. `name` is the metric's, `axis` writes a value at the axis.
-
-    Without `bounds` the axis follows from the values.
+    """Values over whole numbers. `name` is the metric's name, `axis` formats a value at the axis. Without `bounds`
+    the axis follows from the values.
     """
 
     name: str
@@ -101,7 +100,9 @@ def loop_charts(figures: ReportFigures) -> list[LineChart]:
 
 
 def training_charts(figures: ReportFigures) -> list[LineChart]:
-    """Return a chart for each metric that the trainer reported: well-known ones first, others if they change."""
+    """Return a chart for each metric that the trainer reported: well-known metrics first, others only if they
+    change.
+    """
     values: dict[str, set[float]] = {}
     for step in figures.training:
         for name, value in step.values.items():
@@ -144,7 +145,7 @@ def _over_steps(
     axis: Callable[[float], str] = formatting.number,
     bounds: tuple[float, float] | None = None,
 ) -> LineChart:
-    """The chart of an attribute of `Point`, for held-out and training tasks."""
+    """Return the chart of an attribute of `Point` over the steps, for held-out and training tasks."""
     series = [
         Series(name=label, dots=dots, style=style)
         for label, points, style in (

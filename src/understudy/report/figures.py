@@ -59,7 +59,9 @@ def rate(tasks: Sequence[SolveCounts]) -> ConfidenceInterval | None:
 
 
 def mean_reward(rewards: Sequence[float]) -> MeanEstimate | None:
-    """The mean with its interval: Wilson's where all rewards are 0 or 1, else Student's. None without rewards."""
+    """Return the mean reward with its interval: Wilson's if all rewards are 0 or 1, otherwise Student's. None if
+    there are no rewards.
+    """
     if rewards and all(reward in (0.0, 1.0) for reward in rewards):
         share = wilson(sum(reward == 1.0 for reward in rewards), len(rewards))
         return MeanEstimate(share.estimate, share.low, share.high)
@@ -67,10 +69,11 @@ def mean_reward(rewards: Sequence[float]) -> MeanEstimate | None:
 
 
 def compare(before: dict[str, SolveCounts], after: dict[str, SolveCounts]) -> RateDifference | None:
-    """How a later solve rate differs from an earlier one, by the counts of each task; None if one has no rollout.
+    """Return how a later solve rate differs from an earlier one, from the counts of each task; None if one has no
+    graded rollout.
 
-    The interval is Newcombe's. It takes rollouts for independent, which several of one task are not; hence the
-    second test, `permutation_p_value`, over the tasks in common.
+    The interval is Newcombe's, which treats rollouts as independent. Those of one task are not, so there is a
+    second test over the tasks in common, `permutation_p_value`.
     """
     first, last = rate(list(before.values())), rate(list(after.values()))
     if first is None or last is None:
@@ -91,10 +94,11 @@ def compare(before: dict[str, SolveCounts], after: dict[str, SolveCounts]) -> Ra
 
 
 def permutation_p_value(pairs: Sequence[tuple[SolveCounts, SolveCounts]]) -> float:
-    """How likely the tasks' rates differ by as much, on the whole, if each task's two were swapped at random.
+    """Return the probability of a difference at least as large as the observed one if, for each task, the two
+    rates were swapped at random.
 
-    Two-sided; exact where the sums can be enumerated, else by a normal distribution. Each task was graded at least
-    once on both sides.
+    Two-sided. Exact if the sums can be enumerated, otherwise approximated by a normal distribution. Each task must
+    have been graded on both sides.
     """
     # Over a common denominator the differences are whole numbers, of which equal sums can be counted together.
     scale = math.lcm(*(counts.graded for pair in pairs for counts in pair))
@@ -123,9 +127,10 @@ def permutation_p_value(pairs: Sequence[tuple[SolveCounts, SolveCounts]]) -> flo
 def compare_by_task(
     before: dict[str, SolveCounts], after: dict[str, SolveCounts]
 ) -> tuple[int, ConfidenceInterval | None, float | None]:
-    """Return the number of tasks that two runs have in common, the gain in solve rate on them, and p by task.
+    """Return the number of tasks that two runs have in common, the gain in solve rate on them with its interval,
+    and the p-value over tasks.
 
-    The interval treats tasks, not rollouts, as independent. None without a common task.
+    The interval treats tasks, not rollouts, as independent. The last two are None if there is no common task.
     """
     pairs = [(before[task], after[task]) for task in before if task in after]
     if not pairs:
@@ -144,12 +149,14 @@ Kind = Literal["run", "runs", "loop", "training"]
 class Point(Struct, frozen=True, kw_only=True):
     """One collection of rollouts by one policy: a run, a step of a loop, or an evaluation in it.
 
-    `step` is None outside of a loop. `solved` and `unsolved` are rollouts whose last verdict is a reward of 1, or
-    less; `suspicious` counts those of either whose patch may deceive the grader, `failed` the infrastructure
-    failures, `pending` those that have not ended. `solve_rate` and `reward` are over graded rollouts; `turns`
-    (answered calls), `sampled` (completion tokens) and `seconds` are means of a graded rollout; None where
-    there is none. Tokens, calls and costs are sums over all attempts. `from_store` is False where only the loop's
-    own word is left.
+    `step` is None outside of a loop. `solved` and `unsolved` count rollouts whose last verdict is a reward of 1,
+    or less. `suspicious` counts those of either whose patch may deceive the grader, `failed` those with an
+    infrastructure failure, `pending` those that have not ended.
+
+    `solve_rate` and `reward` are over graded rollouts. `turns` (answered calls), `sampled` (completion tokens) and
+    `seconds` are means over graded rollouts, or None if there are none. Tokens, calls and costs are sums over all
+    attempts. `from_store` is False if the store was removed, so that only the counts in the loop's state are
+    known.
     """
 
     label: str
@@ -176,7 +183,7 @@ class Point(Struct, frozen=True, kw_only=True):
 
     @property
     def graded(self) -> int:
-        """How many rollouts have a verdict."""
+        """Return the number of rollouts that have a verdict."""
         return self.solved + self.unsolved
 
 
@@ -189,8 +196,8 @@ class TaskRow(Struct, frozen=True, kw_only=True):
 
 
 class BoundaryRow(Struct, frozen=True, kw_only=True):
-    """Errors of one boundary: attempts that had one, rollouts that were given up for it, and the most frequent
-    message.
+    """Errors of one boundary: the number of attempts that had one, of rollouts that failed for good because of it,
+    and the most frequent message.
     """
 
     boundary: str
@@ -209,7 +216,7 @@ class TrainingStep(Struct, frozen=True, kw_only=True):
 
 
 class Headline(Struct, frozen=True, kw_only=True):
-    """The first of the points compared with the last. In `strict`, suspicious patches do not count as solved."""
+    """The comparison of the first point with the last. In `strict`, suspicious patches do not count as solved."""
 
     before: Point
     after: Point
@@ -218,10 +225,10 @@ class Headline(Struct, frozen=True, kw_only=True):
 
 
 class AgentRow(Struct, frozen=True, kw_only=True):
-    """How a model does with the agent of one run: `label` is the run's, `solve_rate` the mean over its tasks.
+    """How well a model does with the agent of one run. `label` is the run's, `solve_rate` the mean over its tasks.
 
-    `difference` is that to the first run over the tasks that both have, task by task; None in the first run, or
-    where there is no such task. `p_by_task` as in RateDifference.
+    `difference` is the difference to the first run over the tasks that both have, task by task. It is None for the
+    first run, and if there is no common task. `p_by_task` is as in RateDifference.
     """
 
     label: str
@@ -236,10 +243,10 @@ class AgentRow(Struct, frozen=True, kw_only=True):
 class ReportFigures(Struct, frozen=True, kw_only=True):
     """A report in numbers.
 
-    `points` are what is compared: the evaluations of a loop, or the runs that were given; `collected` are a
-    loop's steps on its training tasks. `tasks` are those of `points`. `about` says what was run, `unsolved`
-    counts why graded rollouts were not solved; `notes` say what of it is missing or does not agree. `made_at` in
-    Unix seconds. `agents` compares the agents of several runs; it is empty where there is only one.
+    `points` are compared with each other: the evaluations of a loop, or the given runs. `collected` are a loop's
+    steps on its training tasks. `tasks` are the tasks of `points`. `about` describes what was run, `unsolved`
+    counts why graded rollouts were not solved, and `notes` name what is missing or contradicts. `made_at` is in
+    Unix seconds. `agents` compares the agents of several runs; it is empty if there is only one.
     """
 
     title: str

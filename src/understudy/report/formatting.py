@@ -18,7 +18,7 @@ def percent(share: float) -> str:
 
 
 def tick(share: float) -> str:
-    """A share on an axis."""
+    """Return a share as a whole percentage, for an axis."""
     return f"{100 * share:.0f}\u00a0%"
 
 
@@ -29,7 +29,7 @@ def points(share: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number in at most about five characters."""
+    """Return a number in at most about five characters."""
     if value is None:
         return NOTHING
     size = abs(value)
@@ -45,7 +45,7 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds in a suitable unit."""
+    """Return seconds in a suitable unit, such as `3 min`."""
     if seconds is None:
         return NOTHING
     for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
@@ -55,19 +55,19 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(at: float) -> str:
-    """A time in UTC, to the minute."""
+    """Return a time, given in Unix seconds, in UTC to the minute."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def rate(interval: ConfidenceInterval | None) -> str:
-    """A solve rate with its interval."""
+    """Return a solve rate with its interval."""
     if interval is None:
         return NOTHING
     return f"{percent(interval.estimate)} [{interval_bounds(interval)}]"
 
 
 def interval_bounds(interval: ConfidenceInterval) -> str:
-    """The bounds of an interval of shares."""
+    """Return the bounds of an interval of shares as percentages."""
     return f"{_hundredth(interval.low)}–{_hundredth(interval.high)}"
 
 
@@ -108,7 +108,9 @@ def sentence(figures: ReportFigures) -> str:
 
 
 def reasons(headline: Headline) -> list[tuple[bool, str]]:
-    """Return reasons for and against a difference beyond chance: (is it for a difference, text)."""
+    """Return the reasons for and against a difference beyond chance, as pairs (whether it is a reason for it,
+    text).
+    """
     difference = headline.difference
     excluded = difference.low > 0 or difference.high < 0
     lines = [

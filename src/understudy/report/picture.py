@@ -1,4 +1,4 @@
-"""The report as one picture, drawn by matplotlib (the extra `train` brings it)."""
+"""Draws the report as one picture with matplotlib, which the extra `train` installs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ _MAX_BARS = 24
 
 
 def draw(figures: ReportFigures, path: Path) -> None:
-    """Write a PNG: the judgement, the solve rates with their intervals, and what goes with them.
-
-    Raises ConfigError where matplotlib is missing or the file cannot be written.
+    """Write a PNG with the judgement, the solve rates and their intervals, and further charts. Raises ConfigError
+    if matplotlib is missing or the file cannot be written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -71,7 +70,7 @@ def draw(figures: ReportFigures, path: Path) -> None:
 
 
 def _chosen(figures: ReportFigures) -> tuple[LineChart | ForestChart, list[LineChart]]:
-    """The large chart, and up to three small ones below it."""
+    """Return the large chart, and up to three small ones that are drawn below it."""
     charts = {chart.name: chart for chart in (*training_charts(figures), *loop_charts(figures))}
     if figures.kind == "loop":
         large, names = "solve_rate", ("sampled", "turns", "mismatch_mean", "loss")
@@ -135,13 +134,13 @@ def _forest(axes: Any, chart: ForestChart) -> None:
 
 
 def _under(figures: ReportFigures) -> list[str]:
-    """The title, and what speaks for the judgement, in up to two lines."""
+    """Return up to two lines below the heading: the title and the reasons for the judgement."""
     reasons = [line for _, line in formatting.reasons(figures.headline)] if figures.headline else []
     return ["  ·  ".join(line) for line in ([figures.title[:80], *reasons[:2]], reasons[2:]) if line]
 
 
 def _formatter(show: Callable[[float], str]) -> Callable[[float, object], str]:
-    """What matplotlib formats the values of an axis with; it passes the tick's number too."""
+    """Return a formatter for the values of an axis, as matplotlib calls it: it also passes the tick's number."""
     return lambda value, _: show(value)
 
 
@@ -155,7 +154,7 @@ def _calm(axes: Any) -> None:
 
 
 def _plain(text: str) -> str:
-    """A text in one line and in letters that the font has."""
+    """Return a text in one line, with `?` for characters that the font does not have."""
     from matplotlib import font_manager
 
     fonts: Any = font_manager

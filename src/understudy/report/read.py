@@ -109,7 +109,7 @@ _CURVES = (
 
 
 def is_loop(directory: StoreLocation) -> bool:
-    """Return whether a directory is that of a loop, which may not have begun; a database never is.
+    """Return whether a directory belongs to a loop, which may not have begun. A database never does.
 
     Every loop has a loop.json. Other programs call their files state.json too, such as data sets in a directory
     of a run.
@@ -118,9 +118,9 @@ def is_loop(directory: StoreLocation) -> bool:
 
 
 def _of_loop(root: Path) -> ReportFigures:
-    """What a loop did so far. Raises StoreError for a state that cannot be read.
+    """Return the figures of a loop. Raises StoreError if its state cannot be read.
 
-    Steps and evaluations whose store is gone are told in the words of the loop's state.
+    For steps and evaluations whose store was removed, the counts are those in the loop's state.
     """
     directory = LoopDirectory(root)
     config = read_state(root / "loop.json", LoopConfig)
@@ -162,7 +162,9 @@ def _of_loop(root: Path) -> ReportFigures:
 def _evaluation(
     directory: LoopDirectory, state: LoopState, evaluation: Evaluation, notes: list[str]
 ) -> RunFigures:
-    """Return the figures of an evaluation's store, or if that is gone of the state; differences are noted."""
+    """Return the figures of an evaluation: from its store, or from the loop's state if the store was removed. If
+    the two differ, a note is added.
+    """
     label, name = f"step {evaluation.step}", f"the evaluation of step {evaluation.step}"
     path = directory.wave(state, evaluation.run)
     figures = _read(path, label, evaluation.step, evaluation.version, name, notes)
@@ -231,7 +233,9 @@ def _read(
 
 
 def _unfinished(path: WaveLocation, name: str) -> list[str]:
-    """A line for what has begun and is not in the figures."""
+    """Return a note on a step or evaluation that has begun and is not in the figures; nothing if its store does
+    not exist.
+    """
     if isinstance(path.store, Path) and not (path.store / "store.db").is_file():
         return []
     try:
@@ -253,7 +257,9 @@ def _about(config: LoopConfig) -> dict[str, str]:
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the plain values of an object and of the objects in it, by their last key."""
+    """Return the plain values of an object and of the objects in it. If a key occurs more than once, the last
+    value counts.
+    """
     result: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
@@ -264,7 +270,9 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_locations(locations: Sequence[StoreLocation]) -> list[StoreLocation]:
-    """The locations, and in the place of a directory that only holds runs, as those of several agents, these."""
+    """Return the locations; a directory that only contains runs, such as those of several agents, is replaced by
+    these runs.
+    """
     expanded: list[StoreLocation] = []
     for directory in locations:
         if isinstance(directory, StoreUrl):
@@ -277,11 +285,11 @@ def run_locations(locations: Sequence[StoreLocation]) -> list[StoreLocation]:
 
 
 def read_figures(directories: Sequence[StoreLocation], labels: Sequence[str] = ()) -> ReportFigures:
-    """The figures of a run, of a loop, or of several runs beside each other, in the order given.
+    """Return the figures of a run, of a loop, or of several runs in the given order.
 
-    A run may be in a database too. A directory that has nothing but a trainer's metrics gives those. `labels` are
-    names of the runs, else they are called as their directories. Raises ConfigError for directories that are none
-    of these, StoreError for a store that cannot be read.
+    A run may also be in a database. A directory with nothing but a trainer's metrics gives the figures of these.
+    `labels` are names of the runs; by default, they are named after their directories. Raises ConfigError for
+    directories that are none of these, and StoreError for a store that cannot be read.
     """
     if labels and len(labels) != len(directories):
         raise ConfigError(f"--label: {len(labels)} labels for {len(directories)} runs; give one for each, or none")
@@ -343,7 +351,7 @@ def _of_trainer(directory: Path, metrics: Path) -> ReportFigures:
 
 
 def _single_notes(points: Sequence[Point]) -> tuple[str, ...]:
-    """A note on points with one graded rollout, of which means have no interval."""
+    """Return a note on points with only one graded rollout, whose means have no interval."""
     single = [point.label for point in points if point.graded == 1 and point.turns is not None]
     if not single:
         return ()
@@ -352,7 +360,7 @@ def _single_notes(points: Sequence[Point]) -> tuple[str, ...]:
 
 
 def _names(locations: Sequence[StoreLocation]) -> list[str]:
-    """The own names of directories and databases, with what is before them where two have the same."""
+    """Return the names of directories and databases, with their parent's name if two have the same."""
     names = [location_name(each) for each in locations]
     if len(set(names)) == len(names):
         return names

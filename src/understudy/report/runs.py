@@ -34,9 +34,8 @@ _REASONS = 12
 
 
 class RunFigures(Struct, frozen=True, kw_only=True):
-    """All of one run: its point, what became of each task, and what is summed up over several runs.
-
-    In `strict` no suspicious patch counts as solved.
+    """All figures of one run: its point, the counts of each task, and what is summed up over several runs. In
+    `strict` no suspicious patch counts as solved.
     """
 
     point: Point
@@ -59,10 +58,11 @@ def read_run_figures(
     step: int | None = None,
     version: str | None = None,
 ) -> RunFigures:
-    """The newest run of the store in `directory`, which may be a database; of a loop's database that `wave`.
+    """Return the figures of the newest run of a store, or of the run of step or evaluation `wave` in a loop's
+    database.
 
-    A store without a run gives a point without rollouts. Raises StoreError where there is no store that can be
-    read; nothing is written to it.
+    A store without a run gives a point without rollouts. Raises StoreError if there is no readable store.
+    Nothing is written to it.
     """
     with Store.open(directory, create=False, read_only=True) as store:
         runs = store.runs.all() if wave is None else [run] if (run := store.runs.of_wave(wave)) else []
@@ -119,7 +119,7 @@ def read_run_figures(
 
 
 def headline(first: RunFigures, last: RunFigures) -> Headline | None:
-    """Return the comparison of the first run with the last; None while one of them has nothing graded."""
+    """Return the comparison of the first run with the last; None if one of them has no graded rollout."""
     difference, strict = compare(first.tasks, last.tasks), compare(first.strict, last.strict)
     if difference is None or strict is None:
         return None
@@ -127,7 +127,9 @@ def headline(first: RunFigures, last: RunFigures) -> Headline | None:
 
 
 def task_rows(gathered: Sequence[RunFigures]) -> tuple[TaskRow, ...]:
-    """A row for each task of any of the runs, with what became of it in each; most gained first."""
+    """Return a row for each task of any of the runs, with its counts in each run; those with the largest gain
+    first.
+    """
     names = {task for one in gathered for task in one.tasks}
     rows = [
         TaskRow(
@@ -144,7 +146,7 @@ def task_rows(gathered: Sequence[RunFigures]) -> tuple[TaskRow, ...]:
 
 
 def agent_rows(gathered: Sequence[RunFigures]) -> tuple[AgentRow, ...]:
-    """A row for each run of several agents, compared with the first; none where all have the same agent."""
+    """Return a row for each run, compared with the first; empty if all runs have the same agent."""
     if len({one.agent for one in gathered}) < 2:
         return ()
     rows: list[AgentRow] = []
@@ -172,7 +174,7 @@ def gain(row: TaskRow) -> float:
 
 
 def boundary_rows(gathered: Iterable[RunFigures]) -> tuple[BoundaryRow, ...]:
-    """The faults of several runs by boundary, the most frequent first."""
+    """Return the faults of several runs by boundary, the most frequent first."""
     met: Counter[str] = Counter()
     given_up: Counter[str] = Counter()
     messages: dict[str, Counter[str]] = {}
@@ -194,7 +196,9 @@ def boundary_rows(gathered: Iterable[RunFigures]) -> tuple[BoundaryRow, ...]:
 
 
 def unsolved_reasons(gathered: Iterable[RunFigures]) -> dict[str, int]:
-    """Why graded rollouts were not solved, the most frequent first; the rare ones together."""
+    """Return why graded rollouts were not solved, with counts, the most frequent first; rare reasons are summed up
+    in one.
+    """
     counted: Counter[str] = Counter()
     for one in gathered:
         counted.update(one.unsolved)
@@ -204,7 +208,7 @@ def unsolved_reasons(gathered: Iterable[RunFigures]) -> dict[str, int]:
 
 
 def version_rows(gathered: Iterable[RunFigures]) -> tuple[VersionUse, ...]:
-    """The versions of the weights that answered, over several runs, in order of their first call."""
+    """Return the versions of the weights that answered calls of several runs, in order of their first call."""
     uses: dict[str | None, VersionUse] = {}
     for use in (use for one in gathered for use in one.versions):
         if earlier := uses.get(use.version):
@@ -221,7 +225,7 @@ def version_rows(gathered: Iterable[RunFigures]) -> tuple[VersionUse, ...]:
 
 
 def _about(run: Run) -> dict[str, str]:
-    """What a run was, in words: of its configuration what a reader asks for first."""
+    """Return the main settings of a run as texts by name."""
     config = run.config
     high = _at(config, "gateway", "models", "high")
     purpose = str(config.get("purpose") or "")
@@ -245,7 +249,7 @@ def _about(run: Run) -> dict[str, str]:
 
 
 def _at(value: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """The object at a path of keys; an empty one where there is none."""
+    """Return the object at a path of keys; an empty one if there is none."""
     current = value
     for key in keys:
         inner: Any = current.get(key)

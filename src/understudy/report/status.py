@@ -13,7 +13,7 @@ from understudy.util.statistics import percentile
 
 
 class PhaseSeconds(Struct, frozen=True):
-    """How long a phase of ended attempts took, in seconds: half of them at most `p50_s`."""
+    """How long a phase of ended attempts took, in seconds: half of the attempts took at most `p50_s`."""
 
     attempts: int
     p50_s: float
@@ -33,7 +33,7 @@ class RunStatus(Struct, frozen=True, kw_only=True):
 
 
 class StoreStatus(Struct, frozen=True):
-    """Runs, the oldest first, and the processes that work on them, some of which were lost not long ago."""
+    """Runs, the oldest first, and the worker processes, including some that were lost recently."""
 
     store: str
     runs: list[RunStatus]
@@ -41,9 +41,8 @@ class StoreStatus(Struct, frozen=True):
 
 
 def store_status(store: Store, run_id: str | None = None) -> StoreStatus:
-    """Return the status of one run; by default of the unfinished ones, or if there are none, of the newest.
-
-    Raises ConfigError when the store has no such run.
+    """Return the status of one run; by default, of the unfinished runs, or of the newest if all have ended. Raises
+    ConfigError if the store has no such run.
     """
     queues = store.leases.queues()
     if run_id is not None:

@@ -14,10 +14,10 @@ _PREFIX = "understudy_"
 
 
 def status_metrics(status: StoreStatus) -> bytes:
-    """A status in Prometheus's text format, as node_exporter's textfile collector takes it.
+    """Return a status in Prometheus's text format, as node_exporter's textfile collector reads it.
 
-    All are gauges by `run` or `worker`: they are read from the store, where nothing is counted up. A `quantile` of
-    a phase is over all ended attempts of the run.
+    All metrics are gauges with the label `run` or `worker`, because they are read from the store, which has no
+    counters. The quantiles of a phase are over all ended attempts of the run.
     """
     registry = CollectorRegistry()
     registry.register(_StatusMetrics(status))

@@ -1,4 +1,4 @@
-"""The report in a terminal: the judgement, and the solve rates with their intervals as a plot."""
+"""Shows the report in a terminal: the judgement, and the solve rates with their intervals as a plot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _PLOT = 40
 
 
 def terminal(figures: ReportFigures, *, width: int = _PLOT) -> RenderableType:
-    """What rich prints; nothing in it is markup, and nothing steers the terminal. `width` is the plot's own."""
+    """Return what rich prints. No text in it is interpreted as markup or as a control sequence. `width` is that of
+    the plot, in columns.
+    """
     verdict, mood = formatting.describe_judgement(figures)
     parts: list[RenderableType] = [
         Text(_plain(figures.title), style="bold"),
@@ -47,7 +49,7 @@ def terminal(figures: ReportFigures, *, width: int = _PLOT) -> RenderableType:
 
 
 def _plot(title: str, points: Sequence[Point], width: int, style: str) -> Table:
-    """A row for each point: ├──●──┤ on an axis from 0 to 100 %."""
+    """Return a table with a row for each point: its interval as ├──●──┤ on an axis from 0 to 100 %."""
     table = Table(box=None, show_header=True, header_style="dim", pad_edge=False, padding=(0, 1))
     table.add_column(Text(title), no_wrap=True, max_width=24, overflow="ellipsis")
     middle = f"{'50 %':^{width - 8}}"
@@ -71,7 +73,7 @@ def _plot(title: str, points: Sequence[Point], width: int, style: str) -> Table:
 
 
 def _agents(rows: Sequence[AgentRow]) -> Table:
-    """A row for each agent, with its difference to the first over the tasks in common."""
+    """Return a table with a row for each agent, and its difference to the first over the tasks in common."""
     table = Table(box=None, show_header=True, header_style="dim", pad_edge=False, padding=(0, 1))
     for title in ("agent", "by task", "tasks", f"to {_plain(rows[0].agent)}", "95 %", "p by task"):
         table.add_column(Text(title), no_wrap=True)
@@ -85,7 +87,7 @@ def _agents(rows: Sequence[AgentRow]) -> Table:
 
 
 def whisker(low: float, value: float, high: float, width: int, style: str) -> Text:
-    """A share from 0 to 1 with its interval, as `width` characters."""
+    """Return a share from 0 to 1 with its interval, drawn in `width` characters."""
     first, at, last = (min(width - 1, max(0, round(share * (width - 1)))) for share in (low, value, high))
     line = Text()
     for column in range(width):
@@ -99,7 +101,7 @@ def whisker(low: float, value: float, high: float, width: int, style: str) -> Te
 
 
 def spark(values: Sequence[float], most: int = 60) -> str:
-    """Values as bars in one line; of many the last ones."""
+    """Return the last `most` values as bars in one line."""
     last_values = values[-most:]
     low, high = min(last_values), max(last_values)
     if high == low:
@@ -108,7 +110,7 @@ def spark(values: Sequence[float], most: int = 60) -> str:
 
 
 def _lines(figures: ReportFigures) -> list[Text]:
-    """Sums, what the trainer told, and failures: a line each."""
+    """Return one line each for sums, the trainer's metrics and failures."""
     every = [*figures.points, *figures.collected]
     lines: list[tuple[str, str]] = []
     if every:

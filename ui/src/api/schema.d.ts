@@ -1222,10 +1222,10 @@ export interface components {
          * ReportFigures
          * @description A report in numbers.
          *
-         *         `points` are what is compared: the evaluations of a loop, or the runs that were given; `collected` are a
-         *         loop's steps on its training tasks. `tasks` are those of `points`. `about` says what was run, `unsolved`
-         *         counts why graded rollouts were not solved; `notes` say what of it is missing or does not agree. `made_at` in
-         *         Unix seconds. `agents` compares the agents of several runs; it is empty where there is only one.
+         *         `points` are compared with each other: the evaluations of a loop, or the given runs. `collected` are a loop's
+         *         steps on its training tasks. `tasks` are the tasks of `points`. `about` describes what was run, `unsolved`
+         *         counts why graded rollouts were not solved, and `notes` name what is missing or contradicts. `made_at` is in
+         *         Unix seconds. `agents` compares the agents of several runs; it is empty if there is only one.
          */
         ReportFigures: {
             title: string;
@@ -1262,12 +1262,14 @@ export interface components {
          * Point
          * @description One collection of rollouts by one policy: a run, a step of a loop, or an evaluation in it.
          *
-         *         `step` is None outside of a loop. `solved` and `unsolved` are rollouts whose last verdict is a reward of 1, or
-         *         less; `suspicious` counts those of either whose patch may deceive the grader, `failed` the infrastructure
-         *         failures, `pending` those that have not ended. `solve_rate` and `reward` are over graded rollouts; `turns`
-         *         (answered calls), `sampled` (completion tokens) and `seconds` are means of a graded rollout; None where
-         *         there is none. Tokens, calls and costs are sums over all attempts. `from_store` is False where only the loop's
-         *         own word is left.
+         *         `step` is None outside of a loop. `solved` and `unsolved` count rollouts whose last verdict is a reward of 1,
+         *         or less. `suspicious` counts those of either whose patch may deceive the grader, `failed` those with an
+         *         infrastructure failure, `pending` those that have not ended.
+         *
+         *         `solve_rate` and `reward` are over graded rollouts. `turns` (answered calls), `sampled` (completion tokens) and
+         *         `seconds` are means over graded rollouts, or None if there are none. Tokens, calls and costs are sums over all
+         *         attempts. `from_store` is False if the store was removed, so that only the counts in the loop's state are
+         *         known.
          */
         Point: {
             label: string;
@@ -1324,7 +1326,7 @@ export interface components {
         };
         /**
          * Headline
-         * @description The first of the points compared with the last. In `strict`, suspicious patches do not count as solved.
+         * @description The comparison of the first point with the last. In `strict`, suspicious patches do not count as solved.
          */
         Headline: {
             before: components["schemas"]["Point"];
@@ -1378,8 +1380,8 @@ export interface components {
         };
         /**
          * BoundaryRow
-         * @description Errors of one boundary: attempts that had one, rollouts that were given up for it, and the most frequent
-         *         message.
+         * @description Errors of one boundary: the number of attempts that had one, of rollouts that failed for good because of it,
+         *         and the most frequent message.
          */
         BoundaryRow: {
             boundary: string;
@@ -1404,10 +1406,10 @@ export interface components {
         };
         /**
          * AgentRow
-         * @description How a model does with the agent of one run: `label` is the run's, `solve_rate` the mean over its tasks.
+         * @description How well a model does with the agent of one run. `label` is the run's, `solve_rate` the mean over its tasks.
          *
-         *         `difference` is that to the first run over the tasks that both have, task by task; None in the first run, or
-         *         where there is no such task. `p_by_task` as in RateDifference.
+         *         `difference` is the difference to the first run over the tasks that both have, task by task. It is None for the
+         *         first run, and if there is no common task. `p_by_task` is as in RateDifference.
          */
         AgentRow: {
             label: string;
