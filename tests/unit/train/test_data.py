@@ -212,7 +212,7 @@ def test_groups_survive_a_file(tmp_path: Path):
     write_groups(tmp_path / "groups", given)
     assert read_groups(tmp_path / "groups") == given
     (tmp_path / "groups").write_bytes(b"\xc1")
-    with pytest.raises(ConfigError, match="invalid file of rollout groups"):
+    with pytest.raises(ConfigError, match="expected rollout groups, but the content is invalid"):
         read_groups(tmp_path / "groups")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_groups(tmp_path / "none")

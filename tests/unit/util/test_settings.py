@@ -79,7 +79,7 @@ def test_a_group_that_may_be_none_is_there_when_it_is_asked_for():
         ({"job": {"note": "x"}}, "unknown key 'note'"),
         ({"job": {"seed": 3}}, "unknown key 'seed'"),
         ({"job": {"lora": {"rnk": 3}}}, r"\[job.lora\] has an unknown key 'rnk'; did you mean 'rank'\?"),
-        ({"job": 3}, r"job must be a table, written as \[job\]"),
+        ({"job": 3}, r"job: expected a table, written as \[job\]"),
         ({"job": {"samples": 0}}, r"\[job\] samples: expected `int` >= 1"),
         ({"job": {"samples": "many"}}, r"\[job\] samples: expected `int`, got `str`"),
         ({"job": {"rate": 0}}, r"\[job\] rate: expected `float` > 0"),
@@ -94,7 +94,7 @@ def test_what_a_file_has_wrong_is_said_with_its_place(file: dict[str, Any], mess
 
 def test_a_file_without_the_table_or_without_toml(tmp_path: Path):
     require_table({"other": {}}, Job, "f.toml")
-    with pytest.raises(ConfigError, match=r"f.toml: has no table \[job\] or \[other\]; it has: run"):
+    with pytest.raises(ConfigError, match=r"f.toml: has no table \[job\] or \[other\], expected at least one; it has: run"):
         require_table({"run": {}}, Job, "f.toml")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_toml(tmp_path / "missing.toml")
