@@ -94,7 +94,9 @@ def test_what_a_file_has_wrong_is_said_with_its_place(file: dict[str, Any], mess
 
 def test_a_file_without_the_table_or_without_toml(tmp_path: Path):
     require_table({"other": {}}, Job, "f.toml")
-    with pytest.raises(ConfigError, match=r"f.toml: has no table \[job\] or \[other\], expected at least one; it has: run"):
+    with pytest.raises(
+        ConfigError, match=r"has no table \[job\] or \[other\], expected at least one; it has: run"
+    ):
         require_table({"run": {}}, Job, "f.toml")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_toml(tmp_path / "missing.toml")
