@@ -44,7 +44,7 @@ class TokenSequence(Struct, frozen=True, kw_only=True):
 
     @property
     def sampled(self) -> int:
-        """The number of tokens to learn."""
+        """Return the number of tokens that are trained on."""
         return sum(self.loss_mask)
 
 

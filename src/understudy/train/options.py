@@ -199,7 +199,7 @@ class GRPOOptions(TrainOptions, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def clip(self) -> tuple[float, float]:
-        """The clip range of the ratio below and above 1."""
+        """Return the clip range of the ratio: how far below and above 1 it may be."""
         low, high = CLIPS[self.loss]
         return low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high
 

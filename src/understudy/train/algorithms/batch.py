@@ -111,13 +111,13 @@ class TrainingBatch(Struct):
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that the loss is computed on."""
+        """Return the number of tokens that the loss is computed on."""
         return sum(sum(each.loss_mask[1:]) for each in self.sequences)
 
     @property
     def stale(self) -> int:
-        """The number of sequences that were at least partly sampled with older weights than the newest in the
-        batch.
+        """Return the number of sequences that were at least partly sampled with older weights than the newest in
+        the batch.
 
         Versions are ordered by the numbers in their names, such as step-0001.
         """

@@ -190,7 +190,7 @@ def distillation_gain(gain: Tensor, gap: Tensor, options: DistillOptions) -> Ten
 
 
 def ppo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[float, float]) -> _Parts:
-    """l = −min(r A, clip(r, 1 − low, 1 + high) A), by token.
+    """Return l = −min(r A, clip(r, 1 − low, 1 + high) A), by token.
 
     PPO, arXiv 1707.06347; clip-higher (high above low) is DAPO's, arXiv 2503.14476.
     """
@@ -198,10 +198,10 @@ def ppo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[f
 
 
 def gspo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[float, float]) -> _Parts:
-    """As `ppo`, with one ratio for all tokens of a sequence: s = exp(mean_t(π − old)). GSPO, arXiv 2507.18071.
+    """Return the loss of `ppo`, but with one ratio for all tokens of a sequence: s = exp(mean_t(π − old)).
 
-    The ratio is that of one sequence (a segment of a branch), not of all sequences of a rollout, because those may
-    be in different micro-batches. The token weights are still those of the rollout.
+    GSPO, arXiv 2507.18071. The ratio is that of one sequence (a segment of a branch), not of all sequences of a
+    rollout, because those may be in different micro-batches. The token weights are still those of the rollout.
     """
     count = mask.sum(dim=1, keepdim=True).clamp(min=1)
     mean = (logprobs - old).sum(dim=1, keepdim=True) / count
@@ -209,9 +209,9 @@ def gspo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[
 
 
 def cispo(logprobs: Tensor, old: Tensor, gain: Tensor, mask: Tensor, clip: tuple[float, float]) -> _Parts:
-    """l = −sg(clip(r, 1 − low, 1 + high)) · A · π, by token, with sg for stop-gradient. CISPO, arXiv 2506.13585.
+    """Return l = −sg(clip(r, 1 − low, 1 + high)) · A · π, by token, with sg for stop-gradient.
 
-    Every token keeps a gradient; clipping only bounds its weight.
+    CISPO, arXiv 2506.13585. Every token keeps a gradient; clipping only bounds its weight.
     """
     ratio = _ratio(logprobs - old).detach()
     weight = ratio.clamp(1 - clip[0], 1 + clip[1])

@@ -182,7 +182,9 @@ def _sft_trainer(
 
 
 def _labels(row: TokenSequence) -> list[int]:
-    """Return the labels that the trainer counts learned tokens by. The first is ignored: nothing predicts it."""
+    """Return the labels with which the trainer counts the tokens in the loss. The first is ignored, because
+    nothing predicts it.
+    """
     pairs = zip(row.token_ids[1:], row.loss_mask[1:], strict=True)
     return [_IGNORED, *(token if learned else _IGNORED for token, learned in pairs)]
 

@@ -137,7 +137,7 @@ class Updater:
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
+        """Return the device of the weights."""
         return next(self.model.parameters()).device
 
     def update(self, groups: Sequence[RolloutGroup], step: int, version: str | None = None) -> UpdateReport:

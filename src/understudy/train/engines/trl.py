@@ -54,9 +54,7 @@ _NEUTRAL: dict[str, tuple[float | None, ...]] = {
 
 
 def graded_reward(reward: list[float | None], **_: Any) -> list[float | None]:
-    """The reward function for GRPOTrainer: returns the graded reward of each rollout, None for one without a
-    verdict.
-    """
+    """Return the graded reward of each rollout, None without a verdict: a reward function for GRPOTrainer."""
     return reward
 
 

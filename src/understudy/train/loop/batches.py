@@ -1,4 +1,6 @@
-"""Chooses the tasks of a step's wave, and the groups that its update learns from."""
+"""Chooses the tasks of a step's wave (the rollouts that a step starts), and the groups that its update learns
+from.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,7 @@ def select_enough_groups(
     *,
     last: bool,
 ) -> GroupSelection:
-    """As `harvest`, but with dynamic sampling (DAPO, arXiv 2503.14476).
+    """Return the selection of `harvest`, with dynamic sampling (DAPO, arXiv 2503.14476).
 
     If fewer than `min_groups` groups have rewards that differ, and the step is not the `last`, these groups are
     held for the next step and nothing is learned yet.

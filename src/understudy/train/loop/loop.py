@@ -50,13 +50,13 @@ class Watcher:
     """Callbacks for the progress of a loop. The base class does nothing."""
 
     def began(self, loop: Loop) -> None:
-        """The loop begins; its `line` may be called from now on."""
+        """Called when the loop begins; its `line` may be called from now on."""
 
     def stepped(self, step: StepState) -> None:
-        """A step has ended, and its weights are published."""
+        """Called when a step has ended and its weights are published."""
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """The held-out tasks were evaluated."""
+        """Called when the held-out tasks were evaluated."""
 
 
 _T = TypeVar("_T")
@@ -271,7 +271,7 @@ class Loop:
         return self.config.asynchronous and not (first and self._publisher.capabilities.kind == "lora")
 
     def _open_waves(self) -> None:
-        """Start or resume every wave that has groups which are not used yet."""
+        """Start or resume the rollouts of every step that has groups which are not used yet."""
         for number in sorted({ref.wave for ref in self.state.pending()}):
             if number in self._waves:
                 continue
@@ -308,13 +308,13 @@ class Loop:
                 await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
 
     def _fresh(self, ref: GroupRef) -> bool:
-        """Return whether a group's wave was started recently enough, whatever versions its calls name."""
+        """Return whether a group's rollouts were started recently enough, whatever versions its calls name."""
         step = self.state.step(ref.wave)
         assert step is not None
         return self.state.behind(step_number(step.sampled_by) or 0) <= self.config.max_staleness
 
     async def _record_refused(self) -> None:
-        """Record the tasks that the finished waves refused.
+        """Record the tasks that could not be used in the waves that have ended (a wave is the rollouts of a step).
 
         Raises the error that a wave ended with, LoopStopped when a wave was stopped early, and TaskError when no
         task is left.
@@ -340,7 +340,9 @@ class Loop:
         return dict(sorted(ready.items()))
 
     async def _unless_a_wave_fails(self, work: Awaitable[_T]) -> _T:
-        """Return the result of `work`. If a running wave fails first, cancel `work` and raise the wave's error."""
+        """Return the result of `work`. If a running wave (the rollouts of a step) fails first, cancel `work` and
+        raise its error.
+        """
         waves = [wave.wait() for wave in self._waves.values() if not wave.ended]
         async with concurrently(work, *waves) as (task, *others):
             going = set(others)

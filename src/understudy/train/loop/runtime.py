@@ -250,7 +250,9 @@ async def run_loop(
 
 
 def _database_of(config: LoopConfig, runtime: LoopRuntime) -> StoreUrl | None:
-    """The database of the waves; None where each has a store of its own. Raises ConfigError."""
+    """Return the database for the rollouts of all steps; None if each step has a store of its own. Raises
+    ConfigError if the options do not fit.
+    """
     location = None if runtime.store is None else parse_location(runtime.store)
     if isinstance(location, Path):
         raise ConfigError(
@@ -275,9 +277,8 @@ def _database_of(config: LoopConfig, runtime: LoopRuntime) -> StoreUrl | None:
 
 
 def _same_waves(state: LoopState, waves: Store | None, root: Path) -> LoopState:
-    """The state of a loop that goes on, with the URL of its database as it is now.
-
-    Raises ConfigError where its waves are elsewhere.
+    """Return the state of a loop that is resumed, with the URL of its database as it is now. Raises ConfigError if
+    its rollouts are elsewhere.
     """
     if state.database is None:
         if waves is not None:

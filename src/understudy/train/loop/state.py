@@ -33,13 +33,13 @@ from understudy.util.statistics import ConfidenceInterval, check_share, wilson
 _T = TypeVar("_T")
 
 Phase = Literal["collecting", "collected", "updated", "published"]
-"""What a step has done so far: its wave runs; its groups are written; its new weights are; they are served."""
+"""What a step is doing or has done: its rollouts run, its groups are written, it was trained, it is published."""
 
 MAY_CHANGE = frozenset({"steps", "keep", "eval_every"})
 """Settings that may be changed when a loop is resumed."""
 
 DECAY = 0.7
-"""The factor by which earlier counts of a task shrink at each new wave, because an older policy made them."""
+"""The factor by which earlier counts of a task shrink with each step, because an older policy made them."""
 
 _OTHERS = {"store.db": "a run", "config.json": "a model", "training": "a training"}
 """Files that show that a directory is not a loop's. Overwriting the run or model there would delete the loop."""
@@ -116,7 +116,9 @@ class LoopConfig(LoopSchedule, frozen=True, kw_only=True, rename={"rollout_setti
 
     @property
     def directory_id(self) -> str:
-        """Eight hex digits that identify the loop's directory; independent of `steps`, `keep` and `eval_every`."""
+        """Return eight hex digits that identify the loop's directory; they do not depend on `steps`, `keep` and
+        `eval_every`.
+        """
         values = to_builtins(replace(self, steps=0, keep=0, eval_every=0))
         # The digest depends on the order of the fields, which must stay as in the first release: else existing
         # loops are not found.
@@ -204,7 +206,7 @@ class Evaluation(Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> ConfidenceInterval:
-        """The solve rate with Wilson's 95 % interval."""
+        """Return the solve rate with Wilson's 95 % interval."""
         return wilson(self.solved, self.total)
 
 
@@ -219,7 +221,7 @@ class Rate(Struct, frozen=True, kw_only=True):
 
     @property
     def expected(self) -> float:
-        """The expected solve rate: one half for a task that was never tried."""
+        """Return the expected solve rate: one half for a task that was never tried."""
         return (self.solved + 0.5) / (self.tried + 1.0)
 
     def after(self, tried: int, solved: int, step: int) -> Rate:
@@ -228,14 +230,16 @@ class Rate(Struct, frozen=True, kw_only=True):
 
 
 class WaveDatabase(Struct, frozen=True):
-    """The database that has the waves of a loop: its `url` without a password, and the `loop`'s id there."""
+    """The database that has the rollouts of a loop: its `url` without a password, and the `loop`'s id there."""
 
     url: str
     loop: str
 
 
 class WaveLocation(Struct, frozen=True):
-    """The store that has a wave; in a database the run whose configuration has it as its `wave`."""
+    """The store of the rollouts of a step or an evaluation (a wave); in a database, the run whose configuration
+    has it as its `wave`.
+    """
 
     store: StoreLocation
     wave: str | None = None
@@ -245,10 +249,11 @@ class WaveLocation(Struct, frozen=True):
 
 
 class LoopState(Struct, frozen=True, kw_only=True):
-    """The progress of a loop. `weights` are those of `version`, relative to the loop's directory or absolute.
+    """The progress of a loop.
 
-    `refused` maps tasks that did not pass validation, including held-out ones, to the reason. Without a `database`
-    each wave has a store in its own directory.
+    `weights` are those of `version`, relative to the loop's directory or absolute. `refused` maps tasks that did
+    not pass validation, including held-out ones, to the reason. Without a `database`, each step and each
+    evaluation has a store in its own directory.
     """
 
     version: str
@@ -268,16 +273,18 @@ class LoopState(Struct, frozen=True, kw_only=True):
 
     @property
     def done(self) -> int:
-        """The number of steps that are over, with their weights published."""
+        """Return the number of steps that have ended, with their weights published."""
         return len(self.published())
 
     def published(self) -> tuple[StepState, ...]:
-        """Return the steps that are over, with their weights published."""
+        """Return the steps that have ended, with their weights published."""
         return tuple(step for step in self.steps if step.phase == "published")
 
     @property
     def trained(self) -> str | None:
-        """The newest weights that an update made, even if not published yet; None before the first."""
+        """Return the newest weights that an update made, even if they are not published yet; None before the first
+        update.
+        """
         return next((step.weights for step in reversed(self.steps) if step.weights is not None), None)
 
     def behind(self, number: int) -> int:
@@ -304,7 +311,7 @@ class LoopState(Struct, frozen=True, kw_only=True):
         return tuple(ref for ref in started if ref not in over and ref.task not in self.refused)
 
     def skipped(self) -> dict[str, int]:
-        """Return what was not learned from, over all steps: counts by reason."""
+        """Return how many items were not learned from, by reason, over all steps."""
         total = Counter[str]()
         for step in self.steps:
             total.update(step.skipped)
@@ -331,7 +338,7 @@ class LoopDirectory:
 
     @property
     def lock(self) -> Path:
-        """The lock file of the process that runs the loop."""
+        """Return the path of the lock file of the process that runs the loop."""
         return self.root / ".lock"
 
     def step(self, number: int) -> Path:
@@ -339,7 +346,7 @@ class LoopDirectory:
         return self.root / "steps" / version_name(number)
 
     def run(self, number: int) -> Path:
-        """Return the output directory of the wave that a step started."""
+        """Return the output directory of the rollouts that a step started."""
         return self.step(number) / "run"
 
     def groups(self, number: int) -> Path:
@@ -347,8 +354,8 @@ class LoopDirectory:
         return self.step(number) / "groups.msgpack"
 
     def token_values(self, number: int) -> Path:
-        """Return the file of values that the trainer computed for tokens, until they are moved to the waves'
-        stores.
+        """Return the file of values that the trainer computed for tokens, until they are moved to the stores of
+        the rollouts.
         """
         return self.step(number) / "token_values.msgpack"
 
@@ -369,7 +376,7 @@ class LoopDirectory:
         return self.root / path
 
     def wave(self, state: LoopState, run: str) -> WaveLocation:
-        """Where the rollouts of a step or an evaluation are, by the `run` that the state has of it."""
+        """Return where the rollouts of a step or an evaluation are stored. `run` is the state's name for them."""
         if state.database is None:
             return WaveLocation(self.absolute(run))
         url = self._database or StoreUrl(state.database.url)

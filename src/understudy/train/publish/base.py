@@ -156,7 +156,7 @@ class Publisher(Protocol):
 
     @property
     def capabilities(self) -> PublisherCapabilities:
-        """What this publisher publishes, and how."""
+        """Return what this publisher publishes, and how."""
         ...
 
     async def publish(self, weights: Path, version: str) -> None:
