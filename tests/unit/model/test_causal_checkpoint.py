@@ -29,7 +29,7 @@ optional("torch", "transformers")
         (lambda path: _configure(path, model_type="t5"), "not a causal language model"),
         (lambda path: _configure(path, model_type="nobody"), "invalid or unsupported model"),
         (lambda path: _configure(path, layer_types=["sliding_attention"] * 2), "full attention only"),
-        (lambda path: (path / "config.json").write_text("{"), "expected a JSON object"),
+        (lambda path: (path / "config.json").write_text("{"), "expected a readable JSON object"),
     ],
 )  # fmt: skip
 def test_a_directory_that_cannot_be_served_is_told_in_words(model: Path, tmp_path: Path, spoil: Any, words: str):

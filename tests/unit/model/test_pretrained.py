@@ -232,7 +232,7 @@ def test_a_gguf_file_of_a_hub_repository_becomes_a_model(hub: Hub, cache: Path, 
     hub.models["ann/quantized"] = {"a.gguf": gguf_file.read_bytes()}
     with pytest.raises(ConfigError, match=r"has no \*.safetensors at its root.*--gguf"):
         fetch("ann/quantized", cache)
-    with pytest.raises(ConfigError, match=r"has no file 'b\.gguf'; its GGUF files: a\.gguf"):
+    with pytest.raises(ConfigError, match=r"has no file 'b\.gguf'; give one of its GGUF files: a\.gguf"):
         fetch("ann/quantized", cache, "b.gguf")
     fetched = fetch("ann/quantized", cache, "a.gguf")
     assert "model.safetensors" in fetched.record.files
@@ -249,7 +249,7 @@ def test_a_file_with_another_hash_than_the_hub_names_is_refused(hub: Hub, cache:
 def test_a_hub_that_refuses_or_cannot_be_reached_is_an_error_at_once(
     hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with pytest.raises(ConfigError, match=r"the hub refused ann/absent \(404\)"):
+    with pytest.raises(ConfigError, match=r"the hub refused ann/absent \(status 404\)"):
         fetch("ann/absent", cache)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match=r"the hub cannot be reached: .*give its path"):

@@ -224,7 +224,7 @@ def test_multi_swe_bench():
         (multi(log_parser="parse_log_gotest", resolved_issues="x"), "resolved_issues: expected a list"),
         (multi(log_parser="parse_log_gotest", resolved_issues=[], title=""), "resolved_issues: have no text"),
         ({"expected_output_json": "{}"}, "R2E-Gym rows are unsupported"),
-        ({"before_repo_set_cmd": "", "selected_test_files_to_run": ""}, "SWE-bench Pro rows are not"),
+        ({"before_repo_set_cmd": "", "selected_test_files_to_run": ""}, "SWE-bench Pro rows are unsupported"),
         ({"colour": "red"}, "unsupported row format"),
     ],
 )
@@ -303,7 +303,8 @@ def test_refused_rows_are_counted_by_reason(tmp_path: Path):
 
 def test_none_left_is_an_error_with_the_reasons(tmp_path: Path):
     path = jsonl(tmp_path / "t.jsonl", [classic(version="9"), classic(2, version="9")])
-    with pytest.raises(TaskError, match=r"none of its rows can become a task\nrefused 2 rows, the first at .*:1 "):
+    said = r"none of its rows can become a task; correct .*\nrefused 2 rows, the first at .*:1 "
+    with pytest.raises(TaskError, match=said):
         load(path, cache=tmp_path)
 
 
@@ -416,7 +417,7 @@ def test_names_of_the_hub():
 
 @pytest.mark.parametrize("spec", ["verified", "tasks/absent.jsonl", "a/b/c", "nothing:test", ""])
 def test_what_is_neither_path_nor_name(spec: str, tmp_path: Path):
-    said = "is unsupported|does not exist; expected a file of task records"
+    said = "unsupported kind|does not exist; expected a file of task records"
     with pytest.raises(TaskError, match=said):
         load(spec, cache=tmp_path)
 
