@@ -166,7 +166,7 @@ async def test_simple_layout(simple: Path, tmp_path: Path) -> None:
         ({"task.toml": "[verifier]\ntimeout_sec = nan"}, r"Expected `float` .* - at `\$\.verifier\.timeout_sec"),
         ({"task.toml": "[verifier.env]\nK = '${OPENAI_KEY}'"}, r"verifier\.env\.K: expected a plain value"),
         ({"task.toml": "[verifier.env]\n'-i' = 'x'"}, r"verifier\.env: invalid name '-i'"),
-        ({"task.toml": "[environment]\ngpus = 1"}, r"environment\.gpus: unsupported; leave"),
+        ({"task.toml": "[environment]\ngpus = 1"}, r"environment\.gpus: unsupported here"),
         ({"task.toml": "[[steps]]\nname = 'a'"}, "several steps"),
         ({"tests/test.sh": None}, r"tests/test\.sh: .*expected the script"),
         ({"environment/Dockerfile": None}, "exactly one of environment/Dockerfile and tree/"),

@@ -323,7 +323,7 @@ def build_image(
                     raise requests.Timeout
     except EngineRefused as error:
         raise TaskError(
-            f"{context / 'Dockerfile'}: the container engine refused to build it: {engine_message(error)}; "
+            f"{context / 'Dockerfile'}: cannot be built: the engine refused it: {engine_message(error)}; "
             "correct the Dockerfile"
         ) from error
     except (requests.Timeout, urllib3.exceptions.TimeoutError) as error:
