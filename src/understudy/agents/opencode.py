@@ -76,9 +76,12 @@ class OpenCode(PackagedAgent):
         }
 
     def logged_turns(self, logs: Mapping[str, bytes]) -> Iterator[LoggedTurn]:
-        """See PackagedAgent: of its events, since its session is a database."""
+        """See PackagedAgent: of its events, since its session is a database.
+
+        It prints parallel calls as they end; their ids are in the order of the model's response.
+        """
         texts: list[str] = []
-        calls: list[tuple[str, str]] = []
+        calls: list[tuple[str, str, str]] = []
         for event in json_events(logs.get("stdout.txt", b"")):
             part = event.get("part")
             match event.get("type"):
@@ -87,9 +90,12 @@ class OpenCode(PackagedAgent):
                 case "tool_use":
                     state = cast(dict[str, Any], part).get("state") if isinstance(part, dict) else None
                     inputs = cast(dict[str, Any], state).get("input") if isinstance(state, dict) else None
-                    calls.append((text_at(part, "tool"), msgspec.json.encode(inputs).decode()))
+                    calls.append(
+                        (text_at(part, "id"), text_at(part, "tool"), msgspec.json.encode(inputs).decode())
+                    )
                 case "step_finish":
-                    yield LoggedTurn("\n".join(texts), tuple(calls))
+                    calls.sort(key=lambda call: call[0])
+                    yield LoggedTurn("\n".join(texts), tuple((name, inputs) for _, name, inputs in calls))
                     texts, calls = [], []
                 case _:
                     pass

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import re
 import sys
 from typing import Any
 
@@ -20,6 +21,36 @@ TOOLS = {
     "task_tracker": ("openhands.tools.task_tracker", "TaskTrackerTool"),
 }
 BUILT_IN_TOOLS = {"finish": "FinishTool", "think": "ThinkTool"}
+
+_TERMINAL = "openhands.tools.terminal.terminal.subprocess_terminal"
+_PROMPT = re.compile("\n###PS1END###\n(?:\x1b\\[[?0-9]*[hl])?\\Z")
+
+
+def reliable_terminal(terminal: Any) -> Any:
+    """Return a subclass of the SDK's SubprocessTerminal that never takes an earlier prompt for a command's end.
+
+    In the SDK, the prompt's markers end with a line feed but a terminal writes a carriage return before it. The
+    marker of a prompt's beginning is therefore never found, and after each command an empty line is entered to get
+    another prompt. When that prompt comes after the next command was sent, the command's output is lost.
+    """
+
+    def initialize(self: Any) -> None:
+        terminal.initialize(self)
+        # On a busy machine bash has not written all of its first prompts yet. The echo has no such line.
+        self._write_pty(b"printf '%s\\n' rea''dy\n")
+        self._wait_for_output("\nready\n", timeout=60.0)
+        self.clear_screen()
+
+    def clear_screen(self: Any) -> None:
+        # The prompt's last line feed may come after its marker, and would be taken for new output.
+        self._wait_for_output(_PROMPT, timeout=1.0)
+        terminal.clear_screen(self)
+
+    def add_text(self: Any, text: str) -> None:
+        terminal._add_text_to_buffer(self, text.replace("\r", ""))
+
+    methods = {"initialize": initialize, "clear_screen": clear_screen, "_add_text_to_buffer": add_text}
+    return type("ReliableTerminal", (terminal,), methods)
 
 
 def drive(job: dict[str, Any], address: str) -> dict[str, str]:
@@ -35,6 +66,9 @@ def drive(job: dict[str, Any], address: str) -> dict[str, str]:
             tool: Any = getattr(importlib.import_module(module), kind)
             # Otherwise tmux is used where the sandbox has it, and shells behave differently.
             params = {"terminal_type": "subprocess"} if name == "terminal" else {}
+            if name == "terminal":
+                library: Any = importlib.import_module(_TERMINAL)
+                library.SubprocessTerminal = reliable_terminal(library.SubprocessTerminal)
             tools.append(sdk.Tool(name=tool.name, params=params))
     gc.freeze()
     gc.enable()

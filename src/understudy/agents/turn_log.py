@@ -66,13 +66,13 @@ def compare_turns(
     """
     turns = [turn for turn in logged if turn.text.strip() or turn.calls]
     nodes = [node for node in trajectory.nodes if _is_logged(node)]
-    answers = [_answer(node) for node in nodes]
+    answers = [answered_turn(node) for node in nodes]
     findings: list[Finding] = []
     matcher = SequenceMatcher(None, [turn.key for turn in turns], [turn.key for turn in answers], autojunk=False)
     for tag, first, last, low, high in matcher.get_opcodes():
         if tag == "equal" or (tag == "insert" and cut_off and high == len(answers)):
             continue
-        unmatched = [node for node in nodes[low:high] if node.call.status == "ok" and must(_answer(node))]
+        unmatched = [node for node in nodes[low:high] if node.call.status == "ok" and must(answered_turn(node))]
         for turn, node in zip_longest(turns[first:last], unmatched):
             findings.append(_finding(turn, node))
     if len(findings) > FINDINGS_LIMIT:
@@ -85,11 +85,12 @@ def _is_logged(node: Node) -> bool:
     return (
         node.role not in _UNLOGGED_ROLES
         and not (node.superseded or node.alternative)
-        and bool(_answer(node).text.strip() or _answer(node).calls)
+        and bool(answered_turn(node).text.strip() or answered_turn(node).calls)
     )
 
 
-def _answer(node: Node) -> LoggedTurn:
+def answered_turn(node: Node) -> LoggedTurn:
+    """Return what a call was answered with, as a log should have it."""
     call = node.call
     blocks = (node.answer if call.status == "ok" else response_blocks(call.dialect, call.response)) or ()
     text = "\n".join(block.text for block in blocks if block.kind == "text" and block.text.strip())
@@ -99,7 +100,7 @@ def _answer(node: Node) -> LoggedTurn:
 def _finding(turn: LoggedTurn | None, node: Node | None) -> Finding:
     if node is None:
         return Finding(kind=KIND, message=f"the log has a response that no call has: {_short(turn)}")
-    call, answer = node.call, _answer(node)
+    call, answer = node.call, answered_turn(node)
     if turn is None:
         return Finding(kind=KIND, message=f"the answer of call {call.sequence} is not in the log", call_id=call.id)
     what = f"the log has the answer of call {call.sequence} otherwise: {_short(turn)}, not {_short(answer)}"

@@ -21,18 +21,19 @@ Calls = Callable[[Toolset], tuple[ActionCall, ...]]
 
 
 class ScriptStep(Struct, frozen=True):
-    """One answer of the model: a text and tool calls, or, with a `status`, an error."""
+    """One answer of the model: a text and tool calls after some reasoning, or, with a `status`, an error."""
 
     text: str = ""
     calls: Calls = lambda tools: ()
     status: int = 0
+    reasoning: str = ""
 
 
 class Behaviour(Struct, frozen=True, kw_only=True):
     """A script, after which the model ends its work, and the required results.
 
     `ends` are the acceptable outcomes. `shows` are texts that the results of its tool calls must contain, in
-    order. `file` is the required content of `FILE` at the end.
+    order. `file` is the required content of `FILE` at the end. `timeout_s` is the limit of the whole run.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Behaviour(Struct, frozen=True, kw_only=True):
     shows: tuple[str, ...] = ()
     file: str = BEFORE
     max_turns: int = 60
+    timeout_s: float = 180.0
 
 
 def _shell(*commands: str) -> Calls:

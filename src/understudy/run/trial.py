@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,9 @@ from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.store import Store
 from understudy.tasks.environment import python_environment
 from understudy.trajectory.tree import build
-from understudy.types import WORK_ROLES, Call, Files, PytestChecks, Task, Usage
+from understudy.types import WORK_ROLES, Call, Files, Finding, PytestChecks, Task, Usage
 from understudy.wire.model import ChatRequest, Emit, Generation, ToolCall
 
-_TIMEOUT_S = 180.0
 _EXCERPT_LENGTH = 160
 _VERSION = re.compile(r"\d[\w.+-]*")
 _CHANGING = re.compile(r"\b(?=\w*\d)\w{6,}\b|\d+")
@@ -63,6 +62,21 @@ class Observation(Struct, frozen=True, kw_only=True):
     turns: int = 0
     misses: list[str] = field(default_factory=list[str])
     logs: list[str] = field(default_factory=list[str])
+
+
+class ScriptedRun(Struct, frozen=True, kw_only=True):
+    """A run of an agent through the script of a behaviour.
+
+    `requests` are those that the script answered, `content` is what `FILE` holds at the end, and `findings` are
+    the differences between the agent's own log and the calls.
+    """
+
+    behaviour: Behaviour
+    result: AgentResult
+    calls: list[Call]
+    requests: list[ChatRequest]
+    content: str
+    findings: list[Finding]
 
 
 class VersionTrial(Struct, frozen=True, kw_only=True):
@@ -109,7 +123,14 @@ class ScriptedBackend:
         )
         usage = Usage(prompt_tokens=1000 + 10 * len(self.requests), completion_tokens=10)
         end = "tool_calls" if calls else "stop"
-        return Generation(model=self.model, text=step.text, tool_calls=calls, finish_reason=end, usage=usage)
+        return Generation(
+            model=self.model,
+            text=step.text,
+            reasoning=step.reasoning or None,
+            tool_calls=calls,
+            finish_reason=end,
+            usage=usage,
+        )
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """See Backend."""
@@ -151,11 +172,18 @@ async def try_version(
     behaviours: Sequence[Behaviour] = BEHAVIOURS,
 ) -> VersionTrial:
     """Fetch a version, unless it is here, and test every behaviour. Raises ConfigError and SandboxError."""
+    observations = [_observation(run) async for run in scripted_runs(package, behaviours, tell)]
+    return VersionTrial(agent=package.agent, version=package.version, observations=observations)
+
+
+async def scripted_runs(
+    package: AgentPackage, behaviours: Sequence[Behaviour], tell: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[ScriptedRun]:
+    """Fetch a version, unless it is here, and run it through every script. Raises ConfigError and SandboxError."""
     install(package.agent, package=package)
     sandboxes = LocalSandboxes()
     if problems := sandboxes.problems():
         raise ConfigError(problems[0])
-    observations: list[Observation] = []
     root = Path(tempfile.mkdtemp(prefix="understudy-trial-"))
     try:
         with Store.open(root / "store") as store:
@@ -165,10 +193,9 @@ async def try_version(
             store.runs.create_rollouts("trial", rollouts).result()
             for behaviour in behaviours:
                 tell(f"{package.title} {package.version}: {behaviour.name}")
-                observations.append(await _observe(package, behaviour, store, root, sandboxes))
+                yield await _run(package, behaviour, store, root, sandboxes)
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    return VersionTrial(agent=package.agent, version=package.version, observations=observations)
 
 
 def _task() -> Task:
@@ -182,9 +209,9 @@ def _task() -> Task:
     )
 
 
-async def _observe(
+async def _run(
     package: AgentPackage, behaviour: Behaviour, store: Store, root: Path, sandboxes: LocalSandboxes
-) -> Observation:
+) -> ScriptedRun:
     agent = make_agent(package.agent, {})
     assert isinstance(agent, PackagedAgent | ClaudeCode), "only agents that are fetched have versions"
     agent.package = package
@@ -212,7 +239,7 @@ async def _observe(
                 model="big",
                 small_model="small",
                 max_turns=behaviour.max_turns,
-                timeout_s=_TIMEOUT_S,
+                timeout_s=behaviour.timeout_s,
             )
             result = await agent.run(sandbox, job)
             try:
@@ -225,19 +252,20 @@ async def _observe(
         await gateway.stop()
         socket.unlink(missing_ok=True)
     calls = list(store.calls.of_attempt(attempt))
-    findings = [finding.message for finding in agent.check(result, calls)]
-    return _observation(behaviour, backend.requests, result, calls, content, findings)
+    return ScriptedRun(
+        behaviour=behaviour,
+        result=result,
+        calls=calls,
+        requests=backend.requests,
+        content=content,
+        findings=agent.check(result, calls),
+    )
 
 
-def _observation(
-    behaviour: Behaviour,
-    requests: Sequence[ChatRequest],
-    result: AgentResult,
-    calls: Sequence[Call],
-    content: str,
-    findings: list[str],
-) -> Observation:
-    nodes = build(calls).nodes
+def _observation(run: ScriptedRun) -> Observation:
+    behaviour, result, requests, content = run.behaviour, run.result, run.requests, run.content
+    findings = [finding.message for finding in run.findings]
+    nodes = build(run.calls).nodes
     last = max(requests, key=lambda request: len(request.messages), default=None)
     messages = last.messages if last else []
     results = [_text(message["content"]) for message in messages if message["role"] == "tool"]

@@ -142,7 +142,8 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _event(value: object) -> bytes:
-    return b"data: %b\n\n" % msgspec.json.encode(value)
+    # Arguments are as the model wrote them. Line breaks between their values would end the event's line.
+    return b"data: %b\n\n" % msgspec.json.encode(value).replace(b"\n", b" ").replace(b"\r", b" ")
 
 
 def to_events(body: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -92,3 +93,15 @@ def test_a_hostile_log_is_no_failure(agent: type[PackagedAgent], content: bytes,
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
 def test_an_agent_that_was_stopped_before_it_wrote_anything_has_no_turns(agent: type[PackagedAgent]) -> None:
     assert list(agent().logged_turns({"stdout.txt": b"", "stderr.txt": b""}) or ()) == []
+
+
+def test_parallel_calls_of_opencode_are_in_the_order_of_the_response() -> None:
+    def used(id_: str, command: str) -> dict[str, Any]:
+        return {
+            "type": "tool_use",
+            "part": {"id": id_, "tool": "bash", "state": {"input": {"command": command}}},
+        }
+
+    events = [used("prt_2", "true"), used("prt_1", "sleep 1"), {"type": "step_finish"}]
+    (turn,) = OpenCode().logged_turns({"stdout.txt": b"\n".join(map(msgspec.json.encode, events))})
+    assert turn.calls == (("bash", '{"command":"sleep 1"}'), ("bash", '{"command":"true"}'))

@@ -447,6 +447,15 @@ def test_the_stream_says_what_the_message_says(
     assert streamed["usage"] == response["usageMetadata"]
 
 
+def test_arguments_of_several_lines_are_one_event() -> None:
+    written = generation(tool_calls=(ToolCall("call_1", "run", '{\r\n "command": "ls\\n",\n "n": 1\n}'),))
+    made = GEMINI.message(written, parse(), GatewaySession("attempt", {}), "msg_1")
+    stream = GEMINI.events(made.body)
+    assert all(line.startswith(b"data: {") for line in stream.splitlines() if line)
+    (part,) = assembled(stream)["parts"]
+    assert part["functionCall"]["args"] == {"command": "ls\n", "n": 1}
+
+
 PIECES = st.lists(st.sampled_from(["a", "b{", "é", " "]), max_size=4)
 
 
