@@ -34,10 +34,8 @@ class CheckResult(Struct, frozen=True):
 
 
 class TwinTest(Struct, frozen=True):
-    """A deciding test in its versions (see `understudy.checks.twin_run`).
-
-    `name` is its node id in the versions. `gold` maps each site to what was observed there with the gold patch, as
-    JSON.
+    """A deciding test in its rewritten versions (see `understudy.checks.twin_run`). `name` is its node id in them.
+    `gold` maps each site (a rewritten assertion) to what was observed there with the gold patch, as JSON.
     """
 
     name: str

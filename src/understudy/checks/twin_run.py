@@ -51,10 +51,9 @@ _UNWATCHED = "what the code does in the process of the tests is not watched"
 
 
 class WrittenVersion(Struct, frozen=True):
-    """One version of all hidden files.
-
-    `files` has the files by path, `sites` their sites by number, and `names` by file the tests' old names by their
-    new ones. The functions in `emptied` do nothing.
+    """One rewritten version of all hidden files. `files` has the files by path, `sites` their sites (rewritten
+    assertions) by number, and `names` by file the tests' old names by their new ones. The functions in `emptied`
+    do nothing.
     """
 
     files: dict[str, str]

@@ -91,7 +91,9 @@ class TwinSite(Struct, frozen=True):
 
 
 class TwinVersion(Struct, frozen=True):
-    """A version of a test file: its source, its sites by number, and the tests' old names by their new ones."""
+    """A rewritten copy of a test file: its source, its sites (the rewritten assertions) by number, and the tests'
+    old names by their new ones.
+    """
 
     source: str
     sites: dict[int, TwinSite]

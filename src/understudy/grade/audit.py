@@ -63,11 +63,11 @@ class _Located(Struct, frozen=True):
 
 
 def audit(patch: bytes, task: Task, gated: GatedPatch, verdict: Verdict, tree: Path | None = None) -> Integrity:
-    """Return the integrity of a patch: the verdict's own evidence, and that found in the part that the gate
-    accepted.
+    """Return the integrity of a patch, from the verdict's own evidence and from what is found in the part that the
+    gate accepted.
 
-    `tree` is the task's tree without the patch; without it, only the text of the patch is read. A patch that
-    cannot be parsed was refused by the gate, and is not audited.
+    `tree` is the task's tree without the patch; if it is not given, only the text of the patch is read. A patch
+    that cannot be parsed was refused by the gate, and is not audited.
     """
     try:
         places = _suspicions(gated.patch, task, tree)

@@ -488,8 +488,8 @@ def _assigned_comparison(value: ast.expr, name: str, owner: str, names: Names, l
 
 
 def _ignores(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, name: str, owner: str) -> bool | None:
-    """Whether a comparison that can hold ignores its argument: None if not, False if it does, True if it looks
-    at the argument but at nothing of its own.
+    """Return whether a comparison that can hold ignores its argument: None if it does not, False if it does, True
+    for a weak sign of it: it looks at the argument but at nothing of its own object.
     """
     arguments = [*function.args.posonlyargs, *function.args.args]
     own = {arguments[0].arg, owner, "super", "__class__"} if arguments else {owner}
@@ -513,7 +513,9 @@ def _ignores(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, name
 
 
 def _is_sentinel(nodes: list[ast.AST]) -> bool | None:
-    """None for a comparison with named values, as `other is None` or `other == "*"`: what a sentinel equals."""
+    """Return None if all comparisons are with named values, such as `other is None` or `other == "*"`, as a
+    sentinel's are; otherwise False.
+    """
     compared = [node for node in nodes if isinstance(node, ast.Compare)]
     for node in compared:
         exact = all(isinstance(operator, ast.Eq | ast.Is | ast.In) for operator in node.ops)

@@ -76,10 +76,11 @@ async def grade_all(
     stop: asyncio.Event,
     progress: Callable[[GradingProgress], None] = lambda standing: None,
 ) -> GradingProgress:
-    """Grade predictions, `concurrency` at a time, until all are done or `stop` is set; then what runs is finished.
+    """Grade predictions, `concurrency` at a time, until all are done or `stop` is set; then those that are running
+    are finished.
 
-    A fault of one instance is its outcome; it is tried twice where that may help. `progress` is told of each that
-    ended. Raises ConfigError when reports cannot be written.
+    The fault of an instance becomes its outcome; it is tried twice if that may help. `progress` is called for each
+    one that ended. Raises ConfigError when reports cannot be written.
     """
     standing = GradingProgress(len(predictions.rows))
     rows = iter(predictions.rows.values())
@@ -155,10 +156,10 @@ async def _is_outdated(bench: GradingSetup, task: Task, verdict: Verdict) -> boo
 
 
 async def _prepare(bench: GradingSetup, task: Task, patch: PredictedPatch) -> PreparedTask:
-    """The task with the grading options found so far; a sandbox is announced where one will be needed.
+    """Return the task with the grading options found so far; if it will need a sandbox, that is announced.
 
-    Whether a Python of a script has to write the reward, only the gold patch's run shows: where nobody will ask, a
-    wall could make every patch fail.
+    Only the gold patch's run shows whether a script's Python itself has to write the reward. Without that run,
+    forbidding it to write could make every patch fail.
     """
     prepared = await asyncio.to_thread(prepare, task, bench.cache, bench.sandboxes)
     validated = as_validated(prepared, sandboxes=bench.sandboxes, environment=bench.environment, cache=bench.cache)
@@ -170,10 +171,10 @@ async def _prepare(bench: GradingSetup, task: Task, patch: PredictedPatch) -> Pr
 
 
 async def _grade_with_doubt(bench: GradingSetup, prepared: PreparedTask, patch: PredictedPatch) -> Verdict:
-    """The verdict. Raises TaskError, and SandboxError or GraderError when it twice could not be reached.
+    """Return the verdict. Raises TaskError, and SandboxError or GraderError if grading failed twice.
 
-    How a suite has to be graded in its image, and how a script, is what validation finds out. So a patch that
-    fails there is graded again when validation, which is done only now, finds another way.
+    Validation finds out how a suite must be graded in its image, and how a script must be. So a patch that fails
+    is graded again if validation, which is only done then, finds another way.
     """
     verdict = await _grade_retrying(bench, prepared, patch)
     sure = isinstance(prepared.task.checks, PytestChecks)

@@ -27,8 +27,10 @@ class PatchedFile(Struct, frozen=True):
 
 
 def changed_files(patch: bytes, tree: Path | None) -> list[PatchedFile]:
-    """The files that a patch changes. Without the task's tree, or where git cannot apply the patch to it as it is
-    (the grader has ways that are less strict), they consist of what the patch's hunks show. Raises DiffError.
+    """Return the files that a patch changes, with their contents before and after. Raises DiffError.
+
+    Without the task's tree, or if git cannot apply the patch to it as it is (the grader has less strict ways), the
+    contents are only what the patch's hunks show.
     """
     files = parse_diff(patch)
     if not files:

@@ -50,13 +50,14 @@ class GatedPatch(Struct, frozen=True):
 
 
 def gate(patch: bytes, task: Task, tree: Path) -> GatedPatch:
-    """What of a patch may be applied when it is graded. `tree` is the task's prepared tree, without any patch.
+    """Return the part of a patch that may be applied when it is graded. `tree` is the task's prepared tree,
+    without any patch.
 
-    Links, submodules, other modes and paths out of the tree refuse the whole patch. Changes of files that decide
-    how tests run are dropped unless the gold patch changes the same file; so are changes of the checks' own files,
-    of all that lies in their directory of tests, which they may import, new files that are named as tests, and
-    new files that would be imported in place of what the tests import (see `shadows`), and scratch files that
-    nothing names (see `scratch`).
+    Links, submodules, other file modes and paths outside of the tree refuse the whole patch. Changes of files that
+    decide how tests run are dropped unless the gold patch changes the same file. Also dropped are changes of the
+    checks' own files and of everything in their directory of tests, which they may import; new files that are
+    named like tests; new files that would be imported in place of what the tests import (see `shadows`); and
+    scratch files that nothing names (see `scratch`).
     """
     if patch.startswith(NO_PATCH):
         return GatedPatch(b"", refused=patch.removeprefix(NO_PATCH).decode(errors="replace").strip())
@@ -134,7 +135,7 @@ def is_protected(path: str) -> bool:
 
 
 def _exists(tree: Path, path: str) -> bool:
-    """Whether the tree has something at `path`; a header need not say that a file is new, where it was renamed."""
+    """Return whether the tree has something at `path`. A renamed file's header does not say that it is new."""
     try:
         (tree / path).lstat()
     except (OSError, ValueError):
@@ -190,9 +191,9 @@ def gold_paths(task: Task) -> frozenset[str]:
 
 
 def paths_of(patch: str, what: str, *, new: bool = False) -> frozenset[str]:
-    """The paths that a patch of the task's own names, or only those of new files.
+    """Return the paths that a patch of the task itself names, or only those of new files.
 
-    Raises TaskError, saying `what` it is, when it cannot be read.
+    Raises TaskError, with `what` as the patch's name, if it cannot be parsed.
     """
     try:
         files = parse_diff(patch.encode(errors="surrogateescape"))

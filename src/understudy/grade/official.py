@@ -51,7 +51,7 @@ def interpreter() -> str:
 
 
 def problems(python: str) -> list[str]:
-    """Return why the harness cannot run here, each reason with a remedy; empty if it can."""
+    """Return why SWE-bench's harness cannot run here, each reason with a remedy; empty if it can."""
     problems: list[str] = []
     version = _version(python)
     if not version:
@@ -78,12 +78,12 @@ def run_official(
     jobs: int,
     timeout_s: float | None = None,
 ) -> HarnessResult:
-    """Have the harness grade predictions, with its reports where `grade.reports` has ours. Blocks; what it says
-    goes to stderr.
+    """Let SWE-bench's harness grade predictions, with its reports where `grade.reports` writes ours. Blocks; its
+    output goes to stderr.
 
-    It is started again when it fails: what has a report is not repeated, and it falls over other programs'
-    containers that end while it lists them. Raises ConfigError when the harness or a container engine is not
-    there, GraderError when it fails twice.
+    It is started again if it fails, because it fails if other programs' containers end while it lists them; what
+    has a report is not repeated. Raises ConfigError if the harness or a container engine is missing, GraderError
+    if it fails twice.
     """
     from understudy.sandbox.docker.engine import find_engine
 
@@ -216,7 +216,7 @@ _DELIMITER = "EOF_UNDERSTUDY_TEST_PATCH"
 
 
 def as_harness_row(task: Task) -> dict[str, Any]:
-    """The row of a task that has a suite, with image, eval_script, log_parser, eval_type and all classic fields.
+    """Return the row of a task with a suite: image, eval_script, log_parser, eval_type and all classic fields.
 
     Raises TaskError for tasks that the harness cannot grade: other checks, or a bug that its images do not have.
     """

@@ -72,10 +72,10 @@ _document: Callable[[bytes], _Rows] = msgspec.json.Decoder(_Rows).decode
 
 
 def open_predictions(name: str, tasks: Iterable[Task], wanted: Collection[str] | None = None) -> Predictions:
-    """The predictions that `name` stands for: a file, or "gold" for the gold patches of `tasks`.
+    """Return the predictions that `name` stands for: those of a file, or for "gold" the gold patches of `tasks`.
 
-    With `wanted`, only those of these instances. Rows that are no predictions are counted and left out. Raises
-    ConfigError for a file that cannot be read or has no prediction, and for two predictions of one instance.
+    With `wanted`, only those of these instances. Invalid rows are counted and left out. Raises ConfigError for a
+    file that cannot be read or has no prediction, and for two predictions of one instance.
     """
     if name == GOLD:
         return _GoldPredictions(task for task in tasks if wanted is None or task.instance_id in wanted)
@@ -124,7 +124,7 @@ class Predictions:
         raise NotImplementedError
 
     def _add(self, content: bytes | msgspec.Raw, where: str, start: int = 0) -> _PredictionRow | None:
-        """Note the row in `content`; what it holds, or None when it is not one of those that are wanted."""
+        """Record the row in `content` and return it; None if it is invalid or its instance is not wanted."""
         try:
             row = _row(content)
             model = row.model_name_or_path or NO_MODEL
@@ -153,7 +153,7 @@ class _GoldPredictions(Predictions):
         self.rows = {id: Prediction(id, GOLD, GOLD, not patch) for id, patch in self._patches.items()}
 
     def patch(self, row: Prediction) -> PredictedPatch:
-        """The gold patch."""
+        """Return the gold patch."""
         data = self._patches[row.instance_id].encode(errors="surrogateescape")
         return PredictedPatch(data, hashlib.sha256(data).hexdigest())
 
@@ -173,7 +173,7 @@ class _JsonlPredictions(Predictions):
                 self._add(line, where, start)
 
     def patch(self, row: Prediction) -> PredictedPatch:
-        """The patch in a row of the file, which must be what it was."""
+        """Return the patch in a row of the file. Raises ConfigError if the row has changed since it was opened."""
         with self._reading:  # one row at a time is in memory
             return super().patch(row)
 
@@ -225,7 +225,9 @@ def _items(path: Path) -> Sequence[msgspec.Raw]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes | None]]:
-    """(number from 1, start, content) of each line of a file; no content where it is too long to be a row."""
+    """Yield (number from 1, start, content) of each line of a file; the content is empty if it is too long for a
+    row.
+    """
     with path.open("rb") as file:
         start = 0
         for number in itertools.count(1):
@@ -242,7 +244,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes | None]]:
 
 
 def _shortest(raw: memoryview) -> int:
-    """The fewest bytes that a JSON string can have when it is read: an escape is as many as six for one."""
+    """Return the fewest bytes that a JSON string can have after decoding: an escape may take six bytes for one."""
     size = len(raw) - 2
     if size <= MAX_PATCH_BYTES:
         return size

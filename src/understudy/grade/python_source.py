@@ -91,7 +91,7 @@ class ParsedSource:
         self._bodies = list(_parse(text, self._unparsed, self._inner))
 
     def segments(self) -> frozenset[str]:
-        """The texts of the top-level statements, and of those of their classes."""
+        """Return the texts of the top-level statements, and of the statements of their classes."""
         return frozenset(self._segment(node) for body in self._bodies for node in _units(body))
 
     def _segment(self, node: ast.stmt) -> str:
@@ -99,8 +99,8 @@ class ParsedSource:
         return "\n".join(self._lines[start - 1 : node.end_lineno])
 
     def read(self, unchanged: frozenset[str] = frozenset()) -> PythonSource:
-        """What the source says; top-level statements whose text is in `unchanged` are left out, their names are
-        not.
+        """Return what the source says. Top-level statements whose text is in `unchanged` are left out, but their
+        names are known.
 
         Raises RecursionError for expressions that are nested too deeply.
         """
@@ -126,9 +126,9 @@ def _units(node: ast.Module | ast.ClassDef) -> Iterator[ast.stmt]:
 
 
 def _parse(text: str, unparsed: list[tuple[int, str]], inner: set[int]) -> Iterator[ast.Module]:
-    """The text as one module, or else as many pieces of it as can be parsed: blocks, then single lines.
+    """Yield the text as one module, or otherwise as many pieces of it as can be parsed: blocks, then single lines.
 
-    To `inner` the numbers of those single lines are added that are indented, so in a block of another one.
+    The numbers of single lines that are indented, so that they belong to a block, are added to `inner`.
     """
     if (whole := _try_parse(text)) is not None:
         yield whole
@@ -171,7 +171,7 @@ def _try_parse(text: str, offset: int = 0) -> ast.Module | None:
 
 
 def _disguises(nodes: list[ast.stmt], lines: list[str]) -> Iterator[tuple[int, str]]:
-    """Names in letters that Python reads as others, and statements far to the right of the screen."""
+    """Yield names with letters that Python reads as others, and statements far to the right of the screen."""
     for node in nodes:
         for inner in ast.walk(node) if not "\n".join(lines[node.lineno - 1 : node.end_lineno]).isascii() else ():
             if isinstance(inner, ast.Name | ast.Attribute) and inner.end_col_offset:
@@ -322,7 +322,7 @@ class Names:
         return resolved[0] if resolved else None
 
     def _item(self, base: str, key: Constant) -> str | None:
-        """What `base[key]` stands for, of a dictionary that holds a namespace."""
+        """Return what `base[key]` stands for, if the base is a dictionary that holds a namespace."""
         if base == "sys.modules":
             return key if isinstance(key, str) else f"sys.modules.{_DYNAMIC}"
         for suffix in (".__dict__", ".f_globals", ".f_builtins", ".__globals__"):
@@ -425,7 +425,7 @@ class Names:
         return None
 
     def _elements(self, node: ast.expr, depth: int) -> list[Constant] | None:
-        """The constants of a display, of a reversed or mapped one, or the characters of a text."""
+        """Return the constants of a display, of a reversed or mapped one, or the characters of a string."""
         match node:
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
                 return [self.fold(each, depth) for each in elements]
@@ -490,7 +490,7 @@ class Names:
         return None
 
     def _method(self, node: ast.Call, function: ast.Attribute, arguments: list[Constant], depth: int) -> Constant:
-        """The result of a method of a constant text that gives another text."""
+        """Return the result of a method of a constant string that returns another string."""
         owner = self.fold(function.value, depth)
         if isinstance(owner, str) and function.attr == "join" and node.args:
             parts = self._elements(node.args[0], depth)
@@ -528,7 +528,7 @@ def _are_bounds(bounds: list[Constant]) -> bool:
 
 
 def _recoded(value: str | bytes, arguments: list[Constant]) -> Constant:
-    """A text in another encoding, by those codecs that only turn characters into others."""
+    """Return a string in another encoding, for the codecs that only replace characters."""
     name = str(arguments[0]).lower() if arguments else "utf-8"
     if name in _ROTATED and isinstance(value, str):
         return codecs.encode(value, "rot13")
@@ -549,7 +549,9 @@ def _mentions_modules(node: ast.AST, names: Names) -> bool:
 
 
 def _canonical(node: ast.AST, names: Names, *, is_head: bool = False) -> ast.AST:
-    """A copy of a node with dotted names for aliases and constants for what can be folded, without annotations."""
+    """Return a copy of a node with dotted names for aliases and constants for what can be folded, without
+    annotations.
+    """
     if not isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
         if isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
             dotted = names.resolve(node)

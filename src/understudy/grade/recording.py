@@ -23,16 +23,16 @@ class RecordingSandbox(Sandbox):
 
     @property
     def workdir(self) -> str:
-        """The sandbox's."""
+        """Return the sandbox's working directory."""
         return self._sandbox.workdir
 
     @property
     def home(self) -> str:
-        """The sandbox's."""
+        """Return the sandbox's home."""
         return self._sandbox.home
 
     def locate(self, target: str) -> str:
-        """The sandbox's path of a mount."""
+        """Return the path of a mount in the sandbox."""
         return self._sandbox.locate(target)
 
     async def run(
@@ -53,7 +53,7 @@ class RecordingSandbox(Sandbox):
         return await self._sandbox.run(argv, timeout_s=timeout_s, stdin=stdin, env=env, cwd=cwd, reveal=reveal)
 
     async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
-        """The content of a file."""
+        """Return the content of a file."""
         return await self._sandbox.read(path, limit=limit)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -67,11 +67,11 @@ class RecordingSandbox(Sandbox):
         await self._sandbox.seal(paths)
 
     async def read_changes(self, *, file_limit: int, ignored: IgnoreFilter) -> TreeChanges | None:
-        """What changed."""
+        """Return the changes in the sandbox."""
         return await self._sandbox.read_changes(file_limit=file_limit, ignored=ignored)
 
     async def reset(self) -> None:
-        """Drop what was written."""
+        """Remove what was written."""
         await self._sandbox.reset()
 
     async def close(self) -> None:

@@ -89,7 +89,7 @@ def outcome_of(verdict: Verdict) -> GradingOutcome:
 
 
 def current_reason(reason: str) -> str:
-    """A verdict's reason as it is worded now. Stores of 0.1 say the same in other words."""
+    """Return a verdict's reason in its current wording. Stores of 0.1 word some reasons differently."""
     for old, new in _REWORDED.items():
         reason = reason.replace(old, new)
     return reason
@@ -102,12 +102,14 @@ def failed_outcome(boundary: str, message: str) -> GradingOutcome:
 
 
 def instance_dir(output: Path, run_id: str, model: str, instance_id: str) -> Path:
-    """Where the files of an instance go. Raises TaskError for a name that cannot be one of a directory."""
+    """Return the directory of an instance's files. Raises TaskError for a name that cannot be part of a path."""
     return output / LOGS / name_part(run_id) / name_part(model) / name_part(instance_id)
 
 
 def name_part(name: str) -> str:
-    """A run's, model's or instance's name in file names, `/` as `__`. Raises TaskError where it cannot be one."""
+    """Return a run's, model's or instance's name for file names, with `__` for `/`. Raises TaskError if it cannot
+    be one.
+    """
     part = name.replace("/", "__")
     if not part or part.startswith(".") or not part.isprintable() or "\\" in part or len(os.fsencode(part)) > 180:
         raise TaskError(
@@ -118,7 +120,7 @@ def name_part(name: str) -> str:
 
 
 def instance_report(task: Task, patch: bytes | None, verdict: Verdict) -> dict[str, Any]:
-    """The report of one instance in the harness's format: its id mapped to an object."""
+    """Return the report of one instance in the format of SWE-bench's harness: its id mapped to an object."""
     entry: dict[str, Any] = {
         "patch_is_None": patch is None,
         "patch_exists": bool(patch),
@@ -162,8 +164,9 @@ def write_report(
 
 
 def read_verdict(directory: Path, key: str) -> Verdict | None:
-    """The stored verdict with this key, which `grade.batch` makes (`_key`); None when there is none, or it is
-    incomplete."""
+    """Return the stored verdict with this key, which `grade.batch` makes (`_key`); None if there is no complete
+    one.
+    """
     try:
         if not (directory / REPORT).exists():
             return None
@@ -184,7 +187,9 @@ def write_failure(directory: Path, task: Task, patch: bytes | None, message: str
 
 
 def write_metadata(output: Path, run_id: str, dataset: str) -> None:
-    """Note what a run is graded against, where the harness looks for it when it reads the reports again."""
+    """Write what a run is graded against to the file that SWE-bench's harness reads when it reads the reports
+    again.
+    """
     created_at = datetime.now(UTC).isoformat(timespec="seconds")
     metadata = {"dataset": dataset, "split": "test", "task_repo": None, "created_at": created_at}
     _write(output / LOGS / name_part(run_id), {"run.json": _json(metadata) + b"\n"})
@@ -253,7 +258,7 @@ def _cause(verdict: Verdict) -> tuple[str, Tier | Literal[""]]:
 
 
 def _tests_status(task: Task, verdict: Verdict) -> dict[str, dict[str, list[str]]]:
-    """How the deciding tests ended, under the harness's names; it knows two groups that no task has."""
+    """Return how the deciding tests ended, by the harness's names. Two of its groups are always empty here."""
     checks = task.checks
     groups: dict[str, tuple[Sequence[str], Collection[str]]] = {}
     if not isinstance(checks, ScriptChecks):
@@ -280,9 +285,10 @@ def _inputs(
 
 
 def _script(task: Task, verdict: Verdict | None) -> str:
-    """What the grader ran, as a script; each command was a phase of its own, whose processes ended with it.
+    """Return the commands that the grader ran, as a script. Each was a phase of its own, whose processes ended
+    with it.
 
-    Of a verdict of 0.1, or without one, it is what the task's checks are.
+    For a verdict of 0.1, or without one, the commands are those of the task's checks.
     """
     if verdict is None or not verdict.grader:
         return _commands(task)
@@ -290,7 +296,7 @@ def _script(task: Task, verdict: Verdict | None) -> str:
 
 
 def _commands(task: Task) -> str:
-    """The commands of a task's checks as a script for people."""
+    """Return the commands of a task's checks as a script for people."""
     match task.checks:
         case SuiteChecks() as checks:
             steps = [checks.activate, checks.before, "git apply patch.diff", checks.install, checks.command]
@@ -303,7 +309,7 @@ def _commands(task: Task) -> str:
 
 
 def _output(verdict: Verdict) -> str:
-    """The checks' output between the harness's markers, by which other tools find it."""
+    """Return the checks' output between the markers of SWE-bench's harness, by which other tools find it."""
     if not verdict.log and not verdict.tests:
         return f"{verdict.reason}\n"
     return f">>>>> Start Test Output\n{verdict.log.rstrip()}\n>>>>> End Test Output\n"
@@ -314,13 +320,13 @@ def _json(value: Any) -> bytes:
 
 
 def half_written(output: Path, run_id: str) -> list[Path]:
-    """The files beside a run's summary that a process which was killed left there. Raises OSError."""
+    """Return the files that a killed process left beside a run's summary. Raises OSError."""
     mine = re.compile(rf"\..*\.{re.escape(name_part(run_id))}\.json\.\d+\.new")
     return [path for path in output.iterdir() if mine.fullmatch(path.name) and path.is_file()]
 
 
 def _write(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Write files, each at one stroke, in this order."""
+    """Write files in this order, each atomically. Raises ConfigError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

@@ -23,10 +23,12 @@ _PRUNED = frozenset({".git", "node_modules"})
 
 
 def scratch_files(files: Iterable[FileDiff], task: Task, tree: Path, gold: frozenset[str]) -> frozenset[str]:
-    """The paths of scratch files: new scripts at the root of the tree, or in a new directory there, that are named
-    neither in the tree, nor by the hidden tests or the task's commands, nor in the rest of the patch.
+    """Return the paths of scratch files: new scripts at the root of the tree or in a new directory there, which
+    nothing names.
 
-    None where a check script decides, which may run anything. `gold` are the paths of the gold patch, which count.
+    "Nothing" means neither the tree, nor the hidden tests or the task's commands, nor the rest of the patch. Empty
+    if a check script decides, because it may run anything. `gold` are the paths of the gold patch, which are never
+    scratch files.
     """
     if isinstance(task.checks, ScriptChecks):
         return frozenset()
@@ -91,7 +93,7 @@ def unused_scripts(
 
 
 def _name(path: str) -> str:
-    """The module or the program that a path is known by."""
+    """Return the module or the program name by which a path is known."""
     return path.partition("/")[0].rpartition(".")[0] or path.partition("/")[0]
 
 
@@ -157,7 +159,7 @@ def _tree_texts(tree: Path) -> Iterator[str]:
 
 
 def _tree_files(tree: Path) -> Iterator[tuple[str, str]]:
-    """The files of a tree that may name others: their paths in it and their texts."""
+    """Yield the files of a tree that may name others, as their paths in it and their texts."""
     for folder, directories, names in os.walk(tree):
         directories[:] = [name for name in directories if name not in _PRUNED]
         for name in names:

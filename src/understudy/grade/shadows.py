@@ -1,6 +1,6 @@
 """Which new files would be imported in place of what the hidden tests import.
 
-The law: what hidden tests import besides the code under test is what it is without the patch. So a new file must
+The rule: except for the code under test, hidden tests import the same as without the patch. So a new file must
 not take the place of a hidden file, of a helper or library that hidden tests import, of what runs them, or of a
 module of the standard library. A name that the tree itself defines outside of its tests is the code under test.
 """
@@ -31,7 +31,7 @@ _FILE_BYTES = 4 << 20
 
 
 def folded(path: str) -> str:
-    """A path as file systems compare it that ignore case and the form of letters."""
+    """Return a path as those file systems compare it that ignore case and the form of letters."""
     return unicodedata.normalize("NFKC", path).casefold()
 
 
@@ -57,7 +57,7 @@ class TestImports:
         self._imported = self._imported_names(task)
 
     def is_replaced_by(self, path: str) -> bool:
-        """Whether a new file at `path` would be imported in place of something that the tests import."""
+        """Return whether a new file at `path` would be imported in place of something that the tests import."""
         if path in self._gold:
             return False
         if posixpath.basename(path).startswith("__init__.") and posixpath.dirname(path) in self._parents:
@@ -67,12 +67,12 @@ class TestImports:
         )
 
     def _is_taken(self, name: str) -> bool:
-        """Whether a module of this name is imported that is not the code under test."""
+        """Return whether a module of this name is imported that is not the code under test."""
         is_reserved = name in self._imported or name in _RUNNERS or name in sys.stdlib_module_names
         return (is_reserved or _RUNNER.fullmatch(name) is not None) and not self._is_under_test(name)
 
     def _is_under_test(self, name: str) -> bool:
-        """Whether the tree, or the gold patch, has a module of this name that is none of the tests' own."""
+        """Return whether the tree, or the gold patch, has a module of this name that is no part of the tests."""
         for root in self._roots:
             for path in (posixpath.join(root, name), posixpath.join(root, f"{name}.py")):
                 is_hidden = any(hidden == path or hidden.startswith(path + "/") for hidden in self._hidden)
@@ -83,10 +83,10 @@ class TestImports:
         return False
 
     def _import_roots(self, task: Task) -> frozenset[str]:
-        """The directories that may be on the path when tests run, "" for the tree itself.
+        """Return the directories that may be on the path when tests run, "" for the tree itself.
 
-        The tree, the directories in it that are no packages, what PYTHONPATH names, and where pytest imports each
-        hidden file from: the first directory above it that is no package.
+        These are the tree, the directories in it that are no packages, those in PYTHONPATH, and for each hidden
+        file the first directory above it that is no package, from which pytest imports it.
         """
         roots = {""}
         for entry in self._tree.iterdir():
@@ -111,7 +111,7 @@ class TestImports:
         return directory
 
     def _imported_names(self, task: Task) -> frozenset[str]:
-        """The first names of all that hidden files, and those beside them, import; and their own."""
+        """Return the first names of all that hidden files and files beside them import, and their own names."""
         texts = [task.checks.test_patch] if isinstance(task.checks, SuiteChecks) else []
         texts += getattr(task.checks, "files", {}).values() if not texts else []
         beside = {self._tree / parent for path in self._python for parent in [posixpath.dirname(path)]}
@@ -125,7 +125,9 @@ class TestImports:
 
 
 def imported_modules(text: str) -> Iterator[str]:
-    """The first names of the modules that a text in Python imports, also as the added lines of a patch."""
+    """Return the first names of the modules that a Python source imports, also if it is given as added lines of a
+    patch.
+    """
     for match in _IMPORT.finditer(text):
         modules: list[str] = [match[1]] if match[1] else match[2].split(",")
         yield from (module.split()[0].partition(".")[0] for module in modules if module.split())
@@ -151,7 +153,9 @@ def _module(path: str, root: str) -> str:
 
 
 def _stands_in(path: str, hidden: str) -> bool:
-    """Whether `path` would be found in place of `hidden` or a directory above it: its name with another end."""
+    """Return whether `path` would be found in place of `hidden` or a directory above it: the same name with
+    another suffix.
+    """
     for new, old in zip(path.split("/"), hidden.split("/"), strict=False):
         if new != old:
             return folded(new).partition(".")[0] == folded(old).partition(".")[0]

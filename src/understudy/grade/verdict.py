@@ -99,10 +99,10 @@ async def grade(
 async def _ask_versions(
     prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> TwinJudgement | PatchFault:
-    """What versions of the deciding tests show of a patch: `clean` also for tasks without twins.
+    """Return what rewritten versions of the deciding tests show of a patch; `clean` also for tasks without them.
 
-    What contradicts the tests counts when it is seen again: they may not be the same each time. A patch that fails
-    all that it has to mend is not asked again before the tests, which most such patches fail.
+    What contradicts the tests only counts if it is seen again, because they may not be deterministic. A patch that
+    fails all tests that it should fix is not run again before the tests, which most such patches fail.
     """
     judgement: TwinJudgement | PatchFault = TwinJudgement(Integrity())
     for _ in range(ATTEMPTS if prepared.options.twins else 0):
@@ -123,9 +123,10 @@ async def _ask_again(
     sandboxes: Sandboxes,
     environment: TaskEnvironment,
 ) -> TwinJudgement | PatchFault:
-    """What is shown by one more attempt, of a patch that passes the tests although it failed its versions.
+    """Return what one more attempt shows of a patch that passes the tests although it failed their rewritten
+    versions.
 
-    The tests ran by now, so that the attempt can make it `forged` and never clean.
+    The tests have already run, so the attempt can only make the patch `forged`, never clean.
     """
     again = await _attempt(prepared, gated, sandboxes, environment)
     if isinstance(again, PatchFault) or again.integrity.status == judgement.integrity.status:
@@ -135,7 +136,7 @@ async def _ask_again(
 
 
 def _fails_all(prepared: PreparedTask, judgement: TwinJudgement) -> bool:
-    """Whether a patch fails the versions of all tests that it has to mend."""
+    """Return whether a patch fails the rewritten versions of all tests that it should fix."""
     tests = deciding_tests(prepared.task, prepared.options)
     mended = {node for node in tests.fail_to_pass if node in prepared.options.twins}
     return bool(mended) and mended <= judgement.failed
@@ -144,11 +145,11 @@ def _fails_all(prepared: PreparedTask, judgement: TwinJudgement) -> bool:
 async def _attempt(
     prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> TwinJudgement | PatchFault:
-    """What one attempt shows; `clean` where the patch does not apply, which the tests' own verdict says.
+    """Return what one attempt shows; `clean` if the patch does not apply, which the tests' own verdict reports.
 
-    All versions run, whatever the values in the first ones show: a patch that could see how many ran would learn
-    which of the expectations that it met had been changed. Only what a patch's own code decides, that a test does
-    not come to its end, ends an attempt.
+    All versions run, whatever values the first ones show: otherwise a patch that could see how many ran would
+    learn which of the expected values had been changed. An attempt ends early only for what the patch's code
+    decides: that a test does not end.
     """
     tests = deciding_tests(prepared.task, prepared.options)
     names = [twin.name for twin in prepared.options.twins.values()]
@@ -169,7 +170,7 @@ async def _attempt(
 
 
 def _confirmed(verdict: Verdict, judgement: TwinJudgement | PatchFault) -> Verdict:
-    """The verdict on a patch that passes the tests, with what versions of them have shown."""
+    """Return the verdict on a patch that passes the tests, with what their rewritten versions have shown."""
     if isinstance(judgement, PatchFault):
         return replace(verdict, reward=0.0, reason=f"{FAULT_REASON}: {judgement}")
     integrity = judgement.integrity
@@ -210,7 +211,7 @@ async def _run_version(
 async def _hidden_files(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> dict[str, bytes]:
-    """The hidden files of a suite, as the test patch makes them; none for other checks."""
+    """Return the hidden files of a suite after the test patch; empty for other checks."""
     checks = prepared.task.checks
     if not isinstance(checks, SuiteChecks):
         return {}
@@ -367,8 +368,9 @@ async def validate(
 def as_validated(
     prepared: PreparedTask, *, sandboxes: Sandboxes, environment: TaskEnvironment, cache: Path
 ) -> PreparedTask:
-    """The task with the grading options that validation found, with this time limit if it was validated with it;
-    unchanged if it was not validated."""
+    """Return the task with the grading options that validation found, with this time limit if it was validated
+    with it; unchanged if it was not validated.
+    """
     for path in _record_paths(prepared, sandboxes, environment, cache):
         with suppress(FileNotFoundError):
             return replace(prepared, options=msgspec.json.decode(path.read_bytes(), type=GradingOptions))
@@ -399,12 +401,13 @@ _WAYS: dict[type, tuple[GradingOptions, ...]] = {
 async def _grade_gold(
     prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> tuple[PreparedTask, Verdict]:
-    """The task with the first grading options with which its gold patch scores 1, and the gold patch's verdict.
+    """Return the task with the first grading options with which its gold patch scores 1, and the gold patch's
+    verdict.
 
-    Where it fails only because of how it is graded, other options are tried: as root, for images whose programs
-    only root can use; `_WAYS`, for tests that do not run with canaries or watched, that change their own files, or
-    whose Python writes the reward; with test names that both pass and fail, where they do so with the gold patch
-    too. With none of them, the task as it was and the first verdict.
+    If it fails only because of how it is graded, other options are tried: as root, for images whose programs only
+    root can use; `_WAYS`, for tests that do not run with canaries or watched, that change their own files, or
+    whose Python writes the reward; and names of tests that both pass and fail, if they do so with the gold patch
+    too. If none works, the result is the unchanged task and the first verdict.
     """
     first: Verdict | None = None
     for as_root in (False,) if sandboxes.host_programs else (False, True):
@@ -429,7 +432,7 @@ async def _grade_gold(
 def _record_paths(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, cache: Path
 ) -> tuple[Path, Path]:
-    """Where a validation is remembered: of the task as it is, and of the task with whatever time limit."""
+    """Return the paths where a validation is stored: for the task as it is, and with any time limit."""
     paths = [str(prepared.tree), str(prepared.hidden), *(str(mount.source) for mount in environment.mounts)]
     task = prepared.task
     as_it_is, unlimited = (

@@ -246,9 +246,9 @@ class PostgresqlDriver(DatabaseDriver):
 
         A server that becomes unavailable is waited for up to `outage_s` seconds; with `waits`, also one that is
         unavailable now. `wait_s` limits this, and how long locks of others are waited for (default: 30 seconds).
-        Every connection shares a lock of the database; with `exclusive`, this process alone holds
-        it through its only connection. If that connection is lost, the work ends, because others may have written
-        since. Raises StoreError, or ConfigError without psycopg.
+        Every connection shares a lock of the database; with `exclusive`, this process alone holds it through its
+        only connection. If that connection is lost, the work ends, because others may have written since. Raises
+        StoreError, or ConfigError without psycopg.
         """
         self._exclusive = exclusive
         self._was_alone = False
@@ -397,10 +397,7 @@ class PostgresqlDriver(DatabaseDriver):
         for sign, hint in _HINTS.items():
             if state.startswith(sign) if sign.isupper() or sign.isdigit() else sign in text:
                 return StoreError(f"{self.name}: {hint} ({text})")
-        return StoreError(
-            f"{self.name}: the store cannot be read or written: {type(cause).__name__}: {text}; check the "
-            "server's log"
-        )
+        return StoreError(f"{self.name}: database error: {type(cause).__name__}: {text}; check the server's log")
 
     def repeatable_for_s(self, error: Exception) -> float:
         """Return how long to retry: during outages, and after conflicts in which PostgreSQL rolled back this
