@@ -52,7 +52,7 @@ SLEEP_S, CAPACITY = 2.0, 4
 
 def long_calls(name: str, seed: int) -> list[Call]:
     """Calls of about 59 KB, as those of bench/gateway.py."""
-    return conversation(name, seed, turns=TURNS, preamble=PREAMBLE, result=600, said=400)
+    return conversation(name, seed, turns=TURNS, preamble=PREAMBLE, result=600, answer_length=400)
 
 
 def syncs_per_s(directory: Path, seconds: float = 2.0) -> float:

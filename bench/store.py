@@ -56,10 +56,13 @@ def source_text(seed: int) -> Iterator[str]:
                 yield text[start : start + 1000]
 
 
-def conversation(name: str, seed: int, *, turns: int, preamble: int, result: int, said: int) -> list[Call]:
+def conversation(
+    name: str, seed: int, *, turns: int, preamble: int, result: int, answer_length: int
+) -> list[Call]:
     """The calls of one attempt as Claude Code makes them; `cache_control` moves with the last message.
 
-    `preamble`, `result` and `said` are characters of the system prompt and tools, a tool's result and an answer.
+    `preamble`, `result` and `answer_length` are the characters of the system prompt and tools, of a tool's result,
+    and of an answer.
     """
     rng, texts = random.Random(seed), source_text(seed)
 
@@ -91,11 +94,16 @@ def conversation(name: str, seed: int, *, turns: int, preamble: int, result: int
             "max_tokens": 32000,
             "stream": True,
         }
-        answer = take(said)
+        answer = take(answer_length)
         call_id = f"toolu_{name}_{turn}"
         content = [
-            {"type": "text", "text": answer[: said // 3]},
-            {"type": "tool_use", "id": call_id, "name": "Edit", "input": {"new_string": answer[said // 3 :]}},
+            {"type": "text", "text": answer[: answer_length // 3]},
+            {
+                "type": "tool_use",
+                "id": call_id,
+                "name": "Edit",
+                "input": {"new_string": answer[answer_length // 3 :]},
+            },
         ]
         completion = tokenize(answer)
         usage = {"input_tokens": len(ids), "output_tokens": len(completion)}
@@ -198,7 +206,7 @@ def in_parallel(work: Callable[[Call], object], jobs: Sequence[Sequence[Call]]) 
 
 def bench_size(directory: Path) -> dict[str, Any]:
     """Bytes on disk of one long conversation, over the bytes of its last request and response."""
-    calls = conversation("long", 1, turns=TURNS, preamble=24_000, result=1_380, said=480)
+    calls = conversation("long", 1, turns=TURNS, preamble=24_000, result=1_380, answer_length=480)
     prompt = len(calls[-1].prompt_token_ids or ())
     if prompt < TOKENS:
         raise SystemExit(f"bench: the conversation grew to {prompt} tokens, not to {TOKENS}")
@@ -235,7 +243,7 @@ def bench_rate(directory: Path, location: StoreLocation) -> dict[str, Any]:
             call
             for n, name in enumerate(row)
             for call in conversation(
-                name, 100 * writer + n, turns=SHORT_TURNS, preamble=12_000, result=1_000, said=400
+                name, 100 * writer + n, turns=SHORT_TURNS, preamble=12_000, result=1_000, answer_length=400
             )
         ]
         for writer, row in enumerate(names)

@@ -127,7 +127,7 @@ async def test_weights_are_changed_between_two_calls(store: Store) -> None:
         hold.set()
         assert await draining == {"in_flight": 0}
         assert (await first)[0] == 200
-        assert len(rig.model.seen) == 1
+        assert len(rig.model.requests) == 1
         resumed = await rig.order("POST", "/resume", {"version": "v2"})
         assert (resumed["paused"], resumed["version"]) == (False, "v2")
         status, answer = await second
@@ -163,7 +163,7 @@ async def test_a_pause_that_lasts_is_told_so_that_the_agent_waits_it_out(store: 
             "waiting": 0,
         }
         assert (await rig.ask())[0] == 200
-        assert len(rig.model.seen) == 1
+        assert len(rig.model.requests) == 1
 
 
 @pytest.mark.parametrize("key", ["", "an admin key for test", KEY + "s", "\xe9"])

@@ -94,7 +94,7 @@ async def test_every_kind_gives_the_same_answer_whole_and_streamed(kind: str, st
     ids = (*said.encode(), 256)
     assert (got.usage.completion_tokens, got.usage.cached_tokens) == (len(ids), 4)
     assert got.sampling == {"max_tokens": 50}
-    sent = model.seen[0]
+    sent = model.requests[0]
     assert sent["stream"] is stream
     assert sent["model"] == "fake"
     if kind == "openai":
@@ -126,7 +126,7 @@ async def test_earlier_reasoning_goes_back_under_the_name_that_the_server_reads(
     turn = {"role": "assistant", "content": "x", "reasoning": "hm"}
     _, model = await answer(kind, messages=[turn])
     rest = {"role": "assistant", "content": "x"}
-    assert model.seen[0]["messages"] == [rest if name is None else rest | {name: "hm"}]
+    assert model.requests[0]["messages"] == [rest if name is None else rest | {name: "hm"}]
 
 
 async def test_our_own_server_streams_what_it_says() -> None:
@@ -150,7 +150,7 @@ async def test_a_template_has_its_arguments_also_when_tokens_are_counted() -> No
         await backend.generate(request(enable_thinking=False))
         assert await backend.count_tokens(request()) > 0
         await backend.close()
-    assert model.seen[0]["chat_template_kwargs"] == {"effort": "high", "enable_thinking": False}
+    assert model.requests[0]["chat_template_kwargs"] == {"effort": "high", "enable_thinking": False}
     assert model.tokenized[0]["chat_template_kwargs"] == {"effort": "high"}
 
 
@@ -320,7 +320,7 @@ async def test_a_stream_that_breaks_is_an_error_and_never_asked_again(name: str,
         with pytest.raises(BackendError, match=message):
             await backend.generate(request(), lambda _: None)
         await backend.close()
-        assert len(model.seen) == 1
+        assert len(model.requests) == 1
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
@@ -437,11 +437,11 @@ async def test_what_a_strict_provider_refuses_is_learned_once() -> None:
             request(sampling=asked, tools=tools, parallel_tool_calls=False), lambda _: None
         )
         assert got.sampling == {"max_completion_tokens": 9, "top_p": 0.5}
-        tries = len(model.seen)
+        tries = len(model.requests)
         assert tries == 1 + len(REFUSALS) + 1
         await backend.generate(request(sampling=asked))
-        assert len(model.seen) == tries + 1
-        assert model.seen[-1]["max_completion_tokens"] == 9
+        assert len(model.requests) == tries + 1
+        assert model.requests[-1]["max_completion_tokens"] == 9
         await backend.close()
 
 
@@ -499,7 +499,7 @@ async def test_a_provider_that_wants_the_reasoning_back_gets_it() -> None:
         backend = OpenAIBackend(model.url, "fake")
         await backend.generate(request(messages=[{"role": "assistant", "content": "", "reasoning": "hm"}]))
         await backend.close()
-    assert [message.get("reasoning_content") for sent in model.seen for message in sent["messages"]] == [
+    assert [message.get("reasoning_content") for sent in model.requests for message in sent["messages"]] == [
         None,
         "hm",
     ]
@@ -519,7 +519,7 @@ async def test_nothing_else_is_learned(words: str) -> None:
         with pytest.raises(BackendError):
             await backend.generate(request(sampling={"temperature": 3}))
         await backend.close()
-        assert len(model.seen) == 1
+        assert len(model.requests) == 1
 
 
 async def test_a_provider_that_cannot_count_says_so() -> None:
@@ -564,7 +564,7 @@ async def test_max_tokens_gives_way_to_a_prompt_that_fits(stream: bool) -> None:
         "openai", Refuse(status=400, message=words), Say(text="ok"), stream=stream, sampling={"max_tokens": 1000}
     )
     assert got.text == "ok"
-    assert [sent["max_tokens"] for sent in model.seen] == [1000, 96]
+    assert [sent["max_tokens"] for sent in model.requests] == [1000, 96]
 
 
 @pytest.mark.parametrize("code", [400, "context_length_exceeded", None])
@@ -575,4 +575,4 @@ async def test_an_overflow_told_in_a_stream_is_not_asked_again(code: Any) -> Non
         with pytest.raises(ContextOverflow):
             await backend.generate(request(sampling={"max_tokens": 10}), lambda _: None)
         await backend.close()
-        assert len(model.seen) == 1
+        assert len(model.requests) == 1

@@ -207,7 +207,7 @@ async def test_a_prompt_is_what_was_sampled_and_what_is_new(codec: LocalCodec, k
     assert notes(talk, "reason") == ["first call", None, None]
     assert notes(talk, "mismatch") == [None] * 3
     assert notes(talk, "canonical") == [None, True, True]
-    sent = server.seen[-1]
+    sent = server.requests[-1]
     prompt = sent["token_ids" if kind == "vllm" else "input_ids"]
     assert prompt == list(talk.made[-1][1].prompt_token_ids or ())
     assert prompt == await codec.render(talk.messages[:-1], TOOLS)
@@ -260,7 +260,7 @@ async def test_a_turn_that_was_cut_off_gets_its_end_from_us(codec: LocalCodec) -
         cut = await talk.say(user("go"))
         assert (cut.text, cut.finish_reason, cut.tool_calls) == (half, "length", ())
         await talk.say(user("on"))
-        text = server.decode(server.seen[1]["token_ids"])
+        text = server.decode(server.requests[1]["token_ids"])
     assert one_line(talk)
     assert text.endswith(f"{half}<|im_end|>\n<|im_start|>user\non<|im_end|>\n<|im_start|>assistant\n")
     assert notes(talk, "mismatch") == [None, "truncated turn"]
@@ -272,9 +272,9 @@ async def test_a_stop_string_is_cut_from_the_text_and_stays_in_the_tokens(codec:
         talk = Talk(backend)
         first = await talk.say(user("go"), sampling={"max_tokens": 9, "stop": ["END"]})
         assert (first.text, first.stop, first.finish_reason) == ("one ", "END", "stop")
-        assert server.seen[0]["sampling_params"]["stop"] == ["END"]
+        assert server.requests[0]["sampling_params"]["stop"] == ["END"]
         await talk.say(user("on"))
-        assert "one END<|im_end|>" in server.decode(server.seen[1]["token_ids"])
+        assert "one END<|im_end|>" in server.decode(server.requests[1]["token_ids"])
     assert one_line(talk)
 
 
@@ -365,7 +365,7 @@ async def test_a_role_marker_that_ends_a_turn_is_not_said_twice_nor_wrongly(tmp_
         del talk.made[:3]
         await talk.say(user("on"))
         assert one_line(talk)
-        text = server.decode(server.seen[-1]["token_ids"])
+        text = server.decode(server.requests[-1]["token_ids"])
     assert text.count("<|observation|>") == 2
     assert text.count("<|user|>") == 3
     assert text.endswith("cut<|user|>\non<|assistant|>\n")
@@ -520,11 +520,11 @@ async def test_sampling_in_each_server_s_own_words(codec: LocalCodec, kind: str,
             tool_choice="required",
             response_format={"type": "json_object"},
         )
-    sent = server.seen[0]["sampling_params"]
+    sent = server.requests[0]["sampling_params"]
     assert {key: sent[key] for key in expected} == expected
     assert made.sampling == expected
     assert made.audit["left_out"] == ["best_of", "tool_choice"]
-    assert sent["logprobs"] == 0 if kind == "vllm" else server.seen[0]["return_logprob"] is True
+    assert sent["logprobs"] == 0 if kind == "vllm" else server.requests[0]["return_logprob"] is True
 
 
 async def test_sglang_is_asked_for_an_adapter_by_name(codec: LocalCodec) -> None:
@@ -533,7 +533,7 @@ async def test_sglang_is_asked_for_an_adapter_by_name(codec: LocalCodec) -> None
         client = HttpClient(server.url)
         await SERVERS["sglang"](client, "lora:policy").generate([1, 2], {}, None)
         await client.close()
-    assert "lora_path" not in server.seen[0] and server.seen[1]["lora_path"] == "policy"
+    assert "lora_path" not in server.requests[0] and server.requests[1]["lora_path"] == "policy"
 
 
 async def test_only_one_call_where_no_more_are_wanted(codec: LocalCodec) -> None:
@@ -560,14 +560,14 @@ async def test_what_does_not_fit(tmp_path: Path) -> None:
         talk = Talk(backend, tools=False)
         prompt = await backend.count_tokens(ChatRequest(model="m", messages=[user("go")]))
         await talk.say(user("go"))
-        assert server.seen[0]["sampling_params"]["max_tokens"] == 60 - prompt
+        assert server.requests[0]["sampling_params"]["max_tokens"] == 60 - prompt
         await talk.say(user("on"), sampling={})
-        assert server.seen[1]["sampling_params"]["max_tokens"] == 60 - len(server.seen[1]["token_ids"])
+        assert server.requests[1]["sampling_params"]["max_tokens"] == 60 - len(server.requests[1]["token_ids"])
         with pytest.raises(ContextOverflow) as raised:
             await talk.say(user("long " * 60))
     assert raised.value.limit == 60
     assert raised.value.prompt_tokens > 60
-    assert len(server.seen) == 2
+    assert len(server.requests) == 2
 
 
 async def test_a_server_with_a_shorter_context_than_its_model(codec: LocalCodec) -> None:
@@ -576,7 +576,7 @@ async def test_a_server_with_a_shorter_context_than_its_model(codec: LocalCodec)
     async with serving(script, codec) as (server, backend):
         talk = Talk(backend, tools=False)
         await talk.say(user("go"))
-        assert server.seen[1]["sampling_params"]["max_tokens"] == 40 - len(server.seen[1]["token_ids"])
+        assert server.requests[1]["sampling_params"]["max_tokens"] == 40 - len(server.requests[1]["token_ids"])
         with pytest.raises(ContextOverflow):
             await talk.say(user("long " * 60))
 
@@ -592,7 +592,7 @@ async def test_a_request_that_is_given_up_stops_at_the_server(codec: LocalCodec)
     async with serving([Sample(hold=never), Sample(text="A")], codec) as (server, backend):
         talk = Talk(backend)
         asked = asyncio.create_task(talk.say(user("go")))
-        await server.asked.wait()
+        await server.request_received.wait()
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked

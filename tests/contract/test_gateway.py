@@ -98,7 +98,7 @@ async def test_an_answer_is_the_call_that_was_kept(store: Store, stream: bool) -
         body = ask(stream=stream, temperature=0.5, stop_sequences=["X"])
         answered = await front.answer(body, x_claude_code_agent_id="sub")
         (call,) = store.calls.of_attempt(front.attempts[0])
-        (sent,) = front.model.seen
+        (sent,) = front.model.requests
     kept = json.loads(call.response)
     if stream:
         for block in answered["content"]:
@@ -140,7 +140,7 @@ async def test_a_conversation_extends_its_prompt_though_the_agent_rewrites_it(st
                     result = {"type": "tool_result", "tool_use_id": block["id"], "content": "ok"}
                     messages += [{"role": "assistant", "content": blocks}, {"role": "user", "content": [result]}]
         calls = list(store.calls.of_attempt(front.attempts[0]))
-        last = front.model.seen[-1]
+        last = front.model.requests[-1]
     tools = [call["function"]["arguments"] for m in last["messages"] for call in m.get("tool_calls", [])]
     assert tools == raws
     for before, after in pairwise(calls):
@@ -254,7 +254,7 @@ async def test_identical_requests_at_once_are_samples_of_their_own(store: Store)
     steps = [Say(text=f"sample {n}", tools=[("call_1", "Bash", "{}")], hold=hold) for n in range(4)]
     async with running(store, *steps) as front:
         samples = [asyncio.ensure_future(front.answer(ask())) for _ in range(4)]
-        await until(lambda: len(front.model.seen) == 4)
+        await until(lambda: len(front.model.requests) == 4)
         hold.set()
         answers = await asyncio.gather(*samples)
         calls = list(store.calls.of_attempt(front.attempts[0]))
@@ -276,7 +276,7 @@ async def test_retries_of_a_request_in_flight_are_one_call(store: Store) -> None
     async with running(store, Say(text="once", hold=hold)) as front:
         other_key = front.keys.issue(front.attempts[1])
         same = [asyncio.ensure_future(front.answer(ask()))]
-        await until(lambda: len(front.model.seen) == 1)
+        await until(lambda: len(front.model.requests) == 1)
         for count in (1, 2):
             same.append(asyncio.ensure_future(front.answer(ask(), x_stainless_retry_count=str(count))))
             await asyncio.sleep(0.05)
@@ -284,12 +284,12 @@ async def test_retries_of_a_request_in_flight_are_one_call(store: Store) -> None
         more = asyncio.ensure_future(front.answer(ask(), x_stainless_retry_count="2"))
         sub = asyncio.ensure_future(front.answer(ask(), x_claude_code_agent_id="sub", x_stainless_retry_count="1"))
         other = asyncio.ensure_future(_read(front, ask(), key=other_key, x_stainless_retry_count="1"))
-        await until(lambda: len(front.model.seen) == 4)
+        await until(lambda: len(front.model.requests) == 4)
         hold.set()
         answers = await asyncio.gather(*same)
         await asyncio.gather(more, sub, other)
         again = await front.answer(ask(), x_stainless_retry_count="3")
-        assert len(front.model.seen) == 5
+        assert len(front.model.requests) == 5
         calls = list(store.calls.of_attempt(front.attempts[0]))
     assert answers[0] == answers[1] == answers[2]
     assert len(calls) == 4
@@ -305,11 +305,11 @@ async def test_an_idempotency_key_says_what_is_a_retry(store: Store) -> None:
             asyncio.ensure_future(front.answer(ask(), idempotency_key=key, x_stainless_retry_count=count))
             for key, count in (("k1", "0"), ("k1", "0"), ("k2", "1"), ("k2", "0"))
         ]
-        await until(lambda: len(front.model.seen) == 2)
+        await until(lambda: len(front.model.requests) == 2)
         await asyncio.sleep(0.05)
         hold.set()
         one, one_again, two, two_again = await asyncio.gather(*asked)
-        assert len(front.model.seen) == 2
+        assert len(front.model.requests) == 2
     assert one == one_again
     assert two == two_again
     assert one["id"] != two["id"]
@@ -319,9 +319,9 @@ async def test_a_client_that_leaves_stops_the_generation(store: Store) -> None:
     hang = Hang()
     async with running(store, hang) as front:
         pending = asyncio.ensure_future(_read(front, ask()))
-        await until(lambda: front.model.seen)
+        await until(lambda: front.model.requests)
         pending.cancel()
-        await asyncio.wait_for(hang.left.wait(), 60)
+        await asyncio.wait_for(hang.disconnected.wait(), 60)
         await until(lambda: list(store.calls.of_attempt(front.attempts[0])))
         (call,) = store.calls.of_attempt(front.attempts[0])
         assert (call.status, call.completion_token_ids) == ("abandoned", None)
@@ -336,7 +336,7 @@ async def test_one_of_two_tries_of_a_request_may_leave(store: Store) -> None:
         leaves, stays = (
             asyncio.ensure_future(front.answer(ask(), x_stainless_retry_count=count)) for count in "01"
         )
-        await until(lambda: front.model.seen)
+        await until(lambda: front.model.requests)
         await asyncio.sleep(0.05)
         leaves.cancel()
         await asyncio.sleep(0.05)
@@ -357,16 +357,16 @@ async def test_a_client_that_leaves_during_the_commit_loses_nothing(store: Store
         sink.futures[0].set_result(None)
         assert (await again)["id"] == sink.calls[0].id.replace("call_", "msg_")
     assert [call.status for call in sink.calls] == ["ok"]
-    assert len(front.model.seen) == 1
+    assert len(front.model.requests) == 1
 
 
 async def test_stop_drains_then_abandons(store: Store) -> None:
     hold = asyncio.Event()
     async with running(store, Say(text="slow", hold=hold), Hang(), drain_s=0.5) as front:
         drained = asyncio.ensure_future(front.answer(ask("a")))
-        await until(lambda: len(front.model.seen) == 1)
+        await until(lambda: len(front.model.requests) == 1)
         stuck = asyncio.ensure_future(_read(front, ask("b")))
-        await until(lambda: len(front.model.seen) == 2)
+        await until(lambda: len(front.model.requests) == 2)
         asyncio.get_running_loop().call_later(0.1, hold.set)
         await front.gateway.stop()
         assert (await drained)["content"] == [{"type": "text", "text": "slow"}]
@@ -505,7 +505,7 @@ async def test_max_tokens_gives_way_to_the_prompt(store: Store) -> None:
     async with running(store, refusal, max_model_len=100) as front:
         await front.answer(ask(max_tokens=1000))
         (call,) = store.calls.of_attempt(front.attempts[0])
-        first, second = front.model.seen
+        first, second = front.model.requests
     assert first["max_tokens"] == 1000
     assert second["max_tokens"] == call.sampling["max_tokens"] == 100 - call.usage.prompt_tokens
 
@@ -543,7 +543,7 @@ async def test_malformed_bodies_are_refused_and_kept(store: Store) -> None:
             status, _, data = await _read(front, body)
             assert (status, json.loads(data)["error"]["type"]) == (400, "invalid_request_error")
         calls = list(store.calls.of_attempt(front.attempts[0]))
-        assert front.model.seen == []
+        assert front.model.requests == []
     assert [call.status for call in calls] == ["error"] * 5
     assert calls[1].request == b"{"
     assert [call.requested_model for call in calls] == ["", "", "", "", "claude"], "known where it can be read"

@@ -114,7 +114,7 @@ async def test_streaming_says_the_text_before_the_answer_is_whole_and_the_rest_w
     async with running(tmp_path, said, streaming=True) as front:
         status, body = await front.answer("go", stream=True)
         (call,) = front.calls()
-        assert front.model.seen[0]["stream"] is True
+        assert front.model.requests[0]["stream"] is True
     answered = sse.message(body, overlapping=True)
     for block in answered["content"]:
         if block["type"] == "tool_use":
@@ -154,7 +154,7 @@ async def test_a_stream_that_breaks_after_it_began_is_an_error_and_is_asked_for_
     async with running(tmp_path, Say(text="half of it", cut=2), streaming=True) as front:
         status, body = await front.answer("go", stream=True)
         (call,) = front.calls()
-        assert len(front.model.seen) == 1
+        assert len(front.model.requests) == 1
     assert status in (200, 529)
     assert b"message_stop" not in body
     assert b"overloaded_error" in body or b"api_error" in body
@@ -170,12 +170,12 @@ async def test_requests_above_the_limit_wait_their_turn_and_those_above_the_queu
     hold = asyncio.Event()
     async with running(tmp_path, default=Say(text="ok", hold=hold), slots=FairSlots(1, 1)) as front:
         first = asyncio.create_task(front.answer("1"))
-        await until(lambda: len(front.model.seen) == 1)
+        await until(lambda: len(front.model.requests) == 1)
         second = asyncio.create_task(front.answer("2"))
         await asyncio.sleep(0.05)
         status, body = await front.answer("3")
         assert (status, json.loads(body)["error"]["type"]) == (529, "overloaded_error")
-        assert len(front.model.seen) == 1
+        assert len(front.model.requests) == 1
         hold.set()
         assert [(await task)[0] for task in (first, second)] == [200, 200]
         assert [call.status for call in front.calls()] == ["error", "ok", "ok"]
@@ -188,7 +188,7 @@ async def test_a_pause_holds_what_comes_and_what_was_queued_until_the_new_versio
         control = front.gateway.control
         control.publish("v1")
         first = asyncio.create_task(front.answer("1"))
-        await until(lambda: len(front.model.seen) == 1)
+        await until(lambda: len(front.model.requests) == 1)
         queued = asyncio.create_task(front.answer("2"))
         await asyncio.sleep(0.02)
         control.pause()
@@ -197,7 +197,7 @@ async def test_a_pause_holds_what_comes_and_what_was_queued_until_the_new_versio
         hold.set()
         assert await control.drain(5) == 0
         await asyncio.sleep(0.05)
-        assert len(front.model.seen) == 1, "a request was sent to weights that are being changed"
+        assert len(front.model.requests) == 1, "a request was sent to weights that are being changed"
         control.resume("v2")
         assert [(await task)[0] for task in (first, queued, late)] == [200, 200, 200]
         calls = front.calls()
@@ -210,7 +210,7 @@ async def test_weights_that_change_inside_a_call_are_both_recorded(tmp_path: Pat
     async with running(tmp_path, Say(text="x", hold=hold)) as front:
         front.gateway.control.publish("v1")
         task = asyncio.create_task(front.answer("1"))
-        await until(lambda: front.model.seen)
+        await until(lambda: front.model.requests)
         front.gateway.control.publish("v2")
         hold.set()
         await task
@@ -235,7 +235,7 @@ async def test_a_used_up_budget_is_an_ordinary_end_for_the_agent_and_no_turn_of_
             assert status == 200
         answered = sse.message(body) if stream else json.loads(body)
         calls = front.calls()
-        assert len(front.model.seen) == 2
+        assert len(front.model.requests) == 2
         other, _ = await front.answer("mine", attempt=1)
         assert other == 200
     assert answered["stop_reason"] == "end_turn"
@@ -277,7 +277,7 @@ async def test_60_requests_at_once_do_not_pass_a_budget(tmp_path: Path, budget: 
     async with running(tmp_path, default=Say(text="ok"), budget=budget, price=price) as front:
         answers = await asyncio.gather(*(front.answer(str(n) + " word" * 90) for n in range(60)))
         assert {status for status, _ in answers} == {200}
-        assert sum(b"This attempt ends here" in body for _, body in answers) == 60 - len(front.model.seen)
+        assert sum(b"This attempt ends here" in body for _, body in answers) == 60 - len(front.model.requests)
         ok = [call for call in front.calls() if call.status == "ok"]
     used = sum(call.usage.prompt_tokens + call.usage.completion_tokens for call in ok)
     assert 0 < len(ok) <= (budget.calls or 60)
@@ -319,7 +319,7 @@ async def test_connections_that_nobody_uses_give_way_to_new_ones(
     hold = asyncio.Event()
     async with running(tmp_path, default=Say(text="ok", hold=hold)) as front:
         under_way = asyncio.create_task(front.answer("hi"))
-        await until(lambda: front.model.seen)
+        await until(lambda: front.model.requests)
         host, port = front.url.removeprefix("http://").split(":")
         others = [await asyncio.open_connection(host, int(port)) for _ in range(50)]
         for _, writer in others[30:]:
@@ -360,7 +360,7 @@ async def test_one_attempt_holds_so_much_and_the_others_are_served(
     hold = asyncio.Event()
     async with running(tmp_path, default=Say(text="ok", hold=hold)) as front:
         held = [asyncio.create_task(front.answer(str(n) + "x" * (1 << 10))) for n in range(2)]
-        await until(lambda: len(front.model.seen) == 2)
+        await until(lambda: len(front.model.requests) == 2)
         status, body = await front.answer("2" + "x" * (1 << 10))
         assert (status, json.loads(body)["error"]["type"]) == (529, "overloaded_error")
         hold.set()

@@ -163,9 +163,9 @@ async def test_the_same_seed_is_the_same_loop_and_another_is_not(order: Order, p
 async def test_a_finished_loop_begins_nothing_and_can_be_made_longer(order: Order, policy: FakePolicy):
     order = at(order, policy, steps=1)
     first = await run(order)
-    asked = policy.asked.total()
+    asked = policy.requests.total()
     again = await run(order)
-    assert policy.asked.total() == asked
+    assert policy.requests.total() == asked
     assert (again.version, again.rollouts) == (first.version, first.rollouts)
     longer = await run(replace(order, steps=2))
     assert (longer.steps, longer.version) == (2, "step-0002")
@@ -301,10 +301,10 @@ async def test_a_publishing_that_fails_is_made_good_by_the_same_command(
         await run(order)
     assert policy.paused
     assert [step.phase for step in state_of(order).steps] == ["updated"]
-    collected = policy.asked.total()
+    collected = policy.requests.total()
     summary = await run(order)
     assert (summary.steps, summary.version) == (2, "step-0002")
-    assert policy.asked.total() == collected + 6 + 2, "the first wave was collected again"
+    assert policy.requests.total() == collected + 6 + 2, "the first wave was collected again"
     assert policy.weights == wanted, "the update that waited to be published was forgotten"
 
 

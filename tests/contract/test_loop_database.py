@@ -139,7 +139,7 @@ async def test_wrong_databases_are_refused_and_nothing_is_asked(
         with pytest.raises(StoreError, match=message) as refused:
             await run(replace(order, store=url))
         assert "a-secret" not in str(refused.value) and "wrong-password" not in str(refused.value)
-    assert policy.asked.total() == 0
+    assert policy.requests.total() == 0
     store = postgresql_server.new_store()
     here = replace(order, store=store.secret_url, steps=1)
     await run(here)

@@ -131,7 +131,7 @@ async def test_a_chat_conversation_with_a_tool_extends_its_prompt() -> None:
         said = first.choices[0].message
         messages += [said.model_dump(), {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "a.py"}]
         await front.client.chat.completions.create(model="any", messages=messages, tools=CHAT_TOOLS)
-        seen = front.model.seen[1]["messages"]
+        seen = front.model.requests[1]["messages"]
     assert seen[1]["tool_calls"][0] == {
         "id": "t1",
         "type": "function",
@@ -195,7 +195,7 @@ async def test_a_responses_conversation_with_a_tool_extends_its_prompt() -> None
         result = {"type": "function_call_output", "call_id": first.output[2].call_id, "output": "a.py"}
         items: Any = [{"role": "user", "content": "hi"}, *first.output, result]
         await front.client.responses.create(model="any", input=items, tools=TOOLS)
-        seen = front.model.seen[1]["messages"]
+        seen = front.model.requests[1]["messages"]
     assert [message["role"] for message in seen] == ["user", "assistant", "tool"]
     assert (seen[1]["content"], seen[1]["reasoning"]) == ("hello there", "hm")
     assert seen[1]["tool_calls"][0]["function"]["arguments"] == '{"command": "ls"}'
@@ -221,7 +221,7 @@ async def test_a_wrong_key_is_told_once(dialect: str) -> None:
         with pytest.raises(openai.AuthenticationError) as refused:
             await ask(front, dialect)
         assert refused.value.code == "invalid_api_key"
-        assert front.model.seen == [] and front.kept.calls == []
+        assert front.model.requests == [] and front.kept.calls == []
 
 
 @both

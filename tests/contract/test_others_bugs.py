@@ -236,7 +236,7 @@ async def test_litellm_token_ids_and_logprobs_are_not_dropped_on_v1_messages(
     async with running(tmp_path, Say(text="hello", reasoning="hm"), streaming=streaming) as (front, model):
         await front.streamed()
         (kept,) = front.calls()
-    assert model.seen[0]["return_token_ids"] is True
+    assert model.requests[0]["return_token_ids"] is True
     assert kept.completion_token_ids == (*b"hmhello", 256)
     assert kept.prompt_token_ids
     assert kept.logprobs == tuple(-token / 1000 for token in kept.completion_token_ids)
@@ -329,8 +329,8 @@ async def test_the_images_of_a_tool_result_reach_the_model(streaming: bool, tmp_
     used = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "Read", "input": {}}]}
     async with running(tmp_path, Say(text="ok"), streaming=streaming) as (front, model):
         await front.streamed(messages=[used, {"role": "user", "content": [result]}])
-    assert [message["role"] for message in model.seen[0]["messages"]] == ["assistant", "tool", "user"]
-    assert model.seen[0]["messages"][2]["content"][0]["image_url"]["url"] == "data:image/png;base64,AA=="
+    assert [message["role"] for message in model.requests[0]["messages"]] == ["assistant", "tool", "user"]
+    assert model.requests[0]["messages"][2]["content"][0]["image_url"]["url"] == "data:image/png;base64,AA=="
 
 
 # --- vLLM and SGLang ------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ async def test_vllm_44000_48874_41114_a_system_message_on_the_way_is_no_second_o
     ]
     async with running(tmp_path, Say(text="ok"), streaming=streaming) as (front, model):
         await front.streamed(messages=messages, system=[{"type": "text", "text": "first"}])
-    assert model.seen[0]["messages"] == [
+    assert model.requests[0]["messages"] == [
         {"role": "system", "content": "first"},
         {"role": "user", "content": "task"},
         {"role": "user", "content": "Available agent types: …"},
@@ -363,7 +363,7 @@ async def test_vllm_36829_what_changes_with_every_request_is_no_part_of_the_prom
             billing = f"x-anthropic-billing-header: cc_version=2.1.197.{number}; cch={number};"
             system = [{"type": "text", "text": text} for text in (billing, "You are")]
             await front.streamed(system=system)
-    assert model.seen[0] == model.seen[1]
+    assert model.requests[0] == model.requests[1]
 
 
 ECHOED = [
@@ -386,7 +386,7 @@ async def test_vllm_36992_thoughts_of_earlier_turns_are_taken_redacted_or_not(
 ) -> None:
     async with running(tmp_path, Say(text="ok"), streaming=streaming) as (front, model):
         await front.streamed(messages=ECHOED)
-    assert model.seen[0]["messages"][1] == {"role": "assistant", "content": "said", "reasoning": "hm"}
+    assert model.requests[0]["messages"][1] == {"role": "assistant", "content": "said", "reasoning": "hm"}
 
 
 @both_modes
@@ -400,5 +400,5 @@ async def test_redacted_thinking_goes_back_to_the_provider_byte_for_byte(streami
             (kept,) = front.calls()
     assert status == 200
     assert sorted(data.split(b"\n\n")) == sorted(raw.split(b"\n\n"))
-    assert json.loads(provider.seen[0].body)["messages"] == ECHOED
+    assert json.loads(provider.requests[0].body)["messages"] == ECHOED
     assert json.loads(kept.response)["content"][0] == {"type": "redacted_thinking", "data": "opaque"}

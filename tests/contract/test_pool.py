@@ -45,9 +45,9 @@ async def pool(
 
 async def who(made: BackendPool, models: Sequence[FakeVLLM], key: str | None) -> int:
     """Which endpoint answers a conversation."""
-    before = [len(model.seen) for model in models]
+    before = [len(model.requests) for model in models]
     await made.generate(request(key))
-    (number,) = [number for number, model in enumerate(models) if len(model.seen) > before[number]]
+    (number,) = [number for number, model in enumerate(models) if len(model.requests) > before[number]]
     return number
 
 
@@ -117,7 +117,7 @@ async def test_a_server_that_fails_is_left_and_others_are_asked_until_none_is_le
     async with pool([], [], default=broken) as (made, models):
         with pytest.raises(BackendError, match="out of memory"):
             await made.generate(request("a"))
-        assert [len(model.seen) for model in models] == [1, 1]
+        assert [len(model.requests) for model in models] == [1, 1]
         # All are left alone now; that is no reason to refuse without asking.
         models[0].default = models[1].default = Say(text="ok")
         assert (await made.generate(request("a"))).text == "ok"
@@ -129,7 +129,7 @@ async def test_a_refusal_is_an_answer(status: int) -> None:
         with pytest.raises(BackendError) as refused:
             await made.generate(request("a"))
     assert refused.value.status == status
-    assert sum(len(model.seen) for model in models) == 1
+    assert sum(len(model.requests) for model in models) == 1
 
 
 async def test_after_the_first_byte_no_other_is_asked() -> None:
@@ -137,7 +137,7 @@ async def test_after_the_first_byte_no_other_is_asked() -> None:
     async with pool([], [], default=broken) as (made, models):
         with pytest.raises(BackendError, match="broke off"):
             await made.generate(request("a"), lambda _: None)
-    assert sum(len(model.seen) for model in models) == 1
+    assert sum(len(model.requests) for model in models) == 1
 
 
 async def test_before_the_first_byte_a_stream_moves_too() -> None:

@@ -26,7 +26,7 @@ from fakes.anthropic import FakeAnthropic, Reply
 from fakes.attempts import start_attempts
 from fakes.vllm import FakeVLLM, Refuse, Say, Step
 from support import recordings
-from support.recordings import Exchange, told
+from support.recordings import Exchange, message_parts
 
 pytestmark = [
     pytest.mark.skipif(not recordings.FOLDER.exists(), reason="the recordings are not here"),
@@ -141,7 +141,7 @@ async def test_in_streaming_mode_too_but_that_what_completes_it_comes_last(
 
 async def _replay(name: str, agent: Agent, provider: FakeAnthropic, *, streaming: bool) -> None:
     played = list(recordings.exchanges(name))
-    provider.seen.clear()
+    provider.requests.clear()
     for exchange in played:
         await _pass_on(exchange, provider, agent, streaming=streaming)
     _check_requests(played, provider)
@@ -152,11 +152,11 @@ async def _replay(name: str, agent: Agent, provider: FakeAnthropic, *, streaming
         assert call.status == expected[exchange.outcome]
         assert call.agent_id == exchange.headers.get("x-claude-code-agent-id")
         if call.status == "ok":
-            _check_kept(call, told(exchange.said))
+            _check_kept(call, message_parts(exchange.response_body))
 
 
 def _check_kept(call: Call, said: dict[str, Any]) -> None:
-    kept = told(call.response)
+    kept = message_parts(call.response)
     assert {**kept, "tools": None} == {**said, "tools": None}
     assert [_parsed_call(tool) for tool in kept["tools"]] == [_parsed_call(tool) for tool in said["tools"]]
     assert call.finish_reason == _KEPT.get(said["stop"], said["stop"] or "none")
@@ -176,18 +176,20 @@ async def _pass_on(exchange: Exchange, provider: FakeAnthropic, agent: Agent, *,
     provider.script.append(exchange.reply)
     status, headers, got = await agent.send(exchange)
     match exchange.outcome:
-        case "whole" if exchange.streamed and not exchange.said.startswith(b"{"):
+        case "whole" if exchange.streamed and not exchange.response_body.startswith(b"{"):
             assert status == 200
-            assert got == exchange.said or (streaming and _same_but_for_the_ends(got, exchange.said))
+            assert got == exchange.response_body or (
+                streaming and _same_but_for_the_ends(got, exchange.response_body)
+            )
         case "whole":
             assert status == 200
-            assert told(got)["text"] == told(exchange.said)["text"]
-            assert exchange.streamed or got == exchange.said
+            assert message_parts(got)["text"] == message_parts(exchange.response_body)["text"]
+            assert exchange.streamed or got == exchange.response_body
         case "refused":
             assert status == exchange.reply.status
             for header in ("retry-after", "x-should-retry"):
                 assert headers.get(header) == exchange.reply.headers.get(header)
-            assert _error(got) == _error(exchange.said, exchange.reply)
+            assert _error(got) == _error(exchange.response_body, exchange.reply)
         case _:
             assert b"event: message_stop" not in got
             assert b"event: content_block_stop" not in got, "what is closed is taken for the answer"
@@ -202,8 +204,8 @@ async def _never_answered(exchange: Exchange, provider: FakeAnthropic, agent: Ag
     async with asyncio.timeout(10):
         await provider.came.wait()
         sending.cancel()
-        await silence.left.wait()
-        known = len(provider.seen)
+        await silence.disconnected.wait()
+        known = len(provider.requests)
         while len(agent.calls()) < known:  # noqa: ASYNC110 - what is waited for happens behind a socket
             await asyncio.sleep(0.01)
 
@@ -227,9 +229,9 @@ _FOR_THE_PROVIDER = ("accept", "anthropic-", "user-agent", "x-app", "x-claude-co
 
 
 def _check_requests(played: list[Exchange], provider: FakeAnthropic) -> None:
-    assert len(provider.seen) == len(played)
-    for exchange, seen in zip(played, provider.seen, strict=True):
-        model = json.dumps(exchange.asked["model"], ensure_ascii=False).encode()
+    assert len(provider.requests) == len(played)
+    for exchange, seen in zip(played, provider.requests, strict=True):
+        model = json.dumps(exchange.request["model"], ensure_ascii=False).encode()
         assert seen.body == exchange.body.replace(b'"model":' + model, b'"model":"claude-ours"', 1)
         assert seen.path == exchange.path
         assert seen.headers["x-api-key"] == "sk-ours"
@@ -255,24 +257,24 @@ async def test_a_chat_model_that_says_the_same_is_heard_the_same(
     branches: dict[str | None, tuple[dict[str, Any], dict[str, Any]]] = {}
     sampled: dict[str, str] = {}
     for exchange in played:
-        served = [tool for tool in exchange.asked["tools"] if "input_schema" not in tool]
-        model.script[:], model.seen[:] = [_step(exchange)], []
+        served = [tool for tool in exchange.request["tools"] if "input_schema" not in tool]
+        model.script[:], model.requests[:] = [_step(exchange)], []
         status, _, got = await agent.send(exchange)
         if served:
             assert status == 400
             assert served[0]["name"] in _error(got)["message"]
             continue
         branch = exchange.headers.get("x-claude-code-agent-id")
-        plain = _plain(exchange.asked)
+        plain = _plain(exchange.request)
         if branch in branches:
-            _check_prefix(*branches[branch], plain, model.seen[0])
-        branches[branch] = plain, model.seen[0]
-        _check_echoes(model.seen[0], sampled)
+            _check_prefix(*branches[branch], plain, model.requests[0])
+        branches[branch] = plain, model.requests[0]
+        _check_echoes(model.requests[0], sampled)
         if exchange.outcome == "refused":
             assert status >= 400
         else:
             assert status == 200, got
-            _check_same(told(got), told(exchange.said), sampled)
+            _check_same(message_parts(got), message_parts(exchange.response_body), sampled)
     assert [call.request for call in agent.calls()] == [exchange.body for exchange in played]
 
 
@@ -280,8 +282,8 @@ def _step(exchange: Exchange) -> Step:
     assert exchange.reply is not None
     if exchange.outcome == "refused":
         named = {name: exchange.reply.headers[name] for name in ("retry-after",) if name in exchange.reply.headers}
-        return Refuse(status=exchange.reply.status, headers=named, raw=exchange.said)
-    said = told(exchange.said)
+        return Refuse(status=exchange.reply.status, headers=named, raw=exchange.response_body)
+    said = message_parts(exchange.response_body)
     return Say(
         text=said["text"], reasoning=said["thinking"], tools=said["tools"], finish=_FINISH.get(said["stop"])
     )

@@ -83,7 +83,7 @@ async def test_a_request_keeps_every_byte_but_those_of_the_model_and_the_key() -
     }
     async with relaying(fake.stream(fake.answer(fake.text(0, "hi")))) as (relay, provider):
         await relay.relay(request(**sent, **ours, connection="close", host="elsewhere", accept_encoding="br"))
-        (seen,) = provider.seen
+        (seen,) = provider.requests
     assert seen.body == BODY.replace(b'"asked"', b'"ours"')
     assert (seen.method, seen.path) == ("POST", "/v1/messages?beta=true")
     assert seen.headers.items() >= {name.replace("_", "-"): value for name, value in sent.items()}.items()
@@ -97,8 +97,8 @@ async def test_a_request_keeps_every_byte_but_those_of_the_model_and_the_key() -
 async def test_without_a_model_of_its_own_the_agents_name_stays() -> None:
     async with relaying(fake.stream(fake.answer(fake.text(0, "hi"))), model=None) as (relay, provider):
         await relay.relay(request())
-    assert provider.seen[0].body == BODY
-    assert provider.seen[0].headers["anthropic-version"] == "2023-06-01"
+    assert provider.requests[0].body == BODY
+    assert provider.requests[0].headers["anthropic-version"] == "2023-06-01"
 
 
 async def test_what_is_no_object_is_refused_before_the_provider_sees_it() -> None:
@@ -108,7 +108,7 @@ async def test_what_is_no_object_is_refused_before_the_provider_sees_it() -> Non
                 await relay.relay(request(body))
         with pytest.raises(InvalidRequest, match="nested too deeply"):
             await relay.relay(request(b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"))
-        assert provider.seen == []
+        assert provider.requests == []
 
 
 # --- whole answers -------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ async def test_a_broken_answer_is_an_error_that_can_be_tried_again(raw: bytes, f
     async with relaying(fake.stream(raw, framing=framing), fake.stream(raw, framing=framing)) as (relay, provider):
         with pytest.raises(BackendError) as caught:
             await relay.relay(request())
-        assert len(provider.seen) == 1, "what a provider has begun to answer is never asked again"
+        assert len(provider.requests) == 1, "what a provider has begun to answer is never asked again"
     assert told(caught.value)[0].status in (500, 529)
 
 
@@ -306,7 +306,7 @@ async def test_a_lost_connection_is_an_error(lost: Any) -> None:
     async with relaying(fake.stream(raw, lost=lost)) as (relay, provider):
         with pytest.raises(BackendError, match="broke off"):
             await relay.relay(request())
-        assert len(provider.seen) == 1
+        assert len(provider.requests) == 1
 
 
 async def test_an_answer_that_was_not_streamed_must_be_whole() -> None:
@@ -329,7 +329,7 @@ async def test_an_agent_that_leaves_ends_the_providers_work() -> None:
         await provider.came.wait()
         asking.cancel()
         async with asyncio.timeout(5):
-            await silence.left.wait()
+            await silence.disconnected.wait()
         with pytest.raises(asyncio.CancelledError):
             await asking
 
@@ -391,7 +391,7 @@ async def test_a_redirect_is_not_followed() -> None:
     async with relaying(fake.whole({}, 302, location="/elsewhere")) as (relay, provider):
         with pytest.raises(BackendError, match="302"):
             await relay.relay(request())
-        assert len(provider.seen) == 1
+        assert len(provider.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -418,8 +418,8 @@ async def test_tokens_are_counted_by_the_provider() -> None:
     ):
         counted = NativeRequest(path="/v1/messages/count_tokens?beta=true", headers={}, body=BODY, stream=False)
         assert await relay.relay_count(counted) == body
-        assert provider.seen[0].path == "/v1/messages/count_tokens?beta=true"
-        assert json.loads(provider.seen[0].body)["model"] == "ours"
+        assert provider.requests[0].path == "/v1/messages/count_tokens?beta=true"
+        assert json.loads(provider.requests[0].body)["model"] == "ours"
         with pytest.raises(BackendError) as caught:
             await relay.relay_count(counted)
         assert told(caught.value)[0].status == 429
@@ -434,4 +434,4 @@ async def test_the_models_of_a_provider_are_listed() -> None:
     }
     async with relaying(fake.whole(listed)) as (relay, provider):
         assert await relay.models() == ["claude-a", "claude-b"]
-    assert (provider.seen[0].method, provider.seen[0].headers["x-api-key"]) == ("GET", KEY)
+    assert (provider.requests[0].method, provider.requests[0].headers["x-api-key"]) == ("GET", KEY)

@@ -62,10 +62,10 @@ async def test_teachers_of_the_family_that_wrote_a_turn_are_never_contacted(tmp_
                 "unknown": 0,
             }
             assert summary.left == 0
-            assert [len(server.seen) for server in (gpt, qwen, claude, unknown)] == [3, 5, 2, 0]
+            assert [len(server.requests) for server in (gpt, qwen, claude, unknown)] == [3, 5, 2, 0]
             assert not unknown.headers, "not even its models were asked for"
-            assert all("task a" in json.dumps(body) for body in gpt.seen)
-            assert all("task b" in json.dumps(body) for body in claude.seen)
+            assert all("task a" in json.dumps(body) for body in gpt.requests)
+            assert all("task b" in json.dumps(body) for body in claude.requests)
             counts = summary.selected
             assert counts.left_out == {"unknown_family": 1, "role": 1}
             assert counts.not_asked["claude"] == {"same_family": 3}
@@ -82,7 +82,7 @@ async def test_teachers_of_the_family_that_wrote_a_turn_are_never_contacted(tmp_
             # Nobody may be asked about a turn twice, and that is not done on another day either.
             again = await work_on(store, file).run()
             assert sum(tally.answered_before for tally in again.teachers.values()) == 10
-            assert [len(server.seen) for server in (gpt, qwen, claude, unknown)] == [3, 5, 2, 0]
+            assert [len(server.requests) for server in (gpt, qwen, claude, unknown)] == [3, 5, 2, 0]
 
 
 async def test_families_are_asked_where_that_is_allowed(tmp_path: Path):
@@ -91,7 +91,7 @@ async def test_families_are_asked_where_that_is_allowed(tmp_path: Path):
         file = teachers_of(tmp_path, table("claude", claude, family="claude"), table("unknown", unknown))
         with Store.open(tmp_path / "s") as store:
             await work_on(store, file, allow_same_family=True, allow_unknown_family=True).run()
-        assert len(claude.seen) == len(unknown.seen) == 2
+        assert len(claude.requests) == len(unknown.requests) == 2
 
 
 async def test_each_teacher_gets_the_state_in_its_own_dialect(tmp_path: Path):
@@ -104,7 +104,7 @@ async def test_each_teacher_gets_the_state_in_its_own_dialect(tmp_path: Path):
         )
         with Store.open(tmp_path / "s") as store:
             await work_on(store, file).run()
-            (later,) = [body for body in claude.seen if len(body["messages"]) == 3]
+            (later,) = [body for body in claude.requests if len(body["messages"]) == 3]
             assert [message["role"] for message in later["messages"]] == ["user", "assistant", "user"]
             assert later["messages"][1]["content"] == [
                 {"type": "tool_use", "id": "call_0", "name": "Bash", "input": {"command": "ls 0"}}
@@ -115,7 +115,7 @@ async def test_each_teacher_gets_the_state_in_its_own_dialect(tmp_path: Path):
             assert later["tools"][0]["input_schema"]["required"] == ["command"]
             assert later["max_tokens"] == 88
             assert "coding agent" in later["system"]
-            (later,) = [body for body in gpt.seen if len(body["messages"]) == 4]
+            (later,) = [body for body in gpt.requests if len(body["messages"]) == 4]
             assert [message["role"] for message in later["messages"]] == ["system", "user", "assistant", "tool"]
             assert later["tools"][0]["function"]["name"] == "Bash"
             assert (later["max_tokens"], later["temperature"]) == (77, 0.5)
@@ -133,7 +133,7 @@ async def test_tools_that_the_log_does_not_hold_are_inferred(tmp_path: Path):
             file = teachers_of(tmp_path, table("gpt", gpt, family="gpt"))
             summary = await work_on(store, file).run()
         assert summary.selected.tools == {"inferred": 2}
-        (function,) = [each["function"] for each in gpt.seen[0]["tools"]]
+        (function,) = [each["function"] for each in gpt.requests[0]["tools"]]
         assert function["name"] == "Bash"
         assert function["parameters"]["properties"] == {"command": {"type": "string"}}
 
@@ -156,7 +156,7 @@ async def test_an_answer_that_was_kept_though_its_ask_was_not_is_taken_from_the_
                 assert after[ask.id].call_id == ask.call_id
                 assert after[ask.id].cost_usd == pytest.approx(ask.cost_usd, abs=1e-8)
                 assert after[ask.id].reserved_usd == 0.0
-        assert len(gpt.seen) == 2
+        assert len(gpt.requests) == 2
 
 
 async def test_a_limit_is_a_random_sample_of_what_may_be_asked(tmp_path: Path):
@@ -177,7 +177,7 @@ async def test_a_limit_is_a_random_sample_of_what_may_be_asked(tmp_path: Path):
             first = {row[0] for row in store.sessions.table(("state_id",), limit=6)}
             assert len(asked) == 6 and asked != first
             again = await work_on(store, file, limit=6).run()
-            assert (again.left, len(gpt.seen)) == (0, 6), "the same command asks about the same states"
+            assert (again.left, len(gpt.requests)) == (0, 6), "the same command asks about the same states"
             _, more = work_on(store, file, limit=9, seed=1).estimate()
             assert (more["gpt"].asks, more["gpt"].done) == (9, 6), "what was asked comes first"
             _, other = work_on(store, file, limit=6, seed=1, name="other").estimate()
@@ -205,10 +205,10 @@ async def test_an_ask_under_way_at_a_kill_counts_and_is_not_sent_again_by_itself
             lost = replace(ask, status="asked", reserved_usd=0.002, cost_usd=0.001, call_id=None)
             store.asks.add(lost).result()
             summary = await work_on(store, file, limit=1, max_cost_usd=1.0).run()
-            assert (summary.teachers["gpt"].lost, len(gpt.seen)) == (1, 1)
+            assert (summary.teachers["gpt"].lost, len(gpt.requests)) == (1, 1)
             assert summary.cost_usd == pytest.approx(0.003)
             summary = await work_on(store, file, limit=1, max_cost_usd=1.0, again=True).run()
-            assert len(gpt.seen) == 2
+            assert len(gpt.requests) == 2
             (now,) = store.asks.of_replay("replay")
             assert (now.status, now.reserved_usd) == ("answered", 0.0)
             assert (now.cost_usd or 0) == pytest.approx(0.003 + (store.calls.get(now.call_id or "").cost_usd or 0))
@@ -242,4 +242,4 @@ async def test_replays_of_two_names_ask_for_themselves(tmp_path: Path):
             (state,) = store.asks.answered_states()
             assert len(proposals(store, state)) == 3
             assert len(proposals(store, state, replay="one")) == 1
-        assert len(gpt.seen) == 3
+        assert len(gpt.requests) == 3

@@ -129,7 +129,7 @@ async def test_a_ceiling_without_a_price_sends_nothing(tmp_path: Path):
         file = teachers_of(tmp_path, table("qwen", qwen, family="qwen"))
         with Store.open(tmp_path / "s") as store, pytest.raises(ConfigError, match="price of qwen"):
             work_on(store, file, max_cost_usd=1.0)
-        assert not qwen.seen
+        assert not qwen.requests
 
 
 async def test_a_teacher_that_bills_more_than_it_was_asked_for_is_noticed(tmp_path: Path):
@@ -138,7 +138,7 @@ async def test_a_teacher_that_bills_more_than_it_was_asked_for_is_noticed(tmp_pa
         file = teachers_of(tmp_path, table("gpt", gpt, family="gpt", max_tokens=50, price=CHEAP))
         with Store.open(tmp_path / "s") as store:
             summary = await work_on(store, file, max_cost_usd=1.0, concurrency=1).run()
-            assert (summary.teachers["gpt"].overruns, len(gpt.seen)) == (1, 1)
+            assert (summary.teachers["gpt"].overruns, len(gpt.requests)) == (1, 1)
             assert "more" not in (summary.teachers["gpt"].dismissed or "more")
             assert summary.left == 5
             (ask,) = store.asks.of_replay("replay")
@@ -232,5 +232,5 @@ async def test_what_fits_is_asked_though_something_dearer_does_not(tmp_path: Pat
         )
         with Store.open(tmp_path / "s") as store:
             summary = await work_on(store, file, max_cost_usd=0.01).run()
-        assert (summary.teachers["dear"].unaffordable, len(dear.seen)) == (3, 0)
+        assert (summary.teachers["dear"].unaffordable, len(dear.requests)) == (3, 0)
         assert summary.teachers["cheap"].answered == 3

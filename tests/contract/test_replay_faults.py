@@ -98,7 +98,7 @@ async def test_failures_are_kept_with_what_they_may_have_cost(
         with Store.open(tmp_path / "s") as store:
             summary = await work_on(store, file, max_cost_usd=1.0).run()
             assert {name: tally.failed for name, tally in summary.teachers.items()} == dict.fromkeys(servers, 1)
-            assert [len(server.seen) for server in servers.values()] == [1, 1, 1], "each time may be billed"
+            assert [len(server.requests) for server in servers.values()] == [1, 1, 1], "each time may be billed"
             asks = store.asks.of_replay("replay")
             for ask in asks:
                 assert ask.status == "failed"
@@ -107,9 +107,9 @@ async def test_failures_are_kept_with_what_they_may_have_cost(
                 assert ask.reserved_usd == 0.0
             assert summary.cost_usd == pytest.approx(sum(ask.cost_usd or 0.0 for ask in asks))
             await work_on(store, file, max_cost_usd=1.0).run()
-            assert [len(server.seen) for server in servers.values()] == [1 + asked_again] * 3
+            assert [len(server.requests) for server in servers.values()] == [1 + asked_again] * 3
             await work_on(store, file, max_cost_usd=1.0, again=True).run()
-            assert [len(server.seen) for server in servers.values()] == [2 + asked_again] * 3
+            assert [len(server.requests) for server in servers.values()] == [2 + asked_again] * 3
 
 
 async def test_one_prompt_that_a_router_does_not_take_ends_no_teacher(tmp_path: Path):
@@ -125,7 +125,7 @@ async def test_one_prompt_that_a_router_does_not_take_ends_no_teacher(tmp_path: 
             summary = await work_on(store, file, concurrency=1).run()
             assert (summary.teachers["one"].answered, summary.teachers["one"].failed) == (9, 1)
             assert summary.teachers["one"].dismissed is None
-            assert (summary.teachers["two"].failed, len(two.seen)) == (5, 5)
+            assert (summary.teachers["two"].failed, len(two.requests)) == (5, 5)
             assert "No endpoints" in (summary.teachers["two"].dismissed or "")
 
 
@@ -158,8 +158,8 @@ async def test_tools_that_an_api_would_refuse_have_other_names_there(tmp_path: P
         with Store.open(tmp_path / "s") as store:
             summary = await work_on(store, file).run()
             assert [summary.teachers[name].answered for name in ("one", "two")] == [2, 2]
-            assert not j.seen, "they agree"
-            later = max(one.seen, key=lambda body: len(body["messages"]))
+            assert not j.requests, "they agree"
+            later = max(one.requests, key=lambda body: len(body["messages"]))
             assert long_id not in json.dumps(later)
             assert later["messages"][-2]["tool_calls"][0]["id"] == later["messages"][-1]["tool_call_id"]
             tally = PairTally()
@@ -192,7 +192,7 @@ async def test_a_wrong_key_ends_its_teacher_and_no_other(tmp_path: Path, monkeyp
             assert summary.teachers["gpt"].failed == 1
             assert "Incorrect API key" in (summary.teachers["gpt"].dismissed or "")
             assert summary.left == 8
-            assert len(gpt.seen) == 1
+            assert len(gpt.requests) == 1
             told = repr(
                 [
                     *store.asks.of_replay("replay"),

@@ -62,4 +62,4 @@ async def test_keys_that_cannot_be_looked_up_are_told_in_the_callers_dialect_and
                             assert "x-should-retry" not in reply.headers
                             assert str(tmp_path) not in error["message"]
         await backend.close()
-        assert model.seen == []
+        assert model.requests == []

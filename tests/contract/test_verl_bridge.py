@@ -20,10 +20,10 @@ class Sampler:
 
     def __init__(self, *script: BridgeResponse) -> None:
         self.script = list(script)
-        self.seen: list[tuple[Sequence[int], dict[str, Any]]] = []
+        self.requests: list[tuple[Sequence[int], dict[str, Any]]] = []
 
     async def __call__(self, prompt: list[int], sampling: dict[str, Any]) -> BridgeResponse:
-        self.seen.append((prompt, sampling))
+        self.requests.append((prompt, sampling))
         return self.script.pop(0)
 
 
@@ -52,8 +52,8 @@ async def test_ids_logprobs_and_the_weights_come_through():
         assert second.logprobs is None and second.finish_reason == "length"
         assert session.steps == {7, 8}
     # What verl says of sampling holds; the rest is the agent's.
-    assert sampler.seen[0] == ([1, 2, 3], {"temperature": 0.7, "top_k": -1, "stop": ["x"], "max_tokens": 9})
-    assert sampler.seen[1][1]["max_tokens"] == 99
+    assert sampler.requests[0] == ([1, 2, 3], {"temperature": 0.7, "top_k": -1, "stop": ["x"], "max_tokens": 9})
+    assert sampler.requests[1][1]["max_tokens"] == 99
 
 
 async def test_what_does_not_fit_what_was_aborted_and_who_is_not_known():
@@ -68,4 +68,4 @@ async def test_what_does_not_fit_what_was_aborted_and_who_is_not_known():
         bridge.close(session)
         with pytest.raises(BackendError, match="no such session"):
             await server.generate([1], {}, None)
-    assert len(sampler.seen) == 1
+    assert len(sampler.requests) == 1

@@ -173,7 +173,7 @@ def test_a_relay_passes_on_the_bytes(wire: Wire, gateway: str, name: str) -> Non
             "headers": {name: sent[name] for name in RELAYED_HEADERS if name in sent},
             "body": body.decode(),
         }
-        for path, sent, body in wire.provider.seen
+        for path, sent, body in wire.provider.requests
     ]
     reply, again = wire.ask(gateway, "/v1/messages?beta=true", case["request"], **headers)
     assert settled(again.decode()) == settled(raw.decode())

@@ -56,7 +56,7 @@ class Ran:
     code: int
     events: list[dict[str, Any]]
     calls: list[Call]
-    seen: list[dict[str, Any]]
+    requests: list[dict[str, Any]]
     work: Path
 
     @property
@@ -100,7 +100,7 @@ class Bench:
                 await backend.close()
                 calls = list(store.calls.of_attempt(attempt))
         events = [json.loads(line) for line in out.splitlines()]
-        return Ran(code=code, events=events, calls=calls, seen=server.seen, work=self._work)
+        return Ran(code=code, events=events, calls=calls, requests=server.requests, work=self._work)
 
     async def _codex_exec(self, model: str, key: str) -> tuple[int, str]:
         nowhere = "http://127.0.0.1:9"
@@ -156,10 +156,10 @@ async def test_a_turn_with_parallel_tools_and_thinking(bench: Bench, streaming: 
     assert len({call.session_id for call in ran.calls}) == 1 and ran.calls[0].session_id
     assert {call.agent_id for call in ran.calls} == {None}
     # Each conversation begins with all of the one before, and has what was sampled as it was sampled.
-    for shorter, longer in zip(ran.seen, ran.seen[1:], strict=False):
+    for shorter, longer in zip(ran.requests, ran.requests[1:], strict=False):
         assert longer["messages"][: len(shorter["messages"])] == shorter["messages"]
         assert longer["tools"] == shorter["tools"]
-    said = [message for message in ran.seen[-1]["messages"] if message["role"] == "assistant"]
+    said = [message for message in ran.requests[-1]["messages"] if message["role"] == "assistant"]
     assert [message["reasoning"] for message in said] == ["look", "mend"]
     assert [call["function"]["arguments"] for call in said[0]["tool_calls"]] == [
         json.dumps({"cmd": "cat calc.py"}),
@@ -180,7 +180,7 @@ async def test_apply_patch_which_is_a_custom_tool(bench: Bench, streaming: bool)
     )
     assert (ran.code, ran.said) == (0, ["Done."])
     assert (ran.work / "calc.py").read_text() == "x = 3\n"
-    sent = [message for message in ran.seen[-1]["messages"] if message["role"] == "assistant"]
+    sent = [message for message in ran.requests[-1]["messages"] if message["role"] == "assistant"]
     assert sent[0]["tool_calls"][0]["function"]["arguments"] == raw
 
 

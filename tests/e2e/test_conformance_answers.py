@@ -10,7 +10,7 @@ from understudy.trajectory.samples import merge
 from understudy.trajectory.tree import Trajectory
 
 from fakes.turns import Tool, Turn, bash, say, tool
-from support.cli import CHAT_WAYS, MODEL, WAYS, Ran, Rig, in_ways, red_square
+from support.cli import CHAT_WAYS, MODEL, WAYS, CliRun, Rig, in_ways, red_square
 from support.conformance import Behaviour, Check, play
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
@@ -18,14 +18,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 DONE = say("Done.")
 
 
-def one_line(_: Rig, ran: Ran) -> None:
+def one_line(_: Rig, ran: CliRun) -> None:
     """Each call follows the one before, none was made twice."""
     assert [node.parent for node in ran.nodes] == [None, *ran.nodes[:-1]]
     assert not any(node.superseded for node in ran.nodes)
     assert set(ran.statuses) == {"ok"}
 
 
-def one_segment(rig: Rig, ran: Ran) -> None:
+def one_segment(rig: Rig, ran: CliRun) -> None:
     """One line of calls, and one sequence of tokens where the server tells them."""
     one_line(rig, ran)
     if rig.way.wire == "chat":
@@ -35,7 +35,7 @@ def one_segment(rig: Rig, ran: Ran) -> None:
 def told(*expected: str) -> Check:
     """The tool results that the model was given hold these texts, in this order."""
 
-    def check(_: Rig, ran: Ran) -> None:
+    def check(_: Rig, ran: CliRun) -> None:
         results = ran.tool_results()
         assert len(results) == len(expected), results
         for text, result in zip(expected, results, strict=True):
@@ -47,7 +47,7 @@ def told(*expected: str) -> Check:
 def untouched(name: str) -> Check:
     """A tool call that was not whole did nothing."""
 
-    def check(rig: Rig, _: Ran) -> None:
+    def check(rig: Rig, _: CliRun) -> None:
         assert not (rig.work / name).exists()
 
     return check
@@ -56,14 +56,14 @@ def untouched(name: str) -> Check:
 def given_back(*arguments: str) -> Check:
     """The model was given its own argument strings back."""
 
-    def check(_: Rig, ran: Ran) -> None:
-        calls = [call for message in ran.seen[-1]["messages"] for call in message.get("tool_calls", [])]
+    def check(_: Rig, ran: CliRun) -> None:
+        calls = [call for message in ran.model_requests[-1]["messages"] for call in message.get("tool_calls", [])]
         assert [call["function"]["arguments"] for call in calls] == list(arguments)
 
     return check
 
 
-def an_empty_answer_is_nudged(_: Rig, ran: Ran) -> None:
+def an_empty_answer_is_nudged(_: Rig, ran: CliRun) -> None:
     """Both answers are kept, and the second is no retry of the first: it answers to a nudge, no turn before it."""
     assert ran.statuses == ["ok", "ok"]
     first, second = ran.nodes
@@ -71,11 +71,11 @@ def an_empty_answer_is_nudged(_: Rig, ran: Ran) -> None:
     assert second.origin == "first call"
 
 
-def image_seen(_: Rig, ran: Ran) -> None:
-    assert "iVBORw0KGgo" in json.dumps(ran.seen[-1]["messages"][-1])
+def image_seen(_: Rig, ran: CliRun) -> None:
+    assert "iVBORw0KGgo" in json.dumps(ran.model_requests[-1]["messages"][-1])
 
 
-def ends_as_refused(_: Rig, ran: Ran) -> None:
+def ends_as_refused(_: Rig, ran: CliRun) -> None:
     assert ran.statuses == ["ok"]
     assert ran.result["is_error"] is True
 
@@ -247,7 +247,9 @@ BY_CHAT = [
 async def test_an_answer(rig: Rig, behaviour: Behaviour) -> None:
     ran = await play(rig, behaviour)
     if rig.way.wire == "messages":
-        assert [body | {"model": MODEL} for body in ran.seen] == ran.requests, "only the model's name may change"
+        assert [body | {"model": MODEL} for body in ran.model_requests] == ran.requests, (
+            "only the model's name may change"
+        )
         assert {call.backend for call in ran.calls} == {"anthropic"}
 
 

@@ -11,7 +11,7 @@ import pytest
 from understudy.gateway.server.http import RequestLimits
 
 from fakes.turns import Drop, Fail, Stall, Step, Turn, Where, bash, say
-from support.cli import ATOMIC, WAYS, Ran, Rig, Way, in_ways
+from support.cli import ATOMIC, WAYS, CliRun, Rig, Way, in_ways
 from support.conformance import Behaviour, play
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
@@ -21,14 +21,14 @@ LOST = say("This text is cut in the middle of the stream.", bash("touch lost"))
 STEP = Turn(thinking="k", text="step", tools=[bash("echo step")])
 
 
-def failed_then_done(rig: Rig, ran: Ran) -> None:
+def failed_then_done(rig: Rig, ran: CliRun) -> None:
     """What failed is kept as failed; the try that worked is the only turn."""
     assert ran.statuses == ["error"] * (len(ran.calls) - 1) + ["ok"]
     assert [node.superseded for node in ran.nodes] == [True] * (len(ran.calls) - 1) + [False]
     assert not (rig.work / "lost").exists()
 
 
-def failed_for_good(_: Rig, ran: Ran) -> None:
+def failed_for_good(_: Rig, ran: CliRun) -> None:
     """The agent was told, gave up, and nothing passes for an answer."""
     assert set(ran.statuses) == {"error"}
     assert ran.result["is_error"] is True
@@ -70,7 +70,7 @@ OF_ANTHROPIC = [
     fatal("400", bad(400), 400, "06_err400"),
     fatal("401", bad(401), 500),
     fatal("403", bad(403), 500),
-    fatal("404", bad(404), 404, "06_err404", asked=2),
+    fatal("404", bad(404), 404, "06_err404", request_count=2),
     fatal("413", bad(413), 413),
     waited_out("500", bad(500), bad(500), retries=[500, 500], like="06_err500"),
     waited_out("502 with a page", PAGE, retries=[502], like="36_http_error_text"),
@@ -163,9 +163,11 @@ async def test_a_server_that_stalls_is_left_when_the_agent_leaves(rig: Rig) -> N
     stall = Stall()
     ran = await play(
         rig,
-        Behaviour(name="stall", script=[stall, DONE], env={"API_TIMEOUT_MS": "3000"}, asked=2, retries=[None]),
+        Behaviour(
+            name="stall", script=[stall, DONE], env={"API_TIMEOUT_MS": "3000"}, request_count=2, retries=[None]
+        ),
     )
-    assert stall.left.is_set()
+    assert stall.disconnected.is_set()
     assert ran.statuses == ["abandoned", "ok"]
     assert [node.superseded for node in ran.nodes] == [True, False]
 
@@ -179,7 +181,7 @@ async def test_a_server_that_is_away_is_waited_for(rig: Rig) -> None:
     ran = await process.end()
     assert ran.result["result"] == "Done."
     failed_then_done(rig, ran)
-    assert len(ran.seen) == 1
+    assert len(ran.model_requests) == 1
 
 
 async def test_the_fallback_model_answers_when_the_first_does_not(rig: Rig) -> None:
@@ -202,11 +204,11 @@ async def test_an_agent_that_is_interrupted_leaves_an_abandoned_call(rig: Rig) -
     stall = Stall()
     rig.script(STEP, stall)
     process = await rig.start("go")
-    await process.asked(2)
+    await process.requests_received(2)
     process.interrupt()
     ran = await process.end()
     async with asyncio.timeout(5):
-        await stall.left.wait()
+        await stall.disconnected.wait()
     assert await rig.settled(2) == ["ok", "abandoned"]
     assert ran.results == [] or ran.result["is_error"] is True
 
@@ -218,7 +220,7 @@ async def test_a_failure_after_the_first_ping_is_tried_again(tmp_path: Path, cla
     async with Rig(tmp_path, claude, limits=RequestLimits(headers_after_s=0.05, ping_every_s=0.2)) as rig:
         rig.script(lost, DONE)
         process = await rig.start("go")
-        await process.asked()
+        await process.requests_received()
         await asyncio.sleep(0.5)
         hold.set()
         ran = await process.end()
@@ -231,7 +233,7 @@ async def test_a_failure_after_the_first_ping_is_tried_again(tmp_path: Path, cla
 async def test_a_wrong_key_ends_the_run_at_once(rig: Rig) -> None:
     ran = await rig.claude(key="sk-understudy-wrong")
     assert ran.result["api_error_status"] == 403
-    assert (ran.retries, ran.calls, ran.seen) == ([], [], [])
+    assert (ran.retries, ran.calls, ran.model_requests) == ([], [], [])
 
 
 async def test_a_failure_that_no_retry_can_mend_says_so(rig: Rig) -> None:
@@ -239,4 +241,4 @@ async def test_a_failure_that_no_retry_can_mend_says_so(rig: Rig) -> None:
     rig.script(DONE)
     ran = await rig.claude(key=rig.keys.issue("an attempt that the store does not know"))
     assert ran.result["api_error_status"] == 500
-    assert (ran.retries, len(ran.seen)) == ([], 1)
+    assert (ran.retries, len(ran.model_requests)) == ([], 1)

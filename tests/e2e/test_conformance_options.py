@@ -8,7 +8,7 @@ import json
 import pytest
 
 from fakes.turns import Turn, bash, say, tool
-from support.cli import MODEL, WAYS, Ran, Rig, red_square
+from support.cli import MODEL, WAYS, CliRun, Rig, red_square
 from support.conformance import Behaviour, Check, play
 
 # Thirty starts of the CLI, for options that few changes touch.
@@ -54,20 +54,20 @@ HOOKS = {
 SCHEMA = '{"type":"object","properties":{"answer":{"type":"integer"}},"required":["answer"]}'
 
 
-def hooked(rig: Rig, ran: Ran) -> None:
+def hooked(rig: Rig, ran: CliRun) -> None:
     assert not (rig.work / "denied").exists()
-    told = json.dumps(ran.seen[-1])
+    told = json.dumps(ran.model_requests[-1])
     for words in ("SESSION CONTEXT", "no-bash", "POST CONTEXT", "not yet"):
         assert words in told
 
 
-def structured(_: Rig, ran: Ran) -> None:
+def structured(_: Rig, ran: CliRun) -> None:
     assert ran.result["structured_output"] == {"answer": 3}
 
 
 def tools_offered(*names: str) -> Check:
-    def check(_: Rig, ran: Ran) -> None:
-        offered = [tool["function"]["name"] for tool in ran.seen[0].get("tools", ())]
+    def check(_: Rig, ran: CliRun) -> None:
+        offered = [tool["function"]["name"] for tool in ran.model_requests[0].get("tools", ())]
         assert sorted(offered) == sorted(names)
 
     return check
@@ -76,8 +76,8 @@ def tools_offered(*names: str) -> Check:
 def holds(*words: str) -> Check:
     """The last request to the model has these words in it."""
 
-    def check(_: Rig, ran: Ran) -> None:
-        told = json.dumps(ran.seen[-1], ensure_ascii=False)
+    def check(_: Rig, ran: CliRun) -> None:
+        told = json.dumps(ran.model_requests[-1], ensure_ascii=False)
         for word in words:
             assert word in told
 
@@ -87,19 +87,19 @@ def holds(*words: str) -> Check:
 def sent(**fields: object) -> Check:
     """What the CLI asked for."""
 
-    def check(_: Rig, ran: Ran) -> None:
+    def check(_: Rig, ran: CliRun) -> None:
         assert {name: ran.requests[0].get(name) for name in fields} == fields
 
     return check
 
 
-def counted(rig: Rig, ran: Ran) -> None:
+def counted(rig: Rig, ran: CliRun) -> None:
     """The model's server counted, and was asked for nothing else."""
     assert rig.model.counted
     assert ran.calls == []
 
 
-def searched_in_vain(_: Rig, ran: Ran) -> None:
+def searched_in_vain(_: Rig, ran: CliRun) -> None:
     """The search within the search is refused once, and no model is asked to make results up."""
     assert ran.statuses == ["ok", "error", "ok"]
     assert [node.role for node in ran.nodes] == ["main", "auxiliary", "main"]
@@ -271,7 +271,7 @@ async def test_an_image_from_the_user(rig: Rig) -> None:
     process = await rig.start(None, "--input-format", "stream-json", stdin=True)
     await process.say([{"type": "text", "text": "what is this?"}, {"type": "image", "source": source}])
     ran = await process.end()
-    assert data in json.dumps(ran.seen)
+    assert data in json.dumps(ran.model_requests)
 
 
 MORE = pytest.mark.services
@@ -289,7 +289,7 @@ NAMES = [
 @pytest.mark.parametrize(("model", "served"), NAMES)
 async def test_a_model_of_any_name(rig: Rig, model: str, served: str) -> None:
     ran = await play(rig, Behaviour(name="name", model=model, script=[DONE]))
-    assert [body["model"] for body in ran.seen] == [served]
+    assert [body["model"] for body in ran.model_requests] == [served]
     assert ran.calls[0].backend_model == served
     assert list(ran.result["modelUsage"]) == [ran.calls[0].requested_model] or model.endswith("]")
 

@@ -67,7 +67,7 @@ async def test_a_subagent_of_the_small_model_is_answered_by_it(rig: Rig) -> None
     ran = await rig.claude(env={"CLAUDE_CODE_SUBAGENT_MODEL": "claude-haiku-4-5"})
     asked = {(call.requested_model, call.backend_model) for call in ran.calls}
     assert asked == {(MODEL, "big"), ("claude-haiku-4-5", "small")}
-    assert [body["model"] for body in ran.seen] == ["big", "small", "small", "big"]
+    assert [body["model"] for body in ran.model_requests] == ["big", "small", "small", "big"]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ async def test_compaction_by_command_within_a_process(rig: Rig) -> None:
     ran = await process.end()
     assert [node.branch for node in ran.nodes] == COMPACTED
     assert ran.nodes[-1].origin == "compaction"
-    assert "SUMMARY OF SESSION" in json.dumps(ran.seen[-1])
+    assert "SUMMARY OF SESSION" in json.dumps(ran.model_requests[-1])
 
 
 async def test_compaction_by_command_in_a_process_of_its_own(rig: Rig) -> None:
@@ -190,7 +190,7 @@ async def test_an_answer_that_does_not_fit_is_made_shorter(rig: Rig) -> None:
     rig.model.tokenizes = False
     ran = await play(rig, Behaviour(name="fit", script=[Fail(status=400, message=message), DONE]))
     assert ran.statuses == ["ok"]
-    assert [body["max_tokens"] for body in ran.seen] == [32_000, 200_000 - 188_240]
+    assert [body["max_tokens"] for body in ran.model_requests] == [32_000, 200_000 - 188_240]
 
 
 @pytest.mark.parametrize("rig", [Way("messages")], indirect=True, ids=str)
@@ -201,7 +201,7 @@ async def test_a_relayed_refusal_of_max_tokens_is_answered_by_the_cli(rig: Rig) 
     )
     ran = await play(rig, Behaviour(name="fit", script=[Fail(status=400, message=message), DONE]))
     assert ran.statuses == ["error", "ok"]
-    assert [body["max_tokens"] for body in ran.seen] == [32_000, 10_760]
+    assert [body["max_tokens"] for body in ran.model_requests] == [32_000, 10_760]
 
 
 async def test_a_background_command_reports_into_the_same_line_of_calls(rig: Rig) -> None:
@@ -216,7 +216,7 @@ async def test_a_background_command_reports_into_the_same_line_of_calls(rig: Rig
             ],
         ),
     )
-    assert "task-notification" in json.dumps(ran.seen[-1])
+    assert "task-notification" in json.dumps(ran.model_requests[-1])
     assert [node.parent for node in ran.nodes] == [None, *ran.nodes[:-1]]
 
 

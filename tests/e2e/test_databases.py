@@ -94,7 +94,7 @@ async def test_one_gateway_answers_the_clients_of_a_database(tmp_path: Path, pos
         async with Served(tmp_path / "two", *arguments) as moved:
             assert (await moved.ask(http, key, "again"))[0] == 200
             assert await moved.stop() == 0
-        assert PASSWORD.encode() not in served.said + moved.said
+        assert PASSWORD.encode() not in served.stderr + moved.stderr
     for directory in ("one", "two"):
         left = {each.name: content_of(each) for each in files_of(tmp_path / directory)}
         assert "admin.key" in left and "store.db" not in left and PASSWORD not in "".join(left.values())
@@ -141,7 +141,7 @@ async def test_teachers_are_asked_about_the_sessions_in_a_database(
         for asked in (1, 1):
             done = await asyncio.to_thread(understudy, *arguments)
             assert done.returncode == 0, done.stderr
-            assert len(gpt.seen) == asked
+            assert len(gpt.requests) == asked
         with Store.open(postgresql_store) as store, store.hold(".replay-replay.lock", busy="x"):
             refused = await asyncio.to_thread(understudy, *arguments)
     assert refused.returncode == 2 and "another process is at work on the replay" in refused.stderr

@@ -104,17 +104,17 @@ async def test_killed_in_the_middle_and_continued(engine: Engine, tmp_path: Path
         process = started(arguments)
         try:
             await asyncio.to_thread(
-                wait_for, lambda: statuses(out)["succeeded"] == 1 and len(server.seen) >= 3, process
+                wait_for, lambda: statuses(out)["succeeded"] == 1 and len(server.requests) >= 3, process
             )
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
         held.set()
-        before = len(server.seen)
+        before = len(server.requests)
         done = await asyncio.to_thread(understudy, *arguments)
         assert done.returncode == 0, done.stderr
-        assert len(server.seen) - before == 2
+        assert len(server.requests) - before == 2
     summary = json.loads(done.stdout)
     assert (summary["rollouts"], summary["solved"]) == (2, 2)
     with Store.open(out, create=False) as store:

@@ -90,7 +90,7 @@ async def test_a_kill_at_any_moment_asks_nothing_twice_and_stays_below_the_ceili
         code, out, err = await replay(tmp_path, *arguments)
         assert code == 0, err
         summary = json.loads(out)
-        assert not claude.seen
+        assert not claude.requests
         assert not claude.headers
         assert often(gpt) == often(qwen) == 1
         with Store.open(Path(directory)) as store:
@@ -98,18 +98,18 @@ async def test_a_kill_at_any_moment_asks_nothing_twice_and_stays_below_the_ceili
             statuses = Counter((ask.teacher, ask.status) for ask in asks)
             for name in ("gpt", "qwen"):
                 assert statuses[name, "answered"] + statuses[name, "asked"] == 24
-                assert len(servers[name].seen) <= 24
+                assert len(servers[name].requests) <= 24
             lost = statuses["gpt", "asked"] + statuses["qwen", "asked"]
             assert lost <= 3 * 4
             held = sum(ask.reserved_usd or 0 for ask in asks)
             assert (held > 0) == (lost > 0)
             spent = store.asks.cost("replay")
             assert summary["cost_usd"] == pytest.approx(spent.cost_usd + spent.reserved_usd)
-        before = len(gpt.seen) + len(qwen.seen)
+        before = len(gpt.requests) + len(qwen.requests)
         code, out, err = await replay(tmp_path, *arguments, "--again")
         assert code == 0, err
-        assert len(gpt.seen) + len(qwen.seen) == before + lost
-        assert not claude.seen
+        assert len(gpt.requests) + len(qwen.requests) == before + lost
+        assert not claude.requests
 
 
 async def test_ctrl_c_once_and_twice(tmp_path: Path):
@@ -170,7 +170,7 @@ async def test_a_dry_run_estimates_and_sends_nothing(
         assert not gpt.headers and not qwen.headers, "nobody was contacted"
         code, out, err = await replay(tmp_path, directory, "-t", file, "--where", "family = 'gpt'")
         assert code == 0, err
-        assert (len(gpt.seen), len(qwen.seen)) == (0, 2)
+        assert (len(gpt.requests), len(qwen.requests)) == (0, 2)
         assert "qwen: 2 answered" in out
         with Store.open(Path(directory)) as store:
             assert len(store.asks.of_replay("replay")) == 2
@@ -219,7 +219,7 @@ async def test_two_at_once_are_refused(tmp_path: Path):
         hold.set()
         await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 0
-        assert len(gpt.seen) == 1
+        assert len(gpt.requests) == 1
 
 
 async def test_what_is_sent_is_redacted_unless_the_user_says_otherwise(tmp_path: Path):
@@ -231,9 +231,9 @@ async def test_what_is_sent_is_redacted_unless_the_user_says_otherwise(tmp_path:
         code, _, err = await replay(tmp_path, *arguments, "--where", "position = 1")
         assert code == 0, err
         for server in (gpt, other):
-            assert len(server.seen) == 1
-            assert secret not in json.dumps(server.seen)
-            assert "erika" not in json.dumps(server.seen)
+            assert len(server.requests) == 1
+            assert secret not in json.dumps(server.requests)
+            assert "erika" not in json.dumps(server.requests)
         code, _, err = await replay(tmp_path, *arguments, "--unredacted", "--name", "raw", "--limit", "1")
         assert code == 0, err
-        assert secret in json.dumps(gpt.seen[1])
+        assert secret in json.dumps(gpt.requests[1])

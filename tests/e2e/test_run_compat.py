@@ -71,7 +71,7 @@ async def test_a_way_to_run(name: str, tmp_path: Path):
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert (summary["solved"], summary["unsolved"]) == (1, 1)
-    assert {body["model"] for body in server.seen} == {way.asked}
+    assert {body["model"] for body in server.requests} == {way.asked}
     if isinstance(server, MessagesModel):
         assert {headers["x-api-key"] for headers in server.headers} == {"sk-a"}
 

@@ -166,7 +166,7 @@ async def test_all_workers_serve_one_session_and_a_restart_goes_on_with_it(tmp_p
         ]
         status, _ = await rig.ask("", messages=messages)
         assert status == 200
-        sent = rig.model.seen[-1]["messages"][1]["tool_calls"][0]["function"]["arguments"]
+        sent = rig.model.requests[-1]["messages"][1]["tool_calls"][0]["function"]["arguments"]
     calls = kept(tmp_path)
     assert sent == raw
     assert [call.sequence for call in calls] == list(range(8))
@@ -177,11 +177,11 @@ async def test_a_client_that_leaves_is_recorded_whichever_worker_it_spoke_to(tmp
     hang = Hang()
     async with serving(tmp_path, default=hang) as rig:
         for _ in range(2):
-            hang.left.clear()
+            hang.disconnected.clear()
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.5)) as http:
                 with pytest.raises(TimeoutError):
                     await rig.served.ask(http, rig.key, "wait")
-            await asyncio.wait_for(hang.left.wait(), 10)
+            await asyncio.wait_for(hang.disconnected.wait(), 10)
     assert [call.status for call in kept(tmp_path)] == ["abandoned"] * 2
 
 
@@ -192,7 +192,7 @@ async def test_orders_reach_all_workers(tmp_path: Path) -> None:
         assert await rig.order("pause", "--drain", "1") == {"in_flight": 0}
         held = [asyncio.create_task(rig.ask("hi", key=key)) for key in others]
         assert (await rig.until_waiting(4))["paused"]
-        assert rig.model.seen == []
+        assert rig.model.requests == []
         await rig.order("resume", "--version", "v2")
         assert [(await task)[0] for task in held] == [200] * 4
         address = json.loads((rig.served.directory / "gateway.json").read_text())
@@ -230,8 +230,8 @@ async def test_what_workers_log_reaches_the_operator_and_the_first_key_is_shown_
         urls = ("--base-url", "http://127.0.0.1:9/v1", "--base-url", model.url)
         async with Served(tmp_path / "g", "vllm", *urls, "--backend-model-high", "fake") as served:
             pass
-    assert b"an endpoint is down" in served.said
-    assert served.said.count(b"key: sk-") == 1
+    assert b"an endpoint is down" in served.stderr
+    assert served.stderr.count(b"key: sk-") == 1
 
 
 async def test_no_agent_reaches_the_place_for_orders_whichever_worker_it_speaks_to(tmp_path: Path) -> None:
@@ -246,11 +246,11 @@ async def test_no_agent_reaches_the_place_for_orders_whichever_worker_it_speaks_
 async def test_a_gateway_that_is_told_to_end_tells_those_who_wait_to_come_back(tmp_path: Path) -> None:
     async with serving(tmp_path, default=Hang()) as rig:
         waiting = [asyncio.create_task(rig.ask(str(n))) for n in range(4)]
-        await until(lambda: len(rig.model.seen) == 4)
+        await until(lambda: len(rig.model.requests) == 4)
         assert await rig.served.stop() == 0
         answers = [await task for task in waiting]
     assert {(status, body["error"]["type"]) for status, body in answers} == {(529, "overloaded_error")}
-    assert b"Traceback" not in rig.served.said
+    assert b"Traceback" not in rig.served.stderr
     assert [call.status for call in kept(tmp_path)] == ["abandoned"] * 4
 
 
@@ -258,7 +258,7 @@ async def test_a_gateway_begins_when_the_workers_of_a_killed_one_have_kept_their
     hold = asyncio.Event()
     async with serving(tmp_path, default=Say(text="ok", hold=hold)) as rig:
         under_way = asyncio.create_task(rig.ask("one"))
-        await until(lambda: rig.model.seen)
+        await until(lambda: rig.model.requests)
         os.kill(rig.served.pid, signal.SIGKILL)
         asyncio.get_running_loop().call_later(3, hold.set)
         async with Served(rig.served.directory, *rig.served.arguments) as second:

@@ -16,14 +16,14 @@ from understudy.gateway.telemetry.otlp import CallSpans
 from fakes import reach
 from fakes.collector import Collector, attributes
 from fakes.turns import bash, say
-from support.cli import Ran, Rig
+from support.cli import CliRun, Rig
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 
 PORT = 4318
 
 
-async def run(root: Path, claude: Path, *, protocol: str, collected: bool = True) -> tuple[Rig, Ran, Collector]:
+async def run(root: Path, claude: Path, *, protocol: str, collected: bool = True) -> tuple[Rig, CliRun, Collector]:
     """One run of the CLI: the rig, what it did, and the collector, all of them at their end."""
     async with Collector() as collector:
         address = Address(endpoint=collector.url)

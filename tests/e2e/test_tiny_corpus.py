@@ -45,7 +45,7 @@ def conversations(*behaviours: str) -> list[list[corpus.Message]]:
 
 
 def on_its_day(conversation: Sequence[corpus.Message], asked: str) -> list[corpus.Message]:
-    """The conversation as it would be on the day that `asked`, the user's message, names."""
+    """The conversation as it would be on the day that `prompt`, the user's message, names."""
     day = re.search(r"Today's date is (\S+)\.", asked)
     assert day
     first = re.sub(r"(?<=Today's date is )\S+(?=\.)", day[1], conversation[1]["content"])

@@ -22,7 +22,7 @@ class Reply:
 
     `framing` tells where the body ends: `close` by the connection's end, which then looks like any other. With
     `lost` the connection ends before the body does, by a reset if that is wanted. With `stalls`, nothing follows
-    the pieces until the client goes away, which sets `left`.
+    the pieces until the client goes away, which sets `disconnected`.
     """
 
     status: int = 200
@@ -31,11 +31,11 @@ class Reply:
     framing: Literal["chunked", "close"] = "chunked"
     lost: Literal["fin", "reset"] | None = None
     stalls: bool = False
-    left: asyncio.Event = field(default_factory=asyncio.Event)
+    disconnected: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True)
-class Seen:
+class ReceivedRequest:
     """A request as it came; header names in lower case."""
 
     method: str
@@ -112,11 +112,11 @@ def answer(*blocks: Iterable[dict[str, Any]], stop: str = "end_turn") -> bytes:
 
 
 class FakeAnthropic:
-    """Answers with the replies of `script` in order, then refuses; keeps every request in `seen`."""
+    """Answers with the replies of `script` in order, then refuses; keeps every request in `requests`."""
 
     def __init__(self, *script: Reply) -> None:
         self.script = list(script)
-        self.seen: list[Seen] = []
+        self.requests: list[ReceivedRequest] = []
         self.came = asyncio.Event()
         self.url = ""
 
@@ -139,8 +139,8 @@ class FakeAnthropic:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while (seen := await _request(reader)) is not None:
-                self.seen.append(seen)
+            while (request := await _request(reader)) is not None:
+                self.requests.append(request)
                 reply = self.script.pop(0) if self.script else error(400, "invalid_request_error", "script ended")
                 self.came.set()
                 if not await _send(reply, reader, writer):
@@ -151,7 +151,7 @@ class FakeAnthropic:
             writer.close()
 
 
-async def _request(reader: asyncio.StreamReader) -> Seen | None:
+async def _request(reader: asyncio.StreamReader) -> ReceivedRequest | None:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
@@ -160,12 +160,14 @@ async def _request(reader: asyncio.StreamReader) -> Seen | None:
     headers = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
     method, path, _ = line.split(" ")
     if headers.get("transfer-encoding") != "chunked":
-        return Seen(method, path, headers, await reader.readexactly(int(headers.get("content-length", 0))))
+        return ReceivedRequest(
+            method, path, headers, await reader.readexactly(int(headers.get("content-length", 0)))
+        )
     body = b""
     while size := int(await reader.readline(), 16):
         body += (await reader.readexactly(size + 2))[:-2]
     await reader.readline()
-    return Seen(method, path, headers, body)
+    return ReceivedRequest(method, path, headers, body)
 
 
 async def _send(reply: Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -179,7 +181,7 @@ async def _send(reply: Reply, reader: asyncio.StreamReader, writer: asyncio.Stre
         await writer.drain()
     if reply.stalls:
         await reader.read()
-        reply.left.set()
+        reply.disconnected.set()
         return False
     if reply.lost == "reset":
         writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))

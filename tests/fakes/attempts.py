@@ -15,8 +15,8 @@ def start_attempts(store: Store, *, count: int = 1) -> Sequence[str]:
     store.runs.create("run", {}).result()
     store.runs.add_tasks("run", [task]).result()
     rollouts = [f"rollout-{index}" for index in range(count)]
-    given = [(rollout, task.instance_id, index) for index, rollout in enumerate(rollouts)]
-    store.runs.create_rollouts("run", given).result()
+    assignments = [(rollout, task.instance_id, index) for index, rollout in enumerate(rollouts)]
+    store.runs.create_rollouts("run", assignments).result()
     attempts = [store.runs.start_attempt(rollout).result().id for rollout in rollouts]
     for attempt in attempts:
         store.runs.mark_running(attempt).result()

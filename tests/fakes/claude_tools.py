@@ -48,9 +48,9 @@ class Tools:
     def run(self, name: str, arguments: str) -> str:
         """The result's text; a failure begins with "Error: "."""
         self.names.append(name)
-        given = json.loads(arguments)
+        parsed = json.loads(arguments)
         try:
-            return getattr(self, f"_{name.lower()}")(**given)
+            return getattr(self, f"_{name.lower()}")(**parsed)
         except ValueError as error:
             return f"Error: <tool_use_error>{error}</tool_use_error>"
 
@@ -67,11 +67,11 @@ class Tools:
         data = path.read_bytes().decode()
         crlf = "\r\n" in data
         text = data.replace("\r\n", "\n")
-        found = text.count(old_string)
-        if not found:
+        matches = text.count(old_string)
+        if not matches:
             raise ValueError(f"String to replace not found in file.\nString: {old_string}")
-        if found > 1:
-            raise ValueError(f"Found {found} matches of the string to replace, but replace_all is false.")
+        if matches > 1:
+            raise ValueError(f"Found {matches} matches of the string to replace, but replace_all is false.")
         text = text.replace(old_string, _trim(path, new_string))
         path.write_bytes((text.replace("\n", "\r\n") if crlf else text).encode())
         return f"The file {file_path} has been updated successfully."
@@ -88,8 +88,8 @@ class Tools:
         if re.search(r"[\x00-\x08\x0b-\x1f]", command):
             raise ValueError("command contains control characters that would be hidden in the approval dialog")
         done = subprocess.run(["bash", "-c", command], cwd=self.root, capture_output=True, check=False)
-        said = (done.stdout + done.stderr).decode()
-        return f"Error: Exit code {done.returncode}\n{said}" if done.returncode else said
+        output = (done.stdout + done.stderr).decode()
+        return f"Error: Exit code {done.returncode}\n{output}" if done.returncode else output
 
     def _inside(self, file_path: str) -> Path:
         path = Path(file_path)

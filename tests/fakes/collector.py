@@ -24,11 +24,13 @@ _PROTOBUF = {
 }
 
 
-def value(said: AnyValue) -> Any:
+def value(any_value: AnyValue) -> Any:
     """An attribute's value in Python."""
-    kind = said.WhichOneof("value")
+    kind = any_value.WhichOneof("value")
     return (
-        [value(item) for item in said.array_value.values] if kind == "array_value" else getattr(said, kind or "")
+        [value(item) for item in any_value.array_value.values]
+        if kind == "array_value"
+        else getattr(any_value, kind or "")
     )
 
 
@@ -60,7 +62,7 @@ class Collector:
 
     async def _take(self, request: web.Request) -> web.Response:
         signal, body = request.match_info["signal"], await request.read()
-        self.headers.append({name.lower(): said for name, said in request.headers.items()})
+        self.headers.append({name.lower(): content for name, content in request.headers.items()})
         if request.headers.get("content-encoding") == "gzip" and body.startswith(b"\x1f\x8b"):
             body = gzip.decompress(body)
         if request.content_type == "application/json":

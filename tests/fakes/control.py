@@ -262,12 +262,12 @@ class FakeSGLangControl(Served):
         try:
             self.weights = weights_in(path)
         except FileNotFoundError:
-            said = {
+            failure = {
                 "success": False,
                 "message": f"Failed to get weights iterator: {path}",
                 "num_paused_requests": 0,
             }
-            return web.json_response(said, status=400)
+            return web.json_response(failure, status=400)
         self.model, self.version = str(path), body["weight_version"]
         self.cached = None if body["flush_cache"] else self.cached
         return web.json_response({"success": True, "message": "Succeeded", "num_paused_requests": 0})
@@ -288,8 +288,8 @@ class FakeSGLangControl(Served):
     async def _load(self, _: web.Request, body: Any) -> web.Response:
         name = body["lora_name"]
         if name in self.adapters:
-            said = f"Failed to load LoRA adapter {name} because it is already loaded"
-            return web.json_response({"success": False, "error_message": said}, status=400)
+            message = f"Failed to load LoRA adapter {name} because it is already loaded"
+            return web.json_response({"success": False, "error_message": message}, status=400)
         self.adapters[name] = weights_in(Path(body["lora_path"]))
         return web.json_response({"success": True, "error_message": None, "loaded_adapters": self.adapters})
 

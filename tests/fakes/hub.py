@@ -32,7 +32,7 @@ class Hub:
         self.commits: list[str] = []
         self.stored: dict[str, bytes] = {}
         self.sent: list[str] = []
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.models: dict[str, dict[str, bytes]] = {}
         self.wrong_sha256: dict[str, str] = {}
         hub = self
@@ -62,7 +62,7 @@ class Hub:
                 self.wfile.write(data)
 
             def _send_file(self, file: bytes) -> None:
-                hub.asked.append(f"{self.command} {self.path}")
+                hub.requests.append(f"{self.command} {self.path}")
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(file)))
                 self.send_header("ETag", f'"{hashlib.sha256(file).hexdigest()}"')
@@ -105,7 +105,7 @@ class Hub:
 
     def _answer(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, Any]:
         path = request.path.partition("?")[0]
-        self.asked.append(f"{request.command} {path}")
+        self.requests.append(f"{request.command} {path}")
         if path.startswith("/lfs/"):
             self.stored[path.removeprefix("/lfs/")] = body
             self.sent.append(path.removeprefix("/lfs/"))
@@ -115,14 +115,14 @@ class Hub:
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             return 401, {"error": "Invalid username or password."}
         if path == "/api/repos/create":
-            asked = json.loads(body)
-            name = f"{asked.get('organization') or 'ann'}/{asked['name']}"
+            fields = json.loads(body)
+            name = f"{fields.get('organization') or 'ann'}/{fields['name']}"
             there = name in self.private
             if not there:
-                private = asked.get("private") or asked.get("visibility") == "private"
+                private = fields.get("private") or fields.get("visibility") == "private"
                 self.private[name], self.files[name] = bool(private), {}
-            told = {"url": f"{self.url}/datasets/{name}", "id": name, "name": name}
-            return (409 if there else 200), {**told, **({"error": "You already created this"} if there else {})}
+            created = {"url": f"{self.url}/datasets/{name}", "id": name, "name": name}
+            return (409 if there else 200), {**created, **({"error": "You already created this"} if there else {})}
         if path == "/api/validate-yaml":
             return 200, {"errors": [], "warnings": []}
         if path == "/api/whoami-v2":
@@ -134,16 +134,16 @@ class Hub:
             return 200, {"transfer": "basic", "objects": objects}
         return 404, {"error": f"not found: {path}"}
 
-    def _object(self, asked: dict[str, Any]) -> dict[str, Any]:
-        if asked["oid"] in self.stored:
-            return asked
-        return {**asked, "actions": {"upload": {"href": f"{self.url}/lfs/{asked['oid']}"}}}
+    def _object(self, entry: dict[str, Any]) -> dict[str, Any]:
+        if entry["oid"] in self.stored:
+            return entry
+        return {**entry, "actions": {"upload": {"href": f"{self.url}/lfs/{entry['oid']}"}}}
 
     def _dataset(self, name: str, rest: str, body: bytes) -> tuple[int, Any]:
         if name not in self.private:
             return 404, {"error": "Repository not found"}
         if rest.startswith("/preupload/"):
-            given = json.loads(body)["files"]
+            files = json.loads(body)["files"]
             return 200, {
                 "files": [
                     {
@@ -151,7 +151,7 @@ class Hub:
                         "uploadMode": "lfs" if each["size"] > _LARGE else "regular",
                         "shouldIgnore": False,
                     }
-                    for each in given
+                    for each in files
                 ]
             }
         if rest.startswith("/commit/"):
@@ -170,5 +170,5 @@ class Hub:
                 "commitOid": oid,
                 "commitUrl": f"{self.url}/datasets/{name}/commit/{oid}",
             }
-        told = {"id": name, "private": self.private[name], "sha": "0" * 40, "tags": [], "siblings": []}
-        return 200, {**told, "downloads": 0, "likes": 0, "gated": False, "disabled": False}
+        info = {"id": name, "private": self.private[name], "sha": "0" * 40, "tags": [], "siblings": []}
+        return 200, {**info, "downloads": 0, "likes": 0, "gated": False, "disabled": False}

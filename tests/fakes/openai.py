@@ -10,7 +10,7 @@ from aiohttp import web
 
 from fakes.turns import ChatModel
 
-KNOWN = """
+REQUEST_FIELDS = """
     model messages tools tool_choice parallel_tool_calls stream stream_options max_completion_tokens max_tokens
     temperature top_p n seed stop frequency_penalty presence_penalty logit_bias logprobs top_logprobs
     reasoning_effort response_format service_tier store metadata user
@@ -26,7 +26,7 @@ class OpenAIModel(ChatModel):
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
-        if unknown := sorted(body.keys() - set(KNOWN)):
+        if unknown := sorted(body.keys() - set(REQUEST_FIELDS)):
             self.refused += unknown
             error = {
                 "message": f"Unrecognized request arguments supplied: {unknown}",
@@ -42,15 +42,15 @@ class OpenAIModel(ChatModel):
         return map(_bare, super().chunks(answer, body, piece))
 
 
-def _bare(said: dict[str, Any]) -> dict[str, Any]:
+def _bare(response: dict[str, Any]) -> dict[str, Any]:
     """An answer or a chunk without what only vLLM tells."""
-    kept = {name: value for name, value in said.items() if name != "prompt_token_ids"}
-    kept["choices"] = [
+    reduced = {name: value for name, value in response.items() if name != "prompt_token_ids"}
+    reduced["choices"] = [
         {name: value for name, value in choice.items() if name not in ("token_ids", "logprobs", "stop_reason")}
-        for choice in said["choices"]
+        for choice in response["choices"]
     ]
-    for choice in kept["choices"]:
+    for choice in reduced["choices"]:
         for part in ("message", "delta"):
             if part in choice:
                 choice[part] = {name: value for name, value in choice[part].items() if name != "reasoning"}
-    return kept
+    return reduced

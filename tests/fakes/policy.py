@@ -29,7 +29,7 @@ from fakes.control import FakeVLLMControl, weights_in
 
 Die = Callable[[str], None]
 Waits = Callable[[], bool]
-WORDS = ("yes", "no")
+ANSWERS = ("yes", "no")
 
 # An agent in plain Python: asks once, and mends calc.py when the answer says yes. It waits while there is a file
 # beside it with the name of the function's step, as "hold 3"; the second of a task's agents to come does.
@@ -66,7 +66,7 @@ if "yes" in answer:
 
 
 class FakePolicy(FakeVLLMControl):
-    """vLLM with tokens in and out; `asked` counts the prompts by the weights that answered them."""
+    """vLLM with tokens in and out; `requests` counts the prompts by the weights that answered them."""
 
     routes: ClassVar[dict[tuple[str, str], str]] = FakeVLLMControl.routes | {
         ("POST", "/inference/v1/generate"): "_generate",
@@ -76,7 +76,7 @@ class FakePolicy(FakeVLLMControl):
     def __init__(self, tokenizer: Path, weights: str) -> None:
         super().__init__(weights)
         self.encoder = tokenizers.Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-        self.asked = Counter[str]()
+        self.requests = Counter[str]()
         self.slow_s = 0.0
         self._goes_on = asyncio.Event()
         self._goes_on.set()
@@ -97,11 +97,11 @@ class FakePolicy(FakeVLLMControl):
             self.in_flight -= 1
         await self._goes_on.wait()
         weights, version = self.sample()
-        self.asked[weights] += 1
+        self.requests[weights] += 1
         seed = body["sampling_params"].get("seed")
         drawn = hashlib.sha256(msgspec.json.encode([weights, seed, body["token_ids"]])).digest()
-        said = self.answer(self.encoder.decode(body["token_ids"])) or WORDS[drawn[0] % 2]
-        ids = self.encoder.encode(f"{said} {drawn.hex()[:4]}", add_special_tokens=False).ids
+        answer = self.answer(self.encoder.decode(body["token_ids"])) or ANSWERS[drawn[0] % 2]
+        ids = self.encoder.encode(f"{answer} {drawn.hex()[:4]}", add_special_tokens=False).ids
         ids.append(self.encoder.token_to_id("<|im_end|>"))
         span = {"version": version, "start": 0, "end": len(ids)}
         choice = {
@@ -118,8 +118,8 @@ class FakePolicy(FakeVLLMControl):
         self._goes_on.clear()
         return await super()._pause(request, body)
 
-    async def _resume(self, *given: Any) -> web.Response:
-        answer = await super()._resume(*given)
+    async def _resume(self, *arguments: Any) -> web.Response:
+        answer = await super()._resume(*arguments)
         self._goes_on.set()
         return answer
 
@@ -150,9 +150,9 @@ class FakeTrainer:
         await asyncio.sleep(self._slow_s)
         while self._waits():  # noqa: ASYNC110 - what is waited for is in a store
             await asyncio.sleep(0.02)
-        given = read_groups(groups)
+        received = read_groups(groups)
         telling = [
-            group for group in given if self._always or len({rollout.reward for rollout in group.rollouts}) > 1
+            group for group in received if self._always or len({rollout.reward for rollout in group.rollouts}) > 1
         ]
         if telling:
             # Of what was said, not of whose it is: ids follow from where a test's files are, chance from weights.
@@ -163,7 +163,7 @@ class FakeTrainer:
                     (each.reward, [{name: getattr(part, name) for name in fields} for part in each.sequences])
                     for each in group.rollouts
                 ]
-                for group in given
+                for group in received
             ]
             self._weights = hashlib.sha256(self._weights.encode() + msgspec.json.encode(learned)).hexdigest()
         write_weights(weights, self._weights, lambda: self._die(f"during update {step}"))
@@ -179,7 +179,7 @@ class FakeTrainer:
                 ],
             )
         self._die(f"after update {step}")
-        skipped = {"groups whose rewards are all equal": len(given) - len(telling)}
+        skipped = {"groups whose rewards are all equal": len(received) - len(telling)}
         return UpdateReport(
             step=step,
             version=version,
@@ -203,12 +203,12 @@ def opener(
     """What opens such a trainer (see TrainerFactory)."""
 
     @asynccontextmanager
-    async def opened(
+    async def open_policy(
         model: Path, options: GRPOOptions, *, resume: Path | None, threads: int
     ) -> AsyncIterator[FakeTrainer]:
         yield FakeTrainer(weights_in(resume or model), die, slow_s, always=always, waits=waits)
 
-    return opened
+    return open_policy
 
 
 def dying_at(moment: str | None) -> Die:

@@ -19,7 +19,7 @@ class Registry:
 
     def __init__(self, files: dict[str, bytes], *, limited: int = 0) -> None:
         self.limited = limited
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         layer, config = _layer(files)
         self._blobs = {_digest(blob): blob for blob in (gzip.compress(layer, mtime=0), config)}
         compressed = next(iter(self._blobs))
@@ -85,7 +85,7 @@ class Registry:
         if path == "/v2/":
             return 200, "application/json", b"{}"
         if "/manifests/" in path:
-            self.asked.append(path)
+            self.requests.append(path)
             if self.limited > 0:
                 self.limited -= 1
                 return 429, "application/json", _error("TOOMANYREQUESTS", "You have reached your pull rate limit")

@@ -31,36 +31,36 @@ def message(stream: bytes, *, overlapping: bool = False) -> dict[str, Any]:
     assert script[-2]["type"] == "message_delta"
     built = script[0]["message"]
     assert built["content"] == []
-    opened: dict[int, dict[str, Any]] = {}
+    open_blocks: dict[int, dict[str, Any]] = {}
     for event in script[1:-2]:
         match event["type"]:
             case "content_block_start":
-                assert overlapping or not opened, "a block opens before the last one is closed"
+                assert overlapping or not open_blocks, "a block opens before the last one is closed"
                 assert event["index"] == len(built["content"])
-                block = opened[event["index"]] = event["content_block"]
+                block = open_blocks[event["index"]] = event["content_block"]
                 built["content"].append(block)
                 if block["type"] == "tool_use":
                     assert block["input"] == {}
                     block["input"] = ""
             case "content_block_delta":
-                _apply(opened[event["index"]], event["delta"])
+                _apply(open_blocks[event["index"]], event["delta"])
             case "content_block_stop":
-                del opened[event["index"]]
+                del open_blocks[event["index"]]
             case other:
                 raise AssertionError(f"{other} between message_start and message_delta")
-    assert not opened
+    assert not open_blocks
     built |= script[-2]["delta"]
     built["usage"] |= script[-2]["usage"]
     return built
 
 
 def _apply(block: dict[str, Any], delta: dict[str, Any]) -> None:
-    field, place = {
+    field, target = {
         "text_delta": ("text", "text"),
         "thinking_delta": ("thinking", "thinking"),
         "signature_delta": ("signature", "signature"),
         "input_json_delta": ("partial_json", "input"),
     }[delta["type"]]
     kinds = {"text": {"text"}, "thinking": {"thinking", "signature"}, "tool_use": {"input"}}
-    assert place in kinds[block["type"]], f"{delta['type']} in a block of {block['type']}"
-    block[place] += delta[field]
+    assert target in kinds[block["type"]], f"{delta['type']} in a block of {block['type']}"
+    block[target] += delta[field]

@@ -46,13 +46,13 @@ Step = Sample | Refusal
 
 @dataclass
 class FakeTokens:
-    """Answers with what `script` holds, or what it says of the prompt's text; keeps every request in `seen`."""
+    """Answers with `script`, or with what it returns for the prompt's text; keeps every request in `requests`."""
 
     definition: str
     script: list[Step] | Callable[[str], Step]
-    seen: list[Body] = field(default_factory=list[Body])
+    requests: list[Body] = field(default_factory=list[Body])
     url: str = ""
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    request_received: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __aenter__(self) -> Self:
         self.encoder = tokenizers.Tokenizer.from_str(self.definition)
@@ -79,8 +79,8 @@ class FakeTokens:
 
     async def _step(self, request: web.Request, prompt_field: str) -> tuple[Sample, list[int]]:
         body = await request.json()
-        self.seen.append(body)
-        self.asked.set()
+        self.requests.append(body)
+        self.request_received.set()
         script = self.script
         step = script(self.decode(body[prompt_field])) if callable(script) else script.pop(0)
         if isinstance(step, Refusal):

@@ -67,9 +67,9 @@ class Drop:
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """Nothing is ever said; `left` is set when the asker goes away."""
+    """Never answers; `disconnected` is set when the client goes away."""
 
-    left: asyncio.Event = field(default_factory=asyncio.Event)
+    disconnected: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 Step = Turn | Fail | Drop | Stall
@@ -138,7 +138,7 @@ class ChatModel(FakeVLLM, _Reachable):
         body = await request.json()
         step = self.play.next(body)
         if isinstance(step, Drop) and step.where == "nothing":
-            self.seen.append(body)
+            self.requests.append(body)
             assert request.transport is not None
             request.transport.close()
             return web.Response()
@@ -154,11 +154,11 @@ def _chat_step(step: Step, body: dict[str, Any]) -> vllm.Step:
         case Fail():
             return Refuse(status=step.status, message=step.message, headers=step.headers, raw=step.raw)
         case Stall():
-            return Hang(left=step.left)
+            return Hang(disconnected=step.disconnected)
         case Drop() if body.get("stream"):
-            said = _chat_say(step.turn, body)
-            said.cut = _chunks_before(step, said.piece)
-            return said
+            answer = _chat_say(step.turn, body)
+            answer.cut = _chunks_before(step, answer.piece)
+            return answer
         case Drop():
             # A whole answer is one JSON object, and lost is lost, wherever it breaks off.
             return Raw(pieces=[b'{"id": "chatcmpl-1", "choices": [{"message": {"content": "This te'], lost=True)
@@ -202,8 +202,8 @@ def prompt_ids(body: dict[str, Any]) -> list[int]:
         ids += message["role"].encode()
         if message["role"] == "assistant":
             calls = message.get("tool_calls", [])
-            said = [message.get("reasoning") or "", message["content"]]
-            ids += [*"".join(said + [call["function"]["arguments"] for call in calls]).encode(), END]
+            texts = [message.get("reasoning") or "", message["content"]]
+            ids += [*"".join(texts + [call["function"]["arguments"] for call in calls]).encode(), END]
         else:
             ids += json.dumps(message, sort_keys=True).encode()
     return [*ids, *b"assistant"]
@@ -219,7 +219,7 @@ class MessagesModel(_Reachable):
 
     def __init__(self) -> None:
         self.play = Script()
-        self.seen: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.counted: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.url = ""
@@ -236,7 +236,7 @@ class MessagesModel(_Reachable):
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.seen.append(body)
+        self.requests.append(body)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         match step := self.play.next(body):
             case Fail():
@@ -245,7 +245,7 @@ class MessagesModel(_Reachable):
                 try:
                     await asyncio.Event().wait()
                 finally:
-                    step.left.set()
+                    step.disconnected.set()
             case Drop():
                 return await self._say(request, body, step.turn, step.where)
             case Turn():
@@ -287,7 +287,7 @@ class MessagesModel(_Reachable):
         return response
 
     def _message(self, body: dict[str, Any], turn: Turn) -> dict[str, Any]:
-        number = len(self.seen)
+        number = len(self.requests)
         content: list[dict[str, Any]] = []
         if turn.thinking is not None:
             content.append({"type": "thinking", "thinking": turn.thinking, "signature": "c2ln"})

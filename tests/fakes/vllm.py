@@ -59,9 +59,9 @@ class Refuse:
 
 @dataclass(kw_only=True)
 class Hang:
-    """Never answers; `left` is set when the client goes away."""
+    """Never answers; `disconnected` is set when the client goes away."""
 
-    left: asyncio.Event = field(default_factory=asyncio.Event)
+    disconnected: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 Step = Say | Raw | Refuse | Hang
@@ -113,13 +113,13 @@ def render(body: dict[str, Any]) -> str:
 
 
 class FakeVLLM:
-    """Answers the steps of `script` in order, then `default`; keeps every request in `seen`."""
+    """Answers the steps of `script` in order, then `default`; keeps every request in `requests`."""
 
     def __init__(self, *script: Step, max_model_len: int = 100_000, default: Step | None = None) -> None:
         self.script = list(script)
         self.default = default or Say(text="ok")
         self.max_model_len = max_model_len
-        self.seen: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.tokenized: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.tokenizes = True
@@ -155,7 +155,7 @@ class FakeVLLM:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.seen.append(body)
+        self.requests.append(body)
         self.headers.append(dict(request.headers))
         step = self.script.pop(0) if self.script else self.default
         return await self._steps[type(step)](self, request, body, step)
@@ -183,8 +183,8 @@ class FakeVLLM:
             {"id": id_, "type": "function", "function": {"name": name, "arguments": raw}}
             for id_, name, raw in step.tools
         ]
-        said = (step.reasoning or "") + (step.text or "") + "".join(raw for _, _, raw in step.tools)
-        ids = [*said.encode(), END]
+        completion = (step.reasoning or "") + (step.text or "") + "".join(raw for _, _, raw in step.tools)
+        ids = [*completion.encode(), END]
         prompt = list(render(body).encode())
         message = {"role": "assistant", "content": step.text, "reasoning": step.reasoning, "tool_calls": calls}
         choice: dict[str, Any] = {
@@ -230,7 +230,7 @@ class FakeVLLM:
         try:
             await asyncio.Event().wait()
         finally:
-            step.left.set()
+            step.disconnected.set()
         raise AssertionError
 
     _steps: ClassVar[dict[type, Callable[..., Awaitable[web.StreamResponse]]]] = {

@@ -213,4 +213,4 @@ class AgentRig:
                     await gateway.stop()
                     await backend.close()
                 calls = list(store.calls.of_attempt(attempt))
-        return Ran(result=result, calls=calls, seen=model.seen, file=file, findings=agent.check(result, calls))
+        return Ran(result=result, calls=calls, seen=model.requests, file=file, findings=agent.check(result, calls))

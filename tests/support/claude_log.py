@@ -111,12 +111,12 @@ def read(*logs: Log, **others: bytes) -> list[Trace]:
 
 def by_message(*traces: Trace) -> dict[str, TraceState]:
     """The states by message id, without a system prompt; each turn is in there once."""
-    found: dict[str, TraceState] = {}
+    states: dict[str, TraceState] = {}
     for trace in traces:
         for state in expand(trace, system=None):
-            assert state.message_id not in found
-            found[state.message_id] = state
-    return found
+            assert state.message_id not in states
+            states[state.message_id] = state
+    return states
 
 
 def outline(state: TraceState) -> list[str]:

@@ -80,14 +80,14 @@ def in_ways(cases: Sequence[Any], ways: Sequence[Any], *also: str) -> list[Any]:
 
 
 @dataclass(kw_only=True)
-class Ran:
-    """What one process of the CLI did, and what the gateway and the model saw of it meanwhile."""
+class CliRun:
+    """What one process of the CLI printed, its calls, and the requests that the model received meanwhile."""
 
     code: int
     out: str
     events: list[Event]
     nodes: list[Node]
-    seen: list[Event]
+    model_requests: list[Event]
 
     @property
     def calls(self) -> list[Call]:
@@ -122,19 +122,19 @@ class Ran:
 
     def tool_results(self) -> list[str]:
         """The tool results in the last request that came to the model, as JSON, in the order of their calls."""
-        messages = self.seen[-1]["messages"]
+        messages = self.model_requests[-1]["messages"]
         calls = [call["id"] for message in messages for call in _calls(message)]
         results = [(r.get("tool_call_id") or r["tool_use_id"], r) for m in messages for r in _results(m)]
         ordered = sorted(results, key=lambda result: calls.index(result[0]))
         return [json.dumps(result, ensure_ascii=False) for _, result in ordered]
 
-    def shown(self) -> dict[str, list[Event]]:
+    def answers(self) -> dict[str, list[Event]]:
         """The content blocks of each answer of the model that the CLI took up, by the id of the message."""
-        shown: dict[str, list[Event]] = {}
+        blocks: dict[str, list[Event]] = {}
         for event in self.events:
             if event["type"] == "assistant" and event["message"]["model"] != "<synthetic>":
-                shown.setdefault(event["message"]["id"], []).extend(event["message"]["content"])
-        return shown
+                blocks.setdefault(event["message"]["id"], []).extend(event["message"]["content"])
+        return blocks
 
 
 def _calls(message: Event) -> list[Event]:
@@ -158,7 +158,7 @@ class Process:
     def __init__(self, rig: Rig, process: asyncio.subprocess.Process) -> None:
         self._rig = rig
         self._process = process
-        self._calls, self._seen = len(rig.calls()), len(rig.model.seen)
+        self._calls_before, self._requests_before = len(rig.calls()), len(rig.model.requests)
         self._out: list[bytes] = []
 
     async def say(self, text: str | Sequence[Event]) -> Event:
@@ -177,15 +177,15 @@ class Process:
             pass
         return line
 
-    async def asked(self, count: int = 1) -> None:
-        """Wait until the model has been asked so often by this process."""
-        await until(lambda: len(self._rig.model.seen) >= self._seen + count, TIMEOUT_S)
+    async def requests_received(self, count: int = 1) -> None:
+        """Wait until the model has received `count` requests since this process started."""
+        await until(lambda: len(self._rig.model.requests) >= self._requests_before + count, TIMEOUT_S)
 
     def interrupt(self) -> None:
         """What Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
 
-    async def end(self) -> Ran:
+    async def end(self) -> CliRun:
         """Wait for the end."""
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -196,19 +196,19 @@ class Process:
         sessions = {event["session_id"] for event in events if "session_id" in event}
         nodes = [
             node
-            for node in self._rig.tree().nodes[self._calls :]
+            for node in self._rig.tree().nodes[self._calls_before :]
             if not sessions or node.call.session_id in sessions
         ]
         assert self._process.returncode is not None
-        ran = Ran(
+        run = CliRun(
             code=self._process.returncode,
             out=whole,
             events=events,
             nodes=nodes,
-            seen=self._rig.model.seen[self._seen :],
+            model_requests=self._rig.model.requests[self._requests_before :],
         )
-        _sound(ran)
-        return ran
+        _check_calls_match_output(run)
+        return run
 
     async def kill(self) -> None:
         if self._process.returncode is None:
@@ -370,7 +370,7 @@ class Rig:
         self._processes.append(process)
         return process
 
-    async def claude(self, prompt: str | None = "go", *flags: str, **more: Any) -> Ran:
+    async def claude(self, prompt: str | None = "go", *flags: str, **more: Any) -> CliRun:
         """Run the CLI to its end; see `start`."""
         return await (await self.start(prompt, *flags, **more)).end()
 
@@ -378,28 +378,30 @@ class Rig:
 # --- what holds of every run ---------------------------------------------------------------------------
 
 
-def _sound(ran: Ran) -> None:
-    """Every answer that the CLI took is a call, once, whole; every answer that was kept was taken, or retried."""
-    kept = {_message(call)["id"]: call for call in ran.calls if call.status == "ok" or _ends_the_budget(call)}
-    shown = ran.shown()
-    for id_, blocks in shown.items():
-        assert id_ in kept, f"the CLI took up {id_}, which is no call"
-        whole = _said(_message(kept[id_])["content"])
-        taken = _said(blocks)
+def _check_calls_match_output(run: CliRun) -> None:
+    """Each answer that the CLI shows is stored whole as one call; each stored answer is shown, or was retried."""
+    calls = {_message(call)["id"]: call for call in run.calls if call.status == "ok" or _ends_the_budget(call)}
+    answers = run.answers()
+    for id_, blocks in answers.items():
+        assert id_ in calls, f"the CLI took up {id_}, which is no call"
+        whole = _text_and_calls(_message(calls[id_])["content"])
+        received = _text_and_calls(blocks)
         # Of a subagent's answers not all is shown.
-        same = taken == whole if kept[id_].agent_id is None else set(taken) <= set(whole)
-        assert same, f"{id_} is not what was kept: {taken}, {whole}"
-    if shown:
+        same = received == whole if calls[id_].agent_id is None else set(received) <= set(whole)
+        assert same, f"{id_} is not what was kept: {received}, {whole}"
+    if answers:
         untaken = [
             node.call.id
-            for node in ran.nodes
+            for node in run.nodes
             if node.role == "main" and node.call.status == "ok" and not node.superseded
-            and _said(_message(node.call)["content"]) and _message(node.call)["id"] not in shown
+            and _text_and_calls(_message(node.call)["content"]) and _message(node.call)["id"] not in answers
         ]  # fmt: skip
         assert not untaken, f"answers that the CLI never took up: {untaken}"
-    for result in ran.results:
-        texts = [block["text"] for call in kept.values() for block in _message(call)["content"] if "text" in block]
-        if kept and not result["is_error"] and result["result"] and "structured_output" not in result:
+    for result in run.results:
+        texts = [
+            block["text"] for call in calls.values() for block in _message(call)["content"] if "text" in block
+        ]
+        if calls and not result["is_error"] and result["result"] and "structured_output" not in result:
             assert result["result"] in texts, "a success that no whole answer stands behind"
 
 
@@ -412,7 +414,7 @@ def _message(call: Call) -> Event:
     return json.loads(call.response)
 
 
-def _said(blocks: Sequence[Event]) -> list[Any]:
+def _text_and_calls(blocks: Sequence[Event]) -> list[Any]:
     """Text and tool calls, without the blank text that the CLI drops."""
     return [
         block.get("text") or (block["id"], block["name"])

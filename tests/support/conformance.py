@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fakes.turns import Step
-from support.cli import MODEL, Event, Ran, Rig
+from support.cli import MODEL, CliRun, Event, Rig
 from support.trajectory import RECORDINGS
 
-Check = Callable[[Rig, Ran], None]
+Check = Callable[[Rig, CliRun], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +19,8 @@ class Behaviour:
     """One run of the CLI, and what must come of it.
 
     `error` is the status that the CLI reports when it fails, `result` the beginning of what it says, `code` its
-    exit code where that does not follow. `asked` is how often the model is asked, once for each step where it is
-    None; `retries` are the statuses that it tried again for. `check` holds what else must be. `like` names the
+    exit code where that does not follow. `request_count` is how many requests the model gets, one for each step
+    where it is None; `retries` are the statuses that it tried again for. `check` holds what else must be. `like` names the
     recording whose outcome must be the same.
     """
 
@@ -36,7 +36,7 @@ class Behaviour:
     result: str = "Done."
     error: int | None = None
     code: int | None = None
-    asked: int | None = None
+    request_count: int | None = None
     retries: Sequence[int] = ()
     like: str | None = None
     check: Check | Sequence[Check] = ()
@@ -45,25 +45,25 @@ class Behaviour:
         return self.name
 
 
-async def play(rig: Rig, behaviour: Behaviour) -> Ran:
+async def play(rig: Rig, behaviour: Behaviour) -> CliRun:
     """Run a behaviour and hold it against what it states, and against the recording that it names."""
     b = behaviour
     rig.write(b.files)
     rig.script(*b.script)
-    ran = await rig.claude(
+    run = await rig.claude(
         b.prompt, *b.flags, model=b.model, format=b.format, permissions=b.permissions, env=b.env
     )
-    assert len(ran.seen) == (len(b.script) if b.asked is None else b.asked), ran.events
-    assert ran.retries == list(b.retries)
+    assert len(run.model_requests) == (len(b.script) if b.request_count is None else b.request_count), run.events
+    assert run.retries == list(b.retries)
     if b.format is not None:
-        assert ran.result.get("result", "").startswith(b.result), ran.result
-        assert ran.result.get("api_error_status") == b.error, ran.result
-        assert ran.code == (int(b.error is not None) if b.code is None else b.code)
+        assert run.result.get("result", "").startswith(b.result), run.result
+        assert run.result.get("api_error_status") == b.error, run.result
+        assert run.code == (int(b.error is not None) if b.code is None else b.code)
     for check in [b.check] if callable(b.check) else b.check:
-        check(rig, ran)
+        check(rig, run)
     if b.like and RECORDINGS.exists():
-        assert _facts(ran.events, ran.code, len(ran.calls)) == _recorded(b.like)
-    return ran
+        assert _facts(run.events, run.code, len(run.calls)) == _recorded(b.like)
+    return run
 
 
 def _recorded(name: str) -> Event:

@@ -44,7 +44,7 @@ _PROGRAMS = """
     who whoami yes
 """
 """What the images have; those that this machine lacks are left out, but for the ones tests cannot do without."""
-NEEDED = frozenset({"bash", "sh", "sed", "grep", "find", "tar", "git", "patch", "cat", "env"})
+REQUIRED_PROGRAMS = frozenset({"bash", "sh", "sed", "grep", "find", "tar", "git", "patch", "cat", "env"})
 LIBRARIES = ("libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libnss_files.so.2")
 """Libraries that are there whether one of the programs needs them or not: those of the Claude Code binary."""
 
@@ -91,10 +91,10 @@ def _answers(url: str) -> bool:
 @cache
 def engine() -> Engine:
     """The engine of this test session, started when there is none. Raises NoEngine."""
-    if given := os.environ.get("DOCKER_HOST"):
-        if _answers(given):
-            return Engine(given)
-        raise NoEngine(f"no container engine answers at DOCKER_HOST={given}")
+    if address := os.environ.get("DOCKER_HOST"):
+        if _answers(address):
+            return Engine(address)
+        raise NoEngine(f"no container engine answers at DOCKER_HOST={address}")
     if _answers("unix:///var/run/docker.sock"):
         return Engine("unix:///var/run/docker.sock")
     if os.getuid() != 0 or shutil.which("dockerd") is None:
@@ -204,17 +204,17 @@ class _Root:
         self.written: dict[str, tuple[bytes, int]] = {}
         self.directories: dict[str, int] = {}
 
-    def copy(self, source: Path, place: Path | str | None = None) -> None:
+    def copy(self, source: Path, target: Path | str | None = None) -> None:
         """A file (links followed) at its own place, or another."""
-        self.copied[_merged(str(place or source))] = source.resolve()
+        self.copied[_merged(str(target or source))] = source.resolve()
 
-    def copy_tree(self, source: Path, place: Path, *, without: Iterable[str] = ()) -> None:
+    def copy_tree(self, source: Path, target: Path, *, without: Iterable[str] = ()) -> None:
         skipped = set(without)
         for folder, names, files in os.walk(source):
             names[:] = [name for name in names if name not in skipped]
             for name in (*names, *files):
                 path = Path(folder, name)
-                there = _merged(str(place / path.relative_to(source)))
+                there = _merged(str(target / path.relative_to(source)))
                 if path.is_symlink():
                     self.links[there] = str(path.readlink())
                 elif path.is_file() and not name.endswith((".opt-1.pyc", ".opt-2.pyc", ".a", ".whl")):
@@ -222,29 +222,29 @@ class _Root:
 
     def digest(self) -> str:
         sha = hashlib.sha256(_FORMAT.encode())
-        for place, source in sorted(self.copied.items()):
+        for path, source in sorted(self.copied.items()):
             status = source.stat()
-            sha.update(f"{place}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+            sha.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
         sha.update(repr((sorted(self.links.items()), sorted(self.written.items()))).encode())
         return sha.hexdigest()[:16]
 
     def tar(self, output: Any) -> None:
         with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            for place, mode in sorted({**dict.fromkeys(self._parents(), 0o755), **self.directories}.items()):
-                info = tarfile.TarInfo(place.lstrip("/"))
+            for path, mode in sorted({**dict.fromkeys(self._parents(), 0o755), **self.directories}.items()):
+                info = tarfile.TarInfo(path.lstrip("/"))
                 info.type, info.mode = tarfile.DIRTYPE, mode
                 tar.addfile(info)
-            for place, target in self.links.items():
-                info = tarfile.TarInfo(place.lstrip("/"))
+            for path, target in self.links.items():
+                info = tarfile.TarInfo(path.lstrip("/"))
                 info.type, info.linkname, info.mode = tarfile.SYMTYPE, target, 0o777
                 tar.addfile(info)
-            for place, (data, mode) in self.written.items():
-                info = tarfile.TarInfo(place.lstrip("/"))
+            for path, (data, mode) in self.written.items():
+                info = tarfile.TarInfo(path.lstrip("/"))
                 info.size, info.mode = len(data), mode
                 tar.addfile(info, io.BytesIO(data))
             first: dict[Path, str] = {}
-            for place, source in self.copied.items():
-                info = tarfile.TarInfo(place.lstrip("/"))
+            for path, source in self.copied.items():
+                info = tarfile.TarInfo(path.lstrip("/"))
                 status = source.stat()
                 info.mode, info.mtime = 0o755 if status.st_mode & 0o100 else 0o644, int(status.st_mtime)
                 if source in first:  # git is there a hundred times
@@ -258,33 +258,33 @@ class _Root:
 
     def _parents(self) -> set[str]:
         places = (*self.copied, *self.links, *self.written, *self.directories)
-        return {str(parent) for place in places for parent in Path(place).parents if str(parent) != "/"} - set(
+        return {str(parent) for path in places for parent in Path(path).parents if str(parent) != "/"} - set(
             self.links
         )
 
 
-def _merged(place: str) -> str:
+def _merged(path: str) -> str:
     """/bin, /lib and so on are links to /usr/…, as on Debian."""
-    top = place.split("/")[1]
-    return f"/usr{place}" if top in ("bin", "sbin", "lib", "lib32", "lib64") else place
+    top = path.split("/")[1]
+    return f"/usr{path}" if top in ("bin", "sbin", "lib", "lib32", "lib64") else path
 
 
 def _libraries(files: Iterable[Path]) -> set[str]:
     """The paths of all shared libraries that these programs and libraries load, the loader included."""
-    said = subprocess.run(["ldd", *map(str, files)], capture_output=True, text=True, check=False).stdout
-    found: set[str] = set()
-    for line in said.splitlines():
-        words = line.split()
-        path = words[2] if "=>" in words and len(words) > 2 else (words[0] if words else "")
+    listing = subprocess.run(["ldd", *map(str, files)], capture_output=True, text=True, check=False).stdout
+    libraries: set[str] = set()
+    for line in listing.splitlines():
+        fields = line.split()
+        path = fields[2] if "=>" in fields and len(fields) > 2 else (fields[0] if fields else "")
         if path.startswith("/") and not path.endswith(":") and Path(path).is_file():
-            found.add(path)
-    return found
+            libraries.add(path)
+    return libraries
 
 
 def _system_library(name: str) -> Path | None:
     multiarch = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
-    places = (Path(base, name) for base in (f"/lib/{multiarch}", f"/usr/lib/{multiarch}", "/lib64", "/usr/lib64"))
-    return next((place for place in places if place.exists()), None)
+    paths = (Path(base, name) for base in (f"/lib/{multiarch}", f"/usr/lib/{multiarch}", "/lib64", "/usr/lib64"))
+    return next((path for path in paths if path.exists()), None)
 
 
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -297,21 +297,21 @@ def _root() -> _Root:
         root.directories[f"/usr/{name}"] = 0o755
     programs: list[Path] = []
     for name in _PROGRAMS.split():
-        found = shutil.which(name, path=BASE_PATH)
-        if found is None:
-            if name in NEEDED:
+        program = shutil.which(name, path=BASE_PATH)
+        if program is None:
+            if name in REQUIRED_PROGRAMS:
                 raise NoEngine(f"there is no {name} on this machine to make images with")
             continue
-        programs.append(Path(found))
-        root.copy(Path(found), f"/usr/bin/{name}")
+        programs.append(Path(program))
+        root.copy(Path(program), f"/usr/bin/{name}")
     git_core = Path(
         subprocess.run(["git", "--exec-path"], capture_output=True, text=True, check=True).stdout.strip()
     )
     root.copy_tree(git_core, git_core, without=("mergetools",))
     python, stdlib = _python(root)
-    wanted = {*programs, python, *stdlib.glob("lib-dynload/*.so"), *map(Path, git_core.glob("git-remote-http*"))}
-    wanted |= {library for name in LIBRARIES if (library := _system_library(name))}
-    for library in (*_libraries(wanted), *(str(library) for library in wanted if ".so" in library.name)):
+    binaries = {*programs, python, *stdlib.glob("lib-dynload/*.so"), *map(Path, git_core.glob("git-remote-http*"))}
+    binaries |= {library for name in LIBRARIES if (library := _system_library(name))}
+    for library in (*_libraries(binaries), *(str(library) for library in binaries if ".so" in library.name)):
         root.copy(Path(library))
     root.written |= {
         "/etc/passwd": (b"root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/bin/false\n", 0o644),
@@ -469,18 +469,18 @@ def instance_image(
     """
     base = test_image(engine)
     name = instance_name(instance_id, namespace=namespace)
-    given = (
+    inputs = (
         base,
         instance_id,
         sorted(files.items()),
         sorted((future or {}).items()),
         sorted((extra or {}).items()),
     )
-    digest = hashlib.sha256(repr((given, user, _FORMAT)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(repr((inputs, user, _FORMAT)).encode()).hexdigest()[:16]
     with tempfile.TemporaryDirectory() as room:
         root = Path(room, "root")
         base_commit, later = leaky_repository(root / "testbed", files, future or {})
-        _lay(root, {place.lstrip("/"): content for place, content in (extra or {}).items()})
+        _lay(root, {path.lstrip("/"): content for path, content in (extra or {}).items()})
         with contextlib.closing(engine.client) as client, _lock("image.lock"):
             if not _has(client, name, digest):
                 _layer(client, base, root, name, digest, user)

@@ -105,14 +105,14 @@ def session(name: str = "t", **more: Any) -> Trace:
     log = Log(name, **more)
     ask = log.user(-1, f"Mend {name}.")
     first = log.answer(ask, "I look.", [("c1", "Bash", {"command": "ls -l"})], thinking="Where is it?")
-    seen = log.result(first, "c1", "a.py")
+    result = log.result(first, "c1", "a.py")
     edit = ("c2", "Edit", {"path": "a.py", "old": "x", "new": "y"})
     second = log.answer(
-        seen, None, [edit], signals=TurnSignals(tool_calls=1, edits=1, edits_survived=1, tests="passed")
+        result, None, [edit], signals=TurnSignals(tool_calls=1, edits=1, edits_survived=1, tests="passed")
     )
     done = log.result(second, "c2")
     log.answer(done, "Done ✓.", thinking="All good.", signals=TurnSignals(commits=1))
-    other = log.user(seen, "No, another way.")
+    other = log.user(result, "No, another way.")
     log.answer(other, "Then I stop.", signals=TurnSignals(interrupted=True))
     return log.trace
 
@@ -138,7 +138,7 @@ def put_sessions(directory: Path, traces: Sequence[Trace]) -> None:
             wait(trace_store.store_trace(store.sessions, trace))
 
 
-def converse(attempt_id: str, instruction: str, *, tokens: bool = True, said: str = "Done.") -> Session:
+def converse(attempt_id: str, instruction: str, *, tokens: bool = True, answer_text: str = "Done.") -> Session:
     """Two turns with a tool between them; a request for a title beside them; a call that failed."""
     session = Session(attempt_id)
     ask = user(text(instruction))
@@ -148,7 +148,7 @@ def converse(attempt_id: str, instruction: str, *, tokens: bool = True, said: st
     messages = [[ask], [ask, assistant(text("I look."), tool_use("t1", command="ls")), user(tool_result("t1"))]]
     answers = [
         [{"type": "thinking", "thinking": "Hm."}, text("I look."), tool_use("t1", command="ls")],
-        [text(said)],
+        [text(answer_text)],
     ]
     for sent, answer, prompt, completion in zip(messages, answers, prompts, completions, strict=True):
         session.ask(
@@ -166,17 +166,19 @@ def converse(attempt_id: str, instruction: str, *, tokens: bool = True, said: st
 def put_rollouts(location: StoreLocation, *, tasks: int = 2, samples: int = 2, tokens: bool = True) -> None:
     """A run all of whose rollouts were graded: the first of each task 1, the others 0."""
     with Store.open(location) as store:
-        given = [calc_task(n) for n in range(tasks)]
+        created = [calc_task(n) for n in range(tasks)]
         wait(store.runs.create("run1", {"backend": "openai"}))
-        wait(store.runs.add_tasks("run1", given))
-        ids = [(f"{task.instance_id}-{n}", task.instance_id, n) for task in given for n in range(samples)]
+        wait(store.runs.add_tasks("run1", created))
+        ids = [(f"{task.instance_id}-{n}", task.instance_id, n) for task in created for n in range(samples)]
         wait(store.runs.create_rollouts("run1", ids))
-        by_id = {task.instance_id: task for task in given}
+        by_id = {task.instance_id: task for task in created}
         for rollout_id, task_id, number in ids:
             attempt = wait(store.runs.start_attempt(rollout_id))
             wait(store.runs.mark_running(attempt.id))
-            said = "Done." if number == 0 else f"I give up {number}."
-            for call in converse(attempt.id, by_id[task_id].instruction, tokens=tokens, said=said).calls:
+            answer_text = "Done." if number == 0 else f"I give up {number}."
+            for call in converse(
+                attempt.id, by_id[task_id].instruction, tokens=tokens, answer_text=answer_text
+            ).calls:
                 wait(store.calls.append(call))
             verdict = Verdict(reward=1.0 - min(number, 1), reason="x", tests={"t.py::test": "passed"})
             wait(store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", patch=b"+x\n", verdict=verdict))

@@ -39,14 +39,14 @@ def check(file: str, name: str, value: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_lines(expected))
         return
-    shown = path.relative_to(Path(__file__).parents[2])
-    again = f"to rewrite it deliberately, run the test with {VARIABLE}=1 and read `git diff {shown}`"
-    assert name in expected, f"{shown} has no expected value for {name!r}; {again}"
+    relative = path.relative_to(Path(__file__).parents[2])
+    again = f"to rewrite it deliberately, run the test with {VARIABLE}=1 and read `git diff {relative}`"
+    assert name in expected, f"{relative} has no expected value for {name!r}; {again}"
     before, now = _text(expected[name]), _text(value)
     if before != now:
         lines = difflib.unified_diff(before.splitlines(), now.splitlines(), "expected", "now", lineterm="", n=4)
         difference = "\n".join(line[:600] for line in list(lines)[:80])
-        raise AssertionError(f"{name!r} is not what {shown} says:\n{difference}\n{again}")
+        raise AssertionError(f"{name!r} is not what {relative} says:\n{difference}\n{again}")
 
 
 def _read(path: Path) -> dict[str, Any]:

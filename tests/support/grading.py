@@ -98,7 +98,7 @@ CALC_TASK = suite_task(
 
 
 @functools.cache
-def _laid(tree: tuple[tuple[str, str], ...]) -> Path:
+def _directory_of(tree: tuple[tuple[str, str], ...]) -> Path:
     """A directory with these files."""
     directory = Path(tempfile.mkdtemp(prefix="understudy-tree-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
@@ -111,7 +111,7 @@ def _laid(tree: tuple[tuple[str, str], ...]) -> Path:
 def gate_of(patch: bytes, task: Task) -> GatedPatch:
     """The patch after the gate, for a task whose tree is given as files."""
     tree = task.source.files if isinstance(task.source, Files) else {}
-    return gate(patch, task, _laid(tuple(tree.items())))
+    return gate(patch, task, _directory_of(tuple(tree.items())))
 
 
 _ACTIVATE = "set -o pipefail\nsource /opt/miniconda3/bin/activate\nconda activate testbed"
@@ -124,11 +124,11 @@ def calc_instance(engine: Engine, number: int) -> Task:
     assert isinstance(task.checks, PytestChecks)
     name = f"example__calc-{number}"
     image = instance_image(engine, name, dict(task.source.files))
-    shown, hidden = (files["test_calc.py"].splitlines() for files in (task.source.files, task.checks.files))
+    visible, hidden = (files["test_calc.py"].splitlines() for files in (task.source.files, task.checks.files))
     removed, added = (
-        "".join(f"{sign}{line}\n" for line in lines) for sign, lines in (("-", shown), ("+", hidden))
+        "".join(f"{sign}{line}\n" for line in lines) for sign, lines in (("-", visible), ("+", hidden))
     )
-    header = f"--- a/test_calc.py\n+++ b/test_calc.py\n@@ -1,{len(shown)} +1,{len(hidden)} @@\n"
+    header = f"--- a/test_calc.py\n+++ b/test_calc.py\n@@ -1,{len(visible)} +1,{len(hidden)} @@\n"
     return Task(
         instance_id=name,
         repo=task.repo,

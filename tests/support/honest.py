@@ -148,7 +148,7 @@ REWRITINGS: dict[str, Callable[[_Function], bool]] = {
 }
 
 
-def rewrite(text: str, how: str, wanted: Callable[[_Function], bool] = lambda _: True) -> str | None:
+def rewrite(text: str, how: str, selected: Callable[[_Function], bool] = lambda _: True) -> str | None:
     """A Python source with the outermost `wanted` functions rewritten, the rest as it is; None if none is changed.
 
     Raises SyntaxError where the source cannot be parsed.
@@ -156,7 +156,7 @@ def rewrite(text: str, how: str, wanted: Callable[[_Function], bool] = lambda _:
     lines = text.split("\n")
     edits: list[tuple[int, int, list[str]]] = []
     for function in _functions(ast.parse(text)):
-        if not wanted(function):
+        if not selected(function):
             continue
         changed = copy.deepcopy(function)
         if not REWRITINGS[how](changed):
@@ -180,9 +180,9 @@ def rewrite(text: str, how: str, wanted: Callable[[_Function], bool] = lambda _:
 
 
 def _functions(tree: ast.Module) -> Iterator[_Function]:
-    left: list[ast.stmt] = list(tree.body)
-    while left:
-        node = left.pop(0)
+    pending: list[ast.stmt] = list(tree.body)
+    while pending:
+        node = pending.pop(0)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             # Strings over several lines would be indented anew, but for docstrings.
             texts = (each for each in ast.walk(node) if isinstance(each, ast.Constant | ast.JoinedStr))
@@ -190,7 +190,7 @@ def _functions(tree: ast.Module) -> Iterator[_Function]:
             if all(each.lineno == each.end_lineno or each is docstring for each in texts):
                 yield node
         elif isinstance(node, ast.ClassDef):
-            left[:0] = node.body
+            pending[:0] = node.body
 
 
 assert not _DYNAMIC - {*dir(builtins), "__class__"}

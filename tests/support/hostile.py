@@ -131,10 +131,10 @@ def put_hostile_places(root: Path) -> None:
         wait(store.runs.create("run1", {"agent": PLACED, "weights": PLACED, "purpose": PLACED}))
         wait(store.runs.add_tasks("run1", [calc_task()]))
         wait(store.runs.create_rollouts("run1", [("placed", "calc-0", 0), (PLACED, "calc-0", 1)]))
-        for rollout, said in (("placed", PLACED), (PLACED, "I give up.")):
+        for rollout, answer_text in (("placed", PLACED), (PLACED, "I give up.")):
             attempt = wait(store.runs.start_attempt(rollout))
             wait(store.runs.mark_running(attempt.id))
-            for call in converse(attempt.id, PLACED, said=said).calls:
+            for call in converse(attempt.id, PLACED, answer_text=answer_text).calls:
                 wait(store.calls.append(call))
             patch = f"--- a/{PLACED}\n+++ b/{PLACED}\n@@ -1 +1 @@ {PLACED}\n-a\n+b\n".encode()
             verdict = Verdict(reward=float(rollout == "placed"), reason=PLACED, reused_from=PLACED)

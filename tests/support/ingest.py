@@ -62,7 +62,7 @@ def only(path: Path) -> tuple[Trace, list[TraceState]]:
 
 
 def golden(trace: Trace) -> dict[str, Any]:
-    told = {
+    summary = {
         "trace_id": trace.trace_id,
         "session_id": trace.session_id,
         "format": trace.format,
@@ -90,4 +90,4 @@ def golden(trace: Trace) -> dict[str, Any]:
             for state in expand(trace, system=None)
         ],
     }
-    return json.loads(msgspec.json.encode(told))
+    return json.loads(msgspec.json.encode(summary))

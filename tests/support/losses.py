@@ -82,14 +82,14 @@ def plain_dpo_loss(pairs: Sequence[Sequence[float]], options: DPOOptions) -> flo
 
 def slopes(loss: Callable[[Rows], float], at: Rows, step: float = 1e-6) -> Rows:
     """The gradient by central differences."""
-    found: Rows = []
+    gradients: Rows = []
     for s, row in enumerate(at):
-        found.append([])
+        gradients.append([])
         for t, value in enumerate(row):
             sides: list[float] = []
             for sign in (1, -1):
                 moved = [list(one) for one in at]
                 moved[s][t] = value + sign * step
                 sides.append(loss(moved))
-            found[-1].append((sides[0] - sides[1]) / (2 * step))
-    return found
+            gradients[-1].append((sides[0] - sides[1]) / (2 * step))
+    return gradients

@@ -54,7 +54,7 @@ def diff(before: Tree, after: Tree, *options: str) -> str:
 
 
 def work(
-    policy: Policy, root: Path, *, tools: tuple[str, ...] = ALL_TOOLS, said: str = INSTRUCTION
+    policy: Policy, root: Path, *, tools: tuple[str, ...] = ALL_TOOLS, prompt: str = INSTRUCTION
 ) -> tuple[Tools, list[Body]]:
     """Let the policy work in `root`; every action is asked for twice and must be the same both times."""
     offered = msgspec.convert(tool_definitions(*tools), list[ModelTool])
@@ -63,7 +63,7 @@ def work(
             "role": "system",
             "content": f"You are an agent.\n - Primary working directory: {root}\n - Platform: linux",
         },
-        {"role": "user", "content": [{"type": "text", "text": "Some context"}, {"type": "text", "text": said}]},
+        {"role": "user", "content": [{"type": "text", "text": "Some context"}, {"type": "text", "text": prompt}]},
     ]
 
     def ask(history: list[Body]) -> Body:

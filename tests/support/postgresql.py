@@ -32,8 +32,8 @@ _START_S = 60.0
 def programs() -> Path | None:
     """Where `initdb` and `postgres` are; None where they are not installed."""
     here = shutil.which("initdb")
-    found = [Path(here)] if here else sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    return found[-1].parent if found else None
+    paths = [Path(here)] if here else sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return paths[-1].parent if paths else None
 
 
 def problems() -> list[str]:

@@ -29,15 +29,15 @@ class Exchange:
     reply: Reply | None
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def request(self) -> dict[str, Any]:
         return json.loads(self.body)
 
     @property
     def streamed(self) -> bool:
-        return bool(self.asked.get("stream"))
+        return bool(self.request.get("stream"))
 
     @property
-    def said(self) -> bytes:
+    def response_body(self) -> bytes:
         """All bytes of the reply's body."""
         return b"".join(self.reply.pieces) if self.reply else b""
 
@@ -48,9 +48,9 @@ class Exchange:
             return "silent"
         if self.reply.status != 200:
             return "refused"
-        if self.said.startswith(b"{"):
-            return "whole" if json.loads(self.said)["type"] == "message" else "broken"
-        names = [line[7:] for line in self.said.splitlines() if line.startswith(b"event: ")]
+        if self.response_body.startswith(b"{"):
+            return "whole" if json.loads(self.response_body)["type"] == "message" else "broken"
+        names = [line[7:] for line in self.response_body.splitlines() if line.startswith(b"event: ")]
         return "whole" if b"message_stop" in names and b"error" not in names else "broken"
 
 
@@ -115,17 +115,17 @@ def _filler(mark: re.Match[str]) -> str:
     return (f"filler {mark[1]} " * (length // 10 + 1))[:length]
 
 
-def told(said: bytes) -> dict[str, Any]:
+def message_parts(response_body: bytes) -> dict[str, Any]:
     """What a whole reply says: its thoughts, its text, its tool calls with their raw arguments, its stop reason.
 
     A plain reading that knows only these three kinds of blocks.
     """
-    if said.startswith(b"{"):
-        return _of_message(json.loads(said))
+    if response_body.startswith(b"{"):
+        return _of_message(json.loads(response_body))
     blocks: dict[int, dict[str, Any]] = {}
     parts: dict[int, str] = {}
     stop: str | None = None
-    for line in said.splitlines():
+    for line in response_body.splitlines():
         event = json.loads(line[6:]) if line.startswith(b"data: {") else {"type": None}
         match event:
             case {"type": "content_block_start", "index": index, "content_block": block}:
@@ -139,17 +139,17 @@ def told(said: bytes) -> dict[str, Any]:
                 pass
     for index, block in blocks.items():
         block[{"text": "text", "thinking": "thinking", "tool_use": "input"}[block["type"]]] = parts[index]
-    return _told([blocks[index] for index in sorted(blocks)], stop)
+    return _parts_of_content([blocks[index] for index in sorted(blocks)], stop)
 
 
 def _of_message(message: dict[str, Any]) -> dict[str, Any]:
     for block in message["content"]:
         if block["type"] == "tool_use":
             block["input"] = json.dumps(block["input"])
-    return _told(message["content"], message["stop_reason"])
+    return _parts_of_content(message["content"], message["stop_reason"])
 
 
-def _told(content: list[dict[str, Any]], stop: str | None) -> dict[str, Any]:
+def _parts_of_content(content: list[dict[str, Any]], stop: str | None) -> dict[str, Any]:
     def of(kind: str) -> list[dict[str, Any]]:
         return [block for block in content if block["type"] == kind]
 

@@ -159,13 +159,13 @@ def work_on(store: Store, teachers: Path | Teachers, **options: Any) -> Replay:
 async def until_seen(server: Teacher, count: int) -> None:
     """Wait until so many requests have come."""
     async with asyncio.timeout(60):
-        while len(server.seen) < count:  # noqa: ASYNC110 - what is waited for happens behind a socket
+        while len(server.requests) < count:  # noqa: ASYNC110 - what is waited for happens behind a socket
             await asyncio.sleep(0.01)
 
 
 def asked_about(server: Teacher) -> list[str]:
     """What each request to a teacher was about: the last thing said in it."""
-    return [asked_about_text(body) for body in server.seen]
+    return [asked_about_text(body) for body in server.requests]
 
 
 def asked_about_text(body: dict[str, Any]) -> str:
@@ -181,10 +181,10 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 def rule(*steps: Step) -> Any:
     """A teacher's rule: these steps one after the other, the last one again and again."""
-    left = list(steps)
+    remaining = list(steps)
 
     def next_step(_: dict[str, Any]) -> Step:
-        return left.pop(0) if len(left) > 1 else left[0]
+        return remaining.pop(0) if len(remaining) > 1 else remaining[0]
 
     return next_step
 

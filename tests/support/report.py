@@ -66,14 +66,14 @@ def put_run(
         store.runs.create(run_id, CONFIG).result()
         store.runs.add_tasks(run_id, tasks).result()
         store.runs.create_rollouts(run_id, [row[:3] for row in ids]).result()
-        wanted = [row for row in ids if row[3].reward is not None or row[3].boundary]
-        if retried := [row for row in wanted if row[3].retried]:
+        started = [row for row in ids if row[3].reward is not None or row[3].boundary]
+        if retried := [row for row in started if row[3].retried]:
             attempts = [store.runs.start_attempt(row[0]) for row in retried]
             lost = ErrorInfo("sandbox", "SandboxError", "the sandbox broke once")
             for future in attempts:
                 store.runs.finish_attempt(future.result().id, "failed", "requeuing", error=lost).result()
-        attempts = [store.runs.start_attempt(row[0]) for row in wanted]
-        pairs = [(future.result().id, row[3]) for future, row in zip(attempts, wanted, strict=True)]
+        attempts = [store.runs.start_attempt(row[0]) for row in started]
+        pairs = [(future.result().id, row[3]) for future, row in zip(attempts, started, strict=True)]
         done = [store.runs.mark_running(attempt_id) for attempt_id, _ in pairs]
         done += [
             store.calls.append(_call(attempt_id, turn, end, version))
@@ -101,13 +101,13 @@ def put_many(directory: Path, *, tasks: int, samples: int, turns: int) -> Path:
     with closing(sqlite3.connect(directory / "store.db")) as database, database:
         for table, changed in _COPIES.items():
             columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
-            wanted = ", ".join(changed.get(column, f"t.{column}") for column in columns)
+            selected = ", ".join(changed.get(column, f"t.{column}") for column in columns)
             only = f"n.i < {tasks}" if table == "tasks" else "1"
             beside = f", (SELECT value AS turn FROM json_each('{list(range(turns))}'))" if table == "calls" else ""
             last = "WHERE t.sequence = 0 AND" if table == "calls" else "WHERE"
-            wanted = wanted.replace("TASKS", str(tasks))
+            selected = selected.replace("TASKS", str(tasks))
             database.execute(
-                f"INSERT INTO {table} {numbers} SELECT {wanted} FROM {table} t, n{beside} {last} {only}"
+                f"INSERT INTO {table} {numbers} SELECT {selected} FROM {table} t, n{beside} {last} {only}"
             )
     return directory
 
@@ -144,14 +144,14 @@ def put_loop(
     directory = LoopDirectory(root)
     of_evaluations: list[Evaluation] = []
     for number, ends in enumerate(evaluations):
-        place, version = directory.evaluation(number), version_name(number)
-        put_run(place, ends, run_id=f"e{number}", version=version)
+        evaluation, version = directory.evaluation(number), version_name(number)
+        put_run(evaluation, ends, run_id=f"e{number}", version=version)
         tasks = {task: _counted(of_task) for task, of_task in ends.items()}
         of_evaluations.append(
             Evaluation(
                 step=number,
                 version=version,
-                run=directory.relative(place),
+                run=directory.relative(evaluation),
                 solved=sum(right for right, _ in tasks.values()),
                 total=sum(total for _, total in tasks.values()),
                 tasks=tasks,
@@ -160,7 +160,7 @@ def put_loop(
     of_steps: list[StepState] = []
     for number, ends in enumerate(steps, 1):
         put_run(directory.run(number), ends, run_id=f"s{number}", version=version_name(number - 1))
-        given = [end.reward for of_task in ends.values() for end in of_task if end.reward is not None]
+        rewards = [end.reward for of_task in ends.values() for end in of_task if end.reward is not None]
         of_steps.append(
             StepState(
                 step=number,
@@ -169,8 +169,8 @@ def put_loop(
                 sampled_by=version_name(number - 1),
                 version=version_name(number),
                 tasks=tuple(ends),
-                collected=len(given),
-                solved=sum(reward >= 1 for reward in given),
+                collected=len(rewards),
+                solved=sum(reward >= 1 for reward in rewards),
                 staleness=int(asynchronous and number > 1),
             )
         )
@@ -227,38 +227,38 @@ def long_calls(attempt_id: str, characters: int, tokens: int) -> Iterator[Call]:
     """
     text = "".join(f"line {number} of what a tool has printed\n" for number in range(characters // 36))
     sampled = pack_ids(tuple(range(1_000, 1_100)))
-    asked = pack_ids(tuple(range(2_000, 2_000 + tokens)))
+    question = pack_ids(tuple(range(2_000, 2_000 + tokens)))
     tools = msgspec.json.encode(
         [{"name": f"tool{n}", "description": text[:2_000], "input_schema": {}} for n in range(20)]
     )
     messages: list[bytes] = []
-    ids, held, parent = b"", 0, None
+    ids, length, parent = b"", 0, None
     for turn in count():
         if turn % _COMPACTED == 0:
             summary = f"This session is being continued from a previous conversation, part {turn}."
             messages = [msgspec.json.encode({"role": "user", "content": summary if turn else "Mend it."})]
-            ids, held, parent = b"", 0, None
+            ids, length, parent = b"", 0, None
         use = {"type": "tool_use", "id": f"t{turn}", "name": "Bash", "input": {"command": f"cat part{turn}"}}
         answer = {"role": "assistant", "content": [{"type": "text", "text": f"I look at part {turn}."}, use]}
-        ids, held = ids + asked, held + tokens
+        ids, length = ids + question, length + tokens
         call = Call(
             id=f"{attempt_id}-c{turn}", attempt_id=attempt_id, sequence=turn, dialect="anthropic",
             requested_model="m", backend="b", backend_model="m",
             request=b'{"model":"m","system":"S","tools":%b,"messages":[%b]}' % (tools, b",".join(messages)),
             response=msgspec.json.encode({"id": f"m{turn}", "type": "message", **answer}), status="ok",
             started_at=float(turn), ended_at=turn + 0.5, parent_id=parent, session_id="s",
-            prompt_token_ids=TokenIds(ids, held), completion_token_ids=TokenIds(sampled, 100),
+            prompt_token_ids=TokenIds(ids, length), completion_token_ids=TokenIds(sampled, 100),
             logprobs=(-0.5,) * 100,
         )  # fmt: skip
         yield call
         result = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": f"part {turn}\n{text}"}
         messages += [msgspec.json.encode(answer), msgspec.json.encode({"role": "user", "content": [result]})]
-        ids, held, parent = ids + sampled, held + 100, call.id
+        ids, length, parent = ids + sampled, length + 100, call.id
 
 
 def _counted(ends: Sequence[End]) -> tuple[int, int]:
-    given = [end.reward for end in ends if end.reward is not None]
-    return sum(reward >= 1 for reward in given), len(given)
+    rewards = [end.reward for end in ends if end.reward is not None]
+    return sum(reward >= 1 for reward in rewards), len(rewards)
 
 
 def _task(task_id: str) -> Task:

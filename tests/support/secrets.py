@@ -120,7 +120,7 @@ def planted(seed: int = 5, each: int = 30) -> Iterator[Planted]:
         for number in range(each):
             secret = kind.make(dice)
             name = dice.choice(kind.names)
-            text = place(kind, secret, name, number)
+            text = embed(kind, secret, name, number)
             yield Planted(kind.name, text, parts(kind, secret))
 
 
@@ -133,7 +133,7 @@ def parts(kind: Kind, secret: str) -> tuple[str, ...]:
     return (secret,)
 
 
-def place(kind: Kind, secret: str, name: str, number: int) -> str:
+def embed(kind: Kind, secret: str, name: str, number: int) -> str:
     """The secret in one of ten places."""
     lines = secret.split("\n")
     places: list[Callable[[], str]] = [
@@ -163,11 +163,11 @@ def clean(size: int = 180_000, seed: int = 8) -> str:
     """Talk about code with all that looks random and is no secret: hashes, ids, images, locks, logs."""
     dice = random.Random(seed)
     made: list[str] = []
-    held = 0
-    while held < size:
+    length = 0
+    while length < size:
         piece = dice.choice(_CLEAN)(dice)
         made.append(piece)
-        held += len(piece) + 2
+        length += len(piece) + 2
     return "\n\n".join(made)[:size]
 
 
@@ -326,7 +326,7 @@ def _docker(dice: random.Random) -> str:
     )
 
 
-def _words(dice: random.Random) -> str:
+def _prose(dice: random.Random) -> str:
     return dice.choice(
         [
             "I look at how the password is checked, then add a token that expires. The key is to keep it secret.",
@@ -339,5 +339,5 @@ def _words(dice: random.Random) -> str:
 
 _CLEAN: tuple[Callable[[random.Random], str], ...] = (
     *(_git_log, _package_lock, _poetry_lock, _go_sum, _image, _tool_ids, _tests),
-    *(_python, _javascript, _go, _docker, _words, _words, _python),
+    *(_python, _javascript, _go, _docker, _prose, _prose, _python),
 )

@@ -33,7 +33,7 @@ class _Process:
         self.pid = pid
         pool = ThreadPoolExecutor(2)
         self._end = asyncio.wrap_future(pool.submit(warm.result, connection))
-        self._said = asyncio.wrap_future(pool.submit(self._read, stderr))
+        self._stderr = asyncio.wrap_future(pool.submit(self._read, stderr))
         pool.shutdown(wait=False)
 
     @property
@@ -44,9 +44,9 @@ class _Process:
         """Its exit code, once it has ended."""
         return await asyncio.shield(self._end)
 
-    async def said(self) -> bytes:
+    async def stderr(self) -> bytes:
         """What was written to stderr, once it and all that it started have ended."""
-        return await asyncio.shield(self._said)
+        return await asyncio.shield(self._stderr)
 
     @staticmethod
     def _read(stderr: int) -> bytes:
@@ -75,7 +75,7 @@ class Served:
         self.directory = directory
         self.arguments: Sequence[str] = arguments
         self.url = ""
-        self.said = b""
+        self.stderr = b""
         self._process: _Process | None = None
         self._killed: list[_Process] = []
 
@@ -90,11 +90,11 @@ class Served:
         """Returns when it answers; the port stays the same over all starts."""
         (self.directory / ADDRESS).unlink(missing_ok=True)
         port = self.url.rsplit(":", 1)[1] if self.url else "0"
-        place = ("--dir", str(self.directory), "--port", port)
-        self._process = _Process.start("gateway", "serve", *self.arguments, *place)
+        options = ("--dir", str(self.directory), "--port", port)
+        self._process = _Process.start("gateway", "serve", *self.arguments, *options)
         while not (self.directory / ADDRESS).exists():
             if self._process.ended:
-                raise AssertionError((await self._process.said()).decode())
+                raise AssertionError((await self._process.stderr()).decode())
             await asyncio.sleep(0.01)
         self.url = msgspec.json.decode((self.directory / ADDRESS).read_bytes(), type=GatewayAddress).url
 
@@ -122,9 +122,9 @@ class Served:
         if not self._process.ended:
             os.kill(self.pid, signal.SIGTERM)
         code = await self._process.code()
-        self.said = await self._process.said()
+        self.stderr = await self._process.stderr()
         for process in self._killed:
-            await process.said()
+            await process.stderr()
         return code
 
     async def ask(self, http: aiohttp.ClientSession, key: str, text: str, **fields: object) -> tuple[int, bytes]:

@@ -35,9 +35,9 @@ def turns(*steps: Step, format: str = "codex") -> Trace:
 def annotated(trace: Trace) -> list[TurnSignals]:
     """The signals of each turn, looked for now."""
     annotate(trace)
-    found = [turn.signals for turn in trace.turns]
-    assert None not in found
-    return [one for one in found if one is not None]
+    signals = [turn.signals for turn in trace.turns]
+    assert None not in signals
+    return [one for one in signals if one is not None]
 
 
 def signals(*steps: Step, format: str = "codex") -> list[TurnSignals]:

@@ -46,17 +46,17 @@ def make_call(attempt_id: str, sequence: int = 0, **changes: Any) -> Call:
 @contextmanager
 def writes_held(store: Store) -> Generator[None]:
     """Everything that is written inside is committed as one group at the end."""
-    begun, release = threading.Event(), threading.Event()
+    started, release = threading.Event(), threading.Event()
 
     def hold(_: object) -> bool:
-        begun.set()
+        started.set()
         return release.wait(60)
 
-    held = store._database.writer.submit(hold)  # pyright: ignore[reportPrivateUsage]
-    assert begun.wait(60)  # else it could be in one group with what is written inside
+    blocked = store._database.writer.submit(hold)  # pyright: ignore[reportPrivateUsage]
+    assert started.wait(60)  # else it could be in one group with what is written inside
     yield
     release.set()
-    assert held.result()
+    assert blocked.result()
 
 
 def prepare(store: Store, rollouts: int = 1, run: str = "run") -> None:

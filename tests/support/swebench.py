@@ -53,7 +53,7 @@ for line in sys.stdin:
 
 
 @functools.cache
-def place() -> Path:
+def package_directory() -> Path:
     """The directory with the package, installed into the cache the first time. Raises subprocess errors."""
     home = cache_dir() / f"swebench-{VERSION}-parsers"
     complete = home / "complete"
@@ -80,7 +80,7 @@ class Harness:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVER, str(place())],
+            [sys.executable, "-c", _SERVER, str(package_directory())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -90,9 +90,9 @@ class Harness:
     def close(self) -> None:
         self._process.communicate()
 
-    def _ask(self, **asked: Any) -> Any:
+    def _ask(self, **request: Any) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 

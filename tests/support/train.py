@@ -20,7 +20,7 @@ from support.trajectory import Session, assistant, text, tool_result, tool_use, 
 
 SYSTEM = "<|im_start|>system\nYou mend code. Use the tools.<|im_end|>\n"
 LOOK = 'I look.\n<tool_call>\n{"name": "Bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
-SEEN = "\n<|im_start|>user\n<tool_response>\nok\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+TOOL_RESULT = "\n<|im_start|>user\n<tool_response>\nok\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 LOGPROB = -3.0
 
 Encode = Callable[[str], list[int]]
@@ -28,8 +28,8 @@ Encode = Callable[[str], list[int]]
 
 def encoder(model: Path) -> Encode:
     """Token ids of marked text by the tokenizer in a model's directory."""
-    words = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
-    return lambda text: words.encode(text, add_special_tokens=False).ids
+    tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def last_words(number: int) -> str:
@@ -48,10 +48,10 @@ def put_training_run(
     """A run of two-turn rollouts, sampled by a policy step-0000; of each task every other one earns 1."""
     encode = encoder(model)
     with Store.open(directory) as store:
-        given = [calc_task(number) for number in range(tasks)]
+        created = [calc_task(number) for number in range(tasks)]
         _wait(store.runs.create("run1", {"backend": "embedded"}))
-        _wait(store.runs.add_tasks("run1", given))
-        ids = [(f"{task.instance_id}-{n}", task.instance_id, n) for task in given for n in range(samples)]
+        _wait(store.runs.add_tasks("run1", created))
+        ids = [(f"{task.instance_id}-{n}", task.instance_id, n) for task in created for n in range(samples)]
         _wait(store.runs.create_rollouts("run1", ids))
         for rollout_id, _, number in ids:
             attempt = _wait(store.runs.start_attempt(rollout_id))
@@ -85,11 +85,11 @@ def make_groups(
 
 def _made(task: int, number: int, part: int, prompt: int, answer: int) -> TokenSequence:
     length = answer + number + 3 * part
-    sampled = [(task * 31 + number * 17 + part * 7 + place * place) % 200 for place in range(length)]
+    sampled = [(task * 31 + number * 17 + part * 7 + position * position) % 200 for position in range(length)]
     return TokenSequence(
-        token_ids=(*[7 + place % 50 for place in range(prompt)], *sampled),
+        token_ids=(*[7 + position % 50 for position in range(prompt)], *sampled),
         loss_mask=(*[0] * prompt, *[1] * length),
-        logprobs=(*[0.0] * prompt, *[-4.0 - 0.01 * place for place in range(length)]),
+        logprobs=(*[0.0] * prompt, *[-4.0 - 0.01 * position for position in range(length)]),
         policy_versions=("step-0000",),
     )
 
@@ -99,19 +99,21 @@ def _conversation(attempt_id: str, encode: Encode, number: int, logprobs: float 
     ask = user(text("Mend it."))
     first = encode(f"{SYSTEM}<|im_start|>user\nMend it.<|im_end|>\n<|im_start|>assistant\n")
     look = encode(LOOK)
-    said = last_words(number)
+    answer_text = last_words(number)
     turns: list[tuple[list[Any], list[Any], list[int], list[int]]] = [
         ([ask], [text("I look."), tool_use("t1", command="ls")], first, look),
         (
             [ask, assistant(text("I look."), tool_use("t1", command="ls")), user(tool_result("t1"))],
-            [text(said)],
-            first + look + encode(SEEN),
-            encode(said + "<|im_end|>"),
+            [text(answer_text)],
+            first + look + encode(TOOL_RESULT),
+            encode(answer_text + "<|im_end|>"),
         ),
     ]
     for messages, answer, prompt, completion in turns:
-        known = None if logprobs is None else [logprobs] * len(completion)
-        session.ask(messages, answer, prompt=prompt, completion=completion, logprobs=known, policy="step-0000")
+        stored_logprobs = None if logprobs is None else [logprobs] * len(completion)
+        session.ask(
+            messages, answer, prompt=prompt, completion=completion, logprobs=stored_logprobs, policy="step-0000"
+        )
     return session
 
 

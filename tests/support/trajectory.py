@@ -17,8 +17,8 @@ Block = dict[str, Any]
 Message = dict[str, Any]
 
 
-def text(said: str) -> Block:
-    return {"type": "text", "text": said}
+def text(content: str) -> Block:
+    return {"type": "text", "text": content}
 
 
 def tool_use(id: str, name: str = "Bash", **arguments: Any) -> Block:

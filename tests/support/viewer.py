@@ -142,10 +142,10 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def watched(browser: Browser, url: str) -> Iterator[Watched]:
     """A page of the viewer, which must have done nothing that it must not."""
-    seen = Watched(browser, url)
-    yield seen
-    seen.page.close()
-    assert not seen.faults
+    viewer = Watched(browser, url)
+    yield viewer
+    viewer.page.close()
+    assert not viewer.faults
 
 
 class ScrollFigures(Struct, frozen=True, kw_only=True):

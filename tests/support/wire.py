@@ -55,14 +55,14 @@ def start_gateway(directory: Path, arguments: Sequence[str]) -> Gateway:
 
 
 def _until_it_listens(process: subprocess.Popen[str]) -> Gateway:
-    said = ""
+    output = ""
     assert process.stderr is not None
     for line in process.stderr:
-        said += line
-        if told := re.search(r"listening at http://(\S+);", line):
-            key = re.search(r"key: (\S+)", said)
-            return Gateway(told[1], key[1] if key else "", process)
-    raise AssertionError(f"the gateway did not start: {said}")
+        output += line
+        if match := re.search(r"listening at http://(\S+);", line):
+            key = re.search(r"key: (\S+)", output)
+            return Gateway(match[1], key[1] if key else "", process)
+    raise AssertionError(f"the gateway did not start: {output}")
 
 
 # --- the model's server ---------------------------------------------------------------------------------------
@@ -70,14 +70,16 @@ def _until_it_listens(process: subprocess.Popen[str]) -> Gateway:
 
 @dataclass
 class Provider:
-    """A server of a model. It gives `answer` to every request, and keeps the requests in `seen`.
+    """A server of a model. It gives `answer` to every request, and keeps the requests in `requests`.
 
     The ids of its tool calls are made different each time, as a gateway gives no two calls of a session the same
     id: `call_a` becomes `call_a_n7`, which `settled` undoes.
     """
 
     answer: dict[str, Any] = field(default_factory=dict[str, Any])
-    seen: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list[tuple[str, dict[str, str], bytes]])
+    requests: list[tuple[str, dict[str, str], bytes]] = field(
+        default_factory=list[tuple[str, dict[str, str], bytes]]
+    )
     url: str = ""
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -85,7 +87,7 @@ class Provider:
         """Status, headers and body of the answer to a POST."""
         if path == "/tokenize":
             return _json(200, {"count": 42, "max_model_len": 1000, "tokens": list(range(42))})
-        self.seen.append((path, headers, body))
+        self.requests.append((path, headers, body))
         answer = self.answer
         if "body" in answer:
             return (
@@ -164,17 +166,17 @@ class Wire:
         sent = {"authorization": f"Bearer {to.key}", "content-type": "application/json"}
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         data = body.encode() if isinstance(body, str) else json.dumps(body, ensure_ascii=False).encode()
-        self.provider.seen.clear()
+        self.provider.requests.clear()
         connection.request(method, path, data if method == "POST" else None, sent)
         response = connection.getresponse()
         raw = response.read()
         connection.close()
-        told = {name: value for name in TOLD_HEADERS if (value := response.headers.get(name)) is not None}
-        return {"status": response.status, **told, "body": readable(raw)}, raw
+        reported = {name: value for name in TOLD_HEADERS if (value := response.headers.get(name)) is not None}
+        return {"status": response.status, **reported, "body": readable(raw)}, raw
 
     def upstream(self) -> list[Any]:
         """What the model's server was sent for the last request: the body of each try."""
-        return [readable(body) for _, _, body in self.provider.seen]
+        return [readable(body) for _, _, body in self.provider.requests]
 
 
 def settled(text: str) -> str:

@@ -15,7 +15,7 @@ from understudy.checks.log_parsers import PARSERS, UnreadableLog, check_parser, 
 from understudy.errors import TaskError
 
 from support import example_count
-from support.swebench import Harness, place
+from support.swebench import Harness, package_directory
 
 DISTINCT = sorted({parser: name for name, parser in PARSERS.items()}.values())
 
@@ -264,7 +264,7 @@ def test_an_unknown_parser_is_an_error_that_names_the_extra(monkeypatch: pytest.
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch, harness: Harness) -> None:
-    monkeypatch.syspath_prepend(str(place()))
+    monkeypatch.syspath_prepend(str(package_directory()))
     swebench_parsers.cache_clear()
 
 

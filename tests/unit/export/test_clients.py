@@ -30,7 +30,9 @@ def put_clients(directory: Path) -> None:
         for name in ("alice", "b/ö"):
             client = wait(store.keys.add_client(name))
             for number, session_id in enumerate(("s1", None)):
-                for call in converse(client.id, f"Mend {number} for {name}.", said=f"{name} {number}").calls:
+                for call in converse(
+                    client.id, f"Mend {number} for {name}.", answer_text=f"{name} {number}"
+                ).calls:
                     later = 1000.0 * number
                     call = msgspec.structs.replace(
                         call,

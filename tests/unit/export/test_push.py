@@ -75,7 +75,7 @@ def test_a_dry_run_sends_nothing(tmp_path: Path, hub: Hub):
     told = json.loads(done.stdout)
     assert (told["repo"], told["private"], told["url"]) == ("ann/traces", True, None)
     assert told["files"]["README.md"] == (out / "README.md").stat().st_size
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_it_is_public_only_when_that_is_said(tmp_path: Path, hub: Hub):
@@ -96,7 +96,7 @@ def test_sessions_that_are_not_redacted_stay_here(tmp_path: Path, hub: Hub):
     environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
     refused = understudy("push", out, "ann/traces", home=tmp_path, **environment)
     assert refused.returncode == 2 and "--unredacted" in refused.stderr
-    assert hub.asked == []
+    assert hub.requests == []
     meant = understudy("push", out, "ann/traces", "--unredacted", home=tmp_path, **environment)
     assert meant.returncode == 0, meant.stderr
 
@@ -107,7 +107,7 @@ def test_what_does_not_say_that_it_is_redacted_is_taken_not_to_be(tmp_path: Path
     del manifest["unredacted"]
     (out / "understudy.json").write_text(json.dumps(manifest))
     refused = understudy("push", out, "ann/traces", home=tmp_path, HF_ENDPOINT=hub.url, HF_TOKEN=TOKEN)
-    assert refused.returncode == 2 and "contains unredacted sessions" in refused.stderr and hub.asked == []
+    assert refused.returncode == 2 and "contains unredacted sessions" in refused.stderr and hub.requests == []
 
 
 def test_what_is_no_whole_export_is_refused(tmp_path: Path, hub: Hub):
@@ -127,7 +127,7 @@ def test_what_is_no_whole_export_is_refused(tmp_path: Path, hub: Hub):
         "missing, or not inside the export"
         in understudy("push", out, "ann/x", home=home, HF_ENDPOINT=hub.url).stderr
     )
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 @pytest.mark.parametrize("token", ["hf_wrong", ""])

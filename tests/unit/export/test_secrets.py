@@ -24,7 +24,7 @@ from understudy.types import Call
 
 from support import optional
 from support.export import Log, wait
-from support.secrets import KINDS, parts, place
+from support.secrets import KINDS, embed, parts
 
 optional("pyarrow")
 
@@ -68,7 +68,7 @@ class Planter:
         secret = kind.make(self._dice)
         self.secrets += parts(kind, secret)
         self.number += 1
-        return place(kind, secret, self._dice.choice(kind.names), self.number) + f"\nof {MAIL} in {HOME}/src\n"
+        return embed(kind, secret, self._dice.choice(kind.names), self.number) + f"\nof {MAIL} in {HOME}/src\n"
 
 
 def plant(store: Store, seed: int) -> list[str]:

@@ -99,7 +99,9 @@ def test_a_conversation_that_was_shortened_goes_on_where_it_was(name: str, tmp_p
     write(tmp_path, before)
     policy = oracle(diff(before, after), name)
     work(policy, tmp_path)
-    tools, _ = work(policy, tmp_path, said=f"This session goes on from a summary.\nThe task is:\n\n{INSTRUCTION}")
+    tools, _ = work(
+        policy, tmp_path, prompt=f"This session goes on from a summary.\nThe task is:\n\n{INSTRUCTION}"
+    )
     assert read(tmp_path) == after
     assert tools.names == ["Read", "Read", "Read", "Bash"]
 
@@ -183,7 +185,7 @@ def test_the_latest_task_of_a_conversation_is_worked_on(tmp_path: Path) -> None:
     write(tmp_path, before)
     gold = diff(before, {"a.py": b"b\n"})
     known = TaskIndex([ScriptedTask("1", "First thing to do", gold), ScriptedTask("2", "Second thing to do", "")])
-    work(make_policy("oracle", known, {}), tmp_path, said="First thing to do. Then: Second thing to do")
+    work(make_policy("oracle", known, {}), tmp_path, prompt="First thing to do. Then: Second thing to do")
     policy = make_policy("oracle", known, {})
     tools = msgspec.convert(tool_definitions(*ALL_TOOLS), list[ModelTool])
     history = [

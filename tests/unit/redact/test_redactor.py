@@ -19,7 +19,7 @@ from understudy.redact.redactor import Redactor
 from understudy.redact.tokens import FORMS, pseudonym_label
 
 from support import example_count
-from support.secrets import BASE62, KINDS, UPPER, clean, drawn, parts, pem, place, planted
+from support.secrets import BASE62, KINDS, UPPER, clean, drawn, embed, parts, pem, planted
 
 KEY = b"k" * 32
 AWS = "AKIAQ3EGRIJ7XKXBKYTB"
@@ -227,7 +227,7 @@ def test_arguments_with_a_secret_behind_a_repeated_name_are_redacted() -> None:
 
 
 secrets = st.builds(
-    lambda seed, number, at: place(
+    lambda seed, number, at: embed(
         KINDS[number], KINDS[number].make(random.Random(seed)), KINDS[number].names[0], at
     ),
     st.integers(0, 10**6),
@@ -296,7 +296,7 @@ def test_no_secret_survives_whatever_stands_around_it(
 ) -> None:
     kind = KINDS[number]
     secret = kind.make(random.Random(seed))
-    text = "\n".join([*around, place(kind, secret, kind.names[0], at), *around])
+    text = "\n".join([*around, embed(kind, secret, kind.names[0], at), *around])
     for _ in range(nested):
         text = json.dumps({"out": text})
     left = json.dumps(ours().value({"content": text}))

@@ -27,7 +27,7 @@ from understudy.ingest.trace import (
 from understudy.redact.redactor import Redactor
 
 from support.ingest import DATA, LOGS, read
-from support.secrets import KINDS, parts, place
+from support.secrets import KINDS, embed, parts
 
 KEY = b"k" * 32
 AWS = "AKIAQ3EGRIJ7XKXBKYTB"
@@ -155,7 +155,7 @@ def test_no_planted_secret_is_in_any_state(seed: int, plants: list[tuple[int, in
     for number, at, where in plants:
         kind = KINDS[number]
         secret = kind.make(dice)
-        texts[where] += "\n" + place(kind, secret, kind.names[0], at)
+        texts[where] += "\n" + embed(kind, secret, kind.names[0], at)
         if kind.name not in ("password", "database url"):
             gone += parts(kind, secret)
     call = tool_call("call_1", "Bash", {"command": texts[4], "more": [json.dumps(texts[4])]})
