@@ -19,9 +19,9 @@ class Behaviour:
     """One run of the CLI, and what must come of it.
 
     `error` is the status that the CLI reports when it fails, `result` the beginning of what it says, `code` its
-    exit code where that does not follow. `request_count` is how many requests the model gets, one for each step
-    where it is None; `retries` are the statuses that it tried again for. `check` holds what else must be. `like` names the
-    recording whose outcome must be the same.
+    exit code where that does not follow. `request_count` is how many requests the model gets; None means one for
+    each step. `retries` are the statuses that it tried again for. `check` holds what else must be. `like` names
+    the recording whose outcome must be the same.
     """
 
     name: str
