@@ -35,10 +35,10 @@ def failed_for_good(_: Rig, ran: CliRun) -> None:
     assert all(call.error is not None for call in ran.calls)
 
 
-def fatal(name: str, step: Fail, told: int, like: str | None = None, asked: int = 1) -> Behaviour:
-    """The agent is told at once, by the status `told`."""
-    script = [step] * asked
-    return Behaviour(name=name, script=script, error=told, result="", check=failed_for_good, like=like)
+def fatal(name: str, step: Fail, status: int, like: str | None = None, request_count: int = 1) -> Behaviour:
+    """The CLI gets this failure as often as `request_count` says, reports `status`, and ends."""
+    script = [step] * request_count
+    return Behaviour(name=name, script=script, error=status, result="", check=failed_for_good, like=like)
 
 
 def waited_out(name: str, *steps: Step, retries: Sequence[int], like: str | None = None) -> Behaviour:
