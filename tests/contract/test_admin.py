@@ -55,11 +55,11 @@ class Rig:
             assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
             return await reply.read()
 
-    async def until(self, **wanted: Any) -> None:
+    async def until(self, **expected: Any) -> None:
         async with asyncio.timeout(10):
             while True:
                 state = await self.order("GET", "/state")
-                if wanted.items() <= state.items():
+                if expected.items() <= state.items():
                     return
                 await asyncio.sleep(0.005)
 
@@ -103,8 +103,8 @@ async def running(
 
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
-    with Store.open(tmp_path / "store") as opened:
-        yield opened
+    with Store.open(tmp_path / "store") as store_of_test:
+        yield store_of_test
 
 
 def calls(store: Store) -> list[Call]:
@@ -140,11 +140,11 @@ async def test_weights_are_changed_between_two_calls(store: Store) -> None:
 async def test_a_version_published_inside_a_call_is_told_with_it(store: Store) -> None:
     hold = asyncio.Event()
     async with running(store, Say(text="both", hold=hold)) as rig:
-        asked = asyncio.ensure_future(rig.ask())
+        response = asyncio.ensure_future(rig.ask())
         await rig.until(in_flight=1)
         assert (await rig.order("POST", "/publish", {"version": "v2"}))["version"] == "v2"
         hold.set()
-        await asked
+        await response
     (call,) = calls(store)
     assert call.policy_version == "v2"
     assert call.policy_spans == (PolicySpan("v1"), PolicySpan("v2"))
@@ -153,9 +153,9 @@ async def test_a_version_published_inside_a_call_is_told_with_it(store: Store) -
 async def test_a_pause_that_lasts_is_told_so_that_the_agent_waits_it_out(store: Store) -> None:
     async with running(store, Say(text="after"), hold_limit_s=0.05) as rig:
         await rig.order("POST", "/pause", {"drain_s": 0})
-        status, told = await rig.ask()
-        assert (status, told["error"]["type"]) == (529, "overloaded_error")
-        assert "paused" in told["error"]["message"]
+        status, body = await rig.ask()
+        assert (status, body["error"]["type"]) == (529, "overloaded_error")
+        assert "paused" in body["error"]["message"]
         assert await rig.order("POST", "/resume") == {
             "paused": False,
             "version": "v1",
@@ -188,7 +188,7 @@ async def test_agents_have_no_way_to_these_paths(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status", "said"),
+    ("method", "path", "body", "status", "message"),
     [
         ("POST", "/pause", b"{", 400, "/pause expects a JSON object with drain_s"),
         ("POST", "/pause", {"drain_s": -1}, 400, "Expected `float` >= 0.0 - at `$.drain_s`"),
@@ -206,11 +206,11 @@ async def test_agents_have_no_way_to_these_paths(store: Store) -> None:
     ],
 )
 async def test_a_wrong_order_is_told_what_was_expected(
-    store: Store, method: str, path: str, body: Any, status: int, said: str
+    store: Store, method: str, path: str, body: Any, status: int, message: str
 ) -> None:
     async with running(store) as rig:
-        told = await rig.order(method, path, body, status=status)
-        assert said in told["error"]["message"]
+        response = await rig.order(method, path, body, status=status)
+        assert message in response["error"]["message"]
         assert await rig.order("GET", "/state") == {
             "paused": False,
             "version": "v1",
@@ -246,8 +246,8 @@ async def test_what_a_target_fails_with_is_told() -> None:
         http.post(f"{url}/pause") as reply,
     ):
         assert reply.status == 500
-        told = await reply.json()
-    assert told == {"error": {"message": "worker 2 does not answer", "boundary": "gateway"}}
+        body = await reply.json()
+    assert body == {"error": {"message": "worker 2 does not answer", "boundary": "gateway"}}
 
 
 def test_a_key_that_can_be_guessed_is_refused() -> None:
@@ -271,23 +271,23 @@ async def test_metrics_count_what_was_asked_and_show_what_goes_on(store: Store) 
     script = (Say(text="one", cached=4), Refuse(status=400), Say(text="two"))
     async with running(store, *script, budget=Budget(calls=3)) as rig:
         await rig.order("POST", "/pause", {"drain_s": 0})
-        held = asyncio.ensure_future(rig.ask())
+        paused_request = asyncio.ensure_future(rig.ask())
         await rig.until(waiting=1)
         text = await rig.metrics()
         assert (sample(text, "paused"), sample(text, "held"), sample(text, "in_flight")) == (1, 1, 0)
         await rig.order("POST", "/resume", {"version": "v2"})
-        await held
+        await paused_request
         for _ in range(3):
             await rig.ask()
         text = await rig.metrics()
-    kept = calls(store)
+    stored = calls(store)
     model = {"backend": "vllm", "model": "fake"}
     assert sample(text, "calls_total", status="ok", dialect="anthropic", **model) == 2
     assert sample(text, "calls_total", status="error", dialect="anthropic", **model) == 2
     assert sample(text, "errors_total", boundary="backend", type="BackendError") == 1
     assert sample(text, "errors_total", boundary="gateway", type="BudgetExceeded") == 1
     assert sample(text, "tokens_total", kind="cached", **model) == 4
-    prompt = sum(call.usage.prompt_tokens for call in kept)
+    prompt = sum(call.usage.prompt_tokens for call in stored)
     assert sample(text, "tokens_total", kind="prompt", **model) == prompt
     assert sample(text, "call_seconds_count", **model) == 4
     assert (sample(text, "paused"), sample(text, "held"), sample(text, "in_flight")) == (0, 0, 0)
@@ -295,7 +295,7 @@ async def test_metrics_count_what_was_asked_and_show_what_goes_on(store: Store) 
 
 
 def call(**fields: Any) -> Call:
-    told: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "id": "call_1",
         "attempt_id": "a",
         "sequence": 0,
@@ -311,7 +311,7 @@ def call(**fields: Any) -> Call:
         "usage": Usage(10, 7, 6, 5),
         "cost_usd": 0.25,
     }
-    return Call(**told | fields)
+    return Call(**defaults | fields)
 
 
 def test_what_a_call_adds() -> None:
@@ -330,8 +330,10 @@ def test_a_server_that_calls_itself_ever_new_names_does_not_fill_the_memory() ->
     metrics = GatewayMetrics(GenerationControl())
     for number in range(MODELS_LIMIT + 50):
         metrics.observe(call(backend_model=f"m{number}\n\"'{{"), {})
-    shown = [labels for name, labels in samples(metrics.text()) if name == "understudy_gateway_call_seconds_count"]
-    assert len(shown) == MODELS_LIMIT + 1
+    series = [
+        labels for name, labels in samples(metrics.text()) if name == "understudy_gateway_call_seconds_count"
+    ]
+    assert len(series) == MODELS_LIMIT + 1
     assert sample(metrics.text(), "call_seconds_count", backend="openai", model="other") == 50
 
 

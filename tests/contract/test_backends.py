@@ -41,8 +41,8 @@ DONE = event(b"[DONE]")
 
 
 def request(**fields: Any) -> ChatRequest:
-    known: dict[str, Any] = {"model": "asked", "messages": [{"role": "user", "content": "hi"}]}
-    return ChatRequest(**(known | fields))
+    defaults: dict[str, Any] = {"model": "asked", "messages": [{"role": "user", "content": "hi"}]}
+    return ChatRequest(**(defaults | fields))
 
 
 def summed(deltas: Sequence[Delta]) -> tuple[str, str, tuple[ToolCall, ...]]:
@@ -75,7 +75,7 @@ async def answer(kind: str, *script: Step, stream: bool = True, **fields: Any) -
         return got, model
 
 
-SAID = Say(
+ANSWER = Say(
     text="Héllo, wörld: it is all said",
     reasoning="let me think about it",
     tools=[("call_1", "Edit", '{"file_path" : "/a",  "n":5000.0}'), ("call_2", "Bash", "{}"), ("", "Note", "")],
@@ -86,12 +86,12 @@ SAID = Say(
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_kind_gives_the_same_answer_whole_and_streamed(kind: str, stream: bool) -> None:
-    got, model = await answer(kind, SAID, stream=stream, sampling={"max_tokens": 50})
-    assert (got.text, got.reasoning) == (SAID.text, SAID.reasoning)
-    assert got.tool_calls == tuple(ToolCall(*call) for call in SAID.tools)
+    got, model = await answer(kind, ANSWER, stream=stream, sampling={"max_tokens": 50})
+    assert (got.text, got.reasoning) == (ANSWER.text, ANSWER.reasoning)
+    assert got.tool_calls == tuple(ToolCall(*call) for call in ANSWER.tools)
     assert got.finish_reason == "tool_calls"
-    said = (SAID.reasoning or "") + (SAID.text or "") + "".join(raw for _, _, raw in SAID.tools)
-    ids = (*said.encode(), 256)
+    completion = (ANSWER.reasoning or "") + (ANSWER.text or "") + "".join(raw for _, _, raw in ANSWER.tools)
+    ids = (*completion.encode(), 256)
     assert (got.usage.completion_tokens, got.usage.cached_tokens) == (len(ids), 4)
     assert got.sampling == {"max_tokens": 50}
     sent = model.requests[0]
@@ -171,8 +171,8 @@ def tool(
     return delta(tool_calls=[piece | {"function": function}])
 
 
-def stream(*said: dict[str, Any], finish: str = "stop") -> Raw:
-    return Raw(pieces=[*map(event, [*said, delta(finish)]), DONE])
+def stream(*deltas: dict[str, Any], finish: str = "stop") -> Raw:
+    return Raw(pieces=[*map(event, [*deltas, delta(finish)]), DONE])
 
 
 A, B = ToolCall("a", "Read", '{"p":1}'), ToolCall("b", "Bash", '{"c":2}')
@@ -232,8 +232,8 @@ TOOL_STREAMS: dict[str, tuple[list[dict[str, Any]], tuple[ToolCall, ...]]] = {
 
 @pytest.mark.parametrize("name", TOOL_STREAMS)
 async def test_tool_calls_are_put_together_however_they_are_cut(name: str) -> None:
-    said, expected = TOOL_STREAMS[name]
-    got, _ = await answer("openai", stream(*said, finish="tool_calls"))
+    deltas, expected = TOOL_STREAMS[name]
+    got, _ = await answer("openai", stream(*deltas, finish="tool_calls"))
     assert got.tool_calls == expected
 
 
@@ -263,8 +263,8 @@ TEXT_STREAMS: dict[str, tuple[list[dict[str, Any]], str, str | None]] = {
 
 @pytest.mark.parametrize("name", TEXT_STREAMS)
 async def test_text_and_reasoning_are_kept_whole_and_apart(name: str) -> None:
-    said, text, reasoning = TEXT_STREAMS[name]
-    got, _ = await answer("openai", stream(*said))
+    deltas, text, reasoning = TEXT_STREAMS[name]
+    got, _ = await answer("openai", stream(*deltas))
     assert (got.text, got.reasoning, got.finish_reason) == (text, reasoning, "stop")
 
 
@@ -326,9 +326,9 @@ async def test_a_stream_that_breaks_is_an_error_and_never_asked_again(name: str,
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 @pytest.mark.parametrize("cut", range(12))
 async def test_a_server_lost_after_any_chunk_gives_no_answer(kind: str, cut: int) -> None:
-    said = Say(text="hello", tools=[("a", "Read", '{"p":1}')], piece=2, cut=cut)
+    step = Say(text="hello", tools=[("a", "Read", '{"p":1}')], piece=2, cut=cut)
     with pytest.raises(BackendError, match="broke off"):
-        await answer(kind, said)
+        await answer(kind, step)
 
 
 async def test_a_stream_that_lost_tokens_on_its_way_is_an_error() -> None:
@@ -344,12 +344,12 @@ SAID_BYTES = b"".join(
         *("data: é🙂\n\n".encode(), b"id: 3\nretry: 4\ndata: c\n\n", b"data: d\r\r", b"data: [DONE]\n"),
     ]
 )
-HEARD = [b"", b"1", b"2", b"a\nb", "é🙂".encode(), b"c", b"d", b"[DONE]"]
+EVENTS = [b"", b"1", b"2", b"a\nb", "é🙂".encode(), b"c", b"d", b"[DONE]"]
 
 
-def heard(pieces: Sequence[bytes]) -> tuple[list[bytes], bytes]:
+def split_events(pieces: Sequence[bytes]) -> tuple[list[bytes], bytes]:
     splitter = EventSplitter()
-    events = [found for piece in pieces for found in splitter.feed(piece)]
+    events = [payload for piece in pieces for payload in splitter.feed(piece)]
     rest = splitter.rest()
     events += [rest] if rest else []
     return [one.data for one in events if one.raw.strip()], b"".join(one.raw for one in events)
@@ -359,13 +359,13 @@ def heard(pieces: Sequence[bytes]) -> tuple[list[bytes], bytes]:
 def test_events_are_the_same_at_any_boundary(cuts: list[int]) -> None:
     ends = [0, *sorted(cuts), len(SAID_BYTES)]
     pieces = [SAID_BYTES[start:end] for start, end in pairwise(ends)]
-    assert heard(pieces) == (HEARD, SAID_BYTES)
-    assert heard([bytes([byte]) for byte in SAID_BYTES]) == (HEARD, SAID_BYTES)
+    assert split_events(pieces) == (EVENTS, SAID_BYTES)
+    assert split_events([bytes([byte]) for byte in SAID_BYTES]) == (EVENTS, SAID_BYTES)
 
 
 @given(st.lists(st.binary(max_size=40)))
 def test_no_byte_of_a_stream_is_lost(pieces: list[bytes]) -> None:
-    assert heard(pieces)[1] == b"".join(pieces)
+    assert split_events(pieces)[1] == b"".join(pieces)
 
 
 JSON = st.recursive(
@@ -410,9 +410,9 @@ class Strict(FakeVLLM):
 
     async def _chat(self, request: Any) -> Any:
         body = await request.json()
-        for name, words in self.refused.items():
+        for name, message in self.refused.items():
             if name in body:
-                self.script.insert(0, Refuse(status=400, message=words))
+                self.script.insert(0, Refuse(status=400, message=message))
                 break
         return await super()._chat(request)
 
@@ -431,15 +431,15 @@ async def test_what_a_strict_provider_refuses_is_learned_once() -> None:
     async with Strict() as model:
         model.refused = REFUSALS | {"max_tokens": limit}
         backend = OpenAIBackend(model.url, "fake")
-        asked = {"max_tokens": 9, "temperature": 0.2, "top_k": 5, "seed": 1, "top_p": 0.5}
+        sampling = {"max_tokens": 9, "temperature": 0.2, "top_k": 5, "seed": 1, "top_p": 0.5}
         tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
         got = await backend.generate(
-            request(sampling=asked, tools=tools, parallel_tool_calls=False), lambda _: None
+            request(sampling=sampling, tools=tools, parallel_tool_calls=False), lambda _: None
         )
         assert got.sampling == {"max_completion_tokens": 9, "top_p": 0.5}
         tries = len(model.requests)
         assert tries == 1 + len(REFUSALS) + 1
-        await backend.generate(request(sampling=asked))
+        await backend.generate(request(sampling=sampling))
         assert len(model.requests) == tries + 1
         assert model.requests[-1]["max_completion_tokens"] == 9
         await backend.close()
@@ -449,8 +449,8 @@ async def test_requests_at_once_all_learn_from_one_refusal() -> None:
     async with Strict() as model:
         model.refused = REFUSALS
         backend = OpenAIBackend(model.url, "fake")
-        asked = {"temperature": 0.2, "top_k": 5, "seed": 1}
-        answers = await asyncio.gather(*(backend.generate(request(sampling=asked)) for _ in range(8)))
+        sampling = {"temperature": 0.2, "top_k": 5, "seed": 1}
+        answers = await asyncio.gather(*(backend.generate(request(sampling=sampling)) for _ in range(8)))
         await backend.close()
     assert [got.sampling for got in answers] == [{}] * 8
 
@@ -494,8 +494,8 @@ async def test_a_lost_request_is_not_sent_again_though_another_has_learned_meanw
 
 
 async def test_a_provider_that_wants_the_reasoning_back_gets_it() -> None:
-    words = "Missing `reasoning_content` field in the assistant message at message index 1"
-    async with FakeVLLM(Refuse(status=400, message=words)) as model:
+    refusal = "Missing `reasoning_content` field in the assistant message at message index 1"
+    async with FakeVLLM(Refuse(status=400, message=refusal)) as model:
         backend = OpenAIBackend(model.url, "fake")
         await backend.generate(request(messages=[{"role": "assistant", "content": "", "reasoning": "hm"}]))
         await backend.close()
@@ -506,15 +506,15 @@ async def test_a_provider_that_wants_the_reasoning_back_gets_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "message",
     [
         "Invalid value for 'temperature': must be at most 2",
         "'tools' is not supported",
         "no",
     ],
 )
-async def test_nothing_else_is_learned(words: str) -> None:
-    async with FakeVLLM(default=Refuse(status=400, message=words)) as model:
+async def test_nothing_else_is_learned(message: str) -> None:
+    async with FakeVLLM(default=Refuse(status=400, message=message)) as model:
         backend = OpenAIBackend(model.url, "fake")
         with pytest.raises(BackendError):
             await backend.generate(request(sampling={"temperature": 3}))
@@ -556,12 +556,12 @@ async def test_a_prompt_that_does_not_fit_is_told_with_its_numbers(name: str, st
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_max_tokens_gives_way_to_a_prompt_that_fits(stream: bool) -> None:
-    words = (
+    message = (
         "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total "
         "of 5000 tokens: 4000 tokens from the input messages and 1000 tokens for the completion."
     )
     got, model = await answer(
-        "openai", Refuse(status=400, message=words), Say(text="ok"), stream=stream, sampling={"max_tokens": 1000}
+        "openai", Refuse(status=400, message=message), Say(text="ok"), stream=stream, sampling={"max_tokens": 1000}
     )
     assert got.text == "ok"
     assert [sent["max_tokens"] for sent in model.requests] == [1000, 96]

@@ -79,8 +79,10 @@ async def kind(engine: Engine) -> AsyncIterator[DockerSandboxes]:
 def ours(engine: Engine) -> list[str]:
     """The containers of this process."""
     with contextlib.closing(engine.client) as client:
-        found = client.api.containers(all=True, filters={"label": "understudy.owner"})
-    return [each["Id"] for each in found if each["Labels"]["understudy.owner"].split("/")[2] == str(os.getpid())]
+        containers = client.api.containers(all=True, filters={"label": "understudy.owner"})
+    return [
+        each["Id"] for each in containers if each["Labels"]["understudy.owner"].split("/")[2] == str(os.getpid())
+    ]
 
 
 def task(instance: InstanceImage, **changes: Any) -> Task:
@@ -104,9 +106,9 @@ def prepared(kind: DockerSandboxes, instance: InstanceImage, tmp_path: Path) -> 
 
 @pytest.fixture
 async def sandbox(kind: DockerSandboxes, prepared: PreparedTask) -> AsyncIterator[Sandbox]:
-    opened = await kind.open(sandbox_spec(prepared, TaskEnvironment()))
-    yield opened
-    await opened.close()
+    open_sandbox = await kind.open(sandbox_spec(prepared, TaskEnvironment()))
+    yield open_sandbox
+    await open_sandbox.close()
 
 
 async def sh(sandbox: Sandbox, script: str, *, timeout_s: float = 30) -> str:
@@ -119,8 +121,8 @@ async def sh(sandbox: Sandbox, script: str, *, timeout_s: float = 30) -> str:
 
 
 def test_the_tree_of_an_image_comes_out_without_its_repository(prepared: PreparedTask) -> None:
-    found = {str(path.relative_to(prepared.tree)) for path in prepared.tree.rglob("*") if path.is_file()}
-    assert {name for name in found if not name.startswith(".git/")} == set(FILES)
+    files = {str(path.relative_to(prepared.tree)) for path in prepared.tree.rglob("*") if path.is_file()}
+    assert {name for name in files if not name.startswith(".git/")} == set(FILES)
     assert (prepared.tree / "calc.py").read_text() == FILES["calc.py"]
 
 
@@ -157,11 +159,11 @@ async def test_a_tree_that_belongs_to_the_sandboxes_user_already_is_not_copied(
     large = instance_image(engine, "example__large-1", FILES | {"large": b"\0" * 4_000_000})
     made = prepare(task(large, image=large.name), tmp_path, kind)
     for as_root in (False, True):
-        opened = await kind.open(
+        sandbox = await kind.open(
             sandbox_spec(replace(made, options=GradingOptions(as_root=as_root)), TaskEnvironment())
         )
-        assert (await sh(opened, "stat -c %u large")).strip() == ("0" if as_root else "1000")
-        await opened.close()
+        assert (await sh(sandbox, "stat -c %u large")).strip() == ("0" if as_root else "1000")
+        await sandbox.close()
     with contextlib.closing(engine.client) as client:
         images = client.api.images(filters={"label": f"understudy.prepared={large.name}"})
         sizes = [client.api.history(image["Id"])[0]["Size"] for image in images]
@@ -184,12 +186,12 @@ async def test_the_environment_of_the_image_works_for_an_ordinary_user(sandbox: 
 
 
 async def test_a_pull_waits_for_a_registry_that_limits_it(engine: Engine, tmp_path: Path) -> None:
-    said: list[str] = []
+    progress: list[str] = []
     with Registry({"testbed/a.txt": b"a"}, limited=2) as registry:
-        kind = DockerSandboxes(cache_level="none", pull_wait_s=0.01, progress=said.append)
+        kind = DockerSandboxes(cache_level="none", pull_wait_s=0.01, progress=progress.append)
         kind.export_tree(registry.image, "/testbed", "", tmp_path / "tree")
         assert (tmp_path / "tree" / "a.txt").read_bytes() == b"a"
-        assert any("trying again" in line for line in said) and any("fetched" in line for line in said)
+        assert any("trying again" in line for line in progress) and any("fetched" in line for line in progress)
         await kind.aclose()
         registry.limited = 99
         kind = DockerSandboxes(pull_wait_s=0.01, force_rebuild=True)
@@ -225,11 +227,11 @@ async def test_a_name_that_stands_for_another_image_now_is_noticed(
 
 
 async def test_a_rebuild_makes_do_with_what_was_built_here(engine: Engine, tmp_path: Path) -> None:
-    said: list[str] = []
+    progress: list[str] = []
     with Registry({}) as registry, contextlib.closing(engine.client) as client:
         name, _, tag = registry.image.replace("tree", "built-here").rpartition(":")
         client.api.tag(test_image(engine), name, tag)
-        kind = DockerSandboxes(force_rebuild=True, progress=said.append)
+        kind = DockerSandboxes(force_rebuild=True, progress=progress.append)
         try:
             assert (
                 kind.image_id(f"{name}:{tag}", fetch=False) == client.api.inspect_image(test_image(engine))["Id"]
@@ -237,7 +239,7 @@ async def test_a_rebuild_makes_do_with_what_was_built_here(engine: Engine, tmp_p
         finally:
             await kind.aclose()
             client.api.remove_image(f"{name}:{tag}")
-    assert any("no registry has it" in line for line in said)
+    assert any("no registry has it" in line for line in progress)
 
 
 async def test_images_that_a_run_fetched_can_be_removed_when_it_ends(engine: Engine, tmp_path: Path) -> None:
@@ -256,14 +258,14 @@ async def test_images_that_a_run_fetched_can_be_removed_when_it_ends(engine: Eng
 
 async def test_an_image_in_use_does_not_keep_the_others(engine: Engine) -> None:
     used, free = (imported(engine, f"{name}-{os.getpid()}", {"a": name.encode()}) for name in ("used", "yonder"))
-    with contextlib.closing(find_engine()) as found, contextlib.closing(engine.client) as client:
+    with contextlib.closing(find_engine()) as image_engine, contextlib.closing(engine.client) as client:
         container = client.api.create_container(used, ["/a"])["Id"]
         try:
-            assert remove_images(found, {used, free}) == [free]
+            assert remove_images(image_engine, {used, free}) == [free]
             assert client.api.images(used, quiet=True) and not client.api.images(free, quiet=True)
         finally:
             client.api.remove_container(container)
-        assert remove_images(found, {used, free}) == [used, free]
+        assert remove_images(image_engine, {used, free}) == [used, free]
         assert not client.api.images(used, quiet=True)
 
 
@@ -356,8 +358,8 @@ async def test_a_fork_bomb_ends_with_its_run(kind: DockerSandboxes, prepared: Pr
     done = await sandbox.run(["bash", "-c", "trap '' TERM; b() { b | b & }; b; sleep 60"], timeout_s=1)
     assert done.timed_out
     await sandbox.run(["bash", "-c", "for i in 1 2 3; do setsid -f sleep 60; done"], timeout_s=20)
-    left = await sh(sandbox, "cat /proc/[0-9]*/comm | sort | uniq -c | sort")
-    assert "sleep" not in left, left
+    processes = await sh(sandbox, "cat /proc/[0-9]*/comm | sort | uniq -c | sort")
+    assert "sleep" not in processes, processes
     await sandbox.close()
 
 
@@ -410,8 +412,8 @@ async def test_what_was_shown_to_one_run_is_hidden_from_the_next(
     sandbox = await kind.open(sandbox_spec(prepared, TaskEnvironment(), mounts=(mount,)))
     script = ["bash", "-c", "cat /opt/secret/hidden/sub/test.py; [ ! -w /opt/secret/hidden/sub/test.py ]"]
     assert (await sandbox.run(script, timeout_s=20)).stdout == b""
-    shown = await sandbox.run(script, timeout_s=20, reveal=True)
-    assert (shown.exit_code, shown.stdout) == (0, b"secret\n")
+    revealed = await sandbox.run(script, timeout_s=20, reveal=True)
+    assert (revealed.exit_code, revealed.stdout) == (0, b"secret\n")
     assert await sh(sandbox, "ls -d /opt/secret /opt/understudy/git 2>/dev/null || true") == ""
     await sandbox.close()
 
@@ -442,9 +444,9 @@ for n in range(3000):
 E
 echo x >> calc.py; ln many/1/1 hard; rm -r docs; mkdir docs; echo new > docs/guide.txt"""
     await sh(sandbox, script)
-    found = await paths(sandbox, prepared)
-    assert len(found) == 3000 + 4
-    assert {b"hard", b"calc.py", b"docs/guide.txt", b"docs/deep/more.txt"} < found
+    files = await paths(sandbox, prepared)
+    assert len(files) == 3000 + 4
+    assert {b"hard", b"calc.py", b"docs/guide.txt", b"docs/deep/more.txt"} < files
 
 
 @pytest.mark.parametrize(
@@ -526,16 +528,16 @@ async def test_what_a_killed_understudy_left_is_removed_by_the_next(engine: Engi
         assert killed.stdout is not None and killed.stdout.readline() == b"open\n"
         killed.send_signal(signal.SIGKILL)
 
-    def left() -> list[str]:
+    def leftover_containers() -> list[str]:
         with contextlib.closing(engine.client) as client:
-            found = client.api.containers(all=True, filters={"label": "understudy.owner"})
-        return [each["Id"] for each in found if f"/{killed.pid}/" in each["Labels"]["understudy.owner"]]
+            containers = client.api.containers(all=True, filters={"label": "understudy.owner"})
+        return [each["Id"] for each in containers if f"/{killed.pid}/" in each["Labels"]["understudy.owner"]]
 
-    assert len(left()) == 1
+    assert len(leftover_containers()) == 1
     kind = DockerSandboxes(image=test_image(engine))
     await (await kind.open(SandboxSpec(tree=tmp_path))).close()
     await kind.aclose()
-    assert left() == []
+    assert leftover_containers() == []
 
 
 # --- faults of the engine ----------------------------------------------------------------------------------
@@ -544,11 +546,11 @@ async def test_what_a_killed_understudy_left_is_removed_by_the_next(engine: Engi
 class Line:
     """A socket that leads to the engine until it is cut."""
 
-    def __init__(self, place: Path, engine: Engine) -> None:
-        self.url = f"unix://{place}"
+    def __init__(self, path: Path, engine: Engine) -> None:
+        self.url = f"unix://{path}"
         self._to = engine.url.removeprefix("unix://")
         self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(str(place))
+        self._server.bind(str(path))
         self._server.listen()
         self._ends: list[socket.socket] = [self._server]
         self._threads = [threading.Thread(target=self._serve)]

@@ -29,12 +29,12 @@ mkdir -p /logs/verifier
 
 @pytest.fixture
 def sandboxes(engine: docker_engine.Engine) -> Iterator[DockerSandboxes]:
-    found = DockerSandboxes()
-    yield found
-    asyncio.run(found.aclose())
+    backend = DockerSandboxes()
+    yield backend
+    asyncio.run(backend.aclose())
 
 
-def folder(place: Path, image: str, *, dockerfile: str = "", settings: str = "") -> Path:
+def folder(directory: Path, image: str, *, dockerfile: str = "", settings: str = "") -> Path:
     files = {
         "instruction.md": "Write the answer.",
         "task.toml": f'[environment]\nbuild_timeout_sec = 120.0\nenv = {{ LEVEL = "2" }}\n{settings}',
@@ -48,14 +48,14 @@ def folder(place: Path, image: str, *, dockerfile: str = "", settings: str = "")
         )
         files["environment/start.txt"] = "41\n"
     for name, text in files.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(text)
-    return place
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return directory
 
 
-def taken_in(place: Path, sandboxes: DockerSandboxes, cache: Path) -> tuple[Task, ValidatedTasks]:
+def validate_folder(directory: Path, sandboxes: DockerSandboxes, cache: Path) -> tuple[Task, ValidatedTasks]:
     async def work() -> tuple[Task, ValidatedTasks]:
-        (task,) = (await load.load_source(str(place), sandboxes=sandboxes, cache=cache)).tasks
+        (task,) = (await load.load_source(str(directory), sandboxes=sandboxes, cache=cache)).tasks
         environment = TaskEnvironment()
         return task, await validate_tasks(
             [task], cache=cache, sandboxes=sandboxes, environment=environment, concurrency=1
@@ -67,29 +67,31 @@ def taken_in(place: Path, sandboxes: DockerSandboxes, cache: Path) -> tuple[Task
 def test_a_dockerfile_is_built_by_the_engine(
     engine: docker_engine.Engine, sandboxes: DockerSandboxes, tmp_path: Path
 ):
-    place = folder(tmp_path / "answer", docker_engine.test_image(engine))
-    task, intake = taken_in(place, sandboxes, tmp_path / "cache")
+    directory = folder(tmp_path / "answer", docker_engine.test_image(engine))
+    task, intake = validate_folder(directory, sandboxes, tmp_path / "cache")
     assert task.source == ImageTree()
     assert task.image.startswith("understudy/task:")
     assert task.workdir == "/app"
     assert task.env == {"LEVEL": "2"}
     assert "-41\n+42\n" in task.gold_patch
     assert intake.refused == {}
-    again, _ = taken_in(place, sandboxes, tmp_path / "cache")
+    again, _ = validate_folder(directory, sandboxes, tmp_path / "cache")
     assert again == task
 
 
 def test_an_image_that_is_named_is_used(engine: docker_engine.Engine, sandboxes: DockerSandboxes, tmp_path: Path):
-    built, _ = taken_in(folder(tmp_path / "one", docker_engine.test_image(engine)), sandboxes, tmp_path / "cache")
-    place = folder(tmp_path / "two", "", settings=f'docker_image = "{built.image}"\n')
-    task, intake = taken_in(place, sandboxes, tmp_path / "cache")
+    built, _ = validate_folder(
+        folder(tmp_path / "one", docker_engine.test_image(engine)), sandboxes, tmp_path / "cache"
+    )
+    directory = folder(tmp_path / "two", "", settings=f'docker_image = "{built.image}"\n')
+    task, intake = validate_folder(directory, sandboxes, tmp_path / "cache")
     assert (task.image, task.workdir) == (built.image, "/app")
     assert intake.refused == {}
 
 
 def test_what_cannot_be_built_says_why(engine: docker_engine.Engine, sandboxes: DockerSandboxes, tmp_path: Path):
     image = docker_engine.test_image(engine)
-    for name, dockerfile, said in (
+    for name, dockerfile, message in (
         (
             "a",
             f"FROM {image}\nWORKDIR /app\nRUN echo so it is && exit 3\n",
@@ -98,6 +100,6 @@ def test_what_cannot_be_built_says_why(engine: docker_engine.Engine, sandboxes: 
         ("b", f"FROM {image}\nWORKDIR /\n", "has no WORKDIR below /"),
         ("c", "FRO nothing\n", "Dockerfile: cannot be built"),
     ):
-        place = folder(tmp_path / name, image, dockerfile=dockerfile)
-        with pytest.raises(TaskError, match=said):
-            taken_in(place, sandboxes, tmp_path / "cache")
+        directory = folder(tmp_path / name, image, dockerfile=dockerfile)
+        with pytest.raises(TaskError, match=message):
+            validate_folder(directory, sandboxes, tmp_path / "cache")

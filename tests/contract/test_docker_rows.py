@@ -30,18 +30,18 @@ IDS = {"FAIL_TO_PASS": ["tests/test_calc.py::test_add"], "PASS_TO_PASS": ["tests
 COMMAND = "pytest -rA tests/test_calc.py"
 
 
-def taken_in(rows: list[dict[str, Any]], place: Path) -> ValidatedTasks:
-    path = place / "rows.jsonl"
+def validate_rows(rows: list[dict[str, Any]], directory: Path) -> ValidatedTasks:
+    path = directory / "rows.jsonl"
     path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
 
     async def work() -> ValidatedTasks:
         sandboxes = DockerSandboxes()
         try:
-            found = await load.load_source(str(path), sandboxes=sandboxes, cache=place)
-            assert found.refused == ()
+            loaded = await load.load_source(str(path), sandboxes=sandboxes, cache=directory)
+            assert loaded.refused == ()
             environment = TaskEnvironment()
             return await validate_tasks(
-                found.tasks, cache=place, sandboxes=sandboxes, environment=environment, concurrency=2
+                loaded.tasks, cache=directory, sandboxes=sandboxes, environment=environment, concurrency=2
             )
         finally:
             await sandboxes.aclose()
@@ -107,7 +107,7 @@ def test_rows_become_validated_tasks(engine: docker_engine.Engine, tmp_path: Pat
             {**common, "install_config": config, "image_name": image.name, "instance_id": "rows__calc-rebench"},
             smith,
         ]
-    intake = taken_in(rows, tmp_path)
+    intake = validate_rows(rows, tmp_path)
     assert intake.refused == {}
     assert [task.instance_id for task in intake.accepted] == [row["instance_id"] for row in rows]
 

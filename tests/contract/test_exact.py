@@ -83,9 +83,11 @@ GLM = """\
 def model(root: Path, template: str = TEMPLATE, *specials: str, context: int | None = None) -> LocalCodec:
     """The codec of a model with our vocabulary, more special tokens and another template."""
     definition = json.loads(TOKENIZER)
-    known = len(definition["model"]["vocab"])
+    vocabulary_size = len(definition["model"]["vocab"])
     for number, token in enumerate(specials):
-        definition["added_tokens"].append(definition["added_tokens"][0] | {"id": known + number, "content": token})
+        definition["added_tokens"].append(
+            definition["added_tokens"][0] | {"id": vocabulary_size + number, "content": token}
+        )
     root.mkdir(exist_ok=True)
     (root / "tokenizer.json").write_text(json.dumps(definition))
     (root / "chat_template.jinja").write_text(template)
@@ -223,9 +225,9 @@ async def test_what_the_agent_makes_of_its_turn_does_not_matter(codec: LocalCode
     def echo(message: Message) -> Message:
         message = json.loads(json.dumps(message)) | {"content": message["content"].strip()}
         for call in message["tool_calls"] if not restored else ():
-            given = json.loads(call["function"]["arguments"])
-            given = {"replace_all": False, **dict(sorted(given.items())), "timeout": 5000}
-            call["function"]["arguments"] = json.dumps(given, ensure_ascii=False)
+            arguments = json.loads(call["function"]["arguments"])
+            arguments = {"replace_all": False, **dict(sorted(arguments.items())), "timeout": 5000}
+            call["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
         return message
 
     async with serving([*script], codec) as (_, backend):
@@ -432,10 +434,10 @@ async def test_twins_and_the_answer_that_the_agent_took(codec: LocalCodec) -> No
     async with serving([*script, *(Sample(text=letter) for letter in "BC")], codec) as (_, backend):
         talk = Talk(backend)
         talk.messages = [user("go")]
-        asked = [asyncio.create_task(talk.say()) for _ in range(2)]
+        requests = [asyncio.create_task(talk.say()) for _ in range(2)]
         await asyncio.sleep(0.05)
         hold.set()
-        await asyncio.gather(*asked)
+        await asyncio.gather(*requests)
         twins = list(talk.made)
         for request, generation in twins:
             talk.made = [(request, generation)]
@@ -571,8 +573,12 @@ async def test_what_does_not_fit(tmp_path: Path) -> None:
 
 
 async def test_a_server_with_a_shorter_context_than_its_model(codec: LocalCodec) -> None:
-    words = "This model's maximum context length is 40 tokens. However, you requested too many."
-    script: list[Step] = [Refusal(status=400, message=words), Sample(text="A"), Refusal(status=400, message=words)]
+    message = "This model's maximum context length is 40 tokens. However, you requested too many."
+    script: list[Step] = [
+        Refusal(status=400, message=message),
+        Sample(text="A"),
+        Refusal(status=400, message=message),
+    ]
     async with serving(script, codec) as (server, backend):
         talk = Talk(backend, tools=False)
         await talk.say(user("go"))
@@ -591,11 +597,11 @@ async def test_a_request_that_is_given_up_stops_at_the_server(codec: LocalCodec)
     never = asyncio.Event()
     async with serving([Sample(hold=never), Sample(text="A")], codec) as (server, backend):
         talk = Talk(backend)
-        asked = asyncio.create_task(talk.say(user("go")))
+        request = asyncio.create_task(talk.say(user("go")))
         await server.request_received.wait()
-        asked.cancel()
+        request.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asked
+            await request
         assert (await talk.ask()).text == "A"
 
 
@@ -740,7 +746,7 @@ async def test_tokens_in_tokens_out_of_the_embedded_server(codec: LocalCodec) ->
             0
         ]
         assert set(json.loads((await codec.decode(shaped["token_ids"])).removesuffix("<|im_end|>"))) == {"a"}
-        for name, (change, told) in REFUSED.items():
+        for name, (change, message) in REFUSED.items():
             status, answer = await post(change if isinstance(change, bytes) else good | change)
             assert 400 <= status < 500, (name, answer)
-            assert told in answer["error"]["message"], name
+            assert message in answer["error"]["message"], name

@@ -66,8 +66,8 @@ class Front:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
-    with Store.open(tmp_path / "store") as opened:
-        yield opened
+    with Store.open(tmp_path / "store") as store_of_test:
+        yield store_of_test
 
 
 @asynccontextmanager
@@ -93,21 +93,21 @@ async def running(
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_answer_is_the_call_that_was_kept(store: Store, stream: bool) -> None:
-    said = Say(text="hello", reasoning="hm", tools=[("", "Bash", '{"command" : "ls"}')], cached=4)
-    async with running(store, said) as front:
+    step = Say(text="hello", reasoning="hm", tools=[("", "Bash", '{"command" : "ls"}')], cached=4)
+    async with running(store, step) as front:
         body = ask(stream=stream, temperature=0.5, stop_sequences=["X"])
         answered = await front.answer(body, x_claude_code_agent_id="sub")
         (call,) = store.calls.of_attempt(front.attempts[0])
         (sent,) = front.model.requests
-    kept = json.loads(call.response)
+    message = json.loads(call.response)
     if stream:
         for block in answered["content"]:
             if block["type"] == "tool_use":
                 assert block["input"] == '{"command" : "ls"}'
                 block["input"] = json.loads(block["input"])
-    assert answered == kept
-    assert kept["model"] == "claude"
-    assert kept["id"] == call.id.replace("call_", "msg_")
+    assert answered == message
+    assert message["model"] == "claude"
+    assert message["id"] == call.id.replace("call_", "msg_")
     assert call.request == json.dumps(body).encode()
     assert (call.status, call.dialect, call.finish_reason, call.sequence) == ("ok", "anthropic", "tool_calls", 0)
     assert (call.requested_model, call.backend, call.backend_model) == ("claude", "vllm", "fake")
@@ -301,14 +301,14 @@ async def test_retries_of_a_request_in_flight_are_one_call(store: Store) -> None
 async def test_an_idempotency_key_says_what_is_a_retry(store: Store) -> None:
     hold = asyncio.Event()
     async with running(store, *(Say(text=name, hold=hold) for name in "ab")) as front:
-        asked = [
+        requests = [
             asyncio.ensure_future(front.answer(ask(), idempotency_key=key, x_stainless_retry_count=count))
             for key, count in (("k1", "0"), ("k1", "0"), ("k2", "1"), ("k2", "0"))
         ]
         await until(lambda: len(front.model.requests) == 2)
         await asyncio.sleep(0.05)
         hold.set()
-        one, one_again, two, two_again = await asyncio.gather(*asked)
+        one, one_again, two, two_again = await asyncio.gather(*requests)
         assert len(front.model.requests) == 2
     assert one == one_again
     assert two == two_again
@@ -457,9 +457,9 @@ async def test_a_backends_failure_is_a_status_and_a_kept_call(
 
 
 async def test_a_backend_that_is_down_is_tried_a_few_times_then_told(store: Store) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
         backend, keys = VLLMBackend(url, "fake"), Keys()
         gateway = Gateway(ModelRouter(backend), store.calls, keys)
         base = await gateway.start_tcp("127.0.0.1", 0)

@@ -93,15 +93,15 @@ async def running(
 
 
 async def test_an_observer_that_fails_costs_no_answer(tmp_path: Path) -> None:
-    seen: list[str] = []
+    observed: list[str] = []
 
     def fail(call: Call, _: Mapping[bytes, bytes]) -> None:
         raise ValueError(call.id)
 
-    observers = [fail, lambda call, _: seen.append(call.id)]
+    observers = [fail, lambda call, _: observed.append(call.id)]
     async with running(tmp_path, Say(text="hi"), observers=observers) as front:
         assert (await front.answer("hi"))[0] == 200
-        assert [call.id for call in front.calls()] == seen
+        assert [call.id for call in front.calls()] == observed
 
 
 # --- streaming mode ------------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ async def test_an_observer_that_fails_costs_no_answer(tmp_path: Path) -> None:
 async def test_streaming_says_the_text_before_the_answer_is_whole_and_the_rest_when_it_is_kept(
     tmp_path: Path,
 ) -> None:
-    said = Say(text="one two three", tools=[("", "Bash", '{"command": "ls"}')])
-    async with running(tmp_path, said, streaming=True) as front:
+    step = Say(text="one two three", tools=[("", "Bash", '{"command": "ls"}')])
+    async with running(tmp_path, step, streaming=True) as front:
         status, body = await front.answer("go", stream=True)
         (call,) = front.calls()
         assert front.model.requests[0]["stream"] is True
@@ -260,13 +260,13 @@ async def test_a_used_up_budget_is_told_in_the_callers_dialect_with_all_that_it_
         headers = {"authorization": f"Bearer {front.keys[front.attempts[0]]}"}
         async with front.http.post(front.url + path, json=body, headers=headers) as reply:
             assert reply.status == 200
-            said = await reply.read()
+            response_body = await reply.read()
         _, call = front.calls()
-    assert b"This attempt ends here." in said
+    assert b"This attempt ends here." in response_body
     answered = json.loads(call.response)
     if path.endswith("completions"):
         assert answered["choices"][0]["finish_reason"] == "stop"
-        assert said.count(b'"total_tokens"') == 1
+        assert response_body.count(b'"total_tokens"') == 1
     else:
         assert (answered["status"], answered["max_output_tokens"]) == ("completed", 77)
 
@@ -359,12 +359,12 @@ async def test_one_attempt_holds_so_much_and_the_others_are_served(
     monkeypatch.setattr(http, "ATTEMPT_LIMIT", 3 << 10)
     hold = asyncio.Event()
     async with running(tmp_path, default=Say(text="ok", hold=hold)) as front:
-        held = [asyncio.create_task(front.answer(str(n) + "x" * (1 << 10))) for n in range(2)]
+        pending = [asyncio.create_task(front.answer(str(n) + "x" * (1 << 10))) for n in range(2)]
         await until(lambda: len(front.model.requests) == 2)
         status, body = await front.answer("2" + "x" * (1 << 10))
         assert (status, json.loads(body)["error"]["type"]) == (529, "overloaded_error")
         hold.set()
-        assert [(await task)[0] for task in held] == [200, 200]
+        assert [(await task)[0] for task in pending] == [200, 200]
         assert (await front.answer("3" + "x" * (1 << 10)))[0] == 200
         assert (await front.answer("4", attempt=1))[0] == 200
 
@@ -380,25 +380,27 @@ async def test_a_body_of_too_many_values_is_refused_before_it_is_read(
         assert len(front.calls()) == 1
 
 
-ASKED = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}).encode()
+REQUEST_BODY = json.dumps(
+    {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+).encode()
 BLANKS = b" " * (BODY_LIMIT + 10)
 # Without a time in it, so that every worker of pytest-xdist collects the same parameters.
-GZIPPED = gzip.compress(ASKED, mtime=0)
+GZIPPED = gzip.compress(REQUEST_BODY, mtime=0)
 
 
 @pytest.mark.parametrize(
     ("coding", "body", "expected"),
     [
         ("gzip", GZIPPED, 200),
-        ("deflate", zlib.compress(ASKED), 200),
-        ("zstd", zstandard.compress(ASKED), 200),
+        ("deflate", zlib.compress(REQUEST_BODY), 200),
+        ("zstd", zstandard.compress(REQUEST_BODY), 200),
         ("GZIP", GZIPPED, 200),
-        ("identity", ASKED, 200),
-        ("br", ASKED, 415),
+        ("identity", REQUEST_BODY, 200),
+        ("br", REQUEST_BODY, 415),
         ("gzip, gzip", gzip.compress(GZIPPED, mtime=0), 415),
-        ("gzip", ASKED, 400),
+        ("gzip", REQUEST_BODY, 400),
         ("gzip", GZIPPED[:-9], 400),
-        ("zstd", ASKED, 400),
+        ("zstd", REQUEST_BODY, 400),
         ("gzip", gzip.compress(BLANKS, mtime=0), 413),
         ("zstd", zstandard.compress(BLANKS), 413),
     ],
@@ -408,7 +410,7 @@ async def test_a_body_may_be_compressed(tmp_path: Path, coding: str, body: bytes
         headers = {"x-api-key": front.keys[front.attempts[0]], "content-encoding": coding}
         async with front.http.post(f"{front.url}/v1/messages", data=body, headers=headers) as reply:
             assert reply.status == expected, await reply.text()
-        assert [call.request for call in front.calls()] == ([ASKED] if expected == 200 else [])
+        assert [call.request for call in front.calls()] == ([REQUEST_BODY] if expected == 200 else [])
 
 
 async def test_a_body_that_never_ends_is_told_so(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def predictions(path: Path, *rows: Any) -> Path:
     return path
 
 
-def graded(place: Path, *arguments: str | Path, code: int = 0) -> dict[str, Any]:
-    done = understudy("grade", *arguments, "-t", place / "tasks.jsonl", "-o", place / "out", "--json")
+def graded(directory: Path, *arguments: str | Path, code: int = 0) -> dict[str, Any]:
+    done = understudy("grade", *arguments, "-t", directory / "tasks.jsonl", "-o", directory / "out", "--json")
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout)
 
@@ -49,7 +49,7 @@ def slow(number: int, seconds: float) -> Task:
 
 
 def test_every_kind_of_prediction(calc_tasks: Path, tmp_path: Path):
-    given = predictions(
+    predictions_file = predictions(
         tmp_path / "p.jsonl",
         row("calc-0", calc_task(0).gold_patch),
         row("calc-1", WRONG),
@@ -58,7 +58,7 @@ def test_every_kind_of_prediction(calc_tasks: Path, tmp_path: Path):
         row("calc-3", "--- a/no.py\n+++ b/no.py\n@@ -1 +1 @@\n-x\n+y\n"),
         row("nobody", WRONG),
     )
-    said = graded(tmp_path, given, code=1)
+    said = graded(tmp_path, predictions_file, code=1)
     counts = {key: said[key] for key in ("resolved", "unresolved", "empty", "error", "refused_rows", "not_graded")}
     assert counts == {
         "resolved": 1,
@@ -68,8 +68,8 @@ def test_every_kind_of_prediction(calc_tasks: Path, tmp_path: Path):
         "refused_rows": 1,
         "not_graded": 0,
     }
-    assert said["errors"] == {"nobody": f"task: {given}:6: no task has the id 'nobody'"}
-    assert said["rows"][0].startswith(f"{given}:3: not a prediction: ")
+    assert said["errors"] == {"nobody": f"task: {predictions_file}:6: no task has the id 'nobody'"}
+    assert said["rows"][0].startswith(f"{predictions_file}:3: not a prediction: ")
     summary = json.loads(Path(said["summary"]).read_text())
     assert Path(said["summary"]).name == "org__m.understudy.json"
     assert (summary["resolved_ids"], summary["unresolved_ids"]) == (["calc-0"], ["calc-1", "calc-3"])
@@ -85,8 +85,8 @@ def test_every_kind_of_prediction(calc_tasks: Path, tmp_path: Path):
 
 
 def test_gold_patches_of_some_instances(calc_tasks: Path, tmp_path: Path):
-    said = graded(tmp_path, "gold", "--instance-ids", "calc-1,calc-3", "--validate")
-    assert (said["resolved"], said["predictions"]) == (2, 2)
+    report = graded(tmp_path, "gold", "--instance-ids", "calc-1,calc-3", "--validate")
+    assert (report["resolved"], report["predictions"]) == (2, 2)
     summary = json.loads((tmp_path / "out" / "gold.understudy.json").read_text())
     assert (summary["resolved_ids"], summary["total_instances"]) == (["calc-1", "calc-3"], 2)
     done = understudy("grade", "gold", "-t", calc_tasks, "--instance-ids", "calc-9", "-o", tmp_path)
@@ -94,31 +94,35 @@ def test_gold_patches_of_some_instances(calc_tasks: Path, tmp_path: Path):
 
 
 def test_what_has_a_report_is_graded_again_only_with_another_patch_or_task(calc_tasks: Path, tmp_path: Path):
-    given = predictions(tmp_path / "p.jsonl", *(row(f"calc-{n}", calc_task(n).gold_patch) for n in range(3)))
-    assert graded(tmp_path, given)["found"] == 0
+    predictions_file = predictions(
+        tmp_path / "p.jsonl", *(row(f"calc-{n}", calc_task(n).gold_patch) for n in range(3))
+    )
+    assert graded(tmp_path, predictions_file)["found"] == 0
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("report.json")}
     assert len(times) == 3
-    assert graded(tmp_path, given)["found"] == 3
+    assert graded(tmp_path, predictions_file)["found"] == 3
     assert {path: path.stat().st_mtime_ns for path in times} == times
-    predictions(given, row("calc-0", WRONG), *(row(f"calc-{n}", calc_task(n).gold_patch) for n in (1, 2)))
+    predictions(
+        predictions_file, row("calc-0", WRONG), *(row(f"calc-{n}", calc_task(n).gold_patch) for n in (1, 2))
+    )
     tasks = [calc_task(number) for number in range(4)]
     dump([*tasks[:2], msgspec.structs.replace(tasks[2], instruction="other"), tasks[3]], calc_tasks)
-    said = graded(tmp_path, given)
-    assert (said["found"], said["resolved"], said["unresolved"]) == (1, 2, 1)
+    report = graded(tmp_path, predictions_file)
+    assert (report["found"], report["resolved"], report["unresolved"]) == (1, 2, 1)
     changed = {path.parent.name for path in times if path.stat().st_mtime_ns != times[path]}
     assert changed == {"calc-0", "calc-2"}
 
 
 def test_a_patch_of_100_mb_is_refused_and_its_neighbours_graded(calc_tasks: Path, tmp_path: Path):
-    given = tmp_path / "p.jsonl"
-    with given.open("w") as file:
+    predictions_file = tmp_path / "p.jsonl"
+    with predictions_file.open("w") as file:
         file.write(json.dumps(row("calc-0", calc_task(0).gold_patch)) + "\n")
         file.write('{"instance_id": "calc-1", "model_name_or_path": "org/m", "model_patch": "')
         for _ in range(100):
             file.write("+x\\n" * (1 << 18))
         file.write('"}\n' + json.dumps(row("calc-2", calc_task(2).gold_patch)) + "\n")
-    said = graded(tmp_path, given)
-    assert (said["resolved"], said["unresolved"], said["error"]) == (2, 1, 0)
+    report = graded(tmp_path, predictions_file)
+    assert (report["resolved"], report["unresolved"], report["error"]) == (2, 1, 0)
     log = (tmp_path / "out" / LOGS / "calc-1" / "run_instance.log").read_text()
     assert "the patch is larger than" in log
     assert sum(path.stat().st_size for path in (tmp_path / "out").rglob("*.*")) < 1 << 20
@@ -150,12 +154,12 @@ def test_what_cannot_be_done_is_said(arguments: tuple[str, ...], message: str, t
 def test_a_task_that_cannot_be_prepared_is_one_error(calc_tasks: Path, tmp_path: Path):
     tasks = [calc_task(0), msgspec.structs.replace(calc_task(1), setup_patch=WRONG.replace("Arith", "Nothing"))]
     dump(tasks, calc_tasks)
-    said = graded(tmp_path, "gold", code=1)
-    assert (said["resolved"], list(said["errors"])) == (1, ["calc-1"])
-    assert "setup_patch does not apply" in said["errors"]["calc-1"]
-    place = tmp_path / "out" / LOGS.parent / "gold" / "calc-1"
-    assert not (place / "report.json").exists()
-    assert "not judged" in (place / "run_instance.log").read_text()
+    report = graded(tmp_path, "gold", code=1)
+    assert (report["resolved"], list(report["errors"])) == (1, ["calc-1"])
+    assert "setup_patch does not apply" in report["errors"]["calc-1"]
+    directory = tmp_path / "out" / LOGS.parent / "gold" / "calc-1"
+    assert not (directory / "report.json").exists()
+    assert "not judged" in (directory / "run_instance.log").read_text()
 
 
 def test_ctrl_c_lets_what_runs_finish_and_the_same_command_goes_on(tmp_path: Path):
@@ -168,14 +172,14 @@ def test_ctrl_c_lets_what_runs_finish_and_the_same_command_goes_on(tmp_path: Pat
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert "finishing what runs" in stderr
-    said = json.loads(stdout)
-    assert said["not_graded"] > 0
-    assert said["resolved"] + said["not_graded"] == 4
-    summary = json.loads(Path(said["summary"]).read_text())
-    assert len(summary["incomplete_ids"]) == said["not_graded"]
+    report = json.loads(stdout)
+    assert report["not_graded"] > 0
+    assert report["resolved"] + report["not_graded"] == 4
+    summary = json.loads(Path(report["summary"]).read_text())
+    assert len(summary["incomplete_ids"]) == report["not_graded"]
     again = understudy(*command[1:])
     assert again.returncode == 0
-    assert json.loads(again.stdout)["found"] == said["resolved"]
+    assert json.loads(again.stdout)["found"] == report["resolved"]
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path):

@@ -62,11 +62,11 @@ async def ask(answer: Callable[[], web.Response]) -> Any:
 
 
 async def test_a_password_in_the_address_is_sent_and_stands_in_no_error() -> None:
-    seen: list[str] = []
+    authorizations: list[str] = []
 
     async def handler(request: web.Request) -> web.Response:
         await request.read()
-        seen.append(request.headers.get("authorization", ""))
+        authorizations.append(request.headers.get("authorization", ""))
         return web.json_response({"error": {"message": "no"}}, status=400)
 
     app = web.Application()
@@ -81,7 +81,7 @@ async def test_a_password_in_the_address_is_sent_and_stands_in_no_error() -> Non
     finally:
         await backend.close()
         await runner.cleanup()
-    assert seen == ["Basic " + b64encode(b"me:s@cret").decode()]
+    assert authorizations == ["Basic " + b64encode(b"me:s@cret").decode()]
     assert "cret" not in str(refused.value) and "127.0.0.1" in str(refused.value)
 
 
@@ -133,14 +133,14 @@ CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
 @asynccontextmanager
 async def bare(*answers: bytes | None) -> AsyncIterator[tuple[str, list[bytes]]]:
     """A server that says bytes, one answer a connection, or with None nothing more, ever; the last one again."""
-    seen: list[bytes] = []
-    left = list(answers)
+    requests: list[bytes] = []
+    remaining = list(answers)
     forever = asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            seen.append(await reader.readuntil(b'"stream":'))
-            answer = left.pop(0) if len(left) > 1 else left[0]
+            requests.append(await reader.readuntil(b'"stream":'))
+            answer = remaining.pop(0) if len(remaining) > 1 else remaining[0]
             if answer is None:
                 await forever.wait()
             else:
@@ -150,7 +150,7 @@ async def bare(*answers: bytes | None) -> AsyncIterator[tuple[str, list[bytes]]]
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0, limit=1 << 20)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", seen
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", requests
     finally:
         forever.set()
         server.close()
@@ -160,22 +160,22 @@ async def bare(*answers: bytes | None) -> AsyncIterator[tuple[str, list[bytes]]]
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_connection_lost_before_the_first_byte_is_tried_again(stream: bool) -> None:
     end = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
-    async with bare(b"", b"", STREAM + CHUNK + end if stream else WHOLE) as (url, seen):
+    async with bare(b"", b"", STREAM + CHUNK + end if stream else WHOLE) as (url, requests):
         backend = VLLMBackend(url, "m")
         got = await backend.generate(REQUEST, (lambda _: None) if stream else None)
         await backend.close()
     assert got.text == ("x" if stream else "hi")
-    assert len(seen) == 3
+    assert len(requests) == 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_it_is_not_tried_for_ever(stream: bool) -> None:
-    async with bare(b"") as (url, seen):
+    async with bare(b"") as (url, requests):
         backend = VLLMBackend(url, "m")
         with pytest.raises(NotServedError, match="no response"):
             await backend.generate(REQUEST, (lambda _: None) if stream else None)
         await backend.close()
-    assert len(seen) == 3
+    assert len(requests) == 3
 
 
 HALF: dict[str, tuple[bytes | None, bool]] = {
@@ -188,26 +188,26 @@ HALF: dict[str, tuple[bytes | None, bool]] = {
 @pytest.mark.parametrize("name", HALF)
 async def test_what_was_begun_is_never_asked_again(name: str) -> None:
     answer, stream = HALF[name]
-    async with bare(answer) as (url, seen):
+    async with bare(answer) as (url, requests):
         backend = VLLMBackend(url, "m", timeout_s=0.3)
         with pytest.raises(BackendError) as broken:
             await backend.generate(REQUEST, (lambda _: None) if stream else None)
         await backend.close()
     assert not isinstance(broken.value, NotServedError)
-    assert len(seen) == 1
+    assert len(requests) == 1
 
 
 async def test_our_key_is_in_no_error() -> None:
     key = "sk-very-secret"
     async with bare(b"HTTP/1.1 401 No\r\ncontent-length: 30\r\n\r\n" + b"bad key sk-very-secret, really") as (
         url,
-        seen,
+        requests,
     ):
         backend = VLLMBackend(url, "m", key)
         with pytest.raises(BackendError, match=r"bad key \*\*\*, really") as refused:
             await backend.generate(REQUEST)
         await backend.close()
-    assert key.encode() in seen[0]
+    assert key.encode() in requests[0]
     assert key not in repr(refused.value) + repr(refused.value.body)
 
 

@@ -101,13 +101,13 @@ async def test_an_answer_that_says_our_key_is_kept_without_it(form: str, streame
         request = json.dumps({"model": "claude", "stream": streamed}).encode()
         relayed = await relay.relay(NativeRequest(path="/v1/messages", headers={}, body=request, stream=streamed))
         await relay.close()
-    said = repr(relayed)
-    assert "***" in said
-    assert form.removeprefix("Bearer ")[4:-4] not in said
+    stored = repr(relayed)
+    assert "***" in stored
+    assert form.removeprefix("Bearer ")[4:-4] not in stored
 
 
 async def test_chunks_that_say_our_key_are_kept_without_it_and_short_keys_are_words() -> None:
-    for key, kept in ((KEY, False), ("EMPTY", True)):
+    for key, expected in ((KEY, False), ("EMPTY", True)):
         first = {"choices": [{"index": 0, "delta": {"content": f"is {key}."}}]}
         last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
         body = f"data: {json.dumps(first)}\n\ndata: {json.dumps(last)}\n\ndata: [DONE]\n\n"
@@ -116,7 +116,7 @@ async def test_chunks_that_say_our_key_are_kept_without_it_and_short_keys_are_wo
             backend = VLLMBackend(f"{url}/v1", "m", key)
             generation = await backend.generate(CHAT, lambda _: None)
             await backend.close()
-        assert (key in repr(generation)) == kept
+        assert (key in repr(generation)) == expected
 
 
 async def test_a_status_that_is_none_is_told_as_a_failure() -> None:

@@ -102,13 +102,15 @@ def test_exports_leave_suspicious_rollouts_out_unless_asked(tmp_path: Path):
         assert (exported.rollouts, exported.rows, exported.suspicious) == (1, 1, 1)
         every = export(store, tmp_path / "b", include_suspicious=True)
         assert (every.rollouts, every.rows, every.suspicious) == (2, 2, 0)
-    kept = datasets.load_from_disk(str(tmp_path / "a" / "dataset-calc-0"))
-    assert (kept["rollout_id"][:], kept["integrity"][:]) == (["r1"], ["clean"])
+    dataset = datasets.load_from_disk(str(tmp_path / "a" / "dataset-calc-0"))
+    assert (dataset["rollout_id"][:], dataset["integrity"][:]) == (["r1"], ["clean"])
     both = datasets.load_from_disk(str(tmp_path / "b" / "dataset-calc-0"))
     assert dict(zip(both["rollout_id"], both["integrity"], strict=True)) == {"r0": "suspicious", "r1": "clean"}
     spans = [json.loads(line) for line in (tmp_path / "b" / "stream_calc-0.json").read_text().splitlines()]
-    told = [span["attributes"].get("understudy.integrity") for span in spans if "annotation" in span["name"]]
-    assert told == ["suspicious", "clean"]
+    integrities = [
+        span["attributes"].get("understudy.integrity") for span in spans if "annotation" in span["name"]
+    ]
+    assert integrities == ["suspicious", "clean"]
 
 
 def test_what_was_exported_before_it_was_found_out_goes(tmp_path: Path):
@@ -129,12 +131,12 @@ def test_the_commands_show_review_and_export(tmp_path: Path):
     listed = json.loads(understudy("show", "--json", *at).stdout)["rollouts"]
     assert {each["id"]: each["integrity"] for each in listed} == {"r0": "suspicious", "r1": "clean"}
     assert "suspicious" in understudy("show", *at).stdout
-    story = understudy("show", "r0", *at).stdout
-    assert "suspicious: it ends the tests' process" in story
-    assert "exit   calc.py:7   os._exit(0)" in story
+    output = understudy("show", "r0", *at).stdout
+    assert "suspicious: it ends the tests' process" in output
+    assert "exit   calc.py:7   os._exit(0)" in output
     assert "integrity" not in understudy("show", "r1", *at).stdout
-    told = json.loads(understudy("show", "r0", "--json", *at).stdout)["verdict"]["integrity"]
-    assert msgspec.convert(told, Integrity) == FORGED
+    integrity = json.loads(understudy("show", "r0", "--json", *at).stdout)["verdict"]["integrity"]
+    assert msgspec.convert(integrity, Integrity) == FORGED
     assert "1 rollouts with a suspicious patch" in understudy("export", "hf", tmp_path).stderr
     assert json.loads(understudy("export", "hf", tmp_path, "--json").stdout)["suspicious"] == 1
     every = json.loads(understudy("export", "hf", tmp_path, "--json", "--include-suspicious").stdout)

@@ -24,10 +24,10 @@ OVER = Lease("a", -1.0)
 
 @pytest.fixture
 def store(location: StoreLocation) -> Iterator[Store]:
-    with Store.open(location) as opened:
-        prepare(opened, 3)
-        opened.leases.open_to_workers("run", "1.0").result()
-        yield opened
+    with Store.open(location) as store_of_test:
+        prepare(store_of_test, 3)
+        store_of_test.leases.open_to_workers("run", "1.0").result()
+        yield store_of_test
 
 
 def claim(store: Store, lease: Lease, limit: int = 1) -> list[ClaimedRollout]:
@@ -96,14 +96,14 @@ def test_many_workers_claim_each_rollout_once(location: StoreLocation) -> None:
 
 
 def test_what_is_renewed_stays_and_what_ended_goes_to_the_next(store: Store) -> None:
-    kept, lost = claim(store, LEASE, 2)
+    renewed, lost = claim(store, LEASE, 2)
     store.runs.mark_running(lost.attempt.id).result()
     store.calls.append(make_call(lost.attempt.id)).result()
     assert store.leases.renew(OVER, [lost.attempt.id]).result() == {lost.attempt.id}
     assert store.leases.requeue_expired(1e12).result() == 0, "the server has only just been started"
     store.leases.requeue_expired(0.0).result()
-    assert store.leases.renew(LEASE, [kept.attempt.id, lost.attempt.id]).result() == {kept.attempt.id}
-    assert store.leases.renew(Lease("b", 60.0), [kept.attempt.id]).result() == frozenset()
+    assert store.leases.renew(LEASE, [renewed.attempt.id, lost.attempt.id]).result() == {renewed.attempt.id}
+    assert store.leases.renew(Lease("b", 60.0), [renewed.attempt.id]).result() == frozenset()
     attempt = store.runs.attempt(lost.attempt.id)
     assert attempt.status == "unresponsive"
     assert attempt.error == ErrorInfo("run", "WorkerLost", "worker a did not answer in time")
@@ -111,7 +111,7 @@ def test_what_is_renewed_stays_and_what_ended_goes_to_the_next(store: Store) -> 
 
     # Also among calls of others that are committed together with its own.
     with writes_held(store):
-        mine, late = (store.calls.append(make_call(each.attempt.id, 1)) for each in (kept, lost))
+        mine, late = (store.calls.append(make_call(each.attempt.id, 1)) for each in (renewed, lost))
     mine.result()
     with pytest.raises(LeaseLost, match=lost.attempt.id):
         late.result()

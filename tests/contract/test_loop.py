@@ -82,12 +82,12 @@ async def run_for(order: Order, seconds: float) -> None:
 
 
 def processes_of(program: str) -> list[Path]:
-    found: list[Path] = []
+    processes: list[Path] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if program.encode() in path.read_bytes():
-                found.append(path)
-    return found
+                processes.append(path)
+    return processes
 
 
 class Noting(Watcher):
@@ -145,9 +145,9 @@ async def test_what_an_update_computed_for_tokens_is_kept_beside_the_calls(order
         assert not directory.token_values(step.step).exists()
         learned = {call.id: len(call.completion_token_ids or ()) for call in calls_of(directory.run(step.step))}
         with Store.open(directory.run(step.step), create=False) as store:
-            kept = store.training.of_step(step.step)
-            assert kept and {each.version for each in kept} == {step.version}
-            assert all(len(each.logprobs) == learned[each.call_id] for each in kept)
+            stored = store.training.of_step(step.step)
+            assert stored and {each.version for each in stored} == {step.version}
+            assert all(len(each.logprobs) == learned[each.call_id] for each in stored)
 
 
 async def test_the_same_seed_is_the_same_loop_and_another_is_not(order: Order, policy: FakePolicy, tmp_path: Path):
@@ -163,9 +163,9 @@ async def test_the_same_seed_is_the_same_loop_and_another_is_not(order: Order, p
 async def test_a_finished_loop_begins_nothing_and_can_be_made_longer(order: Order, policy: FakePolicy):
     order = at(order, policy, steps=1)
     first = await run(order)
-    asked = policy.requests.total()
+    requests_before = policy.requests.total()
     again = await run(order)
-    assert policy.requests.total() == asked
+    assert policy.requests.total() == requests_before
     assert (again.version, again.rollouts) == (first.version, first.rollouts)
     longer = await run(replace(order, steps=2))
     assert (longer.steps, longer.version) == (2, "step-0002")
@@ -202,9 +202,9 @@ async def test_an_update_waits_for_groups_that_differ(order: Order, policy: Fake
     policy.answer = answer
     summary = await run(order, Noting(stepped))
     first, second, third, last = state_of(order).steps
-    held = (GroupRef(1, one),)
-    assert (first.used, first.dropped, first.held) == ((GroupRef(1, other),), (), held)
-    assert (second.used, second.dropped, second.held) == ((GroupRef(2, second.tasks[0]),), (), held)
+    waiting = (GroupRef(1, one),)
+    assert (first.used, first.dropped, first.held) == ((GroupRef(1, other),), (), waiting)
+    assert (second.used, second.dropped, second.held) == ((GroupRef(2, second.tasks[0]),), (), waiting)
     figures = [(step.solved, step.collected, step.reward, step.groups) for step in (first, second, third)]
     assert figures == [(3, 4, 0.75, 0), (2, 2, 1.0, 0), (1, 2, 0.5, 2)], "a rollout is counted once"
     assert first.weights is second.weights is None
@@ -294,7 +294,7 @@ async def test_a_publishing_that_fails_is_made_good_by_the_same_command(
 ):
     order = at(order, policy, steps=2)
     await run(replace(order, root=str(tmp_path / "whole")))
-    wanted = policy.weights
+    expected = policy.weights
     policy.weights, policy.version, policy.cached = "first", "default", None
     policy.fails["/collective_rpc"] = web.Response(status=500, text="no memory")
     with pytest.raises(BackendError, match="no memory"):
@@ -305,7 +305,7 @@ async def test_a_publishing_that_fails_is_made_good_by_the_same_command(
     summary = await run(order)
     assert (summary.steps, summary.version) == (2, "step-0002")
     assert policy.requests.total() == collected + 6 + 2, "the first wave was collected again"
-    assert policy.weights == wanted, "the update that waited to be published was forgotten"
+    assert policy.weights == expected, "the update that waited to be published was forgotten"
 
 
 async def test_a_loop_that_is_told_to_stop_ends_and_goes_on(order: Order, policy: FakePolicy, tmp_path: Path):
@@ -332,11 +332,11 @@ async def test_called_off_at_any_moment_it_leaves_nothing_open_and_comes_to_the_
         await run_for(order, moments.choice([0.1, 0.4, 0.8]) * moments.random())
         gc.collect()  # a file or socket left open warns, which is an error
     await run(order)
-    told = [
+    outcomes = [
         [(step.used, step.dropped, step.held, step.version) for step in state_of(each).steps]
         for each in (whole, order)
     ]
-    assert told[0] == told[1]
+    assert outcomes[0] == outcomes[1]
     assert policy.weights == weights_in(LoopDirectory(Path(whole.root)).absolute(state_of(whole).weights))
 
 
@@ -371,13 +371,13 @@ async def test_a_call_that_never_ends_holds_up_neither_a_change_of_weights_nor_t
     collector = collector_of(order, policy, f"python3 {order.agent}")
     wave = collector.start([calc_task(0)], tmp_path / "run", samples=1, seed=0)
     await policy.begun.wait()
-    seen: list[str] = []
+    versions: list[str] = []
 
     async def publish() -> None:
-        seen.append(collector.version)
+        versions.append(collector.version)
 
     swap = await collector.update_weights("step-0001", publish, drain_s=0.1)
-    assert (swap.cut, seen, collector.version) == (1, ["step-0000"], "step-0001")
+    assert (swap.cut, versions, collector.version) == (1, ["step-0000"], "step-0001")
     await collector.close()
     assert wave.ended
     assert attempts_of(tmp_path / "run") == {"unresponsive"}
@@ -417,12 +417,12 @@ def hold_a_group(order: Order, tmp_path: Path) -> tuple[Watcher, list[str]]:
 
 async def test_groups_that_are_not_finished_are_carried_over(order: Order, policy: FakePolicy, tmp_path: Path):
     order = at(order, policy, asynchronous=True, groups=5, samples=2, steps=2, eval_every=0, concurrency=3)
-    watcher, held = hold_a_group(order, tmp_path)
+    watcher, unfinished = hold_a_group(order, tmp_path)
     await run(order, watcher)
     first, second = state_of(order).steps
-    assert held[0] in first.tasks
-    assert GroupRef(1, held[0]) not in first.used
-    assert GroupRef(1, held[0]) in second.used
+    assert unfinished[0] in first.tasks
+    assert GroupRef(1, unfinished[0]) not in first.used
+    assert GroupRef(1, unfinished[0]) in second.used
     assert second.staleness == 1
     assert len(second.tasks) == order.groups - (len(first.tasks) - len(first.used))
     assert state_of(order).pending() == ()
@@ -441,11 +441,11 @@ async def test_groups_that_are_too_old_are_dropped_and_counted(order: Order, pol
         max_staleness=0,
         quorum=0.0,
     )
-    watcher, held = hold_a_group(order, tmp_path)
+    watcher, unfinished = hold_a_group(order, tmp_path)
     summary = await run(order, watcher)
     first, second = state_of(order).steps
     assert first.groups > 0, "an update waits for one group at least"
-    assert GroupRef(1, held[0]) in second.dropped
+    assert GroupRef(1, unfinished[0]) in second.dropped
     assert summary.skipped[STALE] == len(second.dropped)
     assert second.staleness == 0
 
@@ -454,20 +454,20 @@ async def test_two_loops_do_not_share_a_directory(order: Order, policy: FakePoli
     order = at(order, policy, steps=1)
 
     class Second(Watcher):
-        said = ""
+        error = ""
 
         def began(self, loop: Loop) -> None:
             from understudy.util.files import locked
 
             try:
                 with locked(LoopDirectory(Path(order.root)).lock, busy="busy"):
-                    self.said = "not locked"
+                    self.error = "not locked"
             except ConfigError as error:
-                self.said = str(error)
+                self.error = str(error)
 
     watcher = Second()
     await run(order, watcher)
-    assert watcher.said == "busy"
+    assert watcher.error == "busy"
 
 
 async def test_weights_that_are_gone_are_told(order: Order, policy: FakePolicy):

@@ -85,9 +85,9 @@ async def test_reports_and_views_of_a_loop_in_a_database_are_those_of_one_in_dir
     versions = [[(use.version, use.calls, use.mixed) for use in each.versions] for each in (one, other)]
     assert one.tasks == other.tasks and versions[0] == versions[1]
     with Store.open(url) as store:
-        shown = loop_view("x", Path(there.root), lambda location: ("waves", store) if location == url else None)
-        assert [[stage.count for stage in step.funnel][:2] for step in shown.steps] == [[6, 6], [6, 6]]
-        assert {each.store_id for each in (*shown.steps, *shown.evaluations)} == {"waves"}
+        view = loop_view("x", Path(there.root), lambda location: ("waves", store) if location == url else None)
+        assert [[stage.count for stage in step.funnel][:2] for step in view.steps] == [[6, 6], [6, 6]]
+        assert {each.store_id for each in (*view.steps, *view.evaluations)} == {"waves"}
         reasons = {run.wave for run in store.space.runs()}
         assert len(reasons) == 4 and None not in reasons
 

@@ -93,13 +93,13 @@ async def test_every_prompt_of_a_task_begins_with_all_that_was_said_before(clien
     root.mkdir()
     (root / "calc.py").write_text(BEFORE)
     tools, request = Tools(root), task_request(root)
-    said: list[int] = []
+    previous: list[int] = []
     for _ in range(10):
         answer = await client.chat(**request)
         (choice,) = answer["choices"]
         prompt, completion = answer["prompt_token_ids"], choice["token_ids"]
-        assert prompt[: len(said)] == said
-        said = prompt + completion
+        assert prompt[: len(previous)] == previous
+        previous = prompt + completion
         assert answer["usage"]["prompt_tokens"] == len(prompt)
         assert answer["usage"]["completion_tokens"] == len(completion)
         assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == [0.0] * len(completion)
@@ -188,8 +188,8 @@ async def test_a_stop_string_is_left_out_and_told(client: Client) -> None:
     assert choice["message"]["content"] == "Working on"
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", " the")
     assert TOKENIZER.decode(choice["token_ids"]) == "Working on the"
-    kept = (await client.chat(stop=" the", include_stop_str_in_output=True))["choices"][0]
-    assert kept["message"]["content"] == "Working on the"
+    included = (await client.chat(stop=" the", include_stop_str_in_output=True))["choices"][0]
+    assert included["message"]["content"] == "Working on the"
 
 
 async def test_tool_choice_is_kept_to(client: Client, tmp_path: Path) -> None:

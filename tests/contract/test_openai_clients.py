@@ -30,7 +30,7 @@ TOOLS: Any = [{"type": "function", "name": "run", "description": "d", "parameter
 ANSWER = Say(text="hello there", reasoning="hm", tools=[("t1", "run", '{"command": "ls"}')])
 
 
-class Kept:
+class RecordedCalls:
     """Keeps calls in memory."""
 
     def __init__(self) -> None:
@@ -44,18 +44,18 @@ class Kept:
 
 
 class Front:
-    def __init__(self, model: FakeVLLM, kept: Kept, url: str, key: str) -> None:
-        self.model, self.kept, self.url, self.key = model, kept, f"{url}/v1", key
+    def __init__(self, model: FakeVLLM, recorded: RecordedCalls, url: str, key: str) -> None:
+        self.model, self.recorded, self.url, self.key = model, recorded, f"{url}/v1", key
         self.client = openai.AsyncOpenAI(api_key=key, base_url=self.url, max_retries=2)
 
 
 @asynccontextmanager
 async def running(*script: Step, **options: Any) -> AsyncIterator[Front]:
     async with FakeVLLM(*script) as model:
-        backend, keys, kept = VLLMBackend(model.url, "fake"), Keys(), Kept()
-        gateway = Gateway(ModelRouter(backend), kept, keys, **options)
+        backend, keys, recorded = VLLMBackend(model.url, "fake"), Keys(), RecordedCalls()
+        gateway = Gateway(ModelRouter(backend), recorded, keys, **options)
         url = await gateway.start_tcp("127.0.0.1", 0)
-        front = Front(model, kept, url, keys.issue("attempt"))
+        front = Front(model, recorded, url, keys.issue("attempt"))
         try:
             yield front
         finally:
@@ -75,7 +75,7 @@ async def test_chat_completions() -> None:
         made = await front.client.chat.completions.create(
             model="any", messages=[{"role": "user", "content": "hi"}], tools=CHAT_TOOLS, logprobs=True
         )
-        (call,) = front.kept.calls
+        (call,) = front.recorded.calls
     choice = made.choices[0]
     assert (choice.message.content, choice.finish_reason) == ("hello there", "tool_calls")
     assert choice.message.tool_calls[0].function.arguments == '{"command": "ls"}'
@@ -101,7 +101,7 @@ async def test_the_chat_accumulator_takes_the_stream(streaming: bool) -> None:
         ) as stream:
             kinds = {event.type async for event in stream}
         made = await stream.get_final_completion()
-        (call,) = front.kept.calls
+        (call,) = front.recorded.calls
     assert {"chunk", "content.delta", "content.done", "tool_calls.function.arguments.done"} <= kinds
     assert made.choices[0].message.content == "hello there"
     assert made.choices[0].message.tool_calls[0].function.arguments == '{"command": "ls"}'
@@ -128,17 +128,20 @@ async def test_a_chat_conversation_with_a_tool_extends_its_prompt() -> None:
     async with running(ANSWER, Say(text="done")) as front:
         messages: list[Any] = [{"role": "user", "content": "hi"}]
         first = await front.client.chat.completions.create(model="any", messages=messages, tools=CHAT_TOOLS)
-        said = first.choices[0].message
-        messages += [said.model_dump(), {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "a.py"}]
+        answer = first.choices[0].message
+        messages += [
+            answer.model_dump(),
+            {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": "a.py"},
+        ]
         await front.client.chat.completions.create(model="any", messages=messages, tools=CHAT_TOOLS)
-        seen = front.model.requests[1]["messages"]
-    assert seen[1]["tool_calls"][0] == {
+        messages_sent = front.model.requests[1]["messages"]
+    assert messages_sent[1]["tool_calls"][0] == {
         "id": "t1",
         "type": "function",
         "function": {"name": "run", "arguments": '{"command": "ls"}'},
     }
-    assert (seen[1]["content"], seen[1]["reasoning"]) == ("hello there", "hm")
-    assert seen[2] == {"role": "tool", "tool_call_id": "t1", "content": "a.py"}
+    assert (messages_sent[1]["content"], messages_sent[1]["reasoning"]) == ("hello there", "hm")
+    assert messages_sent[2] == {"role": "tool", "tool_call_id": "t1", "content": "a.py"}
 
 
 # --- responses -----------------------------------------------------------------------------------------
@@ -147,7 +150,7 @@ async def test_a_chat_conversation_with_a_tool_extends_its_prompt() -> None:
 async def test_responses() -> None:
     async with running(ANSWER) as front:
         made = await front.client.responses.create(model="any", input="hi", tools=TOOLS)
-        (call,) = front.kept.calls
+        (call,) = front.recorded.calls
     assert (made.output_text, made.status) == ("hello there", "completed")
     assert [item.type for item in made.output] == ["reasoning", "message", "function_call"]
     assert made.output[2].arguments == '{"command": "ls"}'
@@ -161,13 +164,13 @@ async def test_the_responses_accumulator_takes_the_stream(streaming: bool) -> No
         async with front.client.responses.stream(model="any", input="hi", tools=TOOLS) as stream:
             kinds = {event.type async for event in stream}
         made = await stream.get_final_response()
-        (call,) = front.kept.calls
+        (call,) = front.recorded.calls
     assert {"response.created", "response.output_text.delta", "response.completed"} <= kinds
     assert made.output_text == "hello there"
     assert made.output[2].arguments == '{"command": "ls"}'
-    told = json.loads(call.response)["output"]
-    assert [item["id"] for item in told] == [item.id for item in made.output]
-    assert [item["status"] for item in told] == [item.status for item in made.output]
+    stored = json.loads(call.response)["output"]
+    assert [item["id"] for item in stored] == [item.id for item in made.output]
+    assert [item["status"] for item in stored] == [item.status for item in made.output]
 
 
 async def test_pings_are_no_trouble_to_either_accumulator() -> None:
@@ -195,10 +198,10 @@ async def test_a_responses_conversation_with_a_tool_extends_its_prompt() -> None
         result = {"type": "function_call_output", "call_id": first.output[2].call_id, "output": "a.py"}
         items: Any = [{"role": "user", "content": "hi"}, *first.output, result]
         await front.client.responses.create(model="any", input=items, tools=TOOLS)
-        seen = front.model.requests[1]["messages"]
-    assert [message["role"] for message in seen] == ["user", "assistant", "tool"]
-    assert (seen[1]["content"], seen[1]["reasoning"]) == ("hello there", "hm")
-    assert seen[1]["tool_calls"][0]["function"]["arguments"] == '{"command": "ls"}'
+        messages_sent = front.model.requests[1]["messages"]
+    assert [message["role"] for message in messages_sent] == ["user", "assistant", "tool"]
+    assert (messages_sent[1]["content"], messages_sent[1]["reasoning"]) == ("hello there", "hm")
+    assert messages_sent[1]["tool_calls"][0]["function"]["arguments"] == '{"command": "ls"}'
 
 
 # --- faults --------------------------------------------------------------------------------------------
@@ -221,7 +224,7 @@ async def test_a_wrong_key_is_told_once(dialect: str) -> None:
         with pytest.raises(openai.AuthenticationError) as refused:
             await ask(front, dialect)
         assert refused.value.code == "invalid_api_key"
-        assert front.model.requests == [] and front.kept.calls == []
+        assert front.model.requests == [] and front.recorded.calls == []
 
 
 @both
@@ -229,7 +232,7 @@ async def test_a_refusal_that_passes_is_waited_out(dialect: str) -> None:
     refusals = [Refuse(status=429, headers={"retry-after": "0"}), Refuse(status=503, headers={"retry-after": "0"})]
     async with running(*refusals, Say(text="at last")) as front:
         made = await ask(front, dialect)
-        statuses = [call.status for call in front.kept.calls]
+        statuses = [call.status for call in front.recorded.calls]
     assert "at last" in made.model_dump_json()
     assert statuses == ["error", "error", "ok"]
 
@@ -249,7 +252,7 @@ async def test_what_cannot_be_done_is_told_by_name_and_kept(dialect: str) -> Non
     async with running() as front:
         with pytest.raises(openai.BadRequestError, match="top_logprobs"):
             await ask(front, dialect, top_logprobs=2)
-        (call,) = front.kept.calls
+        (call,) = front.recorded.calls
     assert call.status == "error"
 
 

@@ -57,14 +57,14 @@ EXPORTS = {
 OF_SESSIONS = ("atif", "llamafactory", "openai", "trl-dpo", "trl-sft")
 
 
-def opened(name: str, tmp_path: Path) -> Path:
+def extract_archive(name: str, tmp_path: Path) -> Path:
     """A copy of an archive."""
     with tarfile.open(DATA / f"{name}.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     return tmp_path
 
 
-def said(tmp_path: Path, *arguments: str) -> str:
+def run_command(tmp_path: Path, *arguments: str) -> str:
     """What a command prints; it has to succeed."""
     environment = {"TZ": "UTC", "XDG_DATA_HOME": str(tmp_path / "data"), "OPENAI_API_KEY": "none"}
     done = understudy(*arguments, cwd=tmp_path, env=environment)
@@ -72,9 +72,9 @@ def said(tmp_path: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def told(tmp_path: Path, *arguments: str) -> Any:
+def run_json(tmp_path: Path, *arguments: str) -> Any:
     """The same as JSON, one value or one a line, without what differs each time."""
-    out = said(tmp_path, *arguments)
+    out = run_command(tmp_path, *arguments)
     values = [json.loads(line) for line in out.splitlines() if line]
     for value in values:
         if isinstance(value, dict):
@@ -155,24 +155,24 @@ def rows_of(path: Path) -> Any:
 def files_of(directory: Path) -> dict[str, Any]:
     """The content of all files of a directory, by their paths."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
-    shown: dict[str, Any] = {}
+    contents: dict[str, Any] = {}
     for number, path in enumerate(files):
         rows = rows_of(path)
         in_short = short(rows, directory) if number < MOST else _digest(json.dumps(_settled(rows, directory)))
-        shown[str(path.relative_to(directory))] = in_short
-    return shown
+        contents[str(path.relative_to(directory))] = in_short
+    return contents
 
 
 def digests(directory: Path) -> dict[str, str]:
     """What stands in the files of a run, but for the store and what is a log of this process."""
     skipped = ("store.db", ".lock", "debug.log", ".dataset_info.json.lock")
     files = [path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(skipped)]
-    kept: dict[str, str] = {}
+    digest_of: dict[str, str] = {}
     for path in sorted(files):
         rows = path.suffix in (".arrow", ".parquet")
         text = json.dumps(rows_of(path)) if rows else text_of(path)
-        kept[str(path.relative_to(directory))] = _digest(text)
-    return kept
+        digest_of[str(path.relative_to(directory))] = _digest(text)
+    return digest_of
 
 
 CORRECTED = {
@@ -192,7 +192,7 @@ def same_as_archived(name: str, tmp_path: Path) -> None:
 
     The card and the manifest tell more than those of 0.1 did, as lengths: `expected/` has them.
     """
-    opened("exports", tmp_path)
+    extract_archive("exports", tmp_path)
     now, archived = digests(tmp_path / "out"), digests(tmp_path / "exports" / name)
     assert now.keys() == archived.keys()
     if name not in CORRECTED:
@@ -206,20 +206,20 @@ def same_as_archived(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run", ["run", "run-shell"])
 def test_a_run_is_shown(run: str, tmp_path: Path) -> None:
-    opened(run, tmp_path)
-    listed = told(tmp_path, "show", "--dir", run, "--json")
+    extract_archive(run, tmp_path)
+    listed = run_json(tmp_path, "show", "--dir", run, "--json")
     check(f"show-{run}", "the list", listed)
     chosen = listed["rollouts"][1:] if run == "run-shell" else listed["rollouts"][:1]
     for rollout in chosen:
         name = f"{rollout['task_id']}, sample {rollout['sample_index']}"
-        check(f"show-{run}", name, told(tmp_path, "show", rollout["id"], "--dir", run, "--json"))
-    check(f"show-{run}", "as text", said(tmp_path, "show", chosen[0]["id"], "--dir", run).splitlines())
+        check(f"show-{run}", name, run_json(tmp_path, "show", rollout["id"], "--dir", run, "--json"))
+    check(f"show-{run}", "as text", run_command(tmp_path, "show", chosen[0]["id"], "--dir", run).splitlines())
 
 
 @pytest.mark.parametrize("form", EXPORTS)
 def test_a_run_is_exported(form: str, tmp_path: Path) -> None:
-    opened("run", tmp_path)
-    summary = told(tmp_path, "export", *EXPORTS[form], "run", "-o", "out", "--json")
+    extract_archive("run", tmp_path)
+    summary = run_json(tmp_path, "export", *EXPORTS[form], "run", "-o", "out", "--json")
     check(f"export-run-{form}", "summary", summary)
     check(f"export-run-{form}", "files", files_of(tmp_path / "out"))
     same_as_archived(f"run-{form}", tmp_path)
@@ -227,25 +227,25 @@ def test_a_run_is_exported(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run", ["run", "run-shell"])
 def test_a_run_is_reported(run: str, tmp_path: Path) -> None:
-    opened(run, tmp_path)
-    check("report", run, told(tmp_path, "report", run, "--json", "-o", "report.html"))
+    extract_archive(run, tmp_path)
+    check("report", run, run_json(tmp_path, "report", run, "--json", "-o", "report.html"))
 
 
 def test_pairs_are_made_of_a_run(tmp_path: Path) -> None:
-    opened("run", tmp_path)
-    check("pairs", "run", told(tmp_path, "pairs", "run", "-o", "pairs.jsonl", "--json"))
+    extract_archive("run", tmp_path)
+    check("pairs", "run", run_json(tmp_path, "pairs", "run", "-o", "pairs.jsonl", "--json"))
     check("pairs", "run, rows", short(without_schema(rows_of(tmp_path / "pairs.jsonl")), tmp_path))
 
 
 @pytest.mark.usefixtures("claude_code", "isolation")
 def test_the_same_run_again_repeats_nothing(tmp_path: Path) -> None:
-    opened("run", tmp_path)
-    before, listed = digests(tmp_path / "run"), told(tmp_path, "show", "--dir", "run", "--json")
+    extract_archive("run", tmp_path)
+    before, listed = digests(tmp_path / "run"), run_json(tmp_path, "show", "--dir", "run", "--json")
     # Written anew from the store, the files of the rollouts say the same, but for streams and datasets: what 0.1
     # wrote there as tool arguments is not what the model was shown (see CORRECTED). A verdict has `protection` and
     # names its grader.
-    check("again", "run", told(tmp_path, *RUN, "--rewrite-reports"))
-    assert told(tmp_path, "show", "--dir", "run", "--json") == listed
+    check("again", "run", run_json(tmp_path, *RUN, "--rewrite-reports"))
+    assert run_json(tmp_path, "show", "--dir", "run", "--json") == listed
     after = digests(tmp_path / "run")
     assert after.keys() == before.keys()
     changed = {name for name in after if after[name] != before[name]}
@@ -256,10 +256,10 @@ def test_the_same_run_again_repeats_nothing(tmp_path: Path) -> None:
 
 
 def test_a_loop_is_reported_and_its_waves_are_shown(tmp_path: Path) -> None:
-    opened("loop", tmp_path)
-    check("report", "loop", told(tmp_path, "report", "loop", "--json", "-o", "report.html"))
+    extract_archive("loop", tmp_path)
+    check("report", "loop", run_json(tmp_path, "report", "loop", "--json", "-o", "report.html"))
     for part in ("steps/step-0002/run", "evaluations/step-0002"):
-        check("show-loop", part, told(tmp_path, "show", "--dir", f"loop/{part}", "--json"))
+        check("show-loop", part, run_json(tmp_path, "show", "--dir", f"loop/{part}", "--json"))
 
 
 @pytest.mark.services  # two starts of a loop, with torch
@@ -267,16 +267,16 @@ def test_a_loop_is_reported_and_its_waves_are_shown(tmp_path: Path) -> None:
 def test_a_loop_goes_on_where_it_ended_and_refuses_other_options(tmp_path: Path) -> None:
     """The path of the model that the loop began with is put right first: the archive lies somewhere else now."""
     pytest.importorskip("torch")
-    opened("loop", tmp_path)
-    begun = tmp_path / "loop" / "loop.json"
-    begun.write_text(begun.read_text().replace("/tmp/v0_1/model", str(tmp_path / "model")))
+    extract_archive("loop", tmp_path)
+    configuration = tmp_path / "loop" / "loop.json"
+    configuration.write_text(configuration.read_text().replace("/tmp/v0_1/model", str(tmp_path / "model")))
     agent = ("--agent-command", f"python3 -c '{(tmp_path / 'agent.py').read_text().rstrip()}'")
-    kept, configured = digests(tmp_path / "loop"), json.loads(begun.read_text())
-    check("again", "loop", told(tmp_path, *LOOP, "2", *agent))
+    digests_before, configured = digests(tmp_path / "loop"), json.loads(configuration.read_text())
+    check("again", "loop", run_json(tmp_path, *LOOP, "2", *agent))
     # `loop.json` is written again: the same values, in the order of today's settings.
-    assert json.loads(begun.read_text()) == configured
+    assert json.loads(configuration.read_text()) == configured
     # `hours.json`, which counts a loop's hours for `--max-cost`, came later.
-    assert digests(tmp_path / "loop") | {"loop.json": ""} == kept | {"loop.json": "", "hours.json": ANY}
+    assert digests(tmp_path / "loop") | {"loop.json": ""} == digests_before | {"loop.json": "", "hours.json": ANY}
     other = understudy(*LOOP, "2", *agent, "--kl-coefficient", "0.1", cwd=tmp_path)
     assert other.returncode != 0
     check("again", "loop with another option", short(other.stderr.splitlines()[-1:], tmp_path))
@@ -286,16 +286,16 @@ def test_a_loop_goes_on_where_it_ended_and_refuses_other_options(tmp_path: Path)
 
 
 def test_a_gateways_clients_are_shown(tmp_path: Path) -> None:
-    opened("gateway", tmp_path)
-    check("show-gateway", "the list", told(tmp_path, "show", "--dir", "gateway", "--json"))
+    extract_archive("gateway", tmp_path)
+    check("show-gateway", "the list", run_json(tmp_path, "show", "--dir", "gateway", "--json"))
     for client in ("me", "bob"):
-        check("show-gateway", client, told(tmp_path, "show", client, "--dir", "gateway", "--json"))
-    check("show-gateway", "keys", said(tmp_path, "gateway", "keys", "--dir", "gateway").splitlines())
+        check("show-gateway", client, run_json(tmp_path, "show", client, "--dir", "gateway", "--json"))
+    check("show-gateway", "keys", run_command(tmp_path, "gateway", "keys", "--dir", "gateway").splitlines())
 
 
 def test_a_gateway_goes_on_with_its_keys_and_its_sessions(tmp_path: Path) -> None:
     """A stored key still opens its client, and a tool call of then is sent to the model as it was sampled then."""
-    opened("gateway", tmp_path)
+    extract_archive("gateway", tmp_path)
     keys = json.loads((tmp_path / "gateway-keys.json").read_text())
     answer = json.loads((DATA / "wire" / "answers.json").read_text())["text"]
     servers = {"gateway": ["vllm", "--backend-model-high", "fake", "--base-url", "URL/v1"]}
@@ -312,7 +312,7 @@ def test_a_gateway_goes_on_with_its_keys_and_its_sessions(tmp_path: Path) -> Non
         for client in ("me", "bob"):
             reply, _ = wire.ask("gateway", "/v1/messages", body, authorization=f"Bearer {keys[client]}")
             check("gateway-again", client, {"got": reply, "upstream": wire.upstream()})
-    listed = told(tmp_path, "show", "--dir", "gateway", "--json")
+    listed = run_json(tmp_path, "show", "--dir", "gateway", "--json")
     check("gateway-again", "calls", {client["name"]: client["calls"] for client in listed["clients"]})
 
 
@@ -320,29 +320,29 @@ def test_a_gateway_goes_on_with_its_keys_and_its_sessions(tmp_path: Path) -> Non
 
 
 def test_the_states_of_sessions_are_listed(tmp_path: Path) -> None:
-    opened("sessions", tmp_path)
-    lines = said(tmp_path, "states", "sessions", "--json").splitlines()
+    extract_archive("sessions", tmp_path)
+    lines = run_command(tmp_path, "states", "sessions", "--json").splitlines()
     check("states", "all", short(without_schema([json.loads(line) for line in lines]), tmp_path))
-    columns = said(tmp_path, "states", "sessions", "--columns").splitlines()
+    columns = run_command(tmp_path, "states", "sessions", "--columns").splitlines()
     check("states", "columns", columns)
-    some = said(tmp_path, "states", "sessions", "--where", "tests IS NOT NULL OR tool_errors > 0", "--json")
+    some = run_command(tmp_path, "states", "sessions", "--where", "tests IS NOT NULL OR tool_errors > 0", "--json")
     check("states", "some", [json.loads(line)["state_id"] for line in some.splitlines()])
 
 
 def test_a_session_is_read_again_only_where_it_changed(tmp_path: Path) -> None:
     """Calls of subagents are shown by the name that they were sent back with, `Agent`; and one state behind a
     compaction says now that its log lacks the reminders that were sent there."""
-    opened("sessions", tmp_path)
+    extract_archive("sessions", tmp_path)
     before = rows_of_states(tmp_path)
-    check("ingest", "again", told(tmp_path, "ingest", "logs", "-d", "sessions", "--all-roles", "--json"))
+    check("ingest", "again", run_json(tmp_path, "ingest", "logs", "-d", "sessions", "--all-roles", "--json"))
     after = rows_of_states(tmp_path)
     changed = {state: row for state, row in after.items() if row != before[state]}
     assert before.keys() == after.keys()
     *others, repaired = changed.values()
     assert len(others) == 2
     for row in others:
-        shown = json.dumps(before[row["state_id"]]["messages"])
-        renamed = json.loads(shown.replace('"name": "Task"', '"name": "Agent"'))
+        messages = json.dumps(before[row["state_id"]]["messages"])
+        renamed = json.loads(messages.replace('"name": "Task"', '"name": "Agent"'))
         assert row == {**before[row["state_id"]], "messages": renamed}
     notes = {"fidelity": "repaired", "notes": ["reminders_not_logged"]}
     assert repaired == {**before[repaired["state_id"]], **notes}
@@ -357,23 +357,23 @@ def rows_of_states(directory: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("form", OF_SESSIONS)
 def test_sessions_are_exported(form: str, tmp_path: Path) -> None:
-    opened("sessions", tmp_path)
+    extract_archive("sessions", tmp_path)
     options = ("--unredacted", "--include-lossy", "--json")
-    summary = told(tmp_path, "export", *EXPORTS[form], "sessions", "-o", "out", *options)
+    summary = run_json(tmp_path, "export", *EXPORTS[form], "sessions", "-o", "out", *options)
     check(f"export-sessions-{form}", "summary", summary)
     check(f"export-sessions-{form}", "files", files_of(tmp_path / "out"))
     same_as_archived(f"sessions-{form}", tmp_path)
 
 
 def test_pairs_are_made_of_a_replay(tmp_path: Path) -> None:
-    opened("sessions", tmp_path)
+    extract_archive("sessions", tmp_path)
     pairs = ("pairs", "sessions", "-o", "pairs.jsonl", "--unredacted", "--include-lossy", "--json")
-    check("pairs", "sessions", told(tmp_path, *pairs))
+    check("pairs", "sessions", run_json(tmp_path, *pairs))
     check("pairs", "sessions, rows", short(without_schema(rows_of(tmp_path / "pairs.jsonl")), tmp_path))
 
 
 def test_a_replay_goes_on_with_what_was_asked_before(tmp_path: Path) -> None:
     """Its teachers are no longer there: the estimate says that all it would ask was answered."""
-    opened("sessions", tmp_path)
+    extract_archive("sessions", tmp_path)
     estimate = ("replay", "sessions", "-t", "teachers.toml", "--max-cost", "5", "--limit", "12", "--dry-run")
-    check("replay", "estimate", told(tmp_path, *estimate, "--json"))
+    check("replay", "estimate", run_json(tmp_path, *estimate, "--json"))

@@ -42,11 +42,11 @@ class Front:
         self.pieces: list[bytes] = []
 
     async def post(self, body: dict[str, Any], path: str = "/v1/messages?beta=true") -> tuple[int, bytes]:
-        asked = {"model": "claude", "max_tokens": 50, "messages": [{"role": "user", "content": "go"}]} | body
+        request = {"model": "claude", "max_tokens": 50, "messages": [{"role": "user", "content": "go"}]} | body
         headers = {"authorization": f"Bearer {self._key}", "x-claude-code-session-id": "s"}
         async with (
             aiohttp.ClientSession() as http,
-            http.post(self._url + path, json=asked, headers=headers) as got,
+            http.post(self._url + path, json=request, headers=headers) as got,
         ):
             self.pieces = [piece async for piece in got.content.iter_any()]
             return got.status, b"".join(self.pieces)
@@ -113,16 +113,16 @@ SERVERS: dict[str, Sequence[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("said", SERVERS.values(), ids=SERVERS.keys())
+@pytest.mark.parametrize("deltas", SERVERS.values(), ids=SERVERS.keys())
 async def test_litellm_25321_29491_the_arguments_of_a_streamed_call_arrive(
-    said: Sequence[dict[str, Any]], tmp_path: Path
+    deltas: Sequence[dict[str, Any]], tmp_path: Path
 ) -> None:
-    async with running(tmp_path, Raw(pieces=[*map(chunk, said), *END]), streaming=True) as (front, _):
+    async with running(tmp_path, Raw(pieces=[*map(chunk, deltas), *END]), streaming=True) as (front, _):
         (block,) = (await front.streamed())["content"]
-        (kept,) = front.calls()
+        (stored,) = front.calls()
     assert (block["name"], block["input"]) == ("Edit", ARGUMENTS)
-    assert json.loads(kept.response)["content"][0]["input"] == json.loads(ARGUMENTS)
-    assert kept.finish_reason == "tool_calls"
+    assert json.loads(stored.response)["content"][0]["input"] == json.loads(ARGUMENTS)
+    assert stored.finish_reason == "tool_calls"
 
 
 @both_modes
@@ -137,21 +137,21 @@ async def test_litellm_25321_29491_so_do_those_of_calls_side_by_side(streaming: 
 async def test_litellm_13373_every_piece_belongs_to_a_block_that_was_opened(
     streaming: bool, tmp_path: Path
 ) -> None:
-    said = [chunk({"role": "assistant", "content": ""}), chunk({"content": "I look."})]
+    chunks = [chunk({"role": "assistant", "content": ""}), chunk({"content": "I look."})]
     tools = [chunk(call(n, part, id=f"c{n}", name="Grep")) for n in range(2) for part in ("", '{"a": 1}')]
     script = (
-        Raw(pieces=[*said, *tools, *END])
+        Raw(pieces=[*chunks, *tools, *END])
         if streaming
         else Say(text="I look.", tools=[(f"c{n}", "Grep", '{"a": 1}') for n in range(2)])
     )
     async with running(tmp_path, script, streaming=streaming) as (front, _):
         _, data = await front.post({"stream": True})
-    opened: set[int] = set()
-    for told in sse.events(data):
-        if told["type"] == "content_block_start":
-            opened.add(told["index"])
-        elif told["type"].startswith("content_block"):
-            assert told["index"] in opened
+    open_blocks: set[int] = set()
+    for events in sse.events(data):
+        if events["type"] == "content_block_start":
+            open_blocks.add(events["index"])
+        elif events["type"].startswith("content_block"):
+            assert events["index"] in open_blocks
     assert [block["type"] for block in sse.message(data, overlapping=True)["content"]] == [
         "text",
         *["tool_use"] * 2,
@@ -165,9 +165,9 @@ async def test_litellm_13373_every_piece_belongs_to_a_block_that_was_opened(
 async def test_litellm_32357_33224_thoughts_have_a_block_of_their_own_and_a_message_begins_once(
     field: str, tmp_path: Path
 ) -> None:
-    said = [chunk({"role": "assistant", "content": ""}), chunk({field: "h"}), chunk({field: "m", "content": ""})]
+    chunks = [chunk({"role": "assistant", "content": ""}), chunk({field: "h"}), chunk({field: "m", "content": ""})]
     pieces = [
-        *said,
+        *chunks,
         chunk({"content": "Hel"}),
         chunk({"content": "lo"}),
         chunk({}, finish_reason="stop"),
@@ -196,19 +196,19 @@ async def test_litellm_32357_33224_an_answer_of_thoughts_alone_is_not_empty(
 async def test_litellm_30765_the_first_piece_of_text_after_thoughts_is_not_lost(
     between: Sequence[dict[str, Any]], tmp_path: Path
 ) -> None:
-    said = [{"reasoning": "x"}, *between, {"content": "ABC"}, {"content": " DEF"}]
-    pieces = [*map(chunk, said), chunk({}, finish_reason="stop"), *END[1:]]
+    deltas = [{"reasoning": "x"}, *between, {"content": "ABC"}, {"content": " DEF"}]
+    pieces = [*map(chunk, deltas), chunk({}, finish_reason="stop"), *END[1:]]
     async with running(tmp_path, Raw(pieces=pieces), streaming=True) as (front, _):
         blocks = (await front.streamed())["content"]
-        (kept,) = front.calls()
-    text = "".join(delta.get("content", "") for delta in said)
+        (stored,) = front.calls()
+    text = "".join(delta.get("content", "") for delta in deltas)
     assert [block.get("text") for block in blocks] == [None, text]
-    assert json.loads(kept.response)["content"] == blocks
+    assert json.loads(stored.response)["content"] == blocks
 
 
 async def test_litellm_30765_nor_is_what_shares_a_piece_with_thoughts(tmp_path: Path) -> None:
-    said = [{"reasoning": "a"}, {"reasoning": "b", "content": "One"}, {"content": " two"}]
-    pieces = [*map(chunk, said), chunk({}, finish_reason="stop"), *END[1:]]
+    deltas = [{"reasoning": "a"}, {"reasoning": "b", "content": "One"}, {"content": " two"}]
+    pieces = [*map(chunk, deltas), chunk({}, finish_reason="stop"), *END[1:]]
     async with running(tmp_path, Raw(pieces=pieces), streaming=True) as (front, _):
         thinking, text = (await front.streamed())["content"]
     assert (thinking["thinking"], text["text"]) == ("ab", "One two")
@@ -221,8 +221,8 @@ async def test_litellm_30765_nor_is_what_shares_a_piece_with_thoughts(tmp_path: 
 async def test_litellm_34692_a_turn_of_tools_ends_as_one_and_no_block_is_empty(
     streaming: bool, tmp_path: Path
 ) -> None:
-    said = Say(text="", tools=[("", "Bash", "{}"), ("", "Bash", "{}")], finish="stop")
-    async with running(tmp_path, said, streaming=streaming) as (front, _):
+    step = Say(text="", tools=[("", "Bash", "{}"), ("", "Bash", "{}")], finish="stop")
+    async with running(tmp_path, step, streaming=streaming) as (front, _):
         message = await front.streamed()
     assert message["stop_reason"] == "tool_use"
     assert [block["type"] for block in message["content"]] == ["tool_use", "tool_use"]
@@ -235,11 +235,11 @@ async def test_litellm_token_ids_and_logprobs_are_not_dropped_on_v1_messages(
 ) -> None:
     async with running(tmp_path, Say(text="hello", reasoning="hm"), streaming=streaming) as (front, model):
         await front.streamed()
-        (kept,) = front.calls()
+        (stored,) = front.calls()
     assert model.requests[0]["return_token_ids"] is True
-    assert kept.completion_token_ids == (*b"hmhello", 256)
-    assert kept.prompt_token_ids
-    assert kept.logprobs == tuple(-token / 1000 for token in kept.completion_token_ids)
+    assert stored.completion_token_ids == (*b"hmhello", 256)
+    assert stored.prompt_token_ids
+    assert stored.logprobs == tuple(-token / 1000 for token in stored.completion_token_ids)
 
 
 @both_modes
@@ -249,9 +249,9 @@ async def test_litellm_repeated_streaming_chunk_limit_a_looping_answer_is_kept_w
     text = "again. " * 400
     async with running(tmp_path, Say(text=text, piece=7, finish="length"), streaming=streaming) as (front, _):
         message = await front.streamed()
-        (kept,) = front.calls()
+        (stored,) = front.calls()
     assert message["content"] == [{"type": "text", "text": text}]
-    assert (kept.status, message["stop_reason"]) == ("ok", "max_tokens")
+    assert (stored.status, message["stop_reason"]) == ("ok", "max_tokens")
 
 
 # --- claude-code-router ---------------------------------------------------------------------------------
@@ -262,10 +262,10 @@ async def test_claude_code_router_1397_thoughts_before_a_call_leave_its_argument
     streaming: bool, tmp_path: Path
 ) -> None:
     raw = '{"command": "ls", "description": "list"}'
-    said = [chunk({"reasoning_content": "hm "}), chunk({"reasoning_content": "so"})]
+    chunks = [chunk({"reasoning_content": "hm "}), chunk({"reasoning_content": "so"})]
     calls = [chunk(call(0, "", id="a", name="Bash")), *(chunk(call(0, letter)) for letter in raw)]
     whole = Say(text=None, reasoning="hm so", tools=[("a", "Bash", raw)])
-    script = Raw(pieces=[*said, *calls, *END]) if streaming else whole
+    script = Raw(pieces=[*chunks, *calls, *END]) if streaming else whole
     async with running(tmp_path, script, streaming=streaming) as (front, _):
         thought, used = (await front.streamed())["content"]
     assert (thought["type"], thought["thinking"]) == ("thinking", "hm so")
@@ -305,21 +305,21 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize("said", MIXED.values(), ids=MIXED.keys())
+@pytest.mark.parametrize("deltas", MIXED.values(), ids=MIXED.keys())
 async def test_claude_code_router_1356_1725_what_comes_after_a_call_goes_where_it_belongs(
-    said: Sequence[dict[str, Any]], tmp_path: Path
+    deltas: Sequence[dict[str, Any]], tmp_path: Path
 ) -> None:
-    async with running(tmp_path, Raw(pieces=[*map(chunk, said), *END]), streaming=True) as (front, _):
+    async with running(tmp_path, Raw(pieces=[*map(chunk, deltas), *END]), streaming=True) as (front, _):
         message = await front.streamed()
-        (kept,) = front.calls()
+        (stored,) = front.calls()
     by_type = {block["type"]: block for block in message["content"]}
     assert len(by_type) == len(message["content"])
-    assert by_type["text"]["text"] == "".join(delta.get("content", "") for delta in said)
+    assert by_type["text"]["text"] == "".join(delta.get("content", "") for delta in deltas)
     assert by_type["tool_use"]["input"] == "{}"
     if "thinking" in by_type:
         assert by_type["thinking"]["thinking"] == "ab"
     by_type["tool_use"]["input"] = {}
-    assert json.loads(kept.response)["content"] == message["content"]
+    assert json.loads(stored.response)["content"] == message["content"]
 
 
 @both_modes
@@ -397,8 +397,8 @@ async def test_redacted_thinking_goes_back_to_the_provider_byte_for_byte(streami
         relay = AnthropicRelay(provider.url, "claude-ours", "key")
         async with fronting(tmp_path, relay, streaming=streaming) as front:
             status, data = await front.post({"stream": True, "messages": ECHOED})
-            (kept,) = front.calls()
+            (stored,) = front.calls()
     assert status == 200
     assert sorted(data.split(b"\n\n")) == sorted(raw.split(b"\n\n"))
     assert json.loads(provider.requests[0].body)["messages"] == ECHOED
-    assert json.loads(kept.response)["content"][0] == {"type": "redacted_thinking", "data": "opaque"}
+    assert json.loads(stored.response)["content"][0] == {"type": "redacted_thinking", "data": "opaque"}

@@ -75,9 +75,9 @@ def prepared(sandboxes: Sandboxes, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 async def sandbox(sandboxes: Sandboxes, prepared: PreparedTask) -> AsyncIterator[Sandbox]:
-    opened = await sandboxes.open(sandbox_spec(prepared, TaskEnvironment()))
-    yield opened
-    await opened.close()
+    open_sandbox = await sandboxes.open(sandbox_spec(prepared, TaskEnvironment()))
+    yield open_sandbox
+    await open_sandbox.close()
 
 
 async def sh(sandbox: Sandbox, script: str, *args: str) -> None:
@@ -94,18 +94,18 @@ async def snapshot(sandbox: Sandbox) -> dict[bytes, tuple[bytes, bool]]:
     """Path → (content or link target, executable) of every file but `.git`."""
     done = await sandbox.run(["/bin/sh", "-ec", _TAR], timeout_s=30)
     assert done.exit_code == 0, done.stderr
-    found: dict[bytes, tuple[bytes, bool]] = {}
+    files: dict[bytes, tuple[bytes, bool]] = {}
     with tarfile.open(fileobj=io.BytesIO(done.stdout), encoding="utf-8", errors="surrogateescape") as tar:
         for member in tar:
             name = os.fsencode(member.name.removeprefix("./"))
             if member.issym():
-                found[name] = (os.fsencode(member.linkname), False)
+                files[name] = (os.fsencode(member.linkname), False)
             else:
                 source = member if not member.islnk() else tar.getmember(member.linkname)
                 file = tar.extractfile(source)
                 assert file is not None
-                found[name] = (file.read(), bool(member.mode & stat.S_IXUSR))
-    return found
+                files[name] = (file.read(), bool(member.mode & stat.S_IXUSR))
+    return files
 
 
 _APPLY = """

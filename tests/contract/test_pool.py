@@ -151,10 +151,10 @@ async def test_before_the_first_byte_a_stream_moves_too() -> None:
 async def test_relays_are_pooled_alike() -> None:
     body = b'{"id":"m","type":"message","role":"assistant","model":"c","content":[],"stop_reason":"end_turn",'
     body += b'"usage":{"input_tokens":1,"output_tokens":1}}'
-    seen: list[str] = []
+    paths: list[str] = []
 
     async def handler(request: web.Request) -> web.Response:
-        seen.append(request.path)
+        paths.append(request.path)
         return web.Response(body=body, content_type="application/json")
 
     app = web.Application()
@@ -178,7 +178,7 @@ async def test_relays_are_pooled_alike() -> None:
     finally:
         await made.close()
         await runner.cleanup()
-    assert (made.dialect, made.model, len(seen)) == ("anthropic", "claude", 6)
+    assert (made.dialect, made.model, len(paths)) == ("anthropic", "claude", 6)
 
 
 async def test_only_a_pool_that_remembers_is_given_the_calls_of_before() -> None:

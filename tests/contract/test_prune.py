@@ -75,8 +75,8 @@ def test_bodies_go_with_words_for_what_is_lost(location: StoreLocation) -> None:
     name = name_of(location)
     done = understudy("prune", name, "--drop", "bodies", "--keep-runs", "0")
     assert done.returncode == 0 and "lost with bodies: the requests, responses" in done.stdout
-    shown = understudy("show", name, "run-0")
-    assert shown.returncode == 2 and "removed by `understudy prune` on" in shown.stderr
+    completed = understudy("show", name, "run-0")
+    assert completed.returncode == 2 and "removed by `understudy prune` on" in completed.stderr
     assert "run-0" in understudy("show", "--dir", name).stdout
     assert "1 of them without bodies" in understudy("du", name).stdout
     assert "not-a-secret" not in done.stdout + done.stderr
@@ -144,7 +144,7 @@ def test_a_store_that_is_named_twice_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("--drop", "runs"), "--drop needs --older-than or --keep-runs"),
         (("--keep-runs", "1"), "--keep-runs only applies with --drop"),
@@ -153,9 +153,9 @@ def test_a_store_that_is_named_twice_counts_once(tmp_path: Path) -> None:
         (("nowhere",), "nowhere is not a directory"),
     ],
 )
-def test_what_is_asked_wrongly_is_refused(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+def test_what_is_asked_wrongly_is_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
     done = understudy("prune", *arguments, cwd=tmp_path)
-    assert done.returncode == 2 and words in done.stderr
+    assert done.returncode == 2 and message in done.stderr
 
 
 def test_nothing_can_go_is_said(tmp_path: Path) -> None:
@@ -198,16 +198,16 @@ def test_what_of_the_cache_is_made_or_used_meanwhile_stays(
     cache = tmp_path / "cache"
     monkeypatch.setenv("UNDERSTUDY_CACHE", str(cache))
     names = ("owner--made-0.5B", "owner--used-0.5B", "owner--left-0.5B")
-    made, used, left = (cache / "models" / name for name in names)
-    for path in (made, used, left):
+    made, used, unused = (cache / "models" / name for name in names)
+    for path in (made, used, unused):
         path.mkdir(parents=True)
         os.utime(path, (time.time() - 40 * DAY_S,) * 2)
     entries = {each.path: each for each in cache_entries(cache)}
     with new_model(made.name, cache), pytest.raises(ConfigError, match="is being made"):
         remove_entries(cache, [entries[made]])
     os.utime(used)
-    assert remove_entries(cache, [entries[used], entries[left]]) == [entries[left]]
-    assert used.is_dir() and not left.exists()
+    assert remove_entries(cache, [entries[used], entries[unused]]) == [entries[unused]]
+    assert used.is_dir() and not unused.exists()
     (used / RECORD).write_text("{}")
     assert directory_of(used.name) == used
     with pytest.raises(ConfigError, match="uses a model"):
@@ -273,5 +273,5 @@ def test_a_loop_keeps_what_it_goes_on_with(tmp_path: Path) -> None:
         )
         assert stays["stays"] == {"its loop goes on with it": 1}, "also where the loop is not what was named"
     # As one run it is the newest one.
-    kept = pruned(tmp_path, "--drop", "runs", "--keep-runs", "1")
-    assert all(not each["runs"] for each in kept["stores"])
+    report = pruned(tmp_path, "--drop", "runs", "--keep-runs", "1")
+    assert all(not each["runs"] for each in report["stores"])

@@ -155,11 +155,11 @@ async def _replay(name: str, agent: Agent, provider: FakeAnthropic, *, streaming
             _check_kept(call, message_parts(exchange.response_body))
 
 
-def _check_kept(call: Call, said: dict[str, Any]) -> None:
-    kept = message_parts(call.response)
-    assert {**kept, "tools": None} == {**said, "tools": None}
-    assert [_parsed_call(tool) for tool in kept["tools"]] == [_parsed_call(tool) for tool in said["tools"]]
-    assert call.finish_reason == _KEPT.get(said["stop"], said["stop"] or "none")
+def _check_kept(call: Call, expected: dict[str, Any]) -> None:
+    stored = message_parts(call.response)
+    assert {**stored, "tools": None} == {**expected, "tools": None}
+    assert [_parsed_call(tool) for tool in stored["tools"]] == [_parsed_call(tool) for tool in expected["tools"]]
+    assert call.finish_reason == _STORED.get(expected["stop"], expected["stop"] or "none")
 
 
 def _parsed_call(tool: tuple[str, str, str]) -> tuple[str, str, Any]:
@@ -205,17 +205,17 @@ async def _never_answered(exchange: Exchange, provider: FakeAnthropic, agent: Ag
         await provider.came.wait()
         sending.cancel()
         await silence.disconnected.wait()
-        known = len(provider.requests)
-        while len(agent.calls()) < known:  # noqa: ASYNC110 - what is waited for happens behind a socket
+        request_count = len(provider.requests)
+        while len(agent.calls()) < request_count:  # noqa: ASYNC110 - what is waited for happens behind a socket
             await asyncio.sleep(0.01)
 
 
-def _same_but_for_the_ends(got: bytes, said: bytes) -> bool:
+def _same_but_for_the_ends(got: bytes, expected: bytes) -> bool:
     """The same events byte for byte, with those that complete something after all the others."""
-    events, ends = said.split(b"\n\n")[:-1], (b"event: content_block_stop", b"event: message_")
-    begun = next(index for index, event in enumerate(events) if event.startswith(b"event: message_start"))
-    first = events[: begun + 1] + [event for event in events[begun + 1 :] if not event.startswith(ends)]
-    last = [event for event in events[begun + 1 :] if event.startswith(ends)]
+    events, ends = expected.split(b"\n\n")[:-1], (b"event: content_block_stop", b"event: message_")
+    start = next(index for index, event in enumerate(events) if event.startswith(b"event: message_start"))
+    first = events[: start + 1] + [event for event in events[start + 1 :] if not event.startswith(ends)]
+    last = [event for event in events[start + 1 :] if event.startswith(ends)]
     return got.split(b"\n\n")[:-1] == first + last
 
 
@@ -230,21 +230,21 @@ _FOR_THE_PROVIDER = ("accept", "anthropic-", "user-agent", "x-app", "x-claude-co
 
 def _check_requests(played: list[Exchange], provider: FakeAnthropic) -> None:
     assert len(provider.requests) == len(played)
-    for exchange, seen in zip(played, provider.requests, strict=True):
+    for exchange, received in zip(played, provider.requests, strict=True):
         model = json.dumps(exchange.request["model"], ensure_ascii=False).encode()
-        assert seen.body == exchange.body.replace(b'"model":' + model, b'"model":"claude-ours"', 1)
-        assert seen.path == exchange.path
-        assert seen.headers["x-api-key"] == "sk-ours"
-        assert "authorization" not in seen.headers
+        assert received.body == exchange.body.replace(b'"model":' + model, b'"model":"claude-ours"', 1)
+        assert received.path == exchange.path
+        assert received.headers["x-api-key"] == "sk-ours"
+        assert "authorization" not in received.headers
         for header, value in exchange.headers.items():
-            assert seen.headers.get(header) == (value if header.startswith(_FOR_THE_PROVIDER) else None)
+            assert received.headers.get(header) == (value if header.startswith(_FOR_THE_PROVIDER) else None)
 
 
 # --- translated ----------------------------------------------------------------------------------------
 
 # A chat backend's words for why it stopped; Anthropic's other reasons have none.
 _FINISH = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length", "refusal": "content_filter"}
-_KEPT = _FINISH | {"stop_sequence": "stop", "model_context_window_exceeded": "length"}
+_STORED = _FINISH | {"stop_sequence": "stop", "model_context_window_exceeded": "length"}
 _ORDER = ["thinking", "text", "tool_use"]
 
 
@@ -283,23 +283,26 @@ def _step(exchange: Exchange) -> Step:
     if exchange.outcome == "refused":
         named = {name: exchange.reply.headers[name] for name in ("retry-after",) if name in exchange.reply.headers}
         return Refuse(status=exchange.reply.status, headers=named, raw=exchange.response_body)
-    said = message_parts(exchange.response_body)
+    answer = message_parts(exchange.response_body)
     return Say(
-        text=said["text"], reasoning=said["thinking"], tools=said["tools"], finish=_FINISH.get(said["stop"])
+        text=answer["text"],
+        reasoning=answer["thinking"],
+        tools=answer["tools"],
+        finish=_FINISH.get(answer["stop"]),
     )
 
 
-def _check_same(got: dict[str, Any], said: dict[str, Any], sampled: dict[str, str]) -> None:
-    assert (got["thinking"], got["text"]) == (said["thinking"], said["text"])
-    assert [name for _, name, _ in got["tools"]] == [name for _, name, _ in said["tools"]]
-    for (got_id, _, got_input), (said_id, _, raw) in zip(got["tools"], said["tools"], strict=True):
+def _check_same(got: dict[str, Any], expected: dict[str, Any], sampled: dict[str, str]) -> None:
+    assert (got["thinking"], got["text"]) == (expected["thinking"], expected["text"])
+    assert [name for _, name, _ in got["tools"]] == [name for _, name, _ in expected["tools"]]
+    for (got_id, _, got_input), (said_id, _, raw) in zip(got["tools"], expected["tools"], strict=True):
         assert got_id not in sampled, "Claude Code erases a turn whose tool id it has seen before"
         assert got_id == said_id or said_id in sampled or not re.fullmatch("[A-Za-z0-9_-]+", said_id)
         sampled[got_id] = raw
         assert _parsed(got_input) == _parsed(raw) or "__unparsedToolInput" in got_input
-    if said["stop"] in _FINISH and (said["stop"] == "tool_use") == bool(said["tools"]):
-        assert got["stop"] == said["stop"]
-    kinds = [kind for kind in dict.fromkeys(said["kinds"]) if kind == "tool_use" or said[kind]]
+    if expected["stop"] in _FINISH and (expected["stop"] == "tool_use") == bool(expected["tools"]):
+        assert got["stop"] == expected["stop"]
+    kinds = [kind for kind in dict.fromkeys(expected["kinds"]) if kind == "tool_use" or expected[kind]]
     assert list(dict.fromkeys(got["kinds"])) == sorted(kinds, key=_ORDER.index)
 
 

@@ -43,18 +43,18 @@ def request(body: bytes = BODY, *, stream: bool = True, **headers: str) -> Nativ
     return NativeRequest(path="/v1/messages?beta=true", headers=named, body=body, stream=stream)
 
 
-async def ask(*script: Reply, emit: Callable[[bytes], None] | None = None, **asked: Any) -> NativeResponse:
+async def ask(*script: Reply, emit: Callable[[bytes], None] | None = None, **fields: Any) -> NativeResponse:
     async with relaying(*script) as (relay, _):
-        return await relay.relay(request(**asked), emit)
+        return await relay.relay(request(**fields), emit)
 
 
-async def refused(*script: Reply, **asked: Any) -> BackendError:
+async def refused(*script: Reply, **fields: Any) -> BackendError:
     with pytest.raises(BackendError) as caught:
-        await ask(*script, **asked)
+        await ask(*script, **fields)
     return caught.value
 
 
-def told(error: BackendError) -> tuple[ErrorResponse, dict[str, bytes], dict[str, str]]:
+def error_response(error: BackendError) -> tuple[ErrorResponse, dict[str, bytes], dict[str, str]]:
     """What the agent is told: the answer, its headers, and the error in it."""
     reply = Anthropic().error(fault_of(error))
     return reply, {name.decode(): value for name, value in reply.headers}, json.loads(reply.body)["error"]
@@ -83,15 +83,15 @@ async def test_a_request_keeps_every_byte_but_those_of_the_model_and_the_key() -
     }
     async with relaying(fake.stream(fake.answer(fake.text(0, "hi")))) as (relay, provider):
         await relay.relay(request(**sent, **ours, connection="close", host="elsewhere", accept_encoding="br"))
-        (seen,) = provider.requests
-    assert seen.body == BODY.replace(b'"asked"', b'"ours"')
-    assert (seen.method, seen.path) == ("POST", "/v1/messages?beta=true")
-    assert seen.headers.items() >= {name.replace("_", "-"): value for name, value in sent.items()}.items()
-    assert seen.headers["x-api-key"] == KEY
-    assert seen.headers["content-type"] == "application/json"
-    assert {"authorization", "cookie", "x-custom", "via"}.isdisjoint(seen.headers)
-    assert "br" not in seen.headers["accept-encoding"].split(", ")
-    assert "agents-key" not in str(seen.headers)
+        (received,) = provider.requests
+    assert received.body == BODY.replace(b'"asked"', b'"ours"')
+    assert (received.method, received.path) == ("POST", "/v1/messages?beta=true")
+    assert received.headers.items() >= {name.replace("_", "-"): value for name, value in sent.items()}.items()
+    assert received.headers["x-api-key"] == KEY
+    assert received.headers["content-type"] == "application/json"
+    assert {"authorization", "cookie", "x-custom", "via"}.isdisjoint(received.headers)
+    assert "br" not in received.headers["accept-encoding"].split(", ")
+    assert "agents-key" not in str(received.headers)
 
 
 async def test_without_a_model_of_its_own_the_agents_name_stays() -> None:
@@ -185,7 +185,7 @@ async def test_a_last_event_without_its_blank_line_is_the_last_event(framing: An
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"),
+    ("stop_reason", "finish_reason"),
     [
         ("end_turn", "stop"),
         ("stop_sequence", "stop"),
@@ -195,10 +195,12 @@ async def test_a_last_event_without_its_blank_line_is_the_last_event(framing: An
         ("pause_turn", "pause_turn"),
     ],
 )
-async def test_the_end_of_an_answer_is_kept_in_the_words_of_chat_completions(said: str, kept: str) -> None:
-    body = b'{"type": "message", "content": [], "stop_reason": "%b"}' % said.encode()
+async def test_the_end_of_an_answer_is_kept_in_the_words_of_chat_completions(
+    stop_reason: str, finish_reason: str
+) -> None:
+    body = b'{"type": "message", "content": [], "stop_reason": "%b"}' % stop_reason.encode()
     answer = await ask(fake.whole(body), stream=False)
-    assert (answer.message, answer.finish_reason) == (body, kept)
+    assert (answer.message, answer.finish_reason) == (body, finish_reason)
 
 
 async def test_an_answer_that_was_not_to_be_streamed_is_passed_on_as_it_is() -> None:
@@ -212,10 +214,10 @@ async def test_an_answer_that_was_not_to_be_streamed_is_passed_on_as_it_is() -> 
 
 
 async def test_a_provider_that_streams_nothing_though_it_was_asked_to_is_understood() -> None:
-    said: list[bytes] = []
+    emitted: list[bytes] = []
     body = b'{"type": "message", "content": [{"type": "text", "text": "whole\\n\\n"}],\n\n "usage": {}}'
-    answer = await ask(fake.whole(body), emit=said.append)
-    assert (answer.message, answer.events, said) == (body, None, [])
+    answer = await ask(fake.whole(body), emit=emitted.append)
+    assert (answer.message, answer.events, emitted) == (body, None, [])
     assert b'"text":"whole\\n\\n"' in Anthropic().events(answer.message)
 
 
@@ -233,21 +235,21 @@ async def test_an_answer_is_whole_when_it_has_said_so_though_its_end_never_comes
 async def test_events_pass_as_they_come_but_for_those_that_complete_something() -> None:
     blocks = [fake.text(0, "a", "b"), fake.tool(1, "toolu_1", "Bash", "{", "}")]
     pieces = [b": soon\n\n", *map(fake.sse, [fake.started(), *sum(blocks, []), *fake.ended("tool_use")])]  # noqa: RUF017
-    said: list[bytes] = []
-    answer = await ask(fake.stream(*pieces), emit=said.append)
+    emitted: list[bytes] = []
+    answer = await ask(fake.stream(*pieces), emit=emitted.append)
     ends = (b"event: content_block_stop", b"event: message_delta", b"event: message_stop")
-    assert b"".join(said) == b"".join(piece for piece in pieces if not piece.startswith(ends))
+    assert b"".join(emitted) == b"".join(piece for piece in pieces if not piece.startswith(ends))
     assert answer.events == b"".join(piece for piece in pieces if piece.startswith(ends))
     assert json.loads(answer.message)["content"][0]["text"] == "ab"
 
 
 async def test_nothing_that_was_said_before_a_drop_closes_a_block() -> None:
-    said: list[bytes] = []
+    emitted: list[bytes] = []
     raw = fake.sse(fake.started(), *fake.text(0, "an answer"), *fake.tool(1, "toolu_1", "Bash", "{}")[:2])
-    error = await refused(fake.stream(raw), emit=said.append)
-    assert b"an answer" in b"".join(said)
-    assert b"content_block_stop" not in b"".join(said)
-    assert told(error)[0].status == 529
+    error = await refused(fake.stream(raw), emit=emitted.append)
+    assert b"an answer" in b"".join(emitted)
+    assert b"content_block_stop" not in b"".join(emitted)
+    assert error_response(error)[0].status == 529
 
 
 # --- answers that are none -----------------------------------------------------------------------------
@@ -289,7 +291,7 @@ async def test_a_broken_answer_is_an_error_that_can_be_tried_again(raw: bytes, f
         with pytest.raises(BackendError) as caught:
             await relay.relay(request())
         assert len(provider.requests) == 1, "what a provider has begun to answer is never asked again"
-    assert told(caught.value)[0].status in (500, 529)
+    assert error_response(caught.value)[0].status in (500, 529)
 
 
 async def test_a_message_start_that_comes_twice_is_passed_on_once() -> None:
@@ -311,7 +313,7 @@ async def test_a_lost_connection_is_an_error(lost: Any) -> None:
 
 async def test_an_answer_that_was_not_streamed_must_be_whole() -> None:
     for body in (b"", b"[]", b'{"type": "message"}', b'{"type": "message", "content": [', b"<html>"):
-        assert told(await refused(fake.whole(body), stream=False))[0].status == 500
+        assert error_response(await refused(fake.whole(body), stream=False))[0].status == 500
 
 
 async def test_nobody_there_is_an_error() -> None:
@@ -354,25 +356,25 @@ async def test_an_agent_that_leaves_ends_the_providers_work() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_refusal_is_told_in_the_same_words(status: int, kind: str, message: str, stream: bool) -> None:
     error = await refused(fake.error(status, kind, message), stream=stream)
-    reply, headers, said = told(error)
-    assert (reply.status, said, headers) == (status, {"type": kind, "message": message}, {})
+    reply, headers, body = error_response(error)
+    assert (reply.status, body, headers) == (status, {"type": kind, "message": message}, {})
 
 
 @pytest.mark.parametrize("should_retry", ["true", "false"])
 async def test_when_and_whether_to_try_again_is_told_too(should_retry: str) -> None:
-    given = {"retry_after": "120", "x_should_retry": should_retry}
-    _, headers, _ = told(await refused(fake.error(429, "rate_limit_error", "slow", **given)))
+    retry_headers = {"retry_after": "120", "x_should_retry": should_retry}
+    _, headers, _ = error_response(await refused(fake.error(429, "rate_limit_error", "slow", **retry_headers)))
     assert headers == {"retry-after": b"120", "x-should-retry": should_retry.encode()}
 
 
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_key_of_ours_that_is_refused_does_not_look_like_the_agents(status: int) -> None:
     error = await refused(fake.error(status, "authentication_error", f"invalid x-api-key {KEY}"))
-    reply, headers, said = told(error)
-    assert (reply.status, said["type"]) == (500, "api_error")
+    reply, headers, body = error_response(error)
+    assert (reply.status, body["type"]) == (500, "api_error")
     # Claude Code looks for "x-api-key" in any error, and asks its user to log in.
-    assert said["message"].startswith(f"the model server refused the credentials of the gateway (status {status})")
-    assert "x-api-key" not in said["message"]
+    assert body["message"].startswith(f"the model server refused the credentials of the gateway (status {status})")
+    assert "x-api-key" not in body["message"]
     assert "invalid x-api-key ***" in str(error)
     assert headers["x-should-retry"] == b"false"
     assert KEY not in str(error)
@@ -382,9 +384,9 @@ async def test_a_key_of_ours_that_is_refused_does_not_look_like_the_agents(statu
     ("body", "says"), [(b"<html>bad gateway</html>", "<html>bad gateway</html>"), (b"", "502")]
 )
 async def test_a_refusal_in_no_known_words_keeps_its_status(body: bytes, says: str) -> None:
-    reply, _, said = told(await refused(fake.whole(body, 502)))
-    assert (reply.status, said["type"]) == (502, "api_error")
-    assert says in said["message"]
+    reply, _, error = error_response(await refused(fake.whole(body, 502)))
+    assert (reply.status, error["type"]) == (502, "api_error")
+    assert says in error["message"]
 
 
 async def test_a_redirect_is_not_followed() -> None:
@@ -401,10 +403,10 @@ async def test_a_redirect_is_not_followed() -> None:
 async def test_an_error_in_mid_stream_is_told_as_what_it_is(kind: str, status: int) -> None:
     event = {"type": "error", "error": {"type": kind, "message": "sorry"}}
     raw = fake.sse(START, *TEXT, event)
-    reply, _, said = told(await refused(fake.stream(raw)))
-    assert (reply.status, said) == (status, {"type": kind, "message": "sorry"})
+    reply, _, body = error_response(await refused(fake.stream(raw)))
+    assert (reply.status, body) == (status, {"type": kind, "message": "sorry"})
     strange = await refused(fake.stream(b"event: error\ndata: what\n\n"))
-    assert told(strange)[2] == {"type": "api_error", "message": "what"}
+    assert error_response(strange)[2] == {"type": "api_error", "message": "what"}
 
 
 # --- the rest of the API -------------------------------------------------------------------------------
@@ -422,7 +424,7 @@ async def test_tokens_are_counted_by_the_provider() -> None:
         assert json.loads(provider.requests[0].body)["model"] == "ours"
         with pytest.raises(BackendError) as caught:
             await relay.relay_count(counted)
-        assert told(caught.value)[0].status == 429
+        assert error_response(caught.value)[0].status == 429
         with pytest.raises(BackendError, match="input_tokens"):
             await relay.relay_count(counted)
 

@@ -71,8 +71,8 @@ async def test_teachers_of_the_family_that_wrote_a_turn_are_never_contacted(tmp_
             assert counts.not_asked["claude"] == {"same_family": 3}
             assert counts.not_asked["gpt"] == {"same_family": 2}
             assert counts.not_asked["unknown"] == {"unknown_family": 5}
-            (kept,) = store.asks.replays()
-            (invocation,) = kept.config["invocations"]
+            (replay,) = store.asks.replays()
+            (invocation,) = replay.config["invocations"]
             assert invocation["selected"]["not_asked"]["claude"] == {"same_family": 3}
             assert invocation["options"]["allow_same_family"] is False
             assert invocation["teachers"]["unknown"]["family"] is None
@@ -173,9 +173,9 @@ async def test_a_limit_is_a_random_sample_of_what_may_be_asked(tmp_path: Path):
             assert (counts.states, shares["gpt"].asks) == (6, 6)
             assert counts.left_out == {"no_teacher": 5, "role": 1}
             await work_on(store, file, limit=6).run()
-            asked = {ask.state_id for ask in store.asks.of_replay("replay")}
+            states = {ask.state_id for ask in store.asks.of_replay("replay")}
             first = {row[0] for row in store.sessions.table(("state_id",), limit=6)}
-            assert len(asked) == 6 and asked != first
+            assert len(states) == 6 and states != first
             again = await work_on(store, file, limit=6).run()
             assert (again.left, len(gpt.requests)) == (0, 6), "the same command asks about the same states"
             _, more = work_on(store, file, limit=9, seed=1).estimate()

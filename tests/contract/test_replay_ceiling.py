@@ -42,11 +42,11 @@ async def test_a_judge_is_asked_only_where_teachers_do_not_agree(tmp_path: Path)
 
         return step
 
-    asked: list[str] = []
+    judge_prompts: list[str] = []
 
     def judges(body: dict[str, Any]) -> Step:
         text = body["messages"][-1]["content"]
-        asked.append(text)
+        judge_prompts.append(text)
         before = text.split("pytest -x")[0]
         return Turn(text=f" {before.count('<proposal number=')}.\n")
 
@@ -64,8 +64,8 @@ async def test_a_judge_is_asked_only_where_teachers_do_not_agree(tmp_path: Path)
         with Store.open(tmp_path / "s") as store:
             summary = await work_on(store, file).run()
             assert summary.judged == {"chosen": 1}
-            assert len(asked) == 1
-            assert "task differ" in asked[0]
+            assert len(judge_prompts) == 1
+            assert "task differ" in judge_prompts[0]
             found = {
                 state: consensus(proposals(store, state), judge=judge_of(store, state))
                 for state in store.asks.answered_states()
@@ -75,7 +75,7 @@ async def test_a_judge_is_asked_only_where_teachers_do_not_agree(tmp_path: Path)
             assert "pytest -x" in json.dumps(by["judge"].action.tool_calls)
             assert {ask.kind for ask in store.asks.of_replay("replay")} == {"teacher", "judge"}
             await work_on(store, file).run()
-            assert len(asked) == 1, "nor is it asked twice"
+            assert len(judge_prompts) == 1, "nor is it asked twice"
 
 
 async def test_a_judge_that_names_no_number_chooses_nothing(tmp_path: Path):
@@ -83,8 +83,8 @@ async def test_a_judge_that_names_no_number_chooses_nothing(tmp_path: Path):
     fill(tmp_path / "s", *(session(name, turns=1) for name in wrong))
 
     def judges(body: dict[str, Any]) -> Step:
-        said = next(name for name in wrong if f"task {name}:" in json.dumps(body))
-        return Turn(text=wrong[said])
+        name_of_task = next(name for name in wrong if f"task {name}:" in json.dumps(body))
+        return Turn(text=wrong[name_of_task])
 
     async with (
         OpenAITeacher(rule(Turn(tools=[tool("Bash", command="rm -r x")]))) as one,
@@ -188,10 +188,12 @@ async def test_the_ceiling_holds_whatever_answers_cost(tmp_path: Path, seed: int
             if kind < 0.1:
                 return Fail(status=429, headers={"retry-after": "0"})
             price, size = prices[number], len(json.dumps(body, ensure_ascii=False).encode())
-            said = draw.randint(1, 180)
+            output_tokens = draw.randint(1, 180)
             if number < 2 or kind < 0.9:  # the third one may bill and break
-                billed[number] += (size * max(price["input"], price["cached"]) + said * price["output"]) / 1e6
-                return Turn(text="x" * (said - 1))
+                billed[number] += (
+                    size * max(price["input"], price["cached"]) + output_tokens * price["output"]
+                ) / 1e6
+                return Turn(text="x" * (output_tokens - 1))
             billed[number] += (size * price["input"] + 200 * price["output"]) / 1e6
             return Fail(status=500, headers={"retry-after": "0"})
 

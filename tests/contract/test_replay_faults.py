@@ -193,27 +193,27 @@ async def test_a_wrong_key_ends_its_teacher_and_no_other(tmp_path: Path, monkeyp
             assert "Incorrect API key" in (summary.teachers["gpt"].dismissed or "")
             assert summary.left == 8
             assert len(gpt.requests) == 1
-            told = repr(
+            reported = repr(
                 [
                     *store.asks.of_replay("replay"),
                     *store.calls.of_attempt("client-replay-replay"),
                     store.asks.replays(),
                 ]
             )
-            assert "sk-wrong-and-secret" not in told
+            assert "sk-wrong-and-secret" not in reported
 
 
 async def test_a_teacher_that_is_down_is_asked_again_another_day(tmp_path: Path):
     fill(tmp_path / "s", session("a", turns=12))
-    async with OpenAITeacher() as gpt, VLLMTeacher() as qwen, VLLMTeacher() as gone:
+    async with OpenAITeacher() as gpt, VLLMTeacher() as qwen, VLLMTeacher() as unreachable:
         file = teachers_of(
             tmp_path,
             table("gpt", gpt, family="gpt", tries=1, price=CHEAP, concurrency=5),
             table("qwen", qwen, family="qwen", price=CHEAP),
-            table("gone", gone, family="glm", price=CHEAP),
+            table("gone", unreachable, family="glm", price=CHEAP),
         )
         await gpt.leave()
-        await gone.leave()
+        await unreachable.leave()
         with Store.open(tmp_path / "s") as store:
             summary = await work_on(store, file, concurrency=16, max_cost_usd=5.0).run()
             assert summary.teachers["qwen"].answered == 12
@@ -225,10 +225,12 @@ async def test_a_teacher_that_is_down_is_asked_again_another_day(tmp_path: Path)
             down = [ask for ask in store.asks.of_replay("replay") if ask.teacher == "gpt"]
             assert all(ask.cost_usd == 0.0 for ask in down), "what was never sent costs nothing"
             await gpt.come_back()
-            await gone.come_back()
+            await unreachable.come_back()
             summary = await work_on(store, file, max_cost_usd=5.0).run()
             assert summary.left == 0
-        assert all(count == 1 for server in (gpt, qwen, gone) for count in Counter(asked_about(server)).values())
+        assert all(
+            count == 1 for server in (gpt, qwen, unreachable) for count in Counter(asked_about(server)).values()
+        )
 
 
 async def test_answers_that_are_no_proposals_are_counted(tmp_path: Path):

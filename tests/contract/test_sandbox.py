@@ -47,21 +47,21 @@ async def kind(request: pytest.FixtureRequest) -> AsyncIterator[Sandboxes]:
 
 @pytest.fixture
 def tree(kind: Sandboxes, tmp_path: Path) -> Path:
-    place = tmp_path / "tree"
-    (place / "pkg").mkdir(parents=True)
-    (place / "README").write_text("as it was\n")
-    (place / "pkg" / "run.sh").write_text("#!/bin/sh\necho ran $1\n")
-    (place / "pkg" / "run.sh").chmod(0o755)
-    (place / "link").symlink_to("README")
-    kind.prepare_tree(place)
-    return place
+    directory = tmp_path / "tree"
+    (directory / "pkg").mkdir(parents=True)
+    (directory / "README").write_text("as it was\n")
+    (directory / "pkg" / "run.sh").write_text("#!/bin/sh\necho ran $1\n")
+    (directory / "pkg" / "run.sh").chmod(0o755)
+    (directory / "link").symlink_to("README")
+    kind.prepare_tree(directory)
+    return directory
 
 
 @pytest.fixture
 async def sandbox(kind: Sandboxes, tree: Path) -> AsyncIterator[Sandbox]:
-    opened = await kind.open(SandboxSpec(tree=tree))
-    yield opened
-    await opened.close()
+    open_sandbox = await kind.open(SandboxSpec(tree=tree))
+    yield open_sandbox
+    await open_sandbox.close()
 
 
 async def sh(sandbox: Sandbox, script: str, *, timeout_s: float = 20, reveal: bool = False) -> str:
@@ -254,10 +254,10 @@ async def test_mounts_are_seen_where_locate_says(kind: Sandboxes, tree: Path, tm
 async def test_a_unix_socket_can_be_mounted(
     kind: Sandboxes, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: bool
 ) -> None:
-    place = tmp_path / ("long-name-" * 12 if deep else "short") / "gateway.sock"
-    place.parent.mkdir()
+    path = tmp_path / ("long-name-" * 12 if deep else "short") / "gateway.sock"
+    path.parent.mkdir()
     # The kernel takes 107 bytes for the name of a socket: it is made from within its directory.
-    monkeypatch.chdir(place.parent)
+    monkeypatch.chdir(path.parent)
     served: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -266,9 +266,9 @@ async def test_a_unix_socket_can_be_mounted(
         writer.close()
         await writer.wait_closed()
 
-    server = await asyncio.start_unix_server(serve, place.name)
-    place.chmod(0o666)
-    sandbox = await kind.open(SandboxSpec(tree=tree, mounts=(Mount(place, "/run/understudy/gateway.sock"),)))
+    server = await asyncio.start_unix_server(serve, path.name)
+    path.chmod(0o666)
+    sandbox = await kind.open(SandboxSpec(tree=tree, mounts=(Mount(path, "/run/understudy/gateway.sock"),)))
     client = (
         "import socket,sys; s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
         "s.sendall(b'ping\\n'); print(s.recv(9).decode())"
@@ -287,8 +287,8 @@ async def test_private_mounts_are_seen_on_reveal(kind: Sandboxes, tree: Path, tm
     (hidden / "test.sh").write_text("#!/bin/sh\necho secret\n")
     (hidden / "test.sh").chmod(0o755)
     sandbox = await kind.open(SandboxSpec(tree=tree, mounts=(Mount(hidden, "/hidden", private=True),)))
-    place = sandbox.locate("/hidden")
-    done = await sandbox.run([f"{place}/test.sh"], timeout_s=20, reveal=True)
+    path = sandbox.locate("/hidden")
+    done = await sandbox.run([f"{path}/test.sh"], timeout_s=20, reveal=True)
     assert done.stdout == b"secret\n"
     await sandbox.close()
 

@@ -248,7 +248,7 @@ async def test_the_program_runs_on_python_3_8(tmp_path: Path, python_3_8: str) -
 
 
 async def test_killed_at_random_moments_nothing_that_was_answered_is_lost(tmp_path: Path) -> None:
-    moments, times, seen = random.Random(7), kills(8), tmp_path / "seen"
+    moments, times, answers_file = random.Random(7), kills(8), tmp_path / "seen"
     with Store.open(tmp_path / "store") as store:
         (attempt,) = start_attempts(store)
         async with FakeVLLM() as model, contextlib.AsyncExitStack() as stack:
@@ -265,19 +265,19 @@ async def test_killed_at_random_moments_nothing_that_was_answered_is_lost(tmp_pa
                 home.mkdir()
                 async with relayed(home, target) as (process, _, (socket,)):
                     agent = await asyncio.create_subprocess_exec(
-                        *(sys.executable, "-c", CLIENT, "1000", str(seen)),
+                        *(sys.executable, "-c", CLIENT, "1000", str(answers_file)),
                         env=environment | {"UNDERSTUDY_GATEWAY_SOCKET": str(socket)},
                         stdin=asyncio.subprocess.DEVNULL,
                         stderr=asyncio.subprocess.DEVNULL,
                     )
-                    before = len(seen.read_text()) if seen.exists() else 0
-                    while not (seen.exists() and len(seen.read_text()) > before):  # noqa: ASYNC110
+                    before = len(answers_file.read_text()) if answers_file.exists() else 0
+                    while not (answers_file.exists() and len(answers_file.read_text()) > before):  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
                     await asyncio.sleep(0.2 * moments.random())
                     process.kill()
                     assert await asyncio.wait_for(agent.wait(), 60) != 0
                     close_pipes(agent)
-        answered = seen.read_text().split()
+        answered = answers_file.read_text().split()
         stored = [call.response for call in store.calls.of_attempt(attempt) if call.status == "ok"]
         assert len(answered) >= times and len(answered) == len(set(answered))
         assert all(any(id_.encode() in (response or b"") for response in stored) for id_ in answered)

@@ -51,11 +51,11 @@ def fill(store: Store, run: str, log: bytes = b"log") -> None:
 
 @pytest.fixture
 def store(location: StoreLocation) -> Iterator[Store]:
-    with Store.open(location) as opened:
+    with Store.open(location) as store_of_test:
         for run in ("old", "new"):
-            fill(opened, run)
-    with Store.open(location, exclusive=True) as opened:
-        yield opened
+            fill(store_of_test, run)
+    with Store.open(location, exclusive=True) as store_of_test:
+        yield store_of_test
 
 
 def everything(store: Store, run: str) -> list[object]:
@@ -73,25 +73,25 @@ def everything(store: Store, run: str) -> list[object]:
 def test_a_run_that_is_removed_leaves_the_others_whole_and_nothing_of_its_own(
     store: Store, tmp_path: Path
 ) -> None:
-    kept = everything(store, "new")
+    remaining = everything(store, "new")
     expected = store.space.unused(without_runs=["old"])
     assert expected.contents > 0 and store.space.unused().contents == 0
     assert store.space.remove(["old"]) == expected
-    assert everything(store, "new") == kept
+    assert everything(store, "new") == remaining
     assert [each.run_id for each in store.space.runs()] == [each.id for each in store.runs.all()] == ["new"]
     assert store.votes.all() and all(each.subject_id == "new-0" for each in store.votes.all())
     assert store.space.unused().contents == 0
     # The last one's numbers may be given again: what is written now is what is read.
     fill(store, "again")
-    assert everything(store, "new") == kept
+    assert everything(store, "new") == remaining
     # A copy of it is made and compared.
     with Store.open(tmp_path / "copy") as copy:
         copy_store(store, copy)
-        assert everything(copy, "new") == kept
+        assert everything(copy, "new") == remaining
 
 
 def test_bodies_that_are_removed_are_missed_with_the_date_and_the_rest_stays(store: Store) -> None:
-    kept, before = everything(store, "new"), everything(store, "old")
+    remaining, before = everything(store, "new"), everything(store, "old")
     expected = store.space.unused(without_bodies=["old"])
     removed = store.space.remove(bodies=["old"])
     # One content, the note that they were removed, is new.
@@ -107,7 +107,7 @@ def test_bodies_that_are_removed_are_missed_with_the_date_and_the_rest_stays(sto
     assert [tuple(each.prompt_token_ids or ()) for each in tokens] == [tuple(range(n * 3 + 4)) for n in range(4)]
     assert store.runs.patch("old-0.1") == b"patch of old" and store.runs.verdict("old-0.1") == before[2]
     assert store.runs.logs("old-0.1") == {} and store.training.of_call("old-0.1-0") == before[5]
-    assert everything(store, "new") == kept
+    assert everything(store, "new") == remaining
     assert {each.run_id: (each.calls, each.pruned) for each in store.space.runs()} == {
         "old": (4, 4),
         "new": (4, 0),
@@ -156,8 +156,8 @@ def test_nobody_else_has_the_store_open_meanwhile(location: StoreLocation) -> No
 @pytest.mark.services
 def test_an_earlier_release_that_takes_no_lock_is_seen(postgresql_store: StoreUrl) -> None:
     psycopg = pytest.importorskip("psycopg")
-    with Store.open(postgresql_store) as opened:
-        fill(opened, "old")
+    with Store.open(postgresql_store) as filled:
+        fill(filled, "old")
     earlier = {"application_name": "understudy", "autocommit": True}
     with (
         psycopg.connect(postgresql_store.secret_url, **earlier),
@@ -175,12 +175,12 @@ def test_an_earlier_release_that_takes_no_lock_is_seen(postgresql_store: StoreUr
 
 @pytest.mark.services
 def test_who_holds_a_lease_keeps_the_store_without_a_connection(postgresql_store: StoreUrl) -> None:
-    with Store.open(postgresql_store) as opened:
-        opened.leases.serve_alone(Lease("gateway-1", 60.0), "0.1.0").result()
+    with Store.open(postgresql_store) as store:
+        store.leases.serve_alone(Lease("gateway-1", 60.0), "0.1.0").result()
     with pytest.raises(StoreInUse, match="the leases of gateway-1 have not expired"):
         Store.open(postgresql_store, exclusive=True)
-    with Store.open(postgresql_store) as opened:
-        opened.leases.give_back(Lease("gateway-1", 60.0)).result()
+    with Store.open(postgresql_store) as store:
+        store.leases.give_back(Lease("gateway-1", 60.0)).result()
     Store.open(postgresql_store, exclusive=True).close()
 
 
@@ -188,8 +188,8 @@ def test_who_holds_a_lease_keeps_the_store_without_a_connection(postgresql_store
 def test_a_removal_ends_with_its_connection(
     postgresql_server: PostgresqlServer, postgresql_store: StoreUrl
 ) -> None:
-    with Store.open(postgresql_store) as opened:
-        fill(opened, "old")
+    with Store.open(postgresql_store) as filled:
+        fill(filled, "old")
     with LosingProxy(postgresql_server) as proxy, Store.open(proxy.url(postgresql_store), exclusive=True) as store:
         proxy.cut()
         proxy.mend()

@@ -142,17 +142,17 @@ def test_what_does_not_work_is_said(machine: ssh_server.SshMachine, tmp_path: Pa
     assert SshSandboxes(**machine.options).problems() == []
     other = tmp_path / "ssh.conf"
     other.write_text(machine.config.read_text().replace("/known\n", "/unknown\n"))
-    for options, words in (
+    for options, message in (
         ({"config": str(other)}, "Host key verification failed"),
         ({"command": "echo welcome"}, "did not start"),
         ({"command": "no-such-program"}, "not found"),
     ):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=message):
             load_sandboxes("ssh", {**machine.options, **options})
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("ssh", "expected a machine"),
         ("ssh:-oProxyCommand=x", "expected a machine"),
@@ -162,6 +162,6 @@ def test_what_does_not_work_is_said(machine: ssh_server.SshMachine, tmp_path: Pa
         ("local:machine", "have no options target"),
     ],
 )
-def test_a_name_that_means_nothing_is_refused(name: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_a_name_that_means_nothing_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         open_kind(name)

@@ -22,18 +22,18 @@ WORKER = Lease("machine-1", 60.0)
 
 @pytest.fixture
 def store(location: StoreLocation) -> Iterator[Store]:
-    with Store.open(location) as opened:
-        prepare(opened, 4)
-        opened.leases.open_to_workers("run", "1.0").result()
-        opened.leases.announce(WORKER, "1.0", 3, {}).result()
-        first, second, _ = opened.leases.claim(WORKER, ["run"], 3).result()
-        opened.runs.mark_running(first.attempt.id).result()
-        opened.runs.finish_attempt(
+    with Store.open(location) as store_of_test:
+        prepare(store_of_test, 4)
+        store_of_test.leases.open_to_workers("run", "1.0").result()
+        store_of_test.leases.announce(WORKER, "1.0", 3, {}).result()
+        first, second, _ = store_of_test.leases.claim(WORKER, ["run"], 3).result()
+        store_of_test.runs.mark_running(first.attempt.id).result()
+        store_of_test.runs.finish_attempt(
             first.attempt.id, "succeeded", "succeeded", timings={"agent_s": 2.0, "grade_s": 0.5}
         ).result()
         error = ErrorInfo("sandbox", "SandboxError", "no space")
-        opened.runs.finish_attempt(second.attempt.id, "failed", "requeuing", error=error).result()
-        yield opened
+        store_of_test.runs.finish_attempt(second.attempt.id, "failed", "requeuing", error=error).result()
+        yield store_of_test
 
 
 def test_a_run_is_shown_with_its_queue_its_workers_and_its_faults(store: Store) -> None:
@@ -56,14 +56,14 @@ def test_the_command_shows_it_and_changes_nothing(store: Store, location: StoreL
     name = location.secret_url if isinstance(location, StoreUrl) else str(location)
     done = understudy("status", name)
     assert done.returncode == 0, done.stderr
-    for words in (
+    for text in (
         "run run",
         "1 preparing, 1 queuing, 1 requeuing, 1 succeeded",
         "p99 2.00 s",
         "machine-1",
         "any run",
     ):
-        assert words in done.stdout
+        assert text in done.stdout
     assert "not-a-secret" not in done.stdout
     assert store.leases.workers()[0].held == 1
 

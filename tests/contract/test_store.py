@@ -49,16 +49,16 @@ from support.store import make_call, make_task, prepare, running, writes_held
 
 @pytest.fixture
 def store(location: StoreLocation) -> Iterator[Store]:
-    with Store.open(location) as opened:
-        prepare(opened)
-        yield opened
+    with Store.open(location) as store_of_test:
+        prepare(store_of_test)
+        yield store_of_test
 
 
 @pytest.fixture
 def file_store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "s") as opened:
-        prepare(opened)
-        yield opened
+    with Store.open(tmp_path / "s") as store_of_test:
+        prepare(store_of_test)
+        yield store_of_test
 
 
 # --- opening -------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_the_same_again_is_fine_and_something_else_is_not(store: Store) -> None:
     assert [run.config for run in store.runs.all()] == [{"model": "m"}]
     assert [rollout.id for rollout in store.runs.rollouts("run")] == ["run-0"]
     assert store.runs.task("run", "t") == make_task()
-    for future, said in (
+    for future, message in (
         (store.runs.create("run", {"model": "n"}), "another configuration.*model"),
         (store.runs.add_tasks("run", [make_task(instruction="other")]), "different content"),
         (store.runs.create_rollouts("run", [("run-0", "t", 1)]), "collides"),
@@ -310,7 +310,7 @@ def test_the_same_again_is_fine_and_something_else_is_not(store: Store) -> None:
         (store.runs.create_rollouts("run", [("other", "no-such-task", 0)]), "not in the store"),
         (store.runs.create("bad", {"when": object()}), "JSON"),
     ):
-        with pytest.raises(StoreError, match=said):
+        with pytest.raises(StoreError, match=message):
             future.result()
     assert len(store.runs.rollouts()) == 1
 
@@ -487,12 +487,12 @@ def test_a_failure_is_kept_whatever_its_message_holds(store: Store) -> None:
 
 def test_the_findings_of_an_attempt_are_kept_with_its_end(store: Store) -> None:
     attempt = running(store)
-    found = [Finding(kind="budget", message=f"number {n}", call_id=f"call_{n}") for n in range(3)]
+    findings = [Finding(kind="budget", message=f"number {n}", call_id=f"call_{n}") for n in range(3)]
     odd = Finding(kind="session-log", message="caf\udce9")
-    store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", findings=[*found, odd]).result()
-    kept = store.runs.attempt(attempt.id).findings
-    assert kept == (*found, Finding(kind="session-log", message="caf?"))
-    assert store.runs.attempts("run-0")[0].findings == kept
+    store.runs.finish_attempt(attempt.id, "succeeded", "succeeded", findings=[*findings, odd]).result()
+    stored = store.runs.attempt(attempt.id).findings
+    assert stored == (*findings, Finding(kind="session-log", message="caf?"))
+    assert store.runs.attempts("run-0")[0].findings == stored
     with pytest.raises(StoreError, match="no attempt nobody"):
         store.runs.attempt("nobody")
 
@@ -532,8 +532,8 @@ def test_a_key_is_kept_until_it_is_revoked_and_one_at_a_time(store: Store) -> No
     assert revoked is not None and revoked.revoked_at is not None
     store.keys.add(b"two", client.id, expires_at=1.0).result()
     store.keys.add(b"three", client.id).result()  # what expired is replaced as well
-    kept = store.keys.all()
-    assert [key.digest for key in kept] == [b"three"]
+    stored = store.keys.all()
+    assert [key.digest for key in stored] == [b"three"]
     assert store.keys.find(b"one") is None
     other = store.keys.add_client("other").result()
     with pytest.raises(StoreError, match="JSON"):
@@ -713,10 +713,10 @@ def test_calls_come_back_exactly_from_postgresql(
 def test_a_write_that_fails_does_not_fail_those_beside_it(store: Store) -> None:
     attempt = running(store)
     gate = threading.Event()
-    held = store._database.writer.submit(lambda _: gate.wait(30))  # so that the rest is one group
+    blocked = store._database.writer.submit(lambda _: gate.wait(30))  # so that the rest is one group
     futures = [store.calls.append(make_call(attempt.id if n % 3 else "nobody", n)) for n in range(30)]
     gate.set()
-    assert held.result()
+    assert blocked.result()
     for n, future in enumerate(futures):
         if n % 3:
             future.result()

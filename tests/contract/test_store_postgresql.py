@@ -32,7 +32,7 @@ services = pytest.mark.services
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "expected"),
     [
         ("postgresql://u:geheim@h:5433/db", "postgresql://u@h:5433/db"),
         ("postgres://u@h/db", "postgresql://u@h/db"),
@@ -45,10 +45,10 @@ services = pytest.mark.services
         ("postgresql:///db?p%61ssword=geheim&port=1", "postgresql:///db?port=1"),
     ],
 )
-def test_an_address_is_shown_without_its_password(url: str, shown: str) -> None:
+def test_an_address_is_shown_without_its_password(url: str, expected: str) -> None:
     location = parse_location(url)
     assert isinstance(location, StoreUrl)
-    assert (str(location), repr(location)) == (shown, f"StoreUrl('{shown}')")
+    assert (str(location), repr(location)) == (expected, f"StoreUrl('{expected}')")
     assert location.secret_url == url
     assert "geheim" not in location.without_passwords(f"could not use {url}")
     assert location == parse_location(url) != parse_location("postgresql://other")
@@ -133,7 +133,7 @@ def test_a_new_database_has_exactly_the_schema(postgresql_url: StoreUrl) -> None
 
 @services
 def test_several_processes_open_a_new_database_at_the_same_time(postgresql_url: StoreUrl) -> None:
-    opened: list[Future[None]] = []
+    results: list[Future[None]] = []
 
     def open_store(future: Future[None]) -> None:
         try:
@@ -143,9 +143,9 @@ def test_several_processes_open_a_new_database_at_the_same_time(postgresql_url: 
             future.set_exception(error)
 
     for _ in range(4):
-        opened.append(Future())
-        threading.Thread(target=open_store, args=(opened[-1],)).start()
-    for future in opened:
+        results.append(Future())
+        threading.Thread(target=open_store, args=(results[-1],)).start()
+    for future in results:
         future.result(60)
 
 
@@ -162,8 +162,8 @@ def test_what_cannot_be_opened_says_why_and_never_the_password(
         right.replace("?host", "?nonsense=1&host"): r"nonsense",
         f"postgresql://u:{wrong}@127.0.0.1:1/x": r"cannot be reached",
     }
-    for url, said in cases.items():
-        with pytest.raises(StoreError, match=said) as raised:
+    for url, message in cases.items():
+        with pytest.raises(StoreError, match=message) as raised:
             Store.open(StoreUrl(url), create=False)
         texts = [str(raised.value), repr(raised.value)]
         assert not any(secret in text for text in texts for secret in (PASSWORD, wrong)), texts

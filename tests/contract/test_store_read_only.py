@@ -38,8 +38,8 @@ def read_only(directory: Path, *command: str | Path) -> subprocess.CompletedProc
 
 def test_it_is_shown_exported_and_searched(stored: Path, tmp_path: Path):
     before = sorted(path.name for path in stored.iterdir())
-    shown = read_only(stored, UNDERSTUDY, "show", "--dir", stored)
-    assert shown.returncode == 0, shown.stderr
+    completed = read_only(stored, UNDERSTUDY, "show", "--dir", stored)
+    assert completed.returncode == 0, completed.stderr
     exported = read_only(stored, UNDERSTUDY, "export", "trl-sft", stored, "-o", tmp_path / "out", "--json")
     assert exported.returncode == 0, exported.stderr
     assert (tmp_path / "out").is_dir()
@@ -69,8 +69,8 @@ def test_a_log_that_cannot_be_read_is_said(stored: Path, tmp_path: Path):
     assert "copy the directory" in done.stderr
     assert "Traceback" not in done.stderr
     # Where it can be written, the log is taken in.
-    with Store.open(copy) as opened:
-        assert "later" in [run.id for run in opened.runs.all()]
+    with Store.open(copy) as store:
+        assert "later" in [run.id for run in store.runs.all()]
 
 
 def test_writing_into_it_and_bringing_it_up_are_refused(stored: Path, tmp_path: Path):

@@ -154,8 +154,8 @@ def swapped(student: Path, directory: Path) -> Path:
     shutil.copytree(student, directory)
     path = directory / "tokenizer.json"
     content = json.loads(path.read_text())
-    words = content["model"]["vocab"]
-    words["a"], words["b"] = words["b"], words["a"]
+    vocabulary = content["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     path.write_text(json.dumps(content))
     return directory
 
@@ -200,6 +200,6 @@ async def test_a_teacher_that_cannot_be_asked_is_an_error_and_no_model_is_writte
         )
     assert made.returncode == 2 and "has another vocabulary" in made.stderr
     assert not (tmp_path / "out" / "config.json").exists()
-    asked = structs.replace(TeacherSettings(), teacher="http://ann:pw@127.0.0.1:1")
+    completed = structs.replace(TeacherSettings(), teacher="http://ann:pw@127.0.0.1:1")
     with pytest.raises(ConfigError, match="contains a user name or password"):
-        asked.options(GRPOOptions())
+        completed.options(GRPOOptions())

@@ -56,7 +56,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
 
 
 def call(**fields: Any) -> Call:
-    told: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "id": "call_1",
         "attempt_id": "attempt-1",
         "sequence": 0,
@@ -77,7 +77,7 @@ def call(**fields: Any) -> Call:
         "sampling": {"max_tokens": 50, "temperature": 0.5, "stop": ["X"], "seed": 5, "tools": [SECRET]},
         "cost_usd": 0.002,
     }
-    return Call(**told | fields)
+    return Call(**defaults | fields)
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +91,7 @@ async def exported(*calls: Call, headers: dict[bytes, bytes] | None = None, **ad
         for one in calls:
             spans.observe(one, headers or {})
         await spans.close()
-        assert {said["x-token"] for said in collector.headers} == {"t"}
+        assert {headers_sent["x-token"] for headers_sent in collector.headers} == {"t"}
         (resource,) = collector.resources("traces")
         assert resource["service.name"] == "understudy-gateway"
         return collector.spans()
@@ -133,10 +133,10 @@ async def test_a_call_is_a_span_with_the_names_of_the_conventions() -> None:
 
 def test_the_names_are_those_of_the_conventions() -> None:
     listed = vars(gen_ai_attributes) | vars(error_attributes)
-    known = {text for name, text in listed.items() if name.isupper()}
-    said = {**attributes(call(error=ErrorInfo("backend", "BackendError", "no"))), **contents(call())}
-    ours = {name for name in said if not name.startswith("understudy.")}
-    assert ours <= known, ours - known
+    conventional = {text for name, text in listed.items() if name.isupper()}
+    exported_names = {**attributes(call(error=ErrorInfo("backend", "BackendError", "no"))), **contents(call())}
+    ours = {name for name in exported_names if not name.startswith("understudy.")}
+    assert ours <= conventional, ours - conventional
     old = {gen_ai_attributes.GEN_AI_SYSTEM, gen_ai_attributes.GEN_AI_PROMPT, gen_ai_attributes.GEN_AI_COMPLETION}
     assert not ours & old
 
@@ -144,10 +144,13 @@ def test_the_names_are_those_of_the_conventions() -> None:
 async def test_a_failed_call_tells_its_type_and_nothing_of_what_was_said() -> None:
     error = ErrorInfo("backend", "BackendError", f"no: {SECRET}")
     (span,) = await exported(call(status="error", error=error, finish_reason=None, usage=Usage()))
-    said = otlp.attributes(span)
+    exported_attributes = otlp.attributes(span)
     assert (span.status.code, span.status.message) == (Status.STATUS_CODE_ERROR, "")
-    assert (said["error.type"], said["understudy.error.boundary"]) == ("BackendError", "backend")
-    assert not {"gen_ai.response.model", "gen_ai.usage.input_tokens"} & said.keys()
+    assert (exported_attributes["error.type"], exported_attributes["understudy.error.boundary"]) == (
+        "BackendError",
+        "backend",
+    )
+    assert not {"gen_ai.response.model", "gen_ai.usage.input_tokens"} & exported_attributes.keys()
     assert SECRET.encode() not in span.SerializeToString()
 
 
@@ -155,11 +158,11 @@ async def test_contents_are_exported_only_when_asked_for() -> None:
     (shut,) = await exported(call())
     assert SECRET.encode() not in shut.SerializeToString()
     (span,) = await exported(call(), contents=True)
-    said = {name: json.loads(text) for name, text in otlp.attributes(span).items() if "messages" in name}
+    messages = {name: json.loads(text) for name, text in otlp.attributes(span).items() if "messages" in name}
     assert json.loads(otlp.attributes(span)["gen_ai.system_instructions"]) == [
         {"type": "text", "content": "Be brief."}
     ]
-    assert said["gen_ai.input.messages"] == [
+    assert messages["gen_ai.input.messages"] == [
         {"role": "user", "parts": [{"type": "text", "content": SECRET}]},
         {
             "role": "assistant",
@@ -170,7 +173,7 @@ async def test_contents_are_exported_only_when_asked_for() -> None:
         },
         {"role": "user", "parts": [{"type": "tool_call_response", "id": "t1", "response": "a.py"}]},
     ]
-    assert said["gen_ai.output.messages"] == [
+    assert messages["gen_ai.output.messages"] == [
         {"role": "assistant", "parts": [{"type": "text", "content": "Done."}], "finish_reason": "stop"}
     ]
 
@@ -183,12 +186,14 @@ def test_contents_of_another_dialect_are_the_same_parts() -> None:
     }
     answer = {"choices": [{"message": {"role": "assistant", "content": "Done."}, "finish_reason": "stop"}]}
     request, response = json.dumps(body).encode(), json.dumps(answer).encode()
-    said = contents(call(dialect="openai-chat", request=request, response=response))
-    assert json.loads(str(said["gen_ai.input.messages"])) == [
+    exported_contents = contents(call(dialect="openai-chat", request=request, response=response))
+    assert json.loads(str(exported_contents["gen_ai.input.messages"])) == [
         {"role": "user", "parts": [{"type": "text", "content": "go"}]},
         {"role": "assistant", "parts": [{"type": "tool_call", "id": "t1", "name": "Bash", "arguments": {}}]},
     ]
-    assert json.loads(str(said["gen_ai.output.messages"]))[0]["parts"] == [{"type": "text", "content": "Done."}]
+    assert json.loads(str(exported_contents["gen_ai.output.messages"]))[0]["parts"] == [
+        {"type": "text", "content": "Done."}
+    ]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[" * 100_000, b'{"messages":' + b"[" * 900 + b"]" * 900 + b"}"])
@@ -211,9 +216,9 @@ async def test_a_parent_that_is_none_makes_a_root(parent: bytes) -> None:
 async def test_what_does_not_fit_into_a_span_costs_no_other_span() -> None:
     spans = await exported(call(sampling={"seed": 2**70, "stop": "X", "temperature": "hot"}), call())
     assert len(spans) == 2
-    said = otlp.attributes(spans[0])
-    assert said["gen_ai.request.stop_sequences"] == ["X"]
-    assert not {"gen_ai.request.seed", "gen_ai.request.temperature"} & said.keys()
+    exported_attributes = otlp.attributes(spans[0])
+    assert exported_attributes["gen_ai.request.stop_sequences"] == ["X"]
+    assert not {"gen_ai.request.seed", "gen_ai.request.temperature"} & exported_attributes.keys()
 
 
 async def test_what_an_agent_makes_up_takes_little_room() -> None:
@@ -264,11 +269,14 @@ async def test_what_an_agent_exports_is_marked_with_its_own_attempt(packed: bool
             reply = await taker.take(f"/v1/{signal}", headers, sent, "attempt-1")
             assert (reply.status, reply.content_type, reply.body) == (200, b"application/x-protobuf", b"")
         await taker.close()
-        told = {"service.name": "claude-code", ATTEMPT_ID: "attempt-1"}
-        assert collector.resources("traces") == [told, {ATTEMPT_ID: "attempt-1"}]
-        assert collector.resources("metrics") == collector.resources("logs") == [told]
+        marked = {"service.name": "claude-code", ATTEMPT_ID: "attempt-1"}
+        assert collector.resources("traces") == [marked, {ATTEMPT_ID: "attempt-1"}]
+        assert collector.resources("metrics") == collector.resources("logs") == [marked]
         assert [span.name for span in collector.spans()] == ["interaction"]
-        assert all(said["x-token"] == "t" and "authorization" not in said for said in collector.headers)
+        assert all(
+            request_headers["x-token"] == "t" and "authorization" not in request_headers
+            for request_headers in collector.headers
+        )
 
 
 async def test_json_is_marked_and_otherwise_kept() -> None:
@@ -296,7 +304,7 @@ async def test_json_is_marked_and_otherwise_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "encoding", "body", "status", "said"),
+    ("kind", "encoding", "body", "status", "message"),
     [
         (b"text/plain", b"", b"x", 415, "application/x-protobuf or application/json"),
         (b"application/x-protobuf", b"", b"\xff" * 9, 400, "invalid OTLP export of traces"),
@@ -318,7 +326,7 @@ async def test_json_is_marked_and_otherwise_kept() -> None:
     ],
 )
 async def test_what_is_no_export_is_refused(
-    kind: bytes, encoding: bytes, body: bytes, status: int, said: str
+    kind: bytes, encoding: bytes, body: bytes, status: int, message: str
 ) -> None:
     async with Collector() as collector:
         taker = AgentTelemetry(Address(endpoint=collector.url))
@@ -326,7 +334,7 @@ async def test_what_is_no_export_is_refused(
         reply = await taker.take("/v1/traces", headers, body, "attempt-1")
         await taker.close()
         assert (reply.status, reply.content_type) == (status, b"application/json")
-        assert said in json.loads(reply.body)["message"]
+        assert message in json.loads(reply.body)["message"]
         assert collector.headers == []
 
 
@@ -365,12 +373,12 @@ async def test_through_the_gateway(tmp_path: Path) -> None:
             await spans.close()
             await agents.close()
             await backend.close()
-            kept = list(store.calls.of_attempt(attempt))
+            stored = list(store.calls.of_attempt(attempt))
     ours = [span for span in collector.spans() if span.name == "chat claude"]
-    assert [otlp.attributes(span)["understudy.call.id"] for span in ours] == [call.id for call in kept]
+    assert [otlp.attributes(span)["understudy.call.id"] for span in ours] == [call.id for call in stored]
     assert {span.parent_span_id.hex() for span in ours} == {"b7ad6b7169203331"}
     assert [otlp.attributes(span)[ATTEMPT_ID] for span in ours] == [attempt] * 2
-    assert [said.get(ATTEMPT_ID) for said in collector.resources("traces")].count(attempt) == 2
+    assert [resource.get(ATTEMPT_ID) for resource in collector.resources("traces")].count(attempt) == 2
 
 
 async def test_without_a_collector_exports_are_taken_and_dropped() -> None:

@@ -297,7 +297,9 @@ async def test_the_verdict_is_the_package_s(
     assert verdict.reward == float(report["resolved"]), (verdict, log)
     assert (verdict.reward == 1.0) == (name == "gold") or name == "flaky" or checks.only_failures_count
     if "tests_status" in report and verdict.tests and not checks.only_failures_count:
-        kept = {"passed", "xfailed"}
+        passing = {"passed", "xfailed"}
         for key, ids in (("FAIL_TO_PASS", checks.fail_to_pass), ("PASS_TO_PASS", checks.pass_to_pass)):
-            assert report["tests_status"][key]["success"] == [id for id in ids if verdict.tests[id] in kept], log
-            kept.add("skipped")
+            assert report["tests_status"][key]["success"] == [id for id in ids if verdict.tests[id] in passing], (
+                log
+            )
+            passing.add("skipped")

@@ -69,13 +69,13 @@ class Client:
         assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
         return choice
 
-    async def end(self, asked: list[asyncio.Task[Body]]) -> list[Body]:
+    async def end(self, requests: list[asyncio.Task[Body]]) -> list[Body]:
         """Call off what was asked, also what is only just coming in; what was said till then."""
         while True:
             await self.post("/pause?mode=abort")
-            _, late = await asyncio.wait(asked, timeout=1.0)
+            _, late = await asyncio.wait(requests, timeout=1.0)
             if not late:
-                return [one.result() for one in asked]
+                return [one.result() for one in requests]
             await self.post("/resume")
 
     async def serve(self, weights: Path, version: str) -> None:
@@ -117,8 +117,8 @@ def assert_sampled_by(
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([prompt + ids]), use_cache=False).logits[0, len(prompt) - 1 : -1]
     expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[:, None])[:, 0]
-    told = torch.tensor([entry["logprob"] for entry in choice["logprobs"]["content"]])
-    torch.testing.assert_close(told[start:end], expected[start:end], atol=1e-4, rtol=0)
+    reported = torch.tensor([entry["logprob"] for entry in choice["logprobs"]["content"]])
+    torch.testing.assert_close(reported[start:end], expected[start:end], atol=1e-4, rtol=0)
 
 
 async def test_tokens_go_in_and_come_out_and_the_chat_is_the_same(client: Client, directory: Path) -> None:
@@ -156,7 +156,7 @@ async def test_other_weights_under_traffic_give_each_token_its_version(
     models = {"step-0000": directory, "step-0001": second}
     swapped = 0
     for patience in PATIENCE:
-        asked = [asyncio.ensure_future(client.generate(p, **ENDLESS)) for p in prompts]
+        requests = [asyncio.ensure_future(client.generate(p, **ENDLESS)) for p in prompts]
         await asyncio.sleep(patience)
         assert await client.post("/pause?mode=keep") == {"status": "paused"}
         assert (await client.send("GET", "/is_paused"))[1] == {"is_paused": True}
@@ -167,7 +167,7 @@ async def test_other_weights_under_traffic_give_each_token_its_version(
         assert await client.post("/resume") == {"status": "resumed"}
         new = await client.generate(prompts[0], max_tokens=9)
         assert [span["version"] for span in new["weight_versions"]] == ["step-0001"]
-        for prompt, choice in zip(prompts, await client.end(asked), strict=True):
+        for prompt, choice in zip(prompts, await client.end(requests), strict=True):
             spans = choice["weight_versions"]
             assert [span["start"] for span in spans] == [0, *(span["end"] for span in spans[:-1])]
             assert spans[-1]["end"] == len(choice["token_ids"])
@@ -193,10 +193,10 @@ async def test_weights_that_do_not_fit_change_nothing(client: Client, directory:
         make_model(tmp_path / "deep", layers=3, context=CONTEXT): "has the shape [32], expected none",
         make_model(tmp_path / "short", context=100): "max_position_embeddings is 100",
     }
-    for path, words in bad.items():
+    for path, message in bad.items():
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         status, answer = await client.send("POST", "/collective_rpc", call)
-        assert status == 400 and words in answer["error"]["message"], answer
+        assert status == 400 and message in answer["error"]["message"], answer
     status, answer = await client.send("POST", "/collective_rpc", {"method": "os.system"})
     assert status == 400 and "reload_weights" in answer["error"]["message"]
     assert (await client.send("POST", "/pause?mode=never"))[0] == 400
@@ -239,10 +239,10 @@ async def test_an_adapter_is_served_under_its_name_and_exchanged_in_place(
 
     tensors = load_file(partial / "adapter_model.safetensors")
     save_file({name: tensors[name] for name in sorted(tensors)[1:]}, partial / "adapter_model.safetensors")
-    for bad, words in ((tmp_path / "no", "no adapter_config.json"), (partial, "missing adapter keys")):
+    for bad, message in ((tmp_path / "no", "no adapter_config.json"), (partial, "missing adapter keys")):
         missing = {"lora_name": "x", "lora_path": str(bad)}
         status, answer = await client.send("POST", "/v1/load_lora_adapter", missing)
-        assert status == 404 and words in answer["error"]["message"]
+        assert status == 404 and message in answer["error"]["message"]
     assert "removed" in await client.post("/v1/unload_lora_adapter", {"lora_name": "tuned"})
     status, _ = await client.send("POST", "/inference/v1/generate", {
         "model": "tuned", "token_ids": [9], "sampling_params": {},
@@ -271,9 +271,9 @@ BAD: list[tuple[Body, str]] = [
 
 
 async def test_bad_requests_are_refused_in_words_and_clients_that_leave_are_let_go(client: Client) -> None:
-    for body, words in BAD:
+    for body, message in BAD:
         status, answer = await client.send("POST", "/inference/v1/generate", body)
-        assert status == 400 and words in answer["error"]["message"], (body, answer)
+        assert status == 400 and message in answer["error"]["message"], (body, answer)
     endless = [asyncio.ensure_future(client.generate([9], **ENDLESS)) for _ in range(40)]
     await client.generate([9, 10], max_tokens=1)
     for one in endless:
@@ -288,13 +288,13 @@ async def test_bad_requests_are_refused_in_words_and_clients_that_leave_are_let_
 async def test_a_signal_ends_it_though_requests_are_under_way(directory: Path) -> None:
     async with start_server(weights=directory) as server, aiohttp.ClientSession() as session:
         client = Client(server, session)
-        asked = asyncio.ensure_future(client.generate([9], **ENDLESS))
+        request = asyncio.ensure_future(client.generate([9], **ENDLESS))
         await client.generate([9, 10], max_tokens=1)
         os.kill(server.pid, signal.SIGTERM)
         with pytest.raises(BackendError, match="with exit code 0"):
             await asyncio.wait_for(server.watch(), 120)
         with pytest.raises((aiohttp.ClientError, AssertionError)):
-            await asked
+            await request
 
 
 # --- as a loop publishes to it --------------------------------------------------------------------------
@@ -322,11 +322,11 @@ async def test_what_is_in_flight_goes_on_while_weights_are_published(
     prompts = [list(range(20 + number, 60)) for number in range(3)]
     choices: list[Body] = []
     for patience in PATIENCE:
-        asked = [asyncio.ensure_future(client.generate(p, **ENDLESS)) for p in prompts]
+        requests = [asyncio.ensure_future(client.generate(p, **ENDLESS)) for p in prompts]
         await asyncio.sleep(patience)
         await publisher.publish(second, "step-0001")
         await client.generate([20, 21, 22], max_tokens=10, ignore_eos=True)
-        choices = await client.end(asked)
+        choices = await client.end(requests)
         if all(choice["weight_versions"][0]["version"] == FIRST for choice in choices):
             break
         await client.serve(directory, FIRST)

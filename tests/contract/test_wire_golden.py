@@ -81,12 +81,12 @@ def as_stream(dialect: str, request: dict[str, Any], streamed: bool) -> tuple[st
 def test_what_the_model_is_sent(wire: Wire, gateway: str, dialect: str, name: str) -> None:
     wire.provider.answer = ANSWERS["text"]
     reply, _ = wire.ask(gateway, PATHS[dialect], REQUESTS[dialect][name])
-    kept = (
+    sent = (
         {"upstream": wire.upstream()}
         if reply["status"] == 200
         else {"refused": reply, "upstream": wire.upstream()}
     )
-    check(f"wire/sent-{gateway}-{dialect}", name, kept)
+    check(f"wire/sent-{gateway}-{dialect}", name, sent)
 
 
 @pytest.mark.parametrize("gateway", ["vllm", "vllm-streaming"])
@@ -95,7 +95,7 @@ def test_what_the_model_is_sent(wire: Wire, gateway: str, dialect: str, name: st
 def test_what_the_client_gets(wire: Wire, gateway: str, dialect: str, name: str) -> None:
     wire.provider.answer = ANSWERS[name]
     request = ECHOES[dialect]["request"]
-    kept: dict[str, Any] = {}
+    responses: dict[str, Any] = {}
     # What is not streamed does not depend on whether the gateway streams.
     forms = (
         {"streamed": True}
@@ -103,10 +103,10 @@ def test_what_the_client_gets(wire: Wire, gateway: str, dialect: str, name: str)
         else {"whole": False, "streamed": True}
     )
     for form, streamed in forms.items():
-        kept[form], _ = wire.ask(gateway, *as_stream(dialect, request, streamed))
+        responses[form], _ = wire.ask(gateway, *as_stream(dialect, request, streamed))
         if name == "text":
-            kept[f"upstream of {form}"] = wire.upstream()
-    check(f"wire/got-{gateway}-{dialect}", name, kept)
+            responses[f"upstream of {form}"] = wire.upstream()
+    check(f"wire/got-{gateway}-{dialect}", name, responses)
 
 
 @pytest.mark.parametrize("dialect", PATHS)
@@ -136,7 +136,7 @@ def test_a_tool_call_that_comes_back_rewritten_is_sent_as_it_was_sampled(wire: W
 def test_other_paths_and_wrong_keys(wire: Wire) -> None:
     count = {"model": "claude-x", "messages": [{"role": "user", "content": "hi"}]}
     for gateway in ("vllm", "openai"):
-        asked: dict[str, tuple[str, str, Any, dict[str, str]]] = {
+        requests: dict[str, tuple[str, str, Any, dict[str, str]]] = {
             "models, for Anthropic's clients": ("GET", "/v1/models", "", {"anthropic_version": "2023-06-01"}),
             "models, for OpenAI's clients": ("GET", "/v1/models", "", {}),
             "count_tokens": ("POST", "/v1/messages/count_tokens", count, {}),
@@ -153,9 +153,9 @@ def test_other_paths_and_wrong_keys(wire: Wire) -> None:
         }
         for dialect, path in PATHS.items():
             wrong = {"authorization": "Bearer sk-wrong"}
-            asked[f"wrong key, {dialect}"] = ("POST", path, ECHOES[dialect]["request"], wrong)
-            asked[f"GET, {dialect}"] = ("GET", path, "", {})
-        for name, (method, path, body, headers) in asked.items():
+            requests[f"wrong key, {dialect}"] = ("POST", path, ECHOES[dialect]["request"], wrong)
+            requests[f"GET, {dialect}"] = ("GET", path, "", {})
+        for name, (method, path, body, headers) in requests.items():
             reply, _ = wire.ask(gateway, path, body, method=method, **headers)
             check("wire/paths", f"{name}, {gateway}", reply)
 
