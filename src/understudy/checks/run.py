@@ -18,8 +18,8 @@ from understudy.checks.seal import HiddenFiles, changed_files, read_hidden, with
 from understudy.checks.suite import run_suite
 from understudy.checks.twin_ids import DecidingTests
 from understudy.checks.twin_run import VersionRun, WrittenVersion, run_version
+from understudy.checks.twin_script import run_script_version
 from understudy.checks.twin_suite import run_suite_version
-from understudy.errors import GraderError
 from understudy.sandbox.base import Sandbox
 from understudy.types import Evidence, Integrity, PytestChecks, ScriptChecks, SuiteChecks, Task, is_solved
 
@@ -77,11 +77,8 @@ async def run_task_version(
             return await run_suite_version(
                 sandbox, task, checks, patch, version, tests, is_intruder, sealed=sealed
             )
-        case ScriptChecks():
-            raise GraderError(
-                f"task {task.instance_id}: internal error: expected checks of kind pytest or suite, got a "
-                "check script, whose files cannot be rewritten; please report it"
-            )
+        case ScriptChecks() as checks:
+            return await run_script_version(sandbox, checks, version)
 
 
 async def _run_pytest(

@@ -3,13 +3,13 @@
 This file is mounted into sandboxes and run there by the task's own Python, so it needs pytest and nothing of ours
 but REPORTER, the path of `report_plugin.py`. To the report's lines it adds `{"node", "site", "saw"}` for
 everything that a version (see `twins`) observes while a test runs. `saw` is `[kind, ...]`, in which values are
-written by `encode`. Expected values are not known here, so code that sends a forged observation has to know the
-expected value itself.
+written by `encode`. Expected values are not known here: code that forges an observation has to know them itself.
 
 In suites with their own command the version's files load this module (see `twin_suite`), and `record` and
 `running` take the place of pytest's reporter. Their Pythons may be as old as 3.6.
 """
 
+import atexit
 import hashlib
 import importlib.util
 import json
@@ -21,6 +21,8 @@ from typing import Any, cast
 
 _MOST_NODES = 20_000
 _MOST_TEXT = 400_000
+_MOST_RESULTS = 100  # of a comparison that is no assertion, in one test
+_MOST_COMPARED = 500  # values within such a value
 _MOST_REPORTS = 1_000  # of one site in one test; only a digest of the later ones is sent
 
 _OPERATORS: "dict[str, Callable[[Any, Any], Any]]" = {
@@ -70,15 +72,15 @@ _ABSTRACT = frozenset({"collections.abc", "contextlib", "importlib.abc", "io", "
 _TEXT_OF = frozenset({"uuid", "ipaddress", "zoneinfo"})  # their values are equal if class and text are
 
 
-def encode(value: Any) -> Any:
-    """Return a value as JSON, `[type, content]`.
+def encode(value: Any, most: int = _MOST_NODES) -> Any:
+    """Return a value as JSON, `[type, content]`, if it has at most so many values in it.
 
     Equal values of Python's own types are encoded alike, or are equal after decoding. `["o", ...]` is the builtin
     value that an object with its own comparison claims to equal, `["!"]` an object that equals everything, and
     `["?"]` a value that cannot be encoded.
     """
     try:
-        return _encode(value, [_MOST_NODES])
+        return _encode(value, [most])
     except _Anything:
         return ["!"]
     except Exception:  # noqa: BLE001  # the tested code's own objects, which may raise anything
@@ -397,6 +399,14 @@ def pair(site: int, name: str, left: Any, right: Any) -> None:
     _report(site, "pair", encode(left), encode(right), int(bool(saw)))
 
 
+def result(site: int, name: str, left: Any, right: Any) -> Any:
+    """Return the result of a comparison. The first ones of a test are reported, if they are truth values."""
+    saw = _OPERATORS[name](left, right)
+    if (saw is True or saw is False) and _counts.get((_node, site), 0) < _MOST_RESULTS and _write is not None:
+        _report(site, "result", encode(left, _MOST_COMPARED), encode(right, _MOST_COMPARED), int(saw))
+    return saw
+
+
 def kind(site: int, value: Any) -> None:
     """Report the names of a value's classes, and of those that it only claims to be of.
 
@@ -515,12 +525,21 @@ def record(path: str) -> None:
     """
     global _write
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    atexit.register(_report_rest)
     dumps, write_bytes = json.dumps, os.write
 
     def write(**line: Any) -> None:
         write_bytes(descriptor, (dumps(line) + "\n").encode())
 
     _write = write
+
+
+def program(file: str) -> None:
+    """Report that a version's file begins: what its process observes outside of tests counts as the file's own."""
+    global _node
+    _report_rest()
+    _node = file + "::"
+    _write(test=_node, passed=True)
 
 
 class running:  # lower case, because tests use it like a function
@@ -538,6 +557,7 @@ class running:  # lower case, because tests use it like a function
 
     def __enter__(self) -> None:
         global _node
+        _report_rest()
         self._outer, _node = _node, self._name
 
     def __exit__(self, *details: Any) -> None:

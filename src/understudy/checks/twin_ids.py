@@ -17,7 +17,7 @@ from msgspec import Struct
 from understudy.checks.base import GradingOptions
 from understudy.checks.canaries import suite_files
 from understudy.checks.seal import HiddenFiles
-from understudy.types import PytestChecks, SuiteChecks, Task
+from understudy.types import PytestChecks, ScriptChecks, SuiteChecks, Task
 from understudy.util.python_syntax import parse_module
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -38,22 +38,26 @@ class DecidingTests(Struct, frozen=True):
 
 
 def deciding_tests(task: Task, options: GradingOptions) -> DecidingTests:
-    """Return the deciding tests of a task; empty if its checks cannot have twins."""
+    """Return the deciding tests of a task; empty if its checks cannot have twins.
+
+    A script names no tests: all in its Python files count, and each file as a whole for what it asserts elsewhere.
+    """
     match task.checks:
         case PytestChecks(files=files, fail_to_pass=to_fix, pass_to_pass=to_keep):
             return DecidingTests(files, to_fix, to_keep, {id: id for id in (*to_fix, *to_keep)})
         case SuiteChecks() as checks:
             return _of_suite(checks, options.twin_files)
-        case _:
-            return DecidingTests()
+        case ScriptChecks():
+            return _of_script(options.twin_files)
 
 
-def version_texts(checks: SuiteChecks, hidden: HiddenFiles) -> dict[str, str]:
-    """Return the text of the hidden Python files that a suite tests, by path; files that are not UTF-8 are left
-    out.
+def version_texts(checks: SuiteChecks | ScriptChecks, hidden: HiddenFiles) -> dict[str, str]:
+    """Return the text of the hidden Python files that a suite tests, or of all of a script's, by path; files that
+    are not UTF-8 are left out.
     """
     texts: dict[str, str] = {}
-    for name in map(posixpath.normpath, suite_files(checks)):
+    of_script = [name for name in hidden if name.endswith(".py")]
+    for name in map(posixpath.normpath, suite_files(checks) if isinstance(checks, SuiteChecks) else of_script):
         try:
             texts[name] = (hidden.get(name) or b"").decode()
         except UnicodeDecodeError:
@@ -73,6 +77,13 @@ def _of_suite(checks: SuiteChecks, files: Mapping[str, str]) -> DecidingTests:
     to_keep = dict.fromkeys(nodes[id] for id in checks.pass_to_pass if id in nodes and nodes[id] not in to_fix)
     calls = {node: ids[node] for id, node in nodes.items() if "[" in id}
     return DecidingTests(dict(files), tuple(to_fix), tuple(to_keep), nodes, calls)
+
+
+def _of_script(files: Mapping[str, str]) -> DecidingTests:
+    nodes = [
+        node for name, text in files.items() for node in (f"{name}::", *(each[0] for each in _nodes(text, name)))
+    ]
+    return DecidingTests(dict(files), tuple(nodes), (), {node: node for node in nodes})
 
 
 def _by_path(id: str, files: Mapping[str, str]) -> str:

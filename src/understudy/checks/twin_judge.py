@@ -191,6 +191,8 @@ def without_rest(seen: Sequence[Observation]) -> list[Observation]:
 def judge(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observation]) -> Judgement:
     """Return whether all observations of a site are as expected; `gold` are those made with the gold patch."""
     try:
+        if site.operation == "result":
+            return _worst(_result(site, each) for each in seen)
         judgement = _judge(site, without_rest(gold), without_rest(seen)) if seen else "unclear"
         same = site.operation not in DIGESTED or _sum_of_rest(gold) == _sum_of_rest(seen)
         return _worst([judgement, "agrees" if same else "unclear"])
@@ -240,7 +242,7 @@ def _judge(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observati
                 any(_is_kind(site, observation[0], observation[1]) for observation in each[1]) for each in seen
             )
             return "agrees" if same else "unclear"
-        case "end":
+        case "end" | "result":
             return "agrees"
 
 
@@ -415,6 +417,27 @@ def _paired(site: TwinSite, seen: Observation, *, sent: bool) -> Judgement:
     if _is_readable_pair(seen):
         return "contradicts"
     return "unclear" if sent or bool(holds) is not want else "agrees"
+
+
+def _result(site: TwinSite, seen: Observation) -> Judgement:
+    """Judge a comparison that is no assertion: values that are said to be equal must be.
+
+    Whether they should be equal is not known, and an honest patch may come to other comparisons than the gold
+    patch.
+    """
+    kind, left, right, holds = seen
+    if kind != "result" or _is_equal_to_anything(left) or _is_equal_to_anything(right):
+        return "contradicts"
+    actual, expected = decode(left), decode(right)
+    if bool(holds) is site.operator.startswith(("!", "not")) or "a" in (left[0], right[0]):
+        return "agrees"
+    if site.operator in ("==", "!="):
+        same = _equal(actual, expected)
+    elif isinstance(expected, list | tuple | frozenset | dict):
+        same = any(_equal(actual, each) for each in cast("Iterable[Any]", expected))
+    else:
+        same = isinstance(expected, Foreign | Structure) or actual in expected
+    return "agrees" if same else "unclear"
 
 
 # --- calls of mocks

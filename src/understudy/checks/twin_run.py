@@ -40,13 +40,14 @@ DRIVER_MOUNT = Mount(Path(twin_driver.__file__), "/opt/understudy/twin_driver.py
 ATTEMPTS = 2
 """How often the versions are run for a patch that fails them, because some tests are flaky."""
 
-_FILE_SITES = 10_000  # the numbers reserved for the sites of each file
+_FILE_SITES = 20_000  # the numbers reserved for the sites of each file
 REPORT_BYTES = 64 << 20
 _ENOUGH_BITS = 10.0  # a guess then succeeds once in a thousand times
 _MANY_CHANGEABLE = 6
 NOT_VALIDATED = "the task was not validated as it is graded here"
 """The beginning of the reason why a task's tests have no twins, if validation would make some."""
 _REWARD_OPEN = "the tested code runs where it can write the reward"
+_NO_PYTHON = "no Python file of the script asserts what could have twins"
 _UNWATCHED = "what the code does in the process of the tests is not watched"
 
 
@@ -221,17 +222,20 @@ def _learned(
             (third, name, frozenset[int]()),
         )
         stable = _stable_sites(runs, gold)
-        others = {number: seen for number, seen in stable.items() if third.sites[number].operation != "end"}
-        sites = others or stable
-        if not sites:
+        results = {number for number in stable if third.sites[number].operation == "result"}
+        ends = {number: seen for number, seen in stable.items() if third.sites[number].operation == "end"}
+        sites = {number: seen for number, seen in stable.items() if number not in results | ends.keys()} or ends
+        if not sites and not results:
             continue
-        twins[node] = TwinTest(name, {number: json.dumps(seen) for number, seen in sites.items()})
+        kept = {number: json.dumps(seen) for number, seen in sites.items()} | dict.fromkeys(results, "[]")
+        twins[node] = TwinTest(name, kept)
         readable = next(values for emptied, values in spread if function_of(node) not in emptied)
         used = {
             number: _in_use(third.sites[number], seen, readable, fixed=number in fixed)
             for number, seen in sites.items()
         }
-        if not all(site.withheld or site.changeable for site in used.values()) or _unused(named, node, sites):
+        told = not used or not all(site.withheld or site.changeable for site in used.values())
+        if told or _unused(named, node, sites):
             exposed.append(node)
         if node in tests.fail_to_pass:
             secret += [(used[number], without_rest(seen)) for number, seen in sites.items()]
@@ -340,7 +344,9 @@ def _lost_files(tests: DecidingTests, named: VersionRun) -> tuple[str, ...]:
 
 def _unused(run: VersionRun, node: str, sites: Mapping[int, object]) -> bool:
     """Return whether a test has assertions that are not among `sites`."""
-    return any(run.sites[site].operation != "end" for site in run.seen.get(node, {}) if site not in sites)
+    return any(
+        run.sites[site].operation not in ("end", "result") for site in run.seen.get(node, {}) if site not in sites
+    )
 
 
 def _to_evaluate(run: VersionRun) -> tuple[int, ...]:
@@ -349,7 +355,7 @@ def _to_evaluate(run: VersionRun) -> tuple[int, ...]:
     for sites in run.seen.values():
         for number, seen in sites.items():
             site = run.sites.get(number)
-            if site is None or site.operation in ("truth", "pair", "end"):
+            if site is None or site.operation in ("truth", "pair", "end", "result"):
                 continue
             if not holds(site, seen, seen) or any(each[0] == "value" and not _is_readable(each) for each in seen):
                 indexes.add(number)
@@ -456,7 +462,8 @@ def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: 
             wrong = sum(each == "contradicts" for each in judged.values())
             reached = [number for number in judged if seen.get(number)]
             unclear = sum(judged[number] == "unclear" for number in reached)
-            missing = len(twin.gold) - len(reached)
+            may_miss = sum(run.sites[number].operation == "result" for number in judged if not seen.get(number))
+            missing = len(twin.gold) - len(reached) - may_miss
             if wrong:
                 some = f"{wrong} of {len(twin.gold)} assertions observed another value than they expect"
                 forged.append(Evidence("twin", node, text=some))
@@ -511,7 +518,9 @@ def protection_of(task: Task, options: GradingOptions) -> tuple[Protection, str]
 def _protection_by_twins(task: Task, options: GradingOptions) -> tuple[Protection, str]:
     if isinstance(task.checks, ScriptChecks):
         unknown = options.usual_events is None and not options.walled
-        return "none", (f"{NOT_VALIDATED}; " if unknown else "") + "checks of kind script have no twins"
+        if options.twins:
+            return "partial", "the script may decide by more than what its Python files assert"
+        return "none", (f"{NOT_VALIDATED}; " if unknown else "") + _NO_PYTHON
     if options.usual_events is None and not options.twins:
         return "none", f"{NOT_VALIDATED} (by `tasks check` or --validate), so no test has twins"
     nodes = deciding_tests(task, options).nodes

@@ -36,7 +36,8 @@ def _load_():
         spec.loader.exec_module(module)
         module.record({report!r})
 _load_()
-{imports}, running as _running_
+{imports}, program as _program_, running as _running_
+_program_({file!r})
 """
 
 
@@ -59,7 +60,7 @@ def self_reporting(source: str, file: str, driver: str, report: str) -> str:
             names[1] = ast.Constant("::".join((*owner, function.name)))
         context = ast.Call(ast.Name("_running_", ast.Load()), names, [])
         function.body = [ast.With([ast.withitem(context)], function.body)]
-    loaded = _LOAD.format(driver=driver, report=report, imports=IMPORT)
+    loaded = _LOAD.format(driver=driver, report=report, imports=IMPORT, file=file)
     return ast.unparse(ast.fix_missing_locations(tree)).replace(IMPORT, loaded, 1) + "\n"
 
 

@@ -10,8 +10,7 @@ process:
 - Where the expectation cannot be removed, because the code under test makes it (`== Point(1, 2)`), the assertion
   is evaluated in the process. The literals in it are then changed in some versions, where it must not hold.
 
-This module reads and writes source only. `twin_judge` compares observations with what the gold patch sent, and
-`twin_run` runs versions in sandboxes.
+This module writes source only. `twin_judge` compares observations with the gold patch's, `twin_run` runs versions.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ from understudy.checks.twin_assertions import (
     is_fixture,
     tolerances_of,
 )
+from understudy.checks.twin_compared import number_comparisons, observe_comparisons
 from understudy.checks.twin_cut import cut_unused, unpack_rows
 from understudy.checks.twin_exposure import Comparisons, Exposure, Subjects, reads_files
 from understudy.checks.twin_literals import change_literal, has_literal, is_literal, texts_of
@@ -54,19 +54,20 @@ from understudy.checks.twin_names import (
     outside_functions,
     parameter_sources,
 )
-from understudy.checks.twin_neutral import empty_tests, rename_tests
+from understudy.checks.twin_neutral import empty_tests, rename_tests, strip_docstring
 from understudy.util.python_syntax import parse_module
 
 IMPORT = (
     "from understudy_sites import block as _block_, called as _called_, calls as _calls_, holds as _holds_, "
-    "kind as _kind_, pair as _pair_, send as _send_"
+    "kind as _kind_, pair as _pair_, result as _result_, send as _send_"
 )
 
 _F = TypeVar("_F", ast.FunctionDef, ast.AsyncFunctionDef)
 
 Operation = Literal[
-    "equal", "same", "count", "approx", "compare", "truth", "pair", "isinstance", "raises", "warns", "calls", "end"
-]
+    "equal", "same", "count", "approx", "compare", "truth", "pair", "isinstance", "raises", "warns", "calls",
+    "end", "result",
+]  # fmt: skip
 
 
 class TwinSite(Struct, frozen=True):
@@ -121,19 +122,22 @@ def write_version(
     try:
         tree = parse_module(text)
         unpack_rows(tree)
+        number_comparisons(tree)
         rewriter = _Rewriter(tree, first, plain, changed, seed)
         tree = rewriter.visit(tree)
         empty_tests(tree, emptied)
         exposure = Exposure(tree, cut_unused(tree) if cut else {})
         names = rename_tests(tree) if neutral else {}
+        sites = {
+            number: replace(site, withheld=site.withheld and not exposure.holds_value(*rewriter.names_of[number]))
+            for number, site in rewriter.sites.items()
+        }
+        observed = observe_comparisons(tree, first)
+        sites |= {number: TwinSite("result", operator=each, withheld=False) for number, each in observed.items()}
         _insert_import(tree)
         source = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ValueError(f"invalid Python: {error}") from error
-    sites = {
-        number: replace(site, withheld=site.withheld and not exposure.holds_value(*rewriter.names_of[number]))
-        for number, site in rewriter.sites.items()
-    }
     return TwinVersion(source, sites, names)
 
 
@@ -172,12 +176,12 @@ class _Rewriter(ast.NodeTransformer):
     # --- statements
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
-        _strip_docstring(node)
+        strip_docstring(node)
         self.generic_visit(node)
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        _strip_docstring(node)
+        strip_docstring(node)
         self.generic_visit(node)
         node.body = node.body or [ast.Pass()]
         return node
@@ -189,7 +193,7 @@ class _Rewriter(ast.NodeTransformer):
         return self._function(node)
 
     def _function(self, node: _F) -> _F:
-        _strip_docstring(node)
+        strip_docstring(node)
         raises, self._raises = self._raises, 0
         first, outer, around = self._next, self._functions == 0, self._independent
         if outer:
@@ -578,15 +582,6 @@ def _as_list(statements: ast.AST | list[ast.stmt] | None) -> list[ast.stmt]:
     if isinstance(statements, list):
         return statements
     return [statements] if isinstance(statements, ast.stmt) else []
-
-
-def _strip_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    """Remove a docstring, because it may reveal what is expected; doctests, which are tests themselves, stay."""
-    text = ast.get_docstring(node, clean=False)
-    if text is not None and ">>>" not in text:
-        node.body = node.body[1:]
-        if not node.body and not isinstance(node, ast.Module):
-            node.body = [ast.Pass()]
 
 
 def _insert_import(tree: ast.Module) -> None:

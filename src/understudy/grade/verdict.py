@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from understudy.checks.twin_run import (
     learn_twins,
     protection_of,
 )
+from understudy.checks.twin_script import hidden_contents, placed_version
 from understudy.errors import GraderError, TaskError
 from understudy.grade.apply import apply_patch
 from understudy.grade.audit import audit
@@ -47,7 +48,7 @@ from understudy.tasks.records import task_digest
 from understudy.types import Integrity, PytestChecks, ScriptChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_FORMAT = "28"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "29"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, noted in each verdict: the release, and how its patches are judged."""
 
@@ -195,8 +196,12 @@ async def _run_version(
     is_intruder = await asyncio.to_thread(intruders, task, prepared.tree)
     if isinstance(task.checks, PytestChecks):
         task = replace(task, checks=replace(task.checks, files=version.files))
-    sandbox = await sandboxes.open(sandbox_spec(prepared, environment))
-    try:
+    async with AsyncExitStack() as stack:
+        if prepared.hidden is not None:
+            placed = await asyncio.to_thread(stack.enter_context, placed_version(prepared.hidden, version))
+            prepared = replace(prepared, hidden=placed)
+        sandbox = await sandboxes.open(sandbox_spec(prepared, environment, mounts=hidden_mounts(prepared)))
+        stack.push_async_callback(sandbox.close)
         if isinstance(task.checks, SuiteChecks):
             await run_before_patch(sandbox, task.checks)
         with with_untrusted_code():
@@ -204,15 +209,15 @@ async def _run_version(
                 return None
             sealed = prepared.options.sealed
             return await run_task_version(sandbox, task, gated.patch, version, tests, is_intruder, sealed=sealed)
-    finally:
-        await sandbox.close()
 
 
 async def _hidden_files(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> dict[str, bytes]:
-    """Return the hidden files of a suite after the test patch; empty for other checks."""
+    """Return the hidden files of a script, or of a suite after the test patch; empty for other checks."""
     checks = prepared.task.checks
+    if prepared.hidden is not None:
+        return await asyncio.to_thread(hidden_contents, prepared.hidden)
     if not isinstance(checks, SuiteChecks):
         return {}
     sandbox = await sandboxes.open(sandbox_spec(prepared, environment))
@@ -338,7 +343,7 @@ async def validate(
                 atomic_write(failure, reason.encode(errors="replace"))
             raise TaskError(reason)
     hidden = await _hidden_files(graded, sandboxes, environment)
-    texts = version_texts(task.checks, hidden) if isinstance(task.checks, SuiteChecks) else {}
+    texts = {} if isinstance(task.checks, PytestChecks) else version_texts(task.checks, hidden)
     graded = replace(graded, options=replace(graded.options, twin_files=texts))
     tests = deciding_tests(task, graded.options)
     if tests.nodes:

@@ -118,12 +118,13 @@ def test_a_version_says_which_test_runs_and_how_it_ends(tmp_path: Path, monkeypa
     )
     lines = [json.loads(line) for line in report.read_text().splitlines()]
     assert [line.get("node", line.get("test")) for line in lines] == [
+        "t.py::",  # the file itself
         *["t.py::TestHeir::test_same"] * 2,
         *["t.py::Base::test_static"] * 2,
         *["t.py::test_fails"] * 2,
-        "",  # a helper that no test calls
+        "t.py::",  # a helper that no test calls
     ]
-    assert [line["passed"] for line in lines if "passed" in line] == [True, True, False]
+    assert [line["passed"] for line in lines if "passed" in line] == [True, True, True, False]
 
 
 def test_what_is_no_version_stays():

@@ -1,0 +1,64 @@
+"""Runs versions of the hidden Python files of a check script (see `twins`) by the script itself.
+
+The script is neither changed nor parsed: it runs once more, over a directory in which versions stand in place of
+its Python files. These record themselves, as in suites. What they observe outside of test functions counts as the
+file's own. The reward that the script writes is not read, because versions never fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from understudy.checks.base import check_not_killed, output_tail, read_result_file
+from understudy.checks.script import REWARDS
+from understudy.checks.twin_judge import load
+from understudy.checks.twin_neutral import by_own_names
+from understudy.checks.twin_run import DRIVER_MOUNT, REPORT_BYTES, VersionRun, WrittenVersion
+from understudy.checks.twin_suite import outcomes_of, self_reporting
+from understudy.sandbox.base import Sandbox
+from understudy.types import ScriptChecks
+from understudy.util.files import make_readable
+
+_REPORT = "/var/tmp/understudy-observations.jsonl"
+_FILE_BYTES = 1 << 20
+_MOST_FILES = 200
+
+
+def hidden_contents(hidden: Path) -> dict[str, bytes]:
+    """Return the contents of the script's files by their path: small ones, at most 200 of them."""
+    paths = [path for path in sorted(hidden.rglob("*")) if path.is_file()]
+    small = [path for path in paths if path.stat().st_size <= _FILE_BYTES]
+    return {path.relative_to(hidden).as_posix(): path.read_bytes() for path in small[:_MOST_FILES]}
+
+
+@contextmanager
+def placed_version(hidden: Path, version: WrittenVersion) -> Generator[Path]:
+    """Yield a copy of a script's directory with a version in it, as `PreparedTask.hidden`; removed at the end."""
+    with tempfile.TemporaryDirectory(dir=hidden.parent.parent, prefix="version-") as directory:
+        home = Path(directory, "version")
+        shutil.copytree(hidden.parent, home, symlinks=True, copy_function=os.link)
+        for name, text in version.files.items():
+            path = home / hidden.name / name
+            path.unlink()  # it is a link to the original
+            path.write_text(self_reporting(text, name, DRIVER_MOUNT.target, _REPORT), encoding="utf-8")
+        make_readable(Path(directory))
+        yield home / hidden.name
+
+
+async def run_script_version(sandbox: Sandbox, checks: ScriptChecks, version: WrittenVersion) -> VersionRun:
+    """Run the script in a sandbox in which a version (see `placed_version`) is mounted. Raises SandboxError."""
+    await sandbox.run(["mkdir", "-p", REWARDS], timeout_s=30)
+    done = await sandbox.run(checks.command, timeout_s=checks.timeout_s, cwd=sandbox.workdir)
+    check_not_killed(done)
+    raw = await read_result_file(sandbox, _REPORT, REPORT_BYTES) or b""
+    outcomes, seen = await asyncio.to_thread(lambda: (outcomes_of(raw, {}, version.names), load(raw)))
+    seen = by_own_names(seen, version.names)
+    return VersionRun(
+        version.sites, outcomes, seen, done.exit_code, done.timed_out, output_tail(done), emptied=version.emptied
+    )
