@@ -97,11 +97,11 @@ class Counts:
         return Counter({**self._counted, "written_bytes": int(fields["wchar"])})
 
 
-def command(*words: str | Path) -> None:
+def command(*arguments: str | Path) -> None:
     """A command of `understudy`, in this process."""
     click = typer.main.get_command(app)
-    if code := click.main([str(word) for word in words], standalone_mode=False):
-        raise SystemExit(f"bench: understudy {words[0]} ended with {code}")
+    if code := click.main([str(word) for word in arguments], standalone_mode=False):
+        raise SystemExit(f"bench: understudy {arguments[0]} ended with {code}")
 
 
 def call(directory: Path, measure: Callable[[Callable[[int], None]], None]) -> None:
@@ -117,9 +117,9 @@ def call(directory: Path, measure: Callable[[Callable[[int], None]], None]) -> N
 
             def send(number: int) -> None:
                 key = asyncio.run_coroutine_threadsafe(issued(store, keys, number), loop).result()
-                seen = stacks.load(Spec(f"{address}/v1/messages", [key], connections=1, calls=number))
-                if seen.failed:
-                    raise SystemExit(f"bench: {seen.failed} calls failed; the last: {seen.failure}")
+                load = stacks.load(Spec(f"{address}/v1/messages", [key], connections=1, calls=number))
+                if load.failed:
+                    raise SystemExit(f"bench: {load.failed} calls failed; the last: {load.failure}")
 
             await asyncio.to_thread(measure, send)
             await gateway.stop()

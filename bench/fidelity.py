@@ -157,14 +157,14 @@ def parts_of(content: Any, left_out: re.Pattern[str]) -> tuple[list[str], list[A
 
 def ours(files: list[Path], left_out: re.Pattern[str] = _ELEMENTS) -> dict[str, tuple[Normal, str]]:
     """Every state that `understudy.ingest` makes: the context, and its fidelity with the notes on it."""
-    reader, groups, found = ClaudeCodeFormat(), defaultdict(list), {}
+    reader, groups, answers = ClaudeCodeFormat(), defaultdict(list), {}
     for file in files:
         groups[reader.group(str(file))].append(LogFile.on_disk(file))
     for group in groups.values():
         for trace in reader.read(group):
             for state in expand(trace):
-                found[state.message_id] = (normal(state.messages, left_out), described(state))
-    return found
+                answers[state.message_id] = (normal(state.messages, left_out), described(state))
+    return answers
 
 
 def described(state: TraceState) -> str:
@@ -208,36 +208,36 @@ def simple(way: list[dict[str, Any]], before: str | None, left_out: re.Pattern[s
 
 
 def by_file_order(files: list[Path], left_out: re.Pattern[str]) -> dict[str, tuple[Normal, str]]:
-    found: dict[str, tuple[Normal, str]] = {}
+    answers: dict[str, tuple[Normal, str]] = {}
     for file in sorted(file for file in files if file.suffix == ".jsonl"):
         way: list[dict[str, Any]] = []
         for record in records(file):
             if record.get("type") == "assistant":
                 key = record["message"].get("id")
-                if key not in found:
-                    found[key] = (simple(way, key, left_out), "")
+                if key not in answers:
+                    answers[key] = (simple(way, key, left_out), "")
             way.append(record)
-    return found
+    return answers
 
 
 def by_parent(files: list[Path], left_out: re.Pattern[str]) -> dict[str, tuple[Normal, str]]:
-    found: dict[str, tuple[Normal, str]] = {}
+    answers: dict[str, tuple[Normal, str]] = {}
     for file in sorted(file for file in files if file.suffix == ".jsonl"):
-        known = {record["uuid"]: record for record in records(file) if record.get("uuid")}
-        for record in known.values():
+        by_uuid = {record["uuid"]: record for record in records(file) if record.get("uuid")}
+        for record in by_uuid.values():
             if record.get("type") != "assistant":
                 continue
             key = record["message"].get("id")
-            if key in found:
+            if key in answers:
                 continue
             way: list[dict[str, Any]] = []
-            step, seen = record.get("parentUuid"), set()
-            while step in known and step not in seen:
-                seen.add(step)
-                way.append(known[step])
-                step = known[step].get("parentUuid")
-            found[key] = (simple(way[::-1], key, left_out), "")
-    return found
+            step, visited = record.get("parentUuid"), set()
+            while step in by_uuid and step not in visited:
+                visited.add(step)
+                way.append(by_uuid[step])
+                step = by_uuid[step].get("parentUuid")
+            answers[key] = (simple(way[::-1], key, left_out), "")
+    return answers
 
 
 READERS: dict[str, Reader] = {
@@ -275,7 +275,7 @@ class LoggedText:
         return changed
 
     def _without_others(self, text: str, known: str) -> str:
-        kept, at = "", 0
+        remaining, at = "", 0
         while (begin := text.find(_BEGIN, at)) >= 0:
             end, depth = begin + len(_BEGIN), 1
             for mark in _MARK.finditer(text, end):  # a reminder may quote another one
@@ -286,13 +286,13 @@ class LoggedText:
             element = text[begin:end]
             own = _QUOTED.sub("", text[begin + len(_BEGIN) : end - len(_END)])
             longest = max((fold(line) for line in own.split("\n")), key=len)
-            kept += text[at:begin]
+            remaining += text[at:begin]
             if longest in self.logged or fold(element) in known:
-                kept += element
-            elif kept.endswith("\n\n") and text.startswith("\n\n", end):
+                remaining += element
+            elif remaining.endswith("\n\n") and text.startswith("\n\n", end):
                 end += 2  # the blank lines around what is left out are one
             at = end
-        return kept + text[at:]
+        return remaining + text[at:]
 
 
 def fold(text: str) -> str:

@@ -46,10 +46,10 @@ SOAK_AGENTS, SOAK_S, SOAK_ANSWER_S, SOAK_TARGET_MB = 1000, 60.0, 8.0, 1000.0
 def measured(stack: Stack, spec: Spec) -> tuple[Seen, float]:
     """What the load client saw, and the milliseconds of CPU that each call cost the stack."""
     before = stack.cpu_s()
-    seen = stacks.load(spec)
-    if seen.failed:
-        raise SystemExit(f"bench: {seen.failed} calls to {stack.url} failed; the last: {seen.failure}")
-    return seen, (stack.cpu_s() - before) / seen.calls * 1000
+    figures = stacks.load(spec)
+    if figures.failed:
+        raise SystemExit(f"bench: {figures.failed} calls to {stack.url} failed; the last: {figures.failure}")
+    return figures, (stack.cpu_s() - before) / figures.calls * 1000
 
 
 def bench(name: str, opened: AbstractContextManager[Stack], model: str, calls: dict[int, int]) -> dict[str, Any]:
@@ -137,36 +137,38 @@ def soak(model: str, directory: Path, *, streaming: bool) -> dict[str, Any]:
             grow=True,
             pause_s=SOAK_ANSWER_S,
         )
-        seen, cpu = measured(stack, spec)
+        figures, cpu = measured(stack, spec)
         peak = stack.peak_mb()
     with Store.open(directory, create=False) as store:
-        kept = Counter(call.id for attempt in store.keys.clients() for call in store.calls.of_attempt(attempt.id))
-    answered = ["call_" + message.removeprefix("msg_") for message in seen.ids]
+        stored = Counter(
+            call.id for attempt in store.keys.clients() for call in store.calls.of_attempt(attempt.id)
+        )
+    answered = ["call_" + message.removeprefix("msg_") for message in figures.ids]
     return {
         "agents": SOAK_AGENTS,
-        "held_s": round(seen.wall_s, 1),
+        "held_s": round(figures.wall_s, 1),
         "answered": len(answered),
-        "lost": sum(kept[call] != 1 for call in answered),
+        "lost": sum(stored[call] != 1 for call in answered),
         "answered_twice": len(answered) - len(set(answered)),
-        "in_store": kept.total(),
+        "in_store": stored.total(),
         "peak_mb": round(peak),
         "target_mb": SOAK_TARGET_MB,
         "cpu_ms_per_call": round(cpu, 3),
-        "end_ms": seen.end_ms,
+        "end_ms": figures.end_ms,
     }
 
 
 def peers(model: str, directory: Path) -> dict[str, dict[str, Any] | str]:
     """The figures of other gateways, or why there are none."""
     place = stacks.environment("litellm", stacks.LITELLM)
-    found: dict[str, dict[str, Any] | str] = {
+    figures: dict[str, dict[str, Any] | str] = {
         "LiteLLM": place
         if isinstance(place, str)
         else bench("LiteLLM", stacks.litellm(model, directory / "litellm", place), model, PEER_CALLS)
     }
     place = stacks.environment("agent-lightning", "agentlightning>=1")
-    found["agent-lightning"] = place if isinstance(place, str) else "installable, but not measured here yet"
-    return found
+    figures["agent-lightning"] = place if isinstance(place, str) else "installable, but not measured here yet"
+    return figures
 
 
 def machine() -> dict[str, Any]:

@@ -117,9 +117,9 @@ async def local(rounds: int) -> dict[str, Any]:
     alone = await graded(without, sandboxes, rounds, warm=False)
     checks = prepared.task.checks
     versions = len(draw_versions(checks, prepared.options)) if isinstance(checks, PytestChecks) else 0
-    found = await graded(prepared, sandboxes, rounds, warm=False)
-    times = found["verdict_s"]["median"] / alone["verdict_s"]["median"]
-    return {**found, "without_twins": alone, "versions": versions, "times_without_twins": round(times, 2)}
+    figures = await graded(prepared, sandboxes, rounds, warm=False)
+    times = figures["verdict_s"]["median"] / alone["verdict_s"]["median"]
+    return {**figures, "without_twins": alone, "versions": versions, "times_without_twins": round(times, 2)}
 
 
 async def docker(task: Task, rounds: int) -> dict[str, Any]:
@@ -127,7 +127,7 @@ async def docker(task: Task, rounds: int) -> dict[str, Any]:
     sandboxes = load_sandboxes("docker")
     try:
         prepared = await ready(task, sandboxes)
-        found = {
+        figures = {
             way: {
                 **await graded(prepared, sandboxes, rounds, warm=way == "warm"),
                 "container_s": await opened(prepared, sandboxes, rounds, warm=way == "warm"),
@@ -136,19 +136,19 @@ async def docker(task: Task, rounds: int) -> dict[str, Any]:
         }
     finally:
         await sandboxes.aclose()
-    return found
+    return figures
 
 
 def harness_python(*, install: bool) -> str | None:
     """A Python that has the harness, installed when it is not there and `install`; None without one."""
-    place = cache_dir() / f"bench-{SWEBENCH}"
-    python = os.environ.get("UNDERSTUDY_SWEBENCH_PYTHON") or str(place / "bin" / "python")
+    directory = cache_dir() / f"bench-{SWEBENCH}"
+    python = os.environ.get("UNDERSTUDY_SWEBENCH_PYTHON") or str(directory / "bin" / "python")
     if not problems(python):
         return python
     if not install or "UNDERSTUDY_SWEBENCH_PYTHON" in os.environ:
         return None
-    print(f"installing {SWEBENCH} into {place}", flush=True)
-    subprocess.run([sys.executable, "-m", "venv", place], check=True)
+    print(f"installing {SWEBENCH} into {directory}", flush=True)
+    subprocess.run([sys.executable, "-m", "venv", directory], check=True)
     subprocess.run([python, "-m", "pip", "install", "-q", SWEBENCH], check=True, stdout=subprocess.DEVNULL)
     return python
 
@@ -170,11 +170,13 @@ def harness(python: str, row: dict[str, Any], engine: str, rounds: int) -> dict[
                 raise SystemExit(f"bench: the harness left no log: {done.stderr[-2000:]}")
             events = _STAMP.findall(logs[0].read_text())
             times = [datetime.strptime(when, "%Y-%m-%d %H:%M:%S,%f") for when, _ in events]  # noqa: DTZ007
-            (ran,) = (float(said.split()[2].replace("_", "")) for _, said in events if "Test runtime" in said)
+            (run_s,) = (
+                float(message.split()[2].replace("_", "")) for _, message in events if "Test runtime" in message
+            )
             if not any("resolved: True" in line for line in logs[0].read_text().splitlines()):
                 raise SystemExit("bench: the harness does not resolve the gold patch")
-            overheads.append((times[-1] - times[0]).total_seconds() - ran)
-            tests.append(ran)
+            overheads.append((times[-1] - times[0]).total_seconds() - run_s)
+            tests.append(run_s)
     return {"overhead_s": spread(overheads), "tests_s": spread(tests), "rounds": rounds}
 
 
@@ -198,11 +200,11 @@ def containers(options: argparse.Namespace, figures: dict[str, Any]) -> None:
         image = docker_engine.instance_image(engine, ID, FILES)
         task = task_of(classic(image.base_commit), ImageChoice())
         figures["docker"] = ours = asyncio.run(docker(task, QUICK_ROUNDS if options.quick else ROUNDS))
-        for way, found in ours.items():
-            row, bare = found["overhead_s"], found["container_s"]
+        for way, seconds in ours.items():
+            row, bare = seconds["overhead_s"], seconds["container_s"]
             print(
                 f"Docker overhead, {way}   {row['median']:.3f} s median ({row['min']:.3f} to {row['max']:.3f}; "
-                f"target < {OVERHEAD_TARGET_S}), the tests {found['tests_s']['median']:.3f} s; a container from "
+                f"target < {OVERHEAD_TARGET_S}), the tests {seconds['tests_s']['median']:.3f} s; a container from "
                 f"create to gone {bare['median']:.3f} s",
                 flush=True,
             )
@@ -237,17 +239,17 @@ def main() -> None:
         "overhead_target_s": OVERHEAD_TARGET_S,
     }
     print(f"machine                 {figures['machine']}, load {figures['load']}", flush=True)
-    figures["local"] = found = asyncio.run(local(QUICK_ROUNDS if options.quick else ROUNDS))
-    row = found["verdict_s"]
+    figures["local"] = measured = asyncio.run(local(QUICK_ROUNDS if options.quick else ROUNDS))
+    row = measured["verdict_s"]
     print(
         f"patch to verdict, local {row['median']:.3f} s median ({row['min']:.3f} to {row['max']:.3f}; target "
-        f"< {VERDICT_TARGET_S}), of which the tests {found['tests_s']['median']:.3f} s: {INSTANCE}",
+        f"< {VERDICT_TARGET_S}), of which the tests {measured['tests_s']['median']:.3f} s: {INSTANCE}",
         flush=True,
     )
-    alone, versions = found["without_twins"]["verdict_s"]["median"], found["versions"]
+    alone, versions = measured["without_twins"]["verdict_s"]["median"], measured["versions"]
     print(
         f"  without twins         {alone:.3f} s median; with {versions} versions "
-        f"{found['times_without_twins']:.1f} times that (target < {2 * versions + 1})",
+        f"{measured['times_without_twins']:.1f} times that (target < {2 * versions + 1})",
         flush=True,
     )
     containers(options, figures)

@@ -195,8 +195,8 @@ def _at(repository: Path, commit: str, path: str) -> str | None:
 
 def _test_names(patch: str) -> Iterator[str]:
     for line in patch.split("\n"):
-        if line.startswith("+") and (words := line[1:].split()) and words[0] == "def" and len(words) > 1:
-            name = words[1].partition("(")[0]
+        if line.startswith("+") and (tokens := line[1:].split()) and tokens[0] == "def" and len(tokens) > 1:
+            name = tokens[1].partition("(")[0]
             if name.startswith("test_"):
                 yield f"tests.py::{name}"
 

@@ -174,17 +174,17 @@ async def measure(connections: int, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="understudy-bench-") as directory:
         async with _child("--serve", directory) as gateway:
             assert gateway.stdout is not None
-            said = json.loads(await asyncio.wait_for(gateway.stdout.readline(), STARTING_S))
-            host, _, port = said["url"].removeprefix("http://").partition(":")
-            target = {"bad": said["bad"], "tcp": (host, int(port)), "unix": f"{directory}/gateway.sock"}
+            ready = json.loads(await asyncio.wait_for(gateway.stdout.readline(), STARTING_S))
+            host, _, port = ready["url"].removeprefix("http://").partition(":")
+            target = {"bad": ready["bad"], "tcp": (host, int(port)), "unix": f"{directory}/gateway.sock"}
             before, _ = _memory_mb(gateway.pid)
             async with _child("--attack", json.dumps(target), "--connections", str(connections)) as attackers:
                 end = time.monotonic() + seconds
-                async with aiohttp.ClientSession(headers={"x-api-key": said["good"]}) as client:
+                async with aiohttp.ClientSession(headers={"x-api-key": ready["good"]}) as client:
                     while time.monotonic() < end:
                         began = time.monotonic()
                         try:
-                            async with client.post(f"{said['url']}/v1/messages", json=body) as response:
+                            async with client.post(f"{ready['url']}/v1/messages", json=body) as response:
                                 text = await response.text()
                                 if response.status != 200:
                                     failed.append(f"{response.status} {text[:200]}")

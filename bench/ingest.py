@@ -69,13 +69,13 @@ print(size / 1e6 / seconds)
 def made_up(seed: int) -> bytes:
     """A session of a few hundred kilobytes as Claude Code 2.1 writes it."""
     dice = random.Random(seed)
-    words = (Path(os.__file__).parent / "argparse.py").read_text().split(" ")
+    vocabulary = (Path(os.__file__).parent / "argparse.py").read_text().split(" ")
     lines: list[dict[str, Any]] = []
     last: str | None = None
 
     def said(size: int) -> str:
-        at = dice.randrange(max(1, len(words) - size))
-        return " ".join(words[at : at + size])
+        at = dice.randrange(max(1, len(vocabulary) - size))
+        return " ".join(vocabulary[at : at + size])
 
     def add(kind: str, message: dict[str, Any], **more: Any) -> None:
         nonlocal last
@@ -234,10 +234,10 @@ def claude_code_log(cache: Path, projects: Path, scratch: Path) -> dict[str, Any
 
 
 def ccusage(cache: Path, projects: Path, scratch: Path) -> dict[str, Any]:
-    place = cache / CCUSAGE.replace("@", "-")
-    program = place / "node_modules" / ".bin" / "ccusage"
+    directory = cache / CCUSAGE.replace("@", "-")
+    program = directory / "node_modules" / ".bin" / "ccusage"
     if not program.exists():
-        install = ["npm", "install", "--no-audit", "--no-fund", "--silent", "--prefix", place, CCUSAGE]
+        install = ["npm", "install", "--no-audit", "--no-fund", "--silent", "--prefix", directory, CCUSAGE]
         subprocess.run(install, check=True)
     env = {"PATH": os.environ["PATH"], "HOME": str(scratch), "CLAUDE_CONFIG_DIR": str(projects.parent)}
     return measured(
@@ -259,8 +259,8 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true", help="our own reader only")
     parser.add_argument("--scratch", type=Path, help="a directory for what is read [default: a temporary one]")
     options = parser.parse_args()
-    found = sorted(Path(options.directory).glob("*.jsonl")) if options.directory else []
-    sources = [path.read_bytes() for path in found] or [made_up(seed) for seed in range(8)]
+    logs = sorted(Path(options.directory).glob("*.jsonl")) if options.directory else []
+    sources = [path.read_bytes() for path in logs] or [made_up(seed) for seed in range(8)]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "understudy" / "bench"
     cache.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="bench-ingest-", dir=options.scratch))
@@ -269,7 +269,7 @@ def main() -> None:
         size = synthesised(sources, projects, options.megabytes * 1_000_000)
         (scratch / "nothing").mkdir()
         (scratch / "nothing" / "one.jsonl").write_bytes(made_up(0)[:2000])
-        origin = f"{len(found)} real sessions" if found else "sessions made up by this bench"
+        origin = f"{len(logs)} real sessions" if logs else "sessions made up by this bench"
         files = sum(1 for _ in projects.rglob("*.jsonl"))
         print(f"{size / 1e6:.0f} MB in {files} files, multiplied from {origin}; load {os.getloadavg()[0]:.1f}")
         report: dict[str, Any] = {"bytes": size, "files": files, "origin": origin, "cpus": os.cpu_count()}

@@ -116,8 +116,8 @@ def of_finder(
 ) -> dict[str, Any]:
     """The figures of one that only names secrets: each is taken out of the text wherever it stands."""
     missed: Counter[str] = Counter()
-    found, _ = find([one.text for one in plants])
-    for one, secrets in zip(plants, found, strict=True):
+    findings, _ = find([one.text for one in plants])
+    for one, secrets in zip(plants, findings, strict=True):
         left = one.text
         for secret in secrets:
             left = left.replace(secret, "")
@@ -138,13 +138,13 @@ def betterleaks_alone(texts: list[str]) -> tuple[list[list[str]], float]:
     from pybetterleaks import scan_text
 
     start = time.process_time()
-    found: list[list[str]] = []
+    findings: list[list[str]] = []
     if len(texts) <= 1000:
         for text in texts:
             pieces = [text[at : at + 48_000] for at in range(0, len(text), 48_000)]
             scans = [scan_text(piece, validation=False, redact=False) for piece in pieces]
-            found.append([finding.secret or "" for scan in scans for finding in scan.findings])
-        return found, time.process_time() - start
+            findings.append([finding.secret or "" for scan in scans for finding in scan.findings])
+        return findings, time.process_time() - start
     whole = "\n\n".join(texts).replace("\0", " ").encode(errors="replace").decode()
     return betterleaks_alone([whole])
 
@@ -155,8 +155,8 @@ def detect_secrets(python: str) -> Callable[[list[str]], tuple[list[list[str]], 
             json.dump(texts, file)
             file.flush()
             done = subprocess.run([python, "-c", _DETECT, file.name], capture_output=True, check=True, text=True)
-        said = json.loads(done.stdout)
-        return said["found"], said["seconds"]
+        report = json.loads(done.stdout)
+        return report["found"], report["seconds"]
 
     return find
 
@@ -170,12 +170,12 @@ def peer_python() -> str | None:
 
 def of_corpus(directory: Path, show: bool) -> dict[str, Any]:
     """Recall by provider, and false alarms and speed by language, on a corpus from outside."""
-    total, found = Counter[str](), Counter[str]()
+    total, detected = Counter[str](), Counter[str]()
     for line in (directory / "secrets.jsonl").open():
         row = json.loads(line)
         total[row["provider"]] += 1
         if row["secret"] not in Redactor(b"bench" * 8, betterleaks=False).text(row["text"]):
-            found[row["provider"]] += 1
+            detected[row["provider"]] += 1
         elif show:
             print(f"missed\t{row['provider']}\t{row['text']!r}")
     languages: dict[str, dict[str, float]] = {}
@@ -208,9 +208,9 @@ def of_corpus(directory: Path, show: bool) -> dict[str, Any]:
             "seconds": seconds,
         }
     return {
-        "recall": {name: found[name] / count for name, count in sorted(total.items())},
+        "recall": {name: detected[name] / count for name, count in sorted(total.items())},
         "secrets": total.total(),
-        "found": found.total(),
+        "found": detected.total(),
         "languages": languages,
     }
 

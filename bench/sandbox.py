@@ -51,11 +51,11 @@ async def measure(rounds: int, tree: Path) -> dict[str, list[float]]:
     for _ in range(rounds):
         started = time.perf_counter()
         sandbox = await kind.open(SandboxSpec(tree=tree))
-        opened = time.perf_counter()
+        open_end = time.perf_counter()
         await sandbox.reset()
         ended = time.perf_counter()
-        times.setdefault("open", []).append((opened - started) * 1000)
-        times.setdefault("reset", []).append((ended - opened) * 1000)
+        times.setdefault("open", []).append((open_end - started) * 1000)
+        times.setdefault("reset", []).append((ended - open_end) * 1000)
         times.setdefault("open + reset", []).append((ended - started) * 1000)
         await timed(times, "run /bin/true", sandbox.run(["/bin/true"], timeout_s=60))
         await timed(times, "write 1 KiB", sandbox.write("f", bytes(1024)))
@@ -74,8 +74,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--rounds", type=int, default=50)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        tree = Path(place, "tree")
+    with tempfile.TemporaryDirectory() as directory:
+        tree = Path(directory, "tree")
         tree.mkdir()
         (tree / "README").write_text("a tree\n")
         times = asyncio.run(measure(options.rounds, tree))

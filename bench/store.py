@@ -198,10 +198,10 @@ def in_parallel(work: Callable[[Call], object], jobs: Sequence[Sequence[Call]]) 
     for thread in threads:
         thread.start()
     start.wait()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for thread in threads:
         thread.join()
-    return time.perf_counter() - begun, sorted(took for one in latencies for took in one)
+    return time.perf_counter() - started, sorted(took for one in latencies for took in one)
 
 
 def bench_size(directory: Path) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def bench_size(directory: Path) -> dict[str, Any]:
     naive.close()
     last = len(calls[-1].request) + len(calls[-1].response)
     size = sum(file.stat().st_size for file in (directory / "long").iterdir())
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with Store.open(directory / "long", create=False) as store:
         assert list(store.calls.of_attempt("long.1")) == calls
     return {
@@ -230,7 +230,7 @@ def bench_size(directory: Path) -> dict[str, Any]:
         "target_ratio": SIZE_TARGET,
         "naive_ratio": round(naive.file.stat().st_size / last, 1),
         "naive_ratio_bodies_only": round(sum(len(c.request) + len(c.response) for c in calls) / last, 1),
-        "read_back_s": round(time.perf_counter() - begun, 3),
+        "read_back_s": round(time.perf_counter() - started, 3),
         "byte_exact": True,
     }
 

@@ -115,10 +115,10 @@ def alone(model: Any, rows: list[TokenSequence]) -> torch.Tensor:
     width = max(len(row.token_ids) for row in rows)
     tokens = torch.tensor([[*row.token_ids, *[0] * (width - len(row.token_ids))] for row in rows])
     mask = masks(rows)
-    wanted = torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
-    logits = model(input_ids=tokens, use_cache=False, logits_to_keep=wanted).logits.float()
-    found = torch.log_softmax(logits, dim=-1).gather(-1, tokens[mask].unsqueeze(-1)).squeeze(-1)
-    return torch.zeros(mask.shape).masked_scatter(mask, found)
+    targets = torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
+    logits = model(input_ids=tokens, use_cache=False, logits_to_keep=targets).logits.float()
+    logprobs = torch.log_softmax(logits, dim=-1).gather(-1, tokens[mask].unsqueeze(-1)).squeeze(-1)
+    return torch.zeros(mask.shape).masked_scatter(mask, logprobs)
 
 
 def by_length(sequences: list[TokenSequence], tokens: int) -> list[list[int]]:
@@ -147,10 +147,10 @@ def step(
     loss = 0.0
     for batch in batches(sequences, options.micro_batch_tokens):
         rows = [sequences[index] for index in batch]
-        found = logprobs(model, rows)
+        predicted = logprobs(model, rows)
         part, _ = policy_loss(
-            found,
-            found.detach(),
+            predicted,
+            predicted.detach(),
             behaviours(rows),
             gains,
             masks(rows),

@@ -119,10 +119,12 @@ def measure_browser(directory: Path, steps: int = 40) -> None:
         page = watched.open(f"/s/{store}/r/long")
         page.get_by_role("article", name="Turn 1", exact=True).wait_for()
         print(f"in chromium, first turn on the screen: {time.monotonic() - began:.2f} s of wall time")
-        seen = scroll_through(page, steps, traced=True)
-        print(f"scroll of {steps} steps: at most {seen.elements} elements, {seen.heap_mb:.0f} MB of JS heap,")
-        long = [each for each in seen.tasks_ms if each > 50]
-        print(f"longest task {max(seen.tasks_ms, default=0):.0f} CPU ms, {len(long)} of over 50 CPU ms")
+        scrolled = scroll_through(page, steps, traced=True)
+        print(
+            f"scroll of {steps} steps: at most {scrolled.elements} elements, {scrolled.heap_mb:.0f} MB of JS heap,"
+        )
+        long = [each for each in scrolled.tasks_ms if each > 50]
+        print(f"longest task {max(scrolled.tasks_ms, default=0):.0f} CPU ms, {len(long)} of over 50 CPU ms")
 
 
 def write_calls(directory: Path, rate: float, seconds: float) -> None:

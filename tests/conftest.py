@@ -88,25 +88,25 @@ def harness() -> Iterator[Harness]:
     from support.swebench import Harness
 
     try:
-        found = Harness()
+        official = Harness()
     except (OSError, subprocess.SubprocessError) as error:
         require([f"the swebench package could not be installed: {error}"])
         raise
-    yield found
-    found.close()
+    yield official
+    official.close()
 
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[docker_engine.Engine]:
     """A container engine, which DOCKER_HOST names meanwhile; the test is skipped where there can be none."""
     try:
-        found = docker_engine.engine()
+        container_engine = docker_engine.engine()
     except docker_engine.NoEngine as error:
         require([str(error)])
         raise
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DOCKER_HOST", found.url)
-        yield found
+        patch.setenv("DOCKER_HOST", container_engine.url)
+        yield container_engine
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

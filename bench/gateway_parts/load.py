@@ -108,8 +108,8 @@ class Connection(asyncio.Protocol):
             self._times.first.append(self._now - self._asked)
         self._parts.append(body)
         text, end = self._rest + body, 0
-        for told in TOLD.finditer(text):
-            self._told, end = int(told[1]), told.end()
+        for match in TOLD.finditer(text):
+            self._told, end = int(match[1]), match.end()
             self._times.chunk.append(self._now - self._told)
         self._rest = text[max(end, len(text) - _OVERLAP) :]
 
@@ -179,8 +179,8 @@ class Load:
                 self.seen.failure = str(error)
                 continue
             self.seen.calls += 1
-            found = _ID.search(answer)
-            self.seen.ids.append(found[1].decode() if found else "")
+            match = _ID.search(answer)
+            self.seen.ids.append(match[1].decode() if match else "")
 
 
 def summary(values: Sequence[int]) -> dict[str, float]:
@@ -188,8 +188,8 @@ def summary(values: Sequence[int]) -> dict[str, float]:
     if not values:
         return {}
     ordered = sorted(values)
-    wanted = {"p50": statistics.median(ordered), "p99": ordered[len(ordered) * 99 // 100], "max": ordered[-1]}
-    return {name: round(value / 1e6, 2) for name, value in wanted.items()}
+    figures = {"p50": statistics.median(ordered), "p99": ordered[len(ordered) * 99 // 100], "max": ordered[-1]}
+    return {name: round(value / 1e6, 2) for name, value in figures.items()}
 
 
 def main() -> None:

@@ -238,19 +238,19 @@ def nginx(url: str, directory: Path) -> Generator[Stack]:
 
 def environment(name: str, requirement: str) -> Path | str:
     """A virtual environment with a peer in it, made in the cache when it is not there; or why there is none."""
-    place = cache_dir() / "bench" / name
-    if (place / "installed").exists():
-        return place
-    python = place / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", place], check=True)
+    directory = cache_dir() / "bench" / name
+    if (directory / "installed").exists():
+        return directory
+    python = directory / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", directory], check=True)
     done = subprocess.run(
         [python, "-m", "pip", "install", "-q", requirement], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
         return done.stderr.strip().splitlines()[-1]
-    (place / "installed").touch()
-    return place
+    (directory / "installed").touch()
+    return directory
 
 
 _OFFLINE: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False"}

@@ -95,25 +95,25 @@ for path in TRAINED:
 TRAINED = ("conversation", "pairs", "judged")
 
 
-def run(place: Path, *arguments: str) -> None:
+def run(directory: Path, *arguments: str) -> None:
     """Run LLaMA-Factory's python, without a network."""
-    site = place / "site"
+    site = directory / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(SITE)
     (site / "torchaudio.py").write_text('"""Nothing here is about sound."""\n')
     quiet = {
         "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(place / "hf"),
+        "HF_HOME": str(directory / "hf"),
         "PYTHONPATH": str(site),
         "DISABLE_VERSION_CHECK": "1",
     }
-    quiet |= {"CUDA_VISIBLE_DEVICES": "", "HF_DATASETS_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1"}
+    quiet |= {"CUDA_VISIBLE_DEVICES": "", "HF_DATASETS_CACHE": str(directory / "cache"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [PYTHON, "-c", f"TRAINED = {TRAINED}\n{MAKE}{PROGRAM}", *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, **quiet},
-        cwd=place,
+        cwd=directory,
         timeout=400,
         check=False,
     )
@@ -150,8 +150,8 @@ CONVERSATION = [
 
 
 def called(name: str, arguments: dict[str, Any]) -> str:
-    told = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{told}\n</tool_call>"
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 FIRST = "I look.\n" + called("Read", {"path": "a.py"}) + "\n" + called("Bash", {"command": HARD})
@@ -248,30 +248,30 @@ def loaded(place: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_every_answer_of_a_conversation_is_learned_and_nothing_else(loaded: dict[str, list[dict[str, Any]]]):
-    (found,) = loaded["conversation"]
-    assert found["learned"] == [THOUGHT + FIRST + END, SECOND + END, "Done." + END]
+    (row,) = loaded["conversation"]
+    assert row["learned"] == [THOUGHT + FIRST + END, SECOND + END, "Done." + END]
     results = "<tool_response>\none <image>\n</tool_response>\n<tool_response>\ntwo"
-    assert f"<|im_start|>user\n{results}\n\nAnd quickly.\n</tool_response><|im_end|>" in found["text"]
-    assert found["text"].startswith("<|im_start|>system\nYou work.\n\n# Tools")
-    assert '{"type": "function", "function": {"name": "Read"' in found["text"]
+    assert f"<|im_start|>user\n{results}\n\nAnd quickly.\n</tool_response><|im_end|>" in row["text"]
+    assert row["text"].startswith("<|im_start|>system\nYou work.\n\n# Tools")
+    assert '{"type": "function", "function": {"name": "Read"' in row["text"]
 
 
 def test_of_a_turn_the_last_answer_alone_is_learned(loaded: dict[str, list[dict[str, Any]]]):
-    found = loaded["turns"]
-    assert [row["learned"] for row in found] == [[THOUGHT + FIRST + END], [SECOND + END], ["Done." + END]]
-    assert THOUGHT not in found[2]["text"] and FIRST in found[2]["text"]
+    rows = loaded["turns"]
+    assert [row["learned"] for row in rows] == [[THOUGHT + FIRST + END], [SECOND + END], ["Done." + END]]
+    assert THOUGHT not in rows[2]["text"] and FIRST in rows[2]["text"]
 
 
 def test_pairs_have_one_prompt_and_two_answers(loaded: dict[str, list[dict[str, Any]]]):
-    (found,) = loaded["pairs"]
-    assert found["chosen_learned"] == ["So.\n" + called("Bash", {"command": "ls"}) + END]
-    assert found["rejected_learned"] == ["No." + END]
-    assert "And quickly." in found["chosen_text"] and "And quickly." in found["rejected_text"]
+    (row,) = loaded["pairs"]
+    assert row["chosen_learned"] == ["So.\n" + called("Bash", {"command": "ls"}) + END]
+    assert row["rejected_learned"] == ["No." + END]
+    assert "And quickly." in row["chosen_text"] and "And quickly." in row["rejected_text"]
 
 
 def test_good_and_bad_answers_keep_their_tag(loaded: dict[str, list[dict[str, Any]]]):
-    found = [(row["tag"], row["learned"]) for row in loaded["judged"]]
-    assert found == [(True, [SECOND + END]), (False, [SECOND + END])]
+    tagged = [(row["tag"], row["learned"]) for row in loaded["judged"]]
+    assert tagged == [(True, [SECOND + END]), (False, [SECOND + END])]
 
 
 def test_the_alpaca_form_has_tool_calls_and_results_as_text(loaded: dict[str, list[dict[str, Any]]]):

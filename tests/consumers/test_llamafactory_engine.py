@@ -64,13 +64,13 @@ def weights(directory: Path) -> bytes:
 @pytest.mark.usefixtures("cpu_alone")
 def test_a_stores_rollouts_become_a_model(store: Path, model: Path, tmp_path: Path):
     """By way of a LoRA, which has all that training whole has, and the merging."""
-    said: list[str] = []
+    progress: list[str] = []
     options = replace(OPTIONS, lora=LoraOptions(rank=4))
-    trained = llamafactory.train(model, [store], tmp_path / "new", options, on_line=said.append)
+    trained = llamafactory.train(model, [store], tmp_path / "new", options, on_line=progress.append)
     assert trained.rows >= 1 and trained.steps >= 1 and trained.first_loss > 0, trained
-    assert weights(tmp_path / "new") != weights(model) and said
-    told = json.loads((tmp_path / "new" / "adapter" / "adapter_config.json").read_text())
-    assert told["r"] == 4
+    assert weights(tmp_path / "new") != weights(model) and progress
+    config = json.loads((tmp_path / "new" / "adapter" / "adapter_config.json").read_text())
+    assert config["r"] == 4
     assert_whole(tmp_path / "new", model)
     with pytest.raises(ConfigError, match="not empty"):
         llamafactory.train(model, [store], tmp_path / "new", options)
@@ -121,13 +121,13 @@ print("trained")
 
 def test_all_weights_become_a_model(store: Path, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(llamafactory.PYTHON, raising=False)
-    place = program(tmp_path / "bin" / "llamafactory-cli", WRITES)
-    monkeypatch.setenv("PATH", f"{place.parent}:{os.environ['PATH']}")
+    executable = program(tmp_path / "bin" / "llamafactory-cli", WRITES)
+    monkeypatch.setenv("PATH", f"{executable.parent}:{os.environ['PATH']}")
     write_tokenizer(bare)
-    said: list[str] = []
-    trained = llamafactory.train(bare, [store], tmp_path / "new", OPTIONS, on_line=said.append)
+    progress: list[str] = []
+    trained = llamafactory.train(bare, [store], tmp_path / "new", OPTIONS, on_line=progress.append)
     assert (trained.rows, trained.steps, trained.first_loss, trained.last_loss) == (2, 2, 1.0, 0.5)
-    assert (tmp_path / "new" / "model.safetensors").read_text() == "new weights" and said == ["trained"]
+    assert (tmp_path / "new" / "model.safetensors").read_text() == "new weights" and progress == ["trained"]
     assert_whole(tmp_path / "new", bare)
     assert not list((tmp_path / "new").rglob("checkpoint-*"))
 
@@ -156,16 +156,18 @@ def test_its_failures_are_told(
     body: str, says: str, store: Path, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv(llamafactory.PYTHON, raising=False)
-    place = program(
+    executable = program(
         tmp_path / "bin" / "llamafactory-cli", f"import os\nos.makedirs({str(tmp_path / 'made')!r})\n{body}"
     )
-    monkeypatch.setenv("PATH", f"{place.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{executable.parent}:{os.environ['PATH']}")
     with pytest.raises(ConfigError, match=f"(?s){says}"):
         llamafactory.train(bare, [store], tmp_path / "new", OPTIONS)
     assert not (tmp_path / "new" / "config.json").exists()
-    told = (tmp_path / "new" / "training" / "train.yaml").read_text().splitlines()
-    assert ("learning_rate: 1.00000000e-02" in told and "use_cpu: true" in told) or llamafactory._has_gpu()
-    assert not [line for line in told if line.startswith("warmup_ratio")]
+    config_lines = (tmp_path / "new" / "training" / "train.yaml").read_text().splitlines()
+    assert (
+        "learning_rate: 1.00000000e-02" in config_lines and "use_cpu: true" in config_lines
+    ) or llamafactory._has_gpu()
+    assert not [line for line in config_lines if line.startswith("warmup_ratio")]
     with pytest.raises(ConfigError, match="unfinished training"):
         llamafactory.train(bare, [store], tmp_path / "new", OPTIONS)
 

@@ -92,8 +92,10 @@ def claude_session() -> Any:
     log.user("Mend the test.")
     for number in range(12):
         name = "mcp__docs__lookup" if number == 5 else "Bash"
-        said = f"Step {number} ✓."
-        log.assistant(f"m{number}", thinking("Hm."), said, (f"t{number}", name, {"command": f"cat {number}"}))
+        answer_text = f"Step {number} ✓."
+        log.assistant(
+            f"m{number}", thinking("Hm."), answer_text, (f"t{number}", name, {"command": f"cat {number}"})
+        )
         log.result(f"t{number}", f"{number}: " + "line of a file\n" * 40)
     log.assistant("last", "Done.", stop="end_turn")
     return read(log)[0]
@@ -160,7 +162,7 @@ def test_lengths_are_those_that_the_trainer_has(read_back: ReadBack, name: str):
 @pytest.mark.parametrize("name", CASES)
 def test_every_tool_that_is_called_is_rendered_in_the_list(read_back: ReadBack, name: str):
     _, rows, prepared = read_back[name]
-    seen: set[str] = set()
+    called_tools: set[str] = set()
     for row, (text, _, _) in zip(rows, prepared, strict=True):
         offered = {tool["function"]["name"] for tool in json.loads(row["tools"])}
         listed = text.split("<tools>\n")[1].split("\n</tools>")[0]
@@ -171,8 +173,8 @@ def test_every_tool_that_is_called_is_rendered_in_the_list(read_back: ReadBack, 
         for call in called:
             assert f'{{"name": "{call["function"]["name"]}", "arguments": ' in text
         assert text.count("<tool_response>") == sum(message["role"] == "tool" for message in messages)
-        seen |= {call["function"]["name"] for call in called}
-    assert {"Bash", "Edit", "mcp__docs__lookup"} <= seen
+        called_tools |= {call["function"]["name"] for call in called}
+    assert {"Bash", "Edit", "mcp__docs__lookup"} <= called_tools
 
 
 def test_what_was_cut_still_teaches_each_answer_once(read_back: ReadBack):

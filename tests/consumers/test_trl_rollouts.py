@@ -56,8 +56,8 @@ def rollouts(tmp_path: Path, model: Path) -> Iterator[TRLRollouts]:
         settings=RolloutSettings(agent="shell", agent_options={"command": f"python3 {agent}"}),
         runtime=LoopRuntime(concurrency=2),
         sandbox="unsafe-local",
-    ) as opened:
-        yield opened
+    ) as rollout_source:
+        yield rollout_source
 
 
 def trainer_of(model: Path, rollouts: TRLRollouts, output: Path, reward: Any, **options: Any) -> Any:
@@ -84,7 +84,7 @@ def trainer_of(model: Path, rollouts: TRLRollouts, output: Path, reward: Any, **
 def test_two_steps_on_exact_tokens_of_the_present_weights(tmp_path: Path, model: Path, rollouts: TRLRollouts):
     import torch
 
-    seen: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
 
     def reward(
         completion_ids: list[list[int]], reward: list[float], rollout_id: list[str], prompts: list[str], **_: Any
@@ -109,20 +109,20 @@ def test_two_steps_on_exact_tokens_of_the_present_weights(tmp_path: Path, model:
         versions = {
             version for one in stored.values() for each in one.sequences for version in each.policy_versions
         }
-        seen.append({"gap": gap, "versions": versions, "rewards": reward})
+        steps.append({"gap": gap, "versions": versions, "rewards": reward})
         return graded_reward(reward)
 
     trainer = trainer_of(model, rollouts, tmp_path / "output", reward)
     before = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
     trainer.train()
-    assert [each["versions"] for each in seen] == [{"step-0000"}, {"step-0001"}]
-    assert all(len(each["rewards"]) == 8 for each in seen)
-    assert {one for each in seen for one in each["rewards"]} == {0.0, 1.0}
-    assert max(each["gap"] for each in seen) < 1e-3
+    assert [each["versions"] for each in steps] == [{"step-0000"}, {"step-0001"}]
+    assert all(len(each["rewards"]) == 8 for each in steps)
+    assert {one for each in steps for one in each["rewards"]} == {0.0, 1.0}
+    assert max(each["gap"] for each in steps) < 1e-3
     assert any(not torch.equal(before[name], value) for name, value in trainer.model.named_parameters())
     assert rollouts.left_out[OTHER_SEQUENCES] == 0
     logged = [entry for entry in trainer.state.log_history if "reward" in entry]
-    assert [entry["reward"] for entry in logged] == [pytest.approx(sum(each["rewards"]) / 8) for each in seen]
+    assert [entry["reward"] for entry in logged] == [pytest.approx(sum(each["rewards"]) / 8) for each in steps]
 
 
 def test_a_rollout_that_failed_has_no_reward_and_is_not_learned(
@@ -141,8 +141,8 @@ def test_a_rollout_that_failed_has_no_reward_and_is_not_learned(
     trainer.rollout_func = lambda prompts, _: {key: (values * 3)[: len(prompts)] for key, values in made.items()}
     trainer.train()
     (logged,) = [entry for entry in trainer.state.log_history if "reward" in entry]
-    known = [each for each in (made["reward"] * 3)[:8] if each is not None]
-    assert logged["rewards/graded_reward/mean"] == pytest.approx(sum(known) / len(known))
+    rewards = [each for each in (made["reward"] * 3)[:8] if each is not None]
+    assert logged["rewards/graded_reward/mean"] == pytest.approx(sum(rewards) / len(rewards))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_the_recipe_trains_on_rollouts_of_claude_code(tmp_path: Path):
     runs = tmp_path / "runs"
     options = ["--tasks", tasks, "--output", runs, "--steps", "1", "--groups", "1", "--samples", "2"]
     options += ["--max-turns", "4", "--answer-tokens", "200", "--tools", TOOLS, "--system-prompt", SYSTEM_PROMPT]
-    ran = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, recipe, directory_of(TINY), *map(str, options)],
         capture_output=True,
         text=True,
@@ -182,7 +182,7 @@ def test_the_recipe_trains_on_rollouts_of_claude_code(tmp_path: Path):
         check=False,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert completed.returncode == 0, completed.stderr[-4000:]
     with Store.open(runs / "wave-0000", create=False) as store:
         (group,) = groups_from_store(store)
     assert len(group.rollouts) == 2

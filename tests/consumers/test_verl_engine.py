@@ -28,8 +28,10 @@ needs_it = pytest.mark.skipif(not PYTHON, reason="UNDERSTUDY_VERL_PYTHON names n
 
 def sequence(mask: str, *, start: int = 10, logprobs: bool = True) -> TokenSequence:
     ones = tuple(int(each) for each in mask)
-    told = tuple(-0.25 * one for one in ones) if logprobs else None
-    return TokenSequence(token_ids=tuple(range(start, start + len(mask))), loss_mask=ones, logprobs=told)
+    sampled_logprobs = tuple(-0.25 * one for one in ones) if logprobs else None
+    return TokenSequence(
+        token_ids=tuple(range(start, start + len(mask))), loss_mask=ones, logprobs=sampled_logprobs
+    )
 
 
 def rollout(name: str, reward: float, *masks: str, logprobs: bool = True) -> TrainingRollout:
@@ -53,8 +55,8 @@ def test_a_sequence_is_divided_at_its_first_sampled_token():
 
 def test_what_does_not_fit_is_left_out_and_counted():
     left_out = Counter[str]()
-    (kept,) = verl.rows(rollout("r", 1.0, "0011", "00001", "01111111"), verl.VerlLengths(2, 6), left_out)
-    assert kept.prompt == [10, 11] and left_out == {verl.TOO_LONG: 2}
+    (row,) = verl.rows(rollout("r", 1.0, "0011", "00001", "01111111"), verl.VerlLengths(2, 6), left_out)
+    assert row.prompt == [10, 11] and left_out == {verl.TOO_LONG: 2}
     assert verl.rows(rollout("r", 1.0, "0001"), verl.VerlLengths(2, 6), left_out) == []
     assert left_out[verl.NOTHING_LEFT] == 1
 
@@ -204,10 +206,10 @@ def test_verl_counts_a_rollout_of_several_sequences_once(tmp_path: Path):
 
     (tmp_path / "groups").write_bytes(msgspec.msgpack.encode([GROUP]))
     with_verl(DATA, tmp_path, str(tmp_path / "groups"), str(tmp_path / "found"))
-    found = json.loads((tmp_path / "found").read_text())
-    batch = found["batch"]
-    assert found["keys"] == ["task_a_0_0", "task_a_0_1", "task_a_0_2", "task_a_1_0", "task_a_2_0"]
-    assert set(found["uid"]) == {"task_a"} and found["turns"] == [4, 2, 2, 2, 4]
+    report = json.loads((tmp_path / "found").read_text())
+    batch = report["batch"]
+    assert report["keys"] == ["task_a_0_0", "task_a_0_1", "task_a_0_2", "task_a_1_0", "task_a_2_0"]
+    assert set(report["uid"]) == {"task_a"} and report["turns"] == [4, 2, 2, 2, 4]
     assert batch["prompts"][0] == [0, 0, 10, 11] and batch["responses"][0] == [12, 13, 14, 15, 16, 0]
     assert batch["attention_mask"][0] == [0, 0, 1, 1, 1, 1, 1, 1, 1, 0]
     assert batch["position_ids"][0][2:9] == [0, 1, 2, 3, 4, 5, 6]
@@ -219,10 +221,10 @@ def test_verl_counts_a_rollout_of_several_sequences_once(tmp_path: Path):
     ]
     assert first == pytest.approx([2 / 3, 2 / 3, 2 / 3, -1 / 3, -1 / 3])
     assert batch["advantages"][0] == pytest.approx([2 / 3, 2 / 3, 0, 2 / 3, 2 / 3, 0])
-    assert found["outputs"] == [3, 1, 1] and found["scores"] == [1.0, 1.0, 1.0, 0.0, 0.0]
-    assert found["logprobs"][0] == [-0.25, -0.25, 0.0, -0.25, -0.25]
-    assert "without logprobs" in found["refused"][0] and "max_prompt_length 0" in found["refused"][1]
-    assert (found["extra"]["min_global_steps"], found["extra"]["max_global_steps"]) == (3, 4)
+    assert report["outputs"] == [3, 1, 1] and report["scores"] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert report["logprobs"][0] == [-0.25, -0.25, 0.0, -0.25, -0.25]
+    assert "without logprobs" in report["refused"][0] and "max_prompt_length 0" in report["refused"][1]
+    assert (report["extra"]["min_global_steps"], report["extra"]["max_global_steps"]) == (3, 4)
 
 
 @needs_it
@@ -234,24 +236,29 @@ def test_its_agent_loop_runs_rollouts_of_ours_on_its_own_servers(tmp_path: Path,
     instance = json.loads(calc_tasks.read_text().splitlines()[0])["instance_id"]
     result = tmp_path / "found"
     with_verl(LOOP, tmp_path, str(model), str(calc_tasks), str(tmp_path / "runs"), str(result), instance)
-    found = json.loads(result.read_text())
-    assert len(found["asked"]) == 4 and len({each["id"] for each in found["asked"]}) == 2
+    report = json.loads(result.read_text())
+    assert len(report["asked"]) == 4 and len({each["id"] for each in report["asked"]}) == 2
     # What verl says of sampling holds, whatever the agent asks for.
-    assert found["asked"][0]["sampling"] == {"temperature": 0.7, "top_p": 1.0, "max_tokens": 100, "logprobs": True}
-    for outputs in found["given"]:
+    assert report["asked"][0]["sampling"] == {
+        "temperature": 0.7,
+        "top_p": 1.0,
+        "max_tokens": 100,
+        "logprobs": True,
+    }
+    for outputs in report["given"]:
         assert len(outputs) == 2
         for output in outputs:
             assert output["reward_score"] == 0.0 and output["num_turns"] == 2
             assert output["response_mask"] == [1] * len(output["response_ids"])
             assert output["response_logprobs"] == [-0.5] * len(output["response_ids"])
             assert output["extra_fields"]["min_global_steps"] >= 7
-    assert "instance_id" in found["refused"] and found["refused"].startswith("ConfigError")
+    assert "instance_id" in report["refused"] and report["refused"].startswith("ConfigError")
 
 
 @needs_it
 def test_the_recipe_is_a_configuration_that_verl_takes(tmp_path: Path):
     place = Path(__file__).parents[2] / "recipes" / "verl"
-    given = {
+    environment = {
         "TASKS": str(tmp_path / "t.jsonl"),
         "DATA": str(tmp_path),
         "PYTHON": PYTHON,
@@ -261,7 +268,7 @@ def test_the_recipe_is_a_configuration_that_verl_takes(tmp_path: Path):
         ["sh", str(place / "train.sh"), "trainer.nnodes=2", "--cfg", "job"],
         capture_output=True,
         text=True,
-        env={**os.environ, **given, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
         timeout=280,
         check=False,
@@ -270,7 +277,7 @@ def test_the_recipe_is_a_configuration_that_verl_takes(tmp_path: Path):
     (tmp_path / "job.yaml").write_text(done.stdout)
     program = f"""
 import json, os
-os.environ |= {given!r}
+os.environ |= {environment!r}
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -289,12 +296,12 @@ found = {{
 json.dump(found, open({str(tmp_path / "found")!r}, "w"))
 """
     with_verl(program, tmp_path)
-    found = json.loads((tmp_path / "found").read_text())
-    assert found == {
+    configured = json.loads((tmp_path / "found").read_text())
+    assert configured == {
         "name": "understudy",
         "default": "understudy",
-        "tasks": [given["TASKS"]],
-        "runs": given["RUNS"],
+        "tasks": [environment["TASKS"]],
+        "runs": environment["RUNS"],
         "class": "UnderstudyLoop",
         "nodes": 2,
         "logprobs": "processed_logprobs",

@@ -214,12 +214,12 @@ async def test_what_is_in_flight_goes_on_with_the_new_weights(
     publisher = make_publisher("vllm", [server.url for server in servers])
     await publisher.publish(tiny, "before")
     for server in servers:
-        asked = [asyncio.ensure_future(generate(server, max_tokens=LONG, ignore_eos=True)) for _ in range(6)]
-        await until_running(server, len(asked))
+        requests = [asyncio.ensure_future(generate(server, max_tokens=LONG, ignore_eos=True)) for _ in range(6)]
+        await until_running(server, len(requests))
         # A batch of eight takes all of them a step further at once, so each has tokens of the old weights now.
         await generate(server, max_tokens=5, ignore_eos=True)
         await publisher.publish(second, "after")
-        for choice in await asyncio.gather(*asked):
+        for choice in await asyncio.gather(*requests):
             old, new = choice["weight_versions"]
             assert (old["version"], old["start"], new["version"]) == ("before", 0, "after")
             assert (old["end"], new["end"]) == (new["start"], LONG)
@@ -232,10 +232,10 @@ async def test_what_is_in_flight_goes_on_with_the_new_weights(
 
 async def test_what_a_paused_server_was_asked_is_answered_once_it_goes_on(servers: list[VLLMProcess]) -> None:
     assert (await send(servers[0], "POST", "/pause?mode=keep"))[0] == 200
-    asked = asyncio.ensure_future(generate(servers[0], max_tokens=3, ignore_eos=True))
-    assert not (await asyncio.wait([asked], timeout=1.0))[0]
+    request = asyncio.ensure_future(generate(servers[0], max_tokens=3, ignore_eos=True))
+    assert not (await asyncio.wait([request], timeout=1.0))[0]
     assert (await send(servers[0], "POST", "/resume"))[0] == 200
-    assert len((await asked)["token_ids"]) == 3
+    assert len((await request)["token_ids"]) == 3
 
 
 # What it refuses: the method, path and body of a request, and what it answers. The fakes answer the same.

@@ -44,30 +44,30 @@ async def test_subagents_are_branches_of_the_call_that_sent_them(rig: Rig, backg
         *[DONE] * 3,  # those in the background report one by one, or together
         TASKONE=SUB, TASKTWO=SUB,
     )  # fmt: skip
-    ran = await rig.claude()
-    assert (ran.result["is_error"], ran.result["result"]) == (False, "Done.")
-    main = [node for node in ran.nodes if node.branch == "main"]
-    subs = {node.branch: node for node in ran.nodes if node.call.agent_id and node.parent is None}
+    run = await rig.claude()
+    assert (run.result["is_error"], run.result["result"]) == (False, "Done.")
+    main = [node for node in run.nodes if node.branch == "main"]
+    subs = {node.branch: node for node in run.nodes if node.call.agent_id and node.parent is None}
     assert len(subs) == 2
     assert {node.role for node in main} == {"main"}
     for branch, first in subs.items():
         assert branch == first.call.agent_id
         assert (first.role, first.spawned_by) == ("subagent", main[0])
-        assert [node.call.status for node in ran.nodes if node.branch == branch] == ["ok", "ok"]
-    assert {node.branch for node in ran.nodes} == {"main", *subs}
-    assert not any(node.superseded for node in ran.nodes)
+        assert [node.call.status for node in run.nodes if node.branch == branch] == ["ok", "ok"]
+    assert {node.branch for node in run.nodes} == {"main", *subs}
+    assert not any(node.superseded for node in run.nodes)
     # The CLI gives its Explore agents the small model of its own accord.
-    assert {call.backend_model for call in ran.calls if call.agent_id} == {"big", "small"}
+    assert {call.backend_model for call in run.calls if call.agent_id} == {"big", "small"}
 
 
 async def test_a_subagent_of_the_small_model_is_answered_by_it(rig: Rig) -> None:
     rig.script(
         say("", agent("TASKONE", "general-purpose", model="haiku")), DONE, TASKONE=SUB,
     )  # fmt: skip
-    ran = await rig.claude(env={"CLAUDE_CODE_SUBAGENT_MODEL": "claude-haiku-4-5"})
-    asked = {(call.requested_model, call.backend_model) for call in ran.calls}
-    assert asked == {(MODEL, "big"), ("claude-haiku-4-5", "small")}
-    assert [body["model"] for body in ran.model_requests] == ["big", "small", "small", "big"]
+    run = await rig.claude(env={"CLAUDE_CODE_SUBAGENT_MODEL": "claude-haiku-4-5"})
+    models = {(call.requested_model, call.backend_model) for call in run.calls}
+    assert models == {(MODEL, "big"), ("claude-haiku-4-5", "small")}
+    assert [body["model"] for body in run.model_requests] == ["big", "small", "small", "big"]
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ async def test_one_process_with_several_turns(rig: Rig) -> None:
         say("done three"),
     )
     process = await rig.start(None, "--input-format", "stream-json", stdin=True)
-    told = [(await process.say(text))["result"] for text in ("one", "two", "three")]
-    assert told == ["read it", "done two", "done three"]
-    ran = await process.end()
-    assert [node.parent for node in ran.nodes] == [None, *ran.nodes[:-1]]
+    results = [(await process.say(text))["result"] for text in ("one", "two", "three")]
+    assert results == ["read it", "done two", "done three"]
+    run = await process.end()
+    assert [node.parent for node in run.nodes] == [None, *run.nodes[:-1]]
 
 
 COMPACTED = ["main", "main", "compaction", "main.1"]
@@ -111,12 +111,12 @@ COMPACTED = ["main", "main", "compaction", "main.1"]
 async def test_compaction_by_command_within_a_process(rig: Rig) -> None:
     rig.script(say("", bash("echo 1")), say("one done"), SUMMARY, say("after"))
     process = await rig.start(None, "--input-format", "stream-json", stdin=True)
-    told = [(await process.say(text))["result"] for text in ("one", "/compact", "two")]
-    assert told == ["one done", "", "after"]
-    ran = await process.end()
-    assert [node.branch for node in ran.nodes] == COMPACTED
-    assert ran.nodes[-1].origin == "compaction"
-    assert "SUMMARY OF SESSION" in json.dumps(ran.model_requests[-1])
+    results = [(await process.say(text))["result"] for text in ("one", "/compact", "two")]
+    assert results == ["one done", "", "after"]
+    run = await process.end()
+    assert [node.branch for node in run.nodes] == COMPACTED
+    assert run.nodes[-1].origin == "compaction"
+    assert "SUMMARY OF SESSION" in json.dumps(run.model_requests[-1])
 
 
 async def test_compaction_by_command_in_a_process_of_its_own(rig: Rig) -> None:
@@ -151,10 +151,10 @@ WINDOWS = [
     indirect=["rig"],
 )
 async def test_compaction_by_the_tokens_that_the_server_counts(rig: Rig, behaviour: Behaviour) -> None:
-    ran = await play(rig, behaviour)
-    assert [node.branch for node in ran.nodes][-2:] == ["compaction", "main.1"]
-    assert ran.nodes[-1].origin == "compaction"
-    assert sum(event.get("subtype") == "compact_boundary" for event in ran.events) == 1
+    run = await play(rig, behaviour)
+    assert [node.branch for node in run.nodes][-2:] == ["compaction", "main.1"]
+    assert run.nodes[-1].origin == "compaction"
+    assert sum(event.get("subtype") == "compact_boundary" for event in run.events) == 1
 
 
 OVERFLOW = {
@@ -168,16 +168,16 @@ OVERFLOW = {
 async def test_compaction_because_the_server_refuses_a_prompt_that_is_too_long(rig: Rig) -> None:
     rig.model.max_model_len = 1000
     steps = [say(f"step {n}", bash(f"echo {n}")) for n in range(4)]
-    ran = await play(
+    run = await play(
         rig,
         Behaviour(
             name="reactive",
             script=[*steps, Fail(status=400, message=OVERFLOW[rig.way.wire]), SUMMARY, DONE],
         ),
     )
-    assert ran.statuses == ["ok"] * 4 + ["error", "ok", "ok"]
-    assert ran.nodes[-1].origin == "compaction"
-    assert "prompt is too long" in json.loads(ran.calls[4].response)["error"]["message"]
+    assert run.statuses == ["ok"] * 4 + ["error", "ok", "ok"]
+    assert run.nodes[-1].origin == "compaction"
+    assert "prompt is too long" in json.loads(run.calls[4].response)["error"]["message"]
 
 
 async def test_an_answer_that_does_not_fit_is_made_shorter(rig: Rig) -> None:
@@ -188,9 +188,9 @@ async def test_an_answer_that_does_not_fit_is_made_shorter(rig: Rig) -> None:
         "input prompt or the number of requested output tokens."
     )
     rig.model.tokenizes = False
-    ran = await play(rig, Behaviour(name="fit", script=[Fail(status=400, message=message), DONE]))
-    assert ran.statuses == ["ok"]
-    assert [body["max_tokens"] for body in ran.model_requests] == [32_000, 200_000 - 188_240]
+    run = await play(rig, Behaviour(name="fit", script=[Fail(status=400, message=message), DONE]))
+    assert run.statuses == ["ok"]
+    assert [body["max_tokens"] for body in run.model_requests] == [32_000, 200_000 - 188_240]
 
 
 @pytest.mark.parametrize("rig", [Way("messages")], indirect=True, ids=str)
@@ -199,13 +199,13 @@ async def test_a_relayed_refusal_of_max_tokens_is_answered_by_the_cli(rig: Rig) 
         "input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000, decrease input length or "
         "`max_tokens` and try again"
     )
-    ran = await play(rig, Behaviour(name="fit", script=[Fail(status=400, message=message), DONE]))
-    assert ran.statuses == ["error", "ok"]
-    assert [body["max_tokens"] for body in ran.model_requests] == [32_000, 10_760]
+    run = await play(rig, Behaviour(name="fit", script=[Fail(status=400, message=message), DONE]))
+    assert run.statuses == ["error", "ok"]
+    assert [body["max_tokens"] for body in run.model_requests] == [32_000, 10_760]
 
 
 async def test_a_background_command_reports_into_the_same_line_of_calls(rig: Rig) -> None:
-    ran = await play(
+    run = await play(
         rig,
         Behaviour(
             name="background",
@@ -216,8 +216,8 @@ async def test_a_background_command_reports_into_the_same_line_of_calls(rig: Rig
             ],
         ),
     )
-    assert "task-notification" in json.dumps(ran.model_requests[-1])
-    assert [node.parent for node in ran.nodes] == [None, *ran.nodes[:-1]]
+    assert "task-notification" in json.dumps(run.model_requests[-1])
+    assert [node.parent for node in run.nodes] == [None, *run.nodes[:-1]]
 
 
 async def test_two_sessions_at_once_do_not_mix(rig: Rig) -> None:

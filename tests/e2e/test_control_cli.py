@@ -48,11 +48,11 @@ async def test_a_session_goes_on_over_a_change_of_weights(
     hold = asyncio.Event()
     async with Rig(tmp_path, claude, control=control, limits=limits) as rig:
         rig.script(say("", bash("true"), hold=hold), say("Done."))
-        _, ran = await asyncio.gather(update(control, hold, refused=hold_limit_s < 1), rig.claude())
-    assert (ran.result["subtype"], ran.result["result"]) == ("success", "Done.")
-    answered = [call for call in ran.calls if call.status == "ok"]
+        _, run = await asyncio.gather(update(control, hold, refused=hold_limit_s < 1), rig.claude())
+    assert (run.result["subtype"], run.result["result"]) == ("success", "Done.")
+    answered = [call for call in run.calls if call.status == "ok"]
     assert [call.policy_version for call in answered] == ["v1", "v2"]
-    refused = {call.error.type for call in ran.calls if call.error}
+    refused = {call.error.type for call in run.calls if call.error}
     assert refused == ({"GenerationPaused"} if hold_limit_s < 1 else set())
     assert control.snapshot().waiting == 0
 
@@ -70,9 +70,9 @@ async def test_a_budget_that_is_used_up_ends_the_session_cleanly(
 ) -> None:
     async with Rig(tmp_path, claude, budget=budget) as rig:
         rig.script(say("", bash("sleep 0.1")), say("", bash("true")))
-        ran = await rig.claude()
-    assert (ran.result["subtype"], ran.result["is_error"]) == ("success", False)
-    assert "The budget of this attempt is used up" in ran.result["result"]
-    assert ran.statuses == statuses
-    assert ran.calls[-1].error is not None
-    assert ran.calls[-1].error.type == "BudgetExceeded"
+        run = await rig.claude()
+    assert (run.result["subtype"], run.result["is_error"]) == ("success", False)
+    assert "The budget of this attempt is used up" in run.result["result"]
+    assert run.statuses == statuses
+    assert run.calls[-1].error is not None
+    assert run.calls[-1].error.type == "BudgetExceeded"

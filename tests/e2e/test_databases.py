@@ -108,9 +108,9 @@ async def test_one_gateway_answers_the_clients_of_a_database(tmp_path: Path, pos
 def test_a_run_in_a_database_is_graded_anew(tmp_path: Path, postgresql_store: StoreUrl) -> None:
     dump([calc_task(0)], tmp_path / "tasks.jsonl")
     mend = "sed -i 's/x - 1/x + 1/' calc.py"
-    place = ("-o", tmp_path / "out", "--store", postgresql_store.secret_url)
+    output_options = ("-o", tmp_path / "out", "--store", postgresql_store.secret_url)
     done = understudy(
-        *("run", "embedded", "--policy", "idle", "--tasks", tmp_path / "tasks.jsonl", *place),
+        *("run", "embedded", "--policy", "idle", "--tasks", tmp_path / "tasks.jsonl", *output_options),
         *("--agent", "shell", "--agent-command", mend, "--json"),
     )
     assert done.returncode == 0 and json.loads(done.stdout)["solved"] == 1, done.stderr

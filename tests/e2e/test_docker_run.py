@@ -38,8 +38,8 @@ def teach(server: ChatModel | MessagesModel, tasks: list[Task], *, solves: int) 
     for number, task in enumerate(tasks):
         step = number + 1
         mend = f"sed -i 's/return x - {step}/return x + {step}/' calc.py && echo 'how' > NOTES.md"
-        said = [say("I mend it.", bash(probe + mend)), say("Done.")]
-        server.play.lanes[task.instruction] = said if number < solves else [say("I give up.")]
+        turns = [say("I mend it.", bash(probe + mend)), say("Done.")]
+        server.play.lanes[task.instruction] = turns if number < solves else [say("I give up.")]
 
 
 WAYS: dict[str, tuple[type[ChatModel | MessagesModel], tuple[str, ...], dict[str, str]]] = {
@@ -67,9 +67,9 @@ async def test_solved_in_a_container_without_network(way: str, engine: Engine, t
     assert (summary["solved"], summary["unsolved"], summary["refused_tasks"]) == (1, 1, {})
     assert "return x + 1" in (patch := (out / "logs" / "example__calc-0" / "patch.diff").read_text())
     assert "NOTES.md" in patch
-    told = (out / "logs" / "example__calc-0" / "stream.jsonl").read_text().splitlines()
+    events = (out / "logs" / "example__calc-0" / "stream.jsonl").read_text().splitlines()
     (result,) = [
-        event["tool_use_result"]["stdout"] for line in told if (event := json.loads(line))["type"] == "user"
+        event["tool_use_result"]["stdout"] for line in events if (event := json.loads(line))["type"] == "user"
     ]
     commits, user, *environment = result.split()
     assert (commits, user) == ("2", "1000"), "commits that it can see, and who it is"

@@ -112,11 +112,11 @@ def thirty_turns(path: Path, work: Path) -> list[Step]:
     before = ["", "\n\n", "I edit.", " \n", "I edit.\n\n", "<think>\nhm\n</think>\n\n", "<think></think>Now: "]
     steps: list[Step] = [Sample(text="I read. " + call("Read", f'{{"limit": 2000.0, "file_path": {file}}}'))]
     for n in range(26):
-        said = before[(n // 7 + n) % 7] + call("Edit", spellings[n % 7](n))
+        answer = before[(n // 7 + n) % 7] + call("Edit", spellings[n % 7](n))
         if n % 6 == 2:
             shell = json.dumps({"timeout": 5000.0, "description": "d", "command": f"cd {work} && echo {n}"})
-            said += "\n" + call("Bash", shell)
-        steps.append(Sample(text=said, shattered=n % 5 == 3))
+            answer += "\n" + call("Bash", shell)
+        steps.append(Sample(text=answer, shattered=n % 5 == 3))
     shell = '{"command": "echo caf\\u00e9; false", "timeout": 6000.0, "description": "Fail"}'
     return [
         *steps,

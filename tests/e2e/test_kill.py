@@ -37,11 +37,11 @@ def descendants(root: int) -> list[int]:
             except (FileNotFoundError, ProcessLookupError):
                 continue
             parents.setdefault(parent, []).append(int(entry.name))
-    found, waiting = [], [root]
+    children, waiting = [], [root]
     while waiting:
-        found.append(waiting.pop())
-        waiting.extend(parents.get(found[-1], []))
-    return found
+        children.append(waiting.pop())
+        waiting.extend(parents.get(children[-1], []))
+    return children
 
 
 def kill_everything(process: subprocess.Popen[bytes]) -> list[int]:
@@ -58,14 +58,14 @@ def kill_everything(process: subprocess.Popen[bytes]) -> list[int]:
 
 def sandboxed(out: Path) -> list[int]:
     """Processes of any sandbox that the run in `out` opened: they see its gateway's socket among their mounts."""
-    found: list[int] = []
+    processes: list[int] = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and str(out) in (entry / "mountinfo").read_text():
-                found.append(int(entry.name))
+                processes.append(int(entry.name))
         except OSError:
             continue  # it ended meanwhile, or is a zombie without mounts
-    return found
+    return processes
 
 
 def gone(pids: list[int], seconds: float = 5.0) -> bool:

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.services
 @pytest.fixture
 def harness() -> None:
     """The package swebench can be run here; the test is skipped where it cannot."""
-    if found := problems(interpreter()):
-        pytest.skip("; ".join(found))
+    if missing := problems(interpreter()):
+        pytest.skip("; ".join(missing))
 
 
 @pytest.fixture
@@ -40,12 +40,12 @@ def dataset(engine: docker_engine.Engine, tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("harness")
 def test_the_harness_and_our_grader_agree_and_leave_the_same_files(dataset: Path, tmp_path: Path):
-    given, out = tmp_path / "p.jsonl", tmp_path / "out"
+    predictions_file, out = tmp_path / "p.jsonl", tmp_path / "out"
     row = json.loads(dataset.read_text())
 
     def graded(output: Path, *flags: str, code: int) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
         """The summary, the instance's report, and the names of the files beside it."""
-        done = understudy("grade", given, "-t", dataset, "-o", output, "--json", *flags)
+        done = understudy("grade", predictions_file, "-t", dataset, "-o", output, "--json", *flags)
         assert done.returncode == code, done.stderr
         (report,) = output.rglob("report.json")
         summary = json.loads(Path(json.loads(done.stdout)["summary"]).read_text())
@@ -55,7 +55,7 @@ def test_the_harness_and_our_grader_agree_and_leave_the_same_files(dataset: Path
     wrong = diff({"calc/new.py": "x = 1\n"}, {})
     for patch, ids, code, resolved in ((wrong, [ID, "nobody"], 1, []), (row["patch"], [ID], 0, [ID])):
         rows = [{"instance_id": each, "model_name_or_path": "org/m", "model_patch": patch} for each in ids]
-        given.write_text("\n".join(map(json.dumps, rows)))
+        predictions_file.write_text("\n".join(map(json.dumps, rows)))
         theirs, their_report, their_files = graded(out, "--official", code=code)
         ours, our_report, our_files = graded(tmp_path / f"ours {code}", "--sandbox", "docker", code=code)
         assert list(ours) == list(theirs)

@@ -75,8 +75,8 @@ def test_every_rollout_ends_once_though_the_run_is_stopped_and_a_raylet_killed(
     with started(cluster, arguments, "--ray-workers", "1") as run:
         wait_for(lambda: running(postgresql_store) > 0, run, 300)
         run.send_signal(signal.SIGINT)
-        out, said = run.communicate(timeout=200)
-    assert run.returncode == 130, said
+        out, stderr = run.communicate(timeout=200)
+    assert run.returncode == 130, stderr
     assert json.loads(out)["pending"] > 12 and running(postgresql_store) == 0
     with started(cluster, arguments) as run:
         wait_for(lambda: len(at_work(postgresql_store)) == 3, run, 300)
@@ -84,14 +84,14 @@ def test_every_rollout_ends_once_though_the_run_is_stopped_and_a_raylet_killed(
         assert parent(worker) in cluster.raylets
         for process in (parent(worker), worker):
             os.kill(process, signal.SIGKILL)
-        out, said = run.communicate(timeout=400)
-    assert run.returncode == 0, said
+        out, stderr = run.communicate(timeout=400)
+    assert run.returncode == 0, stderr
     summary = json.loads(out)
     assert (summary["rollouts"], summary["pending"], summary["infrastructure_failures"]) == (36, 0, 0)
     ends = check(tmp_path, postgresql_store, 36)
     assert ends["unresponsive"] >= 1 and set(ends) <= {"succeeded", "unresponsive"}
     assert len(list((tmp_path / "out").glob("stream_*.json"))) == 36
-    assert "not-a-secret" not in out + said
+    assert "not-a-secret" not in out + stderr
 
 
 def test_who_waits_for_a_place_is_told_and_a_second_signal_stops_at_once(
@@ -99,12 +99,12 @@ def test_who_waits_for_a_place_is_told_and_a_second_signal_stops_at_once(
 ) -> None:
     arguments = options(tmp_path, postgresql_store, samples=1)
     with started(cluster, arguments, "--ray-cpus", "50") as run:
-        said = ""
+        stderr = ""
         assert run.stderr is not None
-        while "Ray has started no worker yet: 1 actors ask for 50 CPUs each" not in said:
+        while "Ray has started no worker yet: 1 actors ask for 50 CPUs each" not in stderr:
             line = run.stderr.readline()
-            assert line, said
-            said += line
+            assert line, stderr
+            stderr += line
         run.send_signal(signal.SIGTERM)
         assert run.wait(60) == 130
 
@@ -114,14 +114,14 @@ def test_what_cannot_be_is_refused_before_anything_is_validated(
 ) -> None:
     arguments = options(tmp_path, postgresql_store, samples=1)
     with started(cluster, arguments, "--ray-cpus", "1") as run:
-        _, said = run.communicate(timeout=200)
+        _, stderr = run.communicate(timeout=200)
     assert run.returncode == 2
-    assert "this is Understudy 0.1.0, but nodes of the cluster have 99.0 on " in said
-    assert "install this release on every node" in said and "validating" not in said
+    assert "this is Understudy 0.1.0, but nodes of the cluster have 99.0 on " in stderr
+    assert "install this release on every node" in stderr and "validating" not in stderr
     with started(RayCluster("127.0.0.1:1", []), arguments) as run:
-        _, said = run.communicate(timeout=200)
-    assert run.returncode == 2 and "validating" not in said
-    assert "--ray-address 127.0.0.1:1: " in said and "`ray start --head`" in said and "Traceback" not in said
+        _, stderr = run.communicate(timeout=200)
+    assert run.returncode == 2 and "validating" not in stderr
+    assert "--ray-address 127.0.0.1:1: " in stderr and "`ray start --head`" in stderr and "Traceback" not in stderr
 
 
 def test_a_store_in_a_directory_is_refused(tmp_path: Path) -> None:

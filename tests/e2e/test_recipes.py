@@ -86,9 +86,9 @@ def test_their_commands_have_the_options_that_they_give() -> None:
     seen: list[str] = []
     for command in commands():
         seen.append(command[0])
-        said = understudy(command[0], "--help", env={"COLUMNS": "200"}).stdout
+        help_text = understudy(command[0], "--help", env={"COLUMNS": "200"}).stdout
         for option in (word.partition("=")[0] for word in command if word.startswith("--")):
-            assert re.search(rf"(?<![\w-]){option}(?![\w-])", said), option
+            assert re.search(rf"(?<![\w-]){option}(?![\w-])", help_text), option
     assert set(seen) == {"run", "worker"} and len(seen) >= 4
 
 
@@ -123,8 +123,8 @@ def test_slurm_and_systemd_start_workers_that_end_when_they_are_told(
         if "--stop-when-idle" not in script:
             wait_for(ended, worker)
             worker.send_signal(signal.SIGTERM)
-        _, said = worker.communicate(timeout=100)
-    assert worker.returncode == 0, said
+        _, stderr = worker.communicate(timeout=100)
+    assert worker.returncode == 0, stderr
     assert check(tmp_path, postgresql_store, 4) == {"succeeded": 4}
 
 

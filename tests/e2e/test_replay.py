@@ -79,9 +79,9 @@ async def test_a_kill_at_any_moment_asks_nothing_twice_and_stays_below_the_ceili
         ]
         file = str(teachers_of(tmp_path, *tables))
         arguments = (directory, "-t", file, "--max-cost", "2", "--json", "-j", "4")
-        for wanted in (3, 7, 12):
+        for count in (3, 7, 12):
             process = await start(tmp_path, *arguments)
-            for _ in range(wanted):
+            for _ in range(count):
                 await asyncio.wait_for(gate.acquire(), 60)
             os.killpg(process.pid, signal.SIGKILL)
             await process.communicate()
@@ -101,8 +101,8 @@ async def test_a_kill_at_any_moment_asks_nothing_twice_and_stays_below_the_ceili
                 assert len(servers[name].requests) <= 24
             lost = statuses["gpt", "asked"] + statuses["qwen", "asked"]
             assert lost <= 3 * 4
-            held = sum(ask.reserved_usd or 0 for ask in asks)
-            assert (held > 0) == (lost > 0)
+            reserved = sum(ask.reserved_usd or 0 for ask in asks)
+            assert (reserved > 0) == (lost > 0)
             spent = store.asks.cost("replay")
             assert summary["cost_usd"] == pytest.approx(spent.cost_usd + spent.reserved_usd)
         before = len(gpt.requests) + len(qwen.requests)

@@ -122,8 +122,8 @@ def test_the_store_has_what_the_cli_saw(oracle: tuple[Path, Path, dict[str, obje
     assert [call.sequence for call in calls] == list(range(len(calls)))
     answered = {json.loads(call.response)["id"] for call in calls}
     events = [json.loads(line) for line in logs["stream.jsonl"].splitlines()]
-    seen = {event["message"]["id"] for event in events if event["type"] == "assistant"}
-    assert seen == answered
+    shown_ids = {event["message"]["id"] for event in events if event["type"] == "assistant"}
+    assert shown_ids == answered
     assert any(name.startswith("session/") for name in logs)
     key = b"sk-understudy-"
     assert not any(key in call.request or key in call.response for call in calls)

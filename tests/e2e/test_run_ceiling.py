@@ -26,8 +26,8 @@ def test_a_ceiling_holds_and_a_higher_one_goes_on(calc_tasks: Path, tmp_path: Pa
     assert one > 0
     dry = understudy(*common, "--dry-run", "--measured-by", tmp_path / "probe")
     assert dry.returncode == 0, dry.stderr
-    told = json.loads(dry.stdout)
-    assert told["rollouts"] == 4 and told["cost_usd"] == pytest.approx(4 * one, rel=1e-3)
+    estimate = json.loads(dry.stdout)
+    assert estimate["rollouts"] == 4 and estimate["cost_usd"] == pytest.approx(4 * one, rel=1e-3)
     limit = 2.0 + one
     stopped = understudy(*common, "--max-cost", str(limit))
     with Store.open(output, create=False) as store:

@@ -48,14 +48,14 @@ def test_a_worker_that_is_told_to_stop_finishes_what_it_has_and_another_goes_on(
     with worker(postgresql_store) as first:
         wait_for(lambda: running(postgresql_store) == 2, first)
         first.send_signal(signal.SIGTERM)
-        _, said = first.communicate(timeout=60)
-        assert first.returncode == 0, said
-        assert "has ended, " in said
+        _, stderr = first.communicate(timeout=60)
+        assert first.returncode == 0, stderr
+        assert "has ended, " in stderr
     with Store.open(postgresql_store) as store:
         assert all(not store.leases.holders(run.id) for run in store.runs.all())
     with worker(postgresql_store, "--stop-when-idle") as second:
-        _, said = second.communicate(timeout=120)
-        assert second.returncode == 0, said
+        _, stderr = second.communicate(timeout=120)
+        assert second.returncode == 0, stderr
     assert check(tmp_path, postgresql_store, 8) == {"succeeded": 8}
 
 
@@ -126,8 +126,8 @@ def test_a_run_that_a_process_executes_alone_is_refused_to_others(tmp_path: Path
             assert "another run is using the store" in refused.stderr or "is being executed by" in refused.stderr
             assert "not-a-secret" not in refused.stderr
         go.touch()
-        out, said = alone.communicate(timeout=120)
-        assert alone.returncode == 0, said
+        out, stderr = alone.communicate(timeout=120)
+        assert alone.returncode == 0, stderr
     assert json.loads(out)["pending"] == 0
     assert check(tmp_path, location, 12) == {"succeeded": 12}
     assert enqueue(tmp_path, location, "--engine", "detached", command=command).returncode == 0
@@ -186,7 +186,7 @@ def test_a_database_that_goes_away_for_a_while_is_waited_for(tmp_path: Path) -> 
             server.stop()
             time.sleep(LEASE_S + 1.0)
             server.start()
-            _, said = working.communicate(timeout=120)
-        assert working.returncode == 0, said
+            _, stderr = working.communicate(timeout=120)
+        assert working.returncode == 0, stderr
         ends = check(tmp_path, url, 4)
         assert set(ends) <= {"succeeded", "unresponsive"} and ends["succeeded"] == 4
