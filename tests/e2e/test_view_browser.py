@@ -426,3 +426,19 @@ def test_hostile_text_is_text_in_an_exported_file(saved: Watched, stores: Path, 
         expect(page.get_by_text("Loading…")).to_have_count(0)
         assert page.locator("main script, main iframe, main object, main style, main form[action]").count() == 0
         assert saved.overflow() <= 0 and not saved.faults, (number, view)
+
+
+def test_what_an_address_names_and_the_store_lacks_is_said(watched: Watched, ids: dict[str, str]):
+    rollout = f"/s/{ids['run']}/r/{rollout_of(watched.url, ids['run'])}"
+    for path, said in (
+        (f"{rollout}?view=calls&call=nope", "There is no call “nope” here: the first call"),
+        (f"{rollout}?view=calls&turn=9999", "There is no turn 9999 here: the first call"),
+        (f"{rollout}?turn=9999", "There is no turn 9999 here: turn 4 of 4 is shown"),
+        (f"/s/{ids['graded']}/pairs?pair=nope", "There is no pair “nope” here: the first pair is shown"),
+        ("/report", "The address names no run."),
+    ):
+        page = watched.open(path)
+        expect(page.get_by_text(said)).to_be_visible(timeout=TIMEOUT_MS)
+    page = watched.open(f"/s/{ids['run']}/compare")
+    options = page.get_by_label("Compare with").locator("option").all_inner_texts()
+    assert "graded" in options and "loop" not in options

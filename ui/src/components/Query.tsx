@@ -1,5 +1,6 @@
 import type { ReactNode } from "react";
 import { ApiError } from "../api/source";
+import { Text } from "./Text";
 import styles from "./Query.module.css";
 
 type Result<Data> = { data: Data | undefined; error: Error | null; isPending: boolean };
@@ -10,6 +11,15 @@ export function ErrorNote({ error }: { error: Error }) {
       <strong>{error.message}</strong>
       {error instanceof ApiError && <p>{error.remedy}</p>}
     </div>
+  );
+}
+
+/** Says that what the address names is not here, and what is shown in its place. */
+export function NotHere({ what, shown }: { what: string; shown: string }) {
+  return (
+    <p className={styles.error} role="alert">
+      There is no <Text>{what}</Text> here: {shown}.
+    </p>
   );
 }
 

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { ABSENT, ago, bytes, duration, money, percent, reward, short } from "./format";
+import { ABSENT, ago, bytes, counted, duration, money, percent, reward, short } from "./format";
 
 describe("formats", () => {
   it("show durations in at most two units", () => {
@@ -24,5 +24,8 @@ describe("formats", () => {
       "2 hours ago",
       "1 day ago",
     ]);
+  });
+  it("count one of a thing without a plural", () => {
+    expect([0, 1, 2, 1200].map((value) => counted(value, "vote"))).toEqual(["0 votes", "1 vote", "2 votes", "1,200 votes"]);
   });
 });

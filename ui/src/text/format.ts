@@ -8,6 +8,11 @@ export function count(value: number | null | undefined): string {
   return value == null ? ABSENT : COUNT.format(value);
 }
 
+/** Returns a number with the noun that it counts: 1 vote, 2 votes. */
+export function counted(value: number | null | undefined, noun: string): string {
+  return `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
 /** Returns a large number with a unit prefix: 12.3K, 4M. */
 export function short(value: number | null | undefined): string {
   return value == null ? ABSENT : value < 10_000 ? COUNT.format(value) : SHORT.format(value);

@@ -8,11 +8,11 @@ import { Button, Choice, Toolbar } from "../../components/controls";
 import { useKeys } from "../../components/keyboard";
 import { Badge, Empty, Key } from "../../components/marks";
 import { useMore } from "../../components/More";
-import { ErrorNote, Loaded } from "../../components/Query";
+import { ErrorNote, Loaded, NotHere } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { useUrlState } from "../../components/useUrlState";
 import { useVoter } from "../../components/voter";
-import { count, percent } from "../../text/format";
+import { count, counted, percent } from "../../text/format";
 import { PlainBlock } from "../rollout/PlainBlock";
 import { alignedBlocks } from "./aligned";
 import styles from "./PairsView.module.css";
@@ -63,7 +63,9 @@ export function PairsView() {
   const agreement = useQuery(pairVotesQuery(store)).data;
   const { fetchNextPage, hasNextPage, isFetchingNextPage } = result;
   const pairs = useMemo(() => result.data?.pages.flatMap((page) => page.pairs) ?? [], [result.data]);
-  const at = Math.max(0, pairs.findIndex((pair) => pair.id === url["pair"]));
+  const found = pairs.findIndex((pair) => pair.id === url["pair"]);
+  const isSought = url["pair"] !== undefined && found === -1;
+  const at = Math.max(0, found);
   const pair = pairs[at];
   const vote = useVote(store);
   const mayWrite = useMayWrite();
@@ -75,8 +77,8 @@ export function PairsView() {
   const own = votes.find((each) => each.voter === voter);
   const [shownVotes, more] = useMore(votes, 50);
   useEffect(() => {
-    if (at >= pairs.length - 5 && hasNextPage && !isFetchingNextPage) void fetchNextPage();
-  }, [at, pairs.length, hasNextPage, isFetchingNextPage, fetchNextPage]);
+    if ((isSought || at >= pairs.length - 5) && hasNextPage && !isFetchingNextPage) void fetchNextPage();
+  }, [at, isSought, pairs.length, hasNextPage, isFetchingNextPage, fetchNextPage]);
 
   const goTo = (index: number) => {
     const next = pairs[Math.min(pairs.length - 1, Math.max(0, index))];
@@ -121,7 +123,7 @@ export function PairsView() {
         </Button>
         {agreement !== undefined && (
           <span className={styles.muted}>
-            {count(agreement.votes.length)} votes
+            {counted(agreement.votes.length, "vote")}
             {agreement.agreement !== null && `, voters agree in ${percent(agreement.agreement)}`}
           </span>
         )}
@@ -133,11 +135,14 @@ export function PairsView() {
         )}
       </Toolbar>
       {vote.error !== null && <ErrorNote error={vote.error} />}
+      {isSought && !hasNextPage && pair !== undefined && (
+        <NotHere what={`pair “${url["pair"]}”`} shown="the first pair is shown" />
+      )}
       <Loaded result={result}>
         {() =>
           pair === undefined ? (
             <Empty>
-              No pair: {count(first?.compared)} comparisons were made.{" "}
+              No pair: {counted(first?.compared, "comparison")} made.{" "}
               <Text>
                 {Object.entries(first?.left_out ?? {})
                   .map(([reason, amount]) => `${amount} ${reason}`)
@@ -147,7 +152,7 @@ export function PairsView() {
           ) : (
             <div className={styles.page}>
               <details className={styles.prompt}>
-                <summary>What was asked: {count(pair.prompt_messages)} messages</summary>
+                <summary>What was asked: {counted(pair.prompt_messages, "message")}</summary>
                 {pair.prompt.map((block, index) => (
                   <PlainBlock key={index} block={block} />
                 ))}

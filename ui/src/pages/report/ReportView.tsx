@@ -2,15 +2,17 @@ import { useQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useParams } from "@tanstack/react-router";
 import type { ReactNode } from "react";
 import { reportQuery } from "../../api/queries";
+import { source } from "../../api/source";
 import type { ReportChart, ReportFigures, ReportView as Report } from "../../api/types";
 import { Chart } from "../../components/Chart";
 import { type Column, DataTable } from "../../components/DataTable";
-import { Badge, Rate, Stat, Stats, type Tone } from "../../components/marks";
+import { Badge, Empty, Rate, Stat, Stats, type Tone } from "../../components/marks";
 import { Card, Page, Trail } from "../../components/Page";
 import { Loaded } from "../../components/Query";
+import { TableHead } from "../../components/TableHead";
 import { Text } from "../../components/Text";
 import { useUrlState } from "../../components/useUrlState";
-import { count, duration, moment, money, percent, short } from "../../text/format";
+import { count, counted, duration, moment, money, percent, short } from "../../text/format";
 import { figure } from "../loop/curves";
 import table from "../store/HealthView.module.css";
 import { chartOf, pointNotes, sums, type TaskLine, taskLines, type Tried } from "./report";
@@ -22,15 +24,7 @@ function Rows({ head, rows }: { head: string[]; rows: ReactNode[][] }) {
   return (
     <div className={styles.wide} tabIndex={0} role="region" aria-label={head.filter(Boolean).join(", ")}>
       <table className={table.table}>
-        <thead>
-          <tr>
-            {head.map((name) => (
-              <th key={name} scope="col">
-                {name}
-              </th>
-            ))}
-          </tr>
-        </thead>
+        <TableHead names={head} />
         <tbody>
           {rows.map((cells, row) => (
             <tr key={row}>
@@ -160,7 +154,7 @@ function Tasks({ report }: { report: Report }) {
   const [more, less] = [changes.filter((change) => change > 0).length, changes.filter((change) => change < 0).length];
   return (
     <Card
-      title={`${count(lines.length)} tasks`}
+      title={counted(lines.length, "task")}
       note={changes.length > 0 && `${count(more)} of ${count(changes.length)} are solved more often than at first, ${count(less)} less often.`}
     >
       <div className={styles.tasks}>
@@ -264,7 +258,14 @@ export function ReportPage() {
   const [url] = useUrlState();
   return (
     <Page title="Report" trail={<Trail to="/">Runs</Trail>}>
-      <Content stores={url["stores"] ?? ""} />
+      {source.isServer && !url["stores"] ? (
+        <Empty>
+          The address names no run. Open a run or a loop and choose “Report”, or choose “Compare” there for a report of two
+          runs.
+        </Empty>
+      ) : (
+        <Content stores={url["stores"] ?? ""} />
+      )}
     </Page>
   );
 }

@@ -1,6 +1,6 @@
 import { type ReactNode, useState } from "react";
 import { Button } from "../../components/controls";
-import { bytes, count } from "../../text/format";
+import { bytes, counted } from "../../text/format";
 import styles from "./Block.module.css";
 
 /** Longer texts are folded to their first lines until they are opened. */
@@ -38,7 +38,7 @@ export function LongText(props: {
         <div className={styles.more}>
           {isLong && (
             <Button onClick={() => setOpen(!isOpen)} aria-expanded={isOpen}>
-              {isOpen ? "Fold" : `Show ${count(lines.length)} lines`}
+              {isOpen ? "Fold" : `Show ${counted(lines.length, "line")}`}
             </Button>
           )}
           {(isOpen || !isLong) && rest > 0 && props.more !== undefined && (

@@ -5,7 +5,7 @@ import { Button, Toolbar } from "../../components/controls";
 import { Code } from "../../components/Code";
 import { useKeys } from "../../components/keyboard";
 import { Empty } from "../../components/marks";
-import { Loaded } from "../../components/Query";
+import { Loaded, NotHere } from "../../components/Query";
 import { useUrlState } from "../../components/useUrlState";
 import { bytes } from "../../text/format";
 import styles from "./RawView.module.css";
@@ -59,7 +59,9 @@ export function RawView({ body }: { body: RolloutKey }) {
   }, [hasNextPage, isFetchingNextPage, fetchNextPage]);
   const calls = useMemo(() => result.data?.pages.flatMap((page) => page.calls) ?? [], [result.data]);
   const turn = Number(url["turn"] ?? 1) || 1;
-  const at = Math.max(0, url["call"] === undefined ? turn - 1 : calls.findIndex((call) => call.call_id === url["call"]));
+  const wanted = url["call"] === undefined ? turn - 1 : calls.findIndex((call) => call.call_id === url["call"]);
+  const isMissing = !hasNextPage && calls.length > 0 && calls[wanted] === undefined;
+  const at = isMissing ? 0 : Math.max(0, wanted);
   const call = calls[at];
   const part = url["part"] === "response" ? "response" : "request";
   const goTo = (index: number) => {
@@ -73,6 +75,12 @@ export function RawView({ body }: { body: RolloutKey }) {
           <Empty>No call was stored for this attempt.</Empty>
         ) : (
           <>
+            {isMissing && (
+              <NotHere
+                what={url["call"] === undefined ? `turn ${turn}` : `call “${url["call"]}”`}
+                shown="the first call of this attempt is shown"
+              />
+            )}
             <Toolbar>
               <Button onClick={() => goTo(at - 1)} disabled={at === 0}>
                 ← Call

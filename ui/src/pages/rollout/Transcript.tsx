@@ -6,7 +6,7 @@ import type { BlockView, RolloutHead, TurnView } from "../../api/types";
 import { Button, Toolbar } from "../../components/controls";
 import { useKeys } from "../../components/keyboard";
 import { Badge, Empty } from "../../components/marks";
-import { ErrorNote } from "../../components/Query";
+import { ErrorNote, NotHere } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { useUrlState } from "../../components/useUrlState";
 import { joinList, splitList, toggled } from "../../text/address";
@@ -97,7 +97,9 @@ export function Transcript({ body, head }: { body: RolloutKey; head: RolloutHead
   const [url, setUrl] = useUrlState();
   const scroller = useRef<HTMLDivElement>(null);
   const total = head.turns;
-  const selected = url["turn"] === undefined ? null : Math.min(total, Math.max(1, Number(url["turn"]) || 1)) - 1;
+  const asked = Number(url["turn"]);
+  const isMissing = url["turn"] !== undefined && !(Number.isInteger(asked) && asked >= 1 && asked <= total);
+  const selected = url["turn"] === undefined ? null : Math.min(total, Math.max(1, asked || 1)) - 1;
   const without = url["without"] ?? "";
   const folded = useMemo(() => new Set(splitList(url["fold"]).map(Number)), [url]);
   const allFolded = url["folded"] === "1";
@@ -162,6 +164,7 @@ export function Transcript({ body, head }: { body: RolloutKey; head: RolloutHead
   if (total === 0) return <Empty>No call was stored for this attempt.</Empty>;
   return (
     <>
+      {isMissing && <NotHere what={`turn ${url["turn"]}`} shown={`turn ${(selected ?? 0) + 1} of ${total} is shown`} />}
       {head.branches.length > 1 && <Swimlanes body={body} head={head} selected={selected} onSelect={select} />}
       <Toolbar>
         {KINDS.map(([kind, name]) => (

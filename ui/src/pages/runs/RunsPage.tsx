@@ -10,7 +10,7 @@ import { Page } from "../../components/Page";
 import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { useUrlState } from "../../components/useUrlState";
-import { ago, count, money, percent, short } from "../../text/format";
+import { ago, count, counted, money, percent, short } from "../../text/format";
 import { ended, matches, rolloutsOf, sortStores } from "./stores";
 import styles from "./RunsPage.module.css";
 
@@ -23,9 +23,9 @@ function State({ store }: { store: StoreSummary }) {
 }
 
 function Size({ store }: { store: StoreSummary }) {
-  if (store.kind === "sessions") return <>{count(store.conversations)} conversations</>;
-  if (store.kind === "gateway") return <>{count(store.clients)} clients</>;
-  if (store.kind === "loop") return <>{count(store.steps)} steps</>;
+  if (store.kind === "sessions") return <>{counted(store.conversations, "conversation")}</>;
+  if (store.kind === "gateway") return <>{counted(store.clients, "client")}</>;
+  if (store.kind === "loop") return <>{counted(store.steps, "step")}</>;
   const total = rolloutsOf(store);
   return total === 0 ? <>–</> : <Progress done={ended(store)} total={total} />;
 }

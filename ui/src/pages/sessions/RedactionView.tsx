@@ -5,7 +5,7 @@ import { Badge, Empty } from "../../components/marks";
 import { Card } from "../../components/Page";
 import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
-import { bytes, count } from "../../text/format";
+import { bytes, count, counted } from "../../text/format";
 import styles from "../store/HealthView.module.css";
 
 /** What redaction would replace, shown before anything is exported. */
@@ -21,8 +21,8 @@ export function RedactionView() {
             note={
               <span role="status">
                 {view.complete
-                  ? `searched all: ${count(view.conversations)} conversations, ${bytes(view.characters)}`
-                  : `searching: ${count(view.conversations)} conversations so far, ${bytes(view.characters)}; the store has ${count(view.total)} conversations and rollouts`}
+                  ? `searched all: ${counted(view.conversations, "conversation")}, ${bytes(view.characters)}`
+                  : `searching: ${counted(view.conversations, "conversation")} so far, ${bytes(view.characters)}; the store has ${count(view.total)} conversations and rollouts`}
               </span>
             }
           >

@@ -9,7 +9,7 @@ import { Badge, Empty } from "../../components/marks";
 import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { useUrlState } from "../../components/useUrlState";
-import { count } from "../../text/format";
+import { count, counted } from "../../text/format";
 import styles from "./SessionsView.module.css";
 
 const FILTERS = ["project", "agent", "format"] as const;
@@ -115,7 +115,7 @@ export function SessionsView() {
           </Button>
         ))}
         <span className={styles.total} role="status">
-          {result.data && `${count(result.data.pages[0]?.total)} conversations`}
+          {result.data && counted(result.data.pages[0]?.total, "conversation")}
         </span>
       </Toolbar>
       <Loaded result={result}>

@@ -9,7 +9,7 @@ import { Badge, Empty } from "../../components/marks";
 import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { useUrlState } from "../../components/useUrlState";
-import { count } from "../../text/format";
+import { count, counted } from "../../text/format";
 import { PlainBlock } from "../rollout/PlainBlock";
 import styles from "./SessionsView.module.css";
 
@@ -42,14 +42,14 @@ function State({ store, state }: { store: string; state: string }) {
         <>
           {view.first > 0 && (
             <Button onClick={() => setUrl({ from: String(Math.max(0, view.first - MESSAGES)) })}>
-              {count(view.first)} messages before
+              {counted(view.first, "message")} before
             </Button>
           )}
           {view.messages.map((block, index) => (
             <PlainBlock key={index} block={block} />
           ))}
           {view.next !== null && (
-            <Button onClick={() => setUrl({ from: String(view.next) })}>{count(view.total - view.next)} messages after</Button>
+            <Button onClick={() => setUrl({ from: String(view.next) })}>{counted(view.total - view.next, "message")} after</Button>
           )}
           <div className={styles.action} role="group" aria-label="What the model did">
             {view.action.map((block, index) => (
@@ -95,7 +95,7 @@ export function StatesView() {
           <Button onClick={() => setUrl({ trace: undefined, row: undefined })}>Of all conversations</Button>
         )}
         <span className={styles.total} role="status">
-          {result.data && `${count(result.data.pages[0]?.total)} states`}
+          {result.data && counted(result.data.pages[0]?.total, "state")}
         </span>
       </Toolbar>
       <Loaded result={result}>

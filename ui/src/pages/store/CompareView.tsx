@@ -5,6 +5,7 @@ import { Choice, Toolbar } from "../../components/controls";
 import { Badge, Empty, Stat, Stats } from "../../components/marks";
 import { useMore } from "../../components/More";
 import { Loaded } from "../../components/Query";
+import { TableHead } from "../../components/TableHead";
 import { Text } from "../../components/Text";
 import { useUrlState } from "../../components/useUrlState";
 import { count, percent } from "../../text/format";
@@ -38,15 +39,7 @@ function Comparison({ before, after }: { before: string; after: string }) {
             </Link>
           </p>
           <table className={health.table}>
-            <thead>
-              <tr>
-                {["Task", "Other run", "This run", "Change"].map((name) => (
-                  <th key={name} scope="col">
-                    {name}
-                  </th>
-                ))}
-              </tr>
-            </thead>
+            <TableHead names={["Task", "Other run", "This run", "Change"]} />
             <tbody>
               {tasks.map((task) => {
                 const rate = (solved: number, graded: number) => (graded === 0 ? null : solved / graded);
@@ -104,7 +97,7 @@ export function CompareView() {
           any="choose a run"
           value={other}
           options={(stores.data?.stores ?? [])
-            .filter((each) => each.id !== store && each.graded > 0)
+            .filter((each) => each.id !== store && each.kind === "run" && each.graded > 0)
             .map((each) => [each.id, each.name] as const)}
           onChange={(value) => setUrl({ with: value })}
         />

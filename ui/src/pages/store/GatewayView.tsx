@@ -8,6 +8,7 @@ import { Badge, Empty, Stat, Stats } from "../../components/marks";
 import { useMore } from "../../components/More";
 import { Card } from "../../components/Page";
 import { ErrorNote, Loaded } from "../../components/Query";
+import { TableHead } from "../../components/TableHead";
 import { Text } from "../../components/Text";
 import { bytes, count, duration, moment, money, short } from "../../text/format";
 import styles from "./HealthView.module.css";
@@ -21,15 +22,7 @@ function Calls({ store, gateway }: { store: string; gateway: Gateway }) {
         <Empty>No call is in flight.</Empty>
       ) : (
         <table className={styles.table}>
-          <thead>
-            <tr>
-              {["Client", "Session", "Model", "State", "Since", "Request", "Sent so far"].map((name) => (
-                <th key={name} scope="col">
-                  {name}
-                </th>
-              ))}
-            </tr>
-          </thead>
+          <TableHead names={["Client", "Session", "Model", "State", "Since", "Request", "Sent so far"]} />
           <tbody>
             {calls.map((call) => (
               <tr key={call.id}>
@@ -106,15 +99,7 @@ export function GatewayView() {
               <Empty>No key was made.</Empty>
             ) : (
               <table className={styles.table}>
-                <thead>
-                  <tr>
-                    {["Client", "Calls", "Tokens", "Spend", "Budget", "Expires"].map((name) => (
-                      <th key={name} scope="col">
-                        {name}
-                      </th>
-                    ))}
-                  </tr>
-                </thead>
+                <TableHead names={["Client", "Calls", "Tokens", "Spend", "Budget", "Expires"]} />
                 <tbody>
                   {clients.map((client) => (
                     <tr key={client.attempt_id}>

@@ -11,7 +11,7 @@ import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { useListKeys } from "../../components/useListKeys";
 import { useUrlState } from "../../components/useUrlState";
-import { count } from "../../text/format";
+import { count, counted } from "../../text/format";
 import styles from "./GridView.module.css";
 
 const ROW_HEIGHT = 28;
@@ -83,7 +83,7 @@ export function GridView() {
           tasks.length === 0 ? (
             <Empty>There is no task.</Empty>
           ) : (
-            <div ref={scroller} className={styles.scroller} tabIndex={0} role="region" aria-label={`${count(data.pages[0]?.total)} tasks`}>
+            <div ref={scroller} className={styles.scroller} tabIndex={0} role="region" aria-label={counted(data.pages[0]?.total, "task")}>
               <ol className={styles.grid} style={{ height: virtualizer.getTotalSize() }}>
                 {items.map((item) => {
                   const task = tasks[item.index];

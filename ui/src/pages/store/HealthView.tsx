@@ -6,6 +6,7 @@ import { Badge, Empty } from "../../components/marks";
 import { useMore } from "../../components/More";
 import { Card } from "../../components/Page";
 import { Loaded } from "../../components/Query";
+import { TableHead } from "../../components/TableHead";
 import { Text } from "../../components/Text";
 import { count, duration } from "../../text/format";
 import { phaseName } from "../rollout/phases";
@@ -17,12 +18,7 @@ function Amounts({ amounts, name, search }: { amounts: Record<string, number>; n
   if (rows.length === 0) return <Empty>None.</Empty>;
   return (
     <table className={styles.table}>
-      <thead>
-        <tr>
-          <th scope="col">{name}</th>
-          <th scope="col">Number</th>
-        </tr>
-      </thead>
+      <TableHead names={[name, "Number"]} />
       <tbody>
         {rows.map(([text, amount]) => (
           <tr key={text}>
@@ -58,15 +54,7 @@ function Open({ store, rows }: { store: string; rows: StoreHealth["open"] }) {
   return (
     <Card title="What waits for what">
       <table className={styles.table}>
-        <thead>
-          <tr>
-            {["Rollouts", "Number", "Wait for", "The longest"].map((name) => (
-              <th key={name} scope="col">
-                {name}
-              </th>
-            ))}
-          </tr>
-        </thead>
+        <TableHead names={["Rollouts", "Number", "Wait for", "The longest"]} />
         <tbody>
           {rows.map((row) => (
             <tr key={row.status}>
@@ -95,15 +83,7 @@ function Workers({ workers }: { workers: StoreHealth["workers"] }) {
   return (
     <Card title="Who works">
       <table className={styles.table}>
-        <thead>
-          <tr>
-            {["Process", "Executes", "At most", "Heard of"].map((name) => (
-              <th key={name} scope="col">
-                {name}
-              </th>
-            ))}
-          </tr>
-        </thead>
+        <TableHead names={["Process", "Executes", "At most", "Heard of"]} />
         <tbody>
           {shown.map((worker) => (
             <tr key={worker.id}>
@@ -137,15 +117,7 @@ export function HealthView() {
               <Empty>No attempt has ended so far.</Empty>
             ) : (
               <table className={styles.table}>
-                <thead>
-                  <tr>
-                    {["Phase", "Attempts", "Median", "99th percentile"].map((name) => (
-                      <th key={name} scope="col">
-                        {name}
-                      </th>
-                    ))}
-                  </tr>
-                </thead>
+                <TableHead names={["Phase", "Attempts", "Median", "99th percentile"]} />
                 <tbody>
                   {health.phases.map((phase) => (
                     <tr key={phase.phase}>
@@ -166,15 +138,7 @@ export function HealthView() {
               <Empty>There was none.</Empty>
             ) : (
               <table className={styles.table}>
-                <thead>
-                  <tr>
-                    {["Boundary", "Attempts", "Given up", "One of the messages"].map((name) => (
-                      <th key={name} scope="col">
-                        {name}
-                      </th>
-                    ))}
-                  </tr>
-                </thead>
+                <TableHead names={["Boundary", "Attempts", "Given up", "One of the messages"]} />
                 <tbody>
                   {health.faults.map((fault) => (
                     <tr key={fault.boundary}>

@@ -10,7 +10,7 @@ import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { useUrlState } from "../../components/useUrlState";
 import { joinList, splitList, toggled, type UrlState } from "../../text/address";
-import { ago, count, duration, money, reward, short } from "../../text/format";
+import { ago, count, counted, duration, money, reward, short } from "../../text/format";
 import { IntegrityBadge, StatusBadge } from "./badges";
 import styles from "./RolloutsView.module.css";
 
@@ -136,7 +136,7 @@ export function RolloutsView() {
           onToggle={(id) => setUrl({ hide: joinList(toggled(hidden, id)) ?? "none" })}
         />
         <span className={styles.total} role="status">
-          {total === undefined ? "" : `${count(total)} rollouts`}
+          {total === undefined ? "" : counted(total, "rollout")}
         </span>
       </Toolbar>
       <Loaded result={result}>

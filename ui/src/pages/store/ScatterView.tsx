@@ -7,7 +7,7 @@ import { Choice, Toolbar } from "../../components/controls";
 import { Empty } from "../../components/marks";
 import { Loaded } from "../../components/Query";
 import { useUrlState } from "../../components/useUrlState";
-import { count, duration, money, short } from "../../text/format";
+import { count, counted, duration, money, short } from "../../text/format";
 import { ticksOf } from "./scatter";
 import styles from "./ScatterView.module.css";
 
@@ -55,7 +55,7 @@ export function ScatterView() {
           onChange={(x) => setUrl({ x })}
         />
         <span className={styles.note}>
-          {count(graded.length)} graded rollouts
+          {counted(graded.length, "graded rollout")}
           {(result.data?.pages[0]?.total ?? 0) > MOST_POINTS && `, of the first ${count(MOST_POINTS)}`}
         </span>
       </Toolbar>

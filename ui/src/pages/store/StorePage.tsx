@@ -8,7 +8,7 @@ import { ErrorNote, Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { useUpKey } from "../../components/useUpKey";
 import { ApiError, source } from "../../api/source";
-import { count, money, percent, short } from "../../text/format";
+import { count, counted, money, percent, short } from "../../text/format";
 import { ended, rolloutsOf } from "../runs/stores";
 
 const INDEX = "/s/$store";
@@ -69,7 +69,7 @@ function Figures({ store }: { store: StoreSummary }) {
           }
         />
       )}
-      {total > 0 && <Stat label="Rollouts" value={`${count(ended(store))}/${count(total)}`} note={`${count(store.tasks)} tasks`} />}
+      {total > 0 && <Stat label="Rollouts" value={`${count(ended(store))}/${count(total)}`} note={counted(store.tasks, "task")} />}
       {store.suspicious > 0 && <Stat label="Suspicious" value={count(store.suspicious)} tone="warn" />}
       {store.steps > 0 && <Stat label="Steps" value={count(store.steps)} />}
       {store.calls > 0 && (
