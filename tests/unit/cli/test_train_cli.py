@@ -119,9 +119,9 @@ def test_a_file_has_options_and_the_command_line_counts_before_it(tmp_path: Path
         ("sft = 3\n", "expected a table"),
         ("[sft\n", "invalid TOML"),
         ("[sft]\nepochs = 0\n", "epochs"),
-        ("[grpo]\nepochs = 2\n", r"no table \[sft\]; it has: grpo"),
-        ("epochs = 2\n", r"no table \[sft\]; it has: epochs"),
-        ("", r"no table \[sft\]; it has: nothing"),
+        ("[grpo]\nepochs = 2\n", r"no table \[sft\], expected at least one; it has: grpo"),
+        ("epochs = 2\n", r"no table \[sft\], expected at least one; it has: epochs"),
+        ("", r"no table \[sft\], expected at least one; it has: nothing"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_said(tmp_path: Path, content: str, said: str):
