@@ -290,7 +290,7 @@ def _encode_equal(value: Any, kind: Any, left: "list[int]", depth: int) -> Any:
 
 
 def _candidates(kind: Any) -> "list[Callable[[Any], Any]]":
-    """Return functions that make builtin values of objects that resemble them."""
+    """Return the conversions to try on an object of class `kind`, by its methods: `dict` if it has `keys`, …"""
 
     def has(*names: str) -> bool:
         return all(hasattr(kind, name) for name in names)
@@ -377,7 +377,7 @@ def _coarse(encoded: Any) -> Any:
 
 
 def send(site: int, value: Any, second: "int | None" = None) -> None:
-    """Report a value; also for a second site if one value is compared twice."""
+    """Report an observed value for the assertion `site`, and for `second` if it compares the same value."""
     encoded = encode(value)
     _report(site, "value", encoded)
     if second is not None:

@@ -92,8 +92,8 @@ class TwinSite(Struct, frozen=True):
 
 
 class TwinVersion(Struct, frozen=True):
-    """A rewritten copy of a test file: its source, its sites (the rewritten assertions) by number, and the tests'
-    old names by their new ones.
+    """A rewritten test file: its source, its rewritten assertions by number, and the original name of each renamed
+    test.
     """
 
     source: str

@@ -104,8 +104,9 @@ def _names_models(config: Path | None) -> bool:
 
 
 def embedded_server(config: GatewayConfig, settings: ModelSettings) -> tuple[str | None, str | None, str | None]:
-    """Return the policy, or the directory and version of the weights, for the server that a run starts; None for
-    none.
+    """Return (policy, weights directory, weights version) of the server that a run starts.
+
+    Either the policy is set or the other two; all three are None if the run starts no server.
 
     Raises ConfigError for options that need such a server if there is none, or for a directory without weights.
     """

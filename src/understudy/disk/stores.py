@@ -44,8 +44,11 @@ class Retention(Struct, frozen=True, kw_only=True):
 
 
 class PrunedStore(Struct, frozen=True, kw_only=True):
-    """What is removed of a store or a loop, or was: `runs` by what is dropped of them, and `bytes` in the database
-    or the files. `stays` are the reasons why other runs stay, with how many; `note` says what else was not done.
+    """What pruning removes from a store or a loop, as planned or as done.
+
+    `runs` are run ids by the part that is dropped, `weights` the removed checkpoints, and `bytes` the space in the
+    database or the files. `stays` counts the runs that are kept, by reason. `note` says what could not be done,
+    `skipped` why nothing was.
     """
 
     location: str
@@ -121,7 +124,10 @@ class Pruner:
         return self._each("reading", self._plan)
 
     def remove(self) -> Iterator[PrunedStore]:
-        """Remove it, store by store. A store that others have open is left alone, with a note."""
+        """Remove what `plan` shows, and yield what was removed from each store.
+
+        A store that others have open is left alone; `skipped` then says so.
+        """
         return self._each("pruning", self._remove)
 
     def _each(self, doing: str, prune: Callable[[FoundStore], PrunedStore]) -> Iterator[PrunedStore]:

@@ -110,9 +110,10 @@ _SERVERS = {"vllm": VLLMBackend, "sglang": SGLangBackend, "embedded": EmbeddedBa
 
 
 def secret_of(key: str, model: ModelConfig) -> str | None:
-    """Return the key for a model's servers from the environment; None if they need none.
+    """Return the API key for a model's servers from the environment; None if they need none.
 
-    `key` names the model in errors. Raises ConfigError if the key is required and missing.
+    Errors begin with `key`, the setting's name, such as models.high. Raises ConfigError if the API key is required
+    and missing.
     """
     provider = _PROVIDERS.get(model.backend)
     name = model.api_key_env or (provider.key_env if provider else None)

@@ -146,11 +146,12 @@ def _fails_all(prepared: PreparedTask, judgement: TwinJudgement) -> bool:
 async def _attempt(
     prepared: PreparedTask, gated: GatedPatch, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> TwinJudgement | PatchFault:
-    """Return what one attempt shows; `clean` if the patch does not apply, which the tests' own verdict reports.
+    """Run each rewritten version of the deciding tests once on the patch, and judge what they observed.
 
-    All versions run, whatever values the first ones show: otherwise a patch that could see how many ran would
-    learn which of the expected values had been changed. An attempt ends early only for what the patch's code
-    decides: that a test does not end.
+    Returns a PatchFault if the patch's code broke a run, and a `clean` judgement if the patch does not apply,
+    which the ordinary tests report. A wrong value does not end the loop: from the number of versions that ran, a
+    patch could learn which expected values had been changed. A test that fails or times out does end it, because
+    the patch's code decides that itself and so learns nothing.
     """
     tests = deciding_tests(prepared.task, prepared.options)
     names = [twin.name for twin in prepared.options.twins.values()]
@@ -361,8 +362,9 @@ async def validate(
             graded = replace(graded, options=await learn_twins(tests, graded.options, run, hidden))
         except PatchFault as fault:
             raise GraderError(
-                f"task {task.instance_id}: the rewritten test files failed with the gold patch: {fault}; "
-                "check that the task's tests are deterministic"
+                f"task {task.instance_id}: grading broke while the gold patch ran with instrumented copies of the "
+                f"tests: {fault}; check that the tests pass repeatedly with the gold patch, and neither kill "
+                "processes nor remove their directory"
             ) from fault
     record.parent.mkdir(parents=True, exist_ok=True)
     for path in (record, *others):

@@ -372,7 +372,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-model-len", type=int, help="context length in tokens [default: the model's own]")
     parser.add_argument("--device", default="cpu", help="the device of the weights: cpu or cuda")
     parser.add_argument(
-        "--max-num-seqs", type=int, default=32, help="the number of requests that are decoded in one batch"
+        "--max-num-seqs",
+        type=int,
+        default=32,
+        help="maximum number of requests decoded in one batch [default: 32]",
     )
     parser.add_argument("--exit-with-parent", action="store_true", help="exit when stdin is closed")
     return parser.parse_args(argv)

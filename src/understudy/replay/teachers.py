@@ -138,7 +138,7 @@ def _teacher(path: Path, key: str, name: str, table: Any) -> Teacher:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_located(key, str(error))}") from error
     if not config.model.strip():
-        raise ConfigError(f"{path}: {key}.model: expected the name of a model")
+        raise ConfigError(f"{path}: {key}.model is empty; expected the model's name at its server")
     family = config.family.strip().lower() if config.family is not None else model_family(config.model)
     teacher = Teacher(name=name, config=config, family=family or None)
     try:

@@ -142,7 +142,8 @@ class UnsafeSandbox(Sandbox):
             host_path.chmod(mode)
         except OSError as error:
             raise SandboxError(
-                f"cannot write {path}: {error.strerror}; free some disk space, or choose another path"
+                f"cannot write {path}: {error.strerror}; check the disk space and the permissions of "
+                f"{host_path.parent}"
             ) from error
 
     async def reset(self) -> None:

@@ -170,8 +170,8 @@ def _unpack(archive: Path, into: Path) -> None:
                 total += member.size
                 if total > _MAX_BYTES or count > _MAX_MEMBERS:
                     raise TaskError(
-                        f"{archive}: unpacks to more than {_MAX_BYTES >> 20} MiB or {_MAX_MEMBERS:,} files, "
-                        "the limits of a source; use a smaller one"
+                        f"{archive}: has at least {count:,} files and {total >> 20} MiB; a task's source may have "
+                        f"at most {_MAX_MEMBERS:,} files and {_MAX_BYTES >> 20} MiB; remove build output and data"
                     )
                 parts = PurePosixPath(member.name).parts[1:]
                 if parts and all(part.lower() != ".git" for part in parts):

@@ -177,7 +177,7 @@ def _tools(row: dict[str, Any]) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all strings in a JSON value."""
+    """Yield all strings in a JSON value except the keys of its objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

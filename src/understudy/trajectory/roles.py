@@ -68,7 +68,11 @@ def goes_on(node: Node) -> bool:
 
 
 def _sums_up(node: Node) -> bool:
-    """A conversation, then a request for a summary, known by its text, its answer or its mark for the cache."""
+    """Return whether a node's last message asks for a summary of the conversation before it.
+
+    Either the request's words show it, or its answer, or that its last `cache_control` mark stands before the
+    request (`Conversation.aside`).
+    """
     prompt = _last_user_text(node)
     if _is_worded(node, _COMPACTION):
         return True

@@ -243,7 +243,7 @@ def test_the_default_is_the_users_claude_code_directory(tmp_path: Path):
     ("arguments", "said"),
     [
         (["logs", "--output", "out.jsonl", "--dir", "store"], "give only one of them"),
-        (["logs", "--redact"], "--redact only applies to --output FILE"),
+        (["logs", "--redact"], "--redact needs --output FILE"),
         (["logs", "--output", "out.jsonl", "--since", "yesterday"], "invalid date 'yesterday'"),
         (["logs", "--output", "none/out.jsonl"], "cannot write in"),
         (["logs", "--output", "logs"], "not a regular file"),

@@ -95,7 +95,7 @@ async def test_a_change_whose_tests_tell_before_from_after_is_a_task(repository:
     result = await made(repository)
     (task,) = result.tasks
     assert result.refused == {
-        "no test fails before it and passes after it": 1,
+        "no test fails without the commit and passes with it": 1,
         "changes no code besides tests": 1,
         "changes no test file": 1,
     }

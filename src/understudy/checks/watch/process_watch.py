@@ -344,8 +344,8 @@ def watch(
             accuse("memory-used", frame)
 
     def look_at_code(holder: Any, attribute: str, frame: Any) -> None:
-        # Tested code may inspect functions that tests pass to it, and libraries may inspect their callers, but not
-        # tests.
+        # Honest cases: tested code inspects a function that a test passed to it; a library inspects its caller's
+        # frame. Tested code that inspects a test function itself is reported.
         if attribute == "__code__" and kind_of(holder) is function:
             code = holder.__code__
         elif attribute == "f_code" and kind_of(holder) is frame_type:
@@ -372,7 +372,8 @@ def watch(
             importer = importer.f_back
         direct = "nobody" if importer is None else owner(importer.f_code.co_filename)
         if (direct, responsible(frame, True)[0]) in (("standard", "tested"), ("runner", "runner")):
-            # Using cmd or pdb is honest, but must not give anybody the module: they, like pytest, work without it.
+            # cmd, pdb and pytest import readline, which honest code may use. The import fails instead of being
+            # reported: they work without the module, and the tested code must not get it.
             denied[thread_id()] = import_error(
                 "this module is not there for the standard library while tests are watched"
             )

@@ -109,7 +109,10 @@ def _common(
 def _overlap(
     drop_near_duplicates: Annotated[
         bool,
-        typer.Option("--drop-near-duplicates", help="Leave out sessions that are near duplicates of another one."),
+        typer.Option(
+            "--drop-near-duplicates",
+            help="Leave out all near duplicates of a session [default: only those in the other split].",
+        ),
     ] = False,
     apart_from: Annotated[
         list[str] | None,

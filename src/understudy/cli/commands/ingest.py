@@ -119,7 +119,8 @@ def ingest(
         raise ConfigError("--output writes a file and --dir names a store; give only one of them")
     if redact and output is None and not dry_run:
         raise ConfigError(
-            "--redact only applies to --output FILE: a store is not redacted, but exports from it are"
+            "--redact needs --output FILE; add that, or leave --redact out: a store keeps the logs as they are, "
+            "and `understudy export` redacts them"
         )
     if output is not None and output.suffix == ".parquet" and not dry_run:
         require_pyarrow(output)

@@ -27,7 +27,12 @@ app = command_group("Fetch pretrained models, and list those that are here.")
 @app.command("fetch")
 def fetch_model(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A pinned model, such as smollm2-135m, or OWNER/NAME on the hub.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A model that `understudy models list` shows, such as smollm2-135m, or OWNER/NAME on the Hugging "
+            "Face Hub.",
+        ),
     ],
     revision: Annotated[
         str | None, typer.Option(metavar="COMMIT", help="The branch, tag or commit on the hub [default: main].")

@@ -59,7 +59,9 @@ def replay(
     judge: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="The teacher that decides when teachers disagree [default: [judge] of the file]."
+            metavar="NAME",
+            help="The teacher that decides when teachers disagree [default: the one under [judge] in the "
+            "--teachers file].",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the cost; send nothing.")] = False,

@@ -98,8 +98,9 @@ def _is_of_run(store: Store, name: str) -> bool:
 
 
 def _session_match(store: Store, name: str) -> tuple[str | None, str | None]:
-    """Return the one state or session whose id begins with `name`; nothing if there is none and the store has
-    rollouts.
+    """Return (state id, session id) with the only match for the prefix `name` in its place and None in the other.
+
+    Both are None if nothing matches and the store has rollouts.
 
     Raises ConfigError if several match, or if none does in a store of sessions.
     """
@@ -337,7 +338,10 @@ def integrity(
             match = store.runs.find_rollout(rollout)
             graded = [each.id for each in store.runs.attempts(match.id) if store.runs.verdict(each.id) is not None]
             if not graded:
-                raise ConfigError(f"rollout {match.id} has no verdict yet; wait until it is graded")
+                raise ConfigError(
+                    f"rollout {match.id} has no graded attempt to review; wait until it is graded, or, if it "
+                    "failed or was cancelled, run it again or choose another rollout"
+                )
             attempt_id = graded[-1]
         store.runs.review(attempt_id, status.value, reason).result()
     typer.echo(f"{attempt_id} is {status.value} now")

@@ -224,7 +224,9 @@ def check_tasks(
     specs: Annotated[
         list[str],
         typer.Argument(
-            metavar="TASKS...", help="Files of task records or dataset rows, datasets, task folders, or smoke."
+            metavar="TASKS...",
+            help="Files of task records or dataset rows, names of Hugging Face datasets, task folders, or `smoke` "
+            "for the built-in small set.",
         ),
     ],
     sandbox: Annotated[

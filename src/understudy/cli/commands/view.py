@@ -28,7 +28,8 @@ def view(
     host: Annotated[
         str,
         typer.Option(
-            help="The address to listen on. Any address other than this machine's own requires the printed token."
+            help="The address to listen on. Unless it is a loopback address (127.0.0.1, ::1, localhost), the "
+            "browser needs the printed token."
         ),
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the browser.")] = True,

@@ -86,7 +86,8 @@ class TokenizerVocabulary:
         self._all_ids = frozenset(vocabulary.values())
         self._specials = {token.content: vocabulary[token.content] for token in parts.added_tokens}
         self._piecewise = _is_piecewise(parts)
-        # Blanks that are tokens of their own cannot be told from look-alikes.
+        # Text that spells a special token gets a mark. Tokens of whitespace only are left out: ordinary text has
+        # the same characters, and must become the same token.
         control = [token for token in parts.added_tokens if token.special or token.content in template]
         self._look_alike = _any_of(token.content for token in control if not token.content.isspace())
         self._pieces = re.compile(f"({_any_of(self._specials).pattern})")

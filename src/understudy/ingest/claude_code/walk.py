@@ -302,7 +302,11 @@ class _Walk:
             self.mark(node, "unknown_block")
 
     def place_assistant(self, record: ClaudeRecord, body: ClaudeMessage, at: int) -> ClaudeResponse:
-        """Return the response that a record belongs to: the one with its message id, or a new one."""
+        """Add a record to the response that it belongs to, and return that response.
+
+        It is the one with the record's message id, or a new one if there is none, or if the id was used again for
+        another response.
+        """
         key = body.id or record.requestId or record.uuid or ""
         response = self.responses.get(key)
         if (

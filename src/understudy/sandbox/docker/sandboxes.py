@@ -360,10 +360,15 @@ def export_tree(
             try:
                 with files.archive(path) as tar:
                     unpack_tar(tar, into)
+            except tarfile.ReadError as error:
+                raise TaskError(
+                    f"the tree at {path} of the image {image} cannot be read: {error}; check the container "
+                    "engine, then run the same command again"
+                ) from error
             except tarfile.TarError as error:
                 raise TaskError(
-                    f"the tree at {path} of the image {image} cannot be read: {error}; build the image "
-                    "without this file"
+                    f"the tree at {path} of the image {image} cannot be unpacked: {error}; build the image "
+                    "without that entry"
                 ) from error
     except EngineNotFound as error:
         raise SandboxError(

@@ -228,13 +228,13 @@ async def _try(
     finally:
         await sandbox.close()
     if not any(outcome == "passed" for outcome in after[0].outcomes.values()):
-        raise TaskError("its tests do not pass after it, in this environment; they may need --requirements")
+        raise TaskError("the commit's tests do not pass with it in this environment; they may need --requirements")
     if before[0].outcomes != before[1].outcomes or after[0].outcomes != after[1].outcomes:
         raise TaskError("its tests are flaky: two runs ended differently")
     passed = sorted(id for id, outcome in after[0].outcomes.items() if outcome == "passed")
     broken = [id for id in passed if before[0].outcomes.get(id) != "passed"]
     if not broken:
-        raise TaskError("no test fails before it and passes after it")
+        raise TaskError("no test fails without the commit and passes with it")
     failures = [FailedCheck(id, normalise_message(before[0].messages.get(id, ""), workdir)) for id in broken]
     others = tuple(id for id in passed if id not in set(broken))
     checks = PytestChecks(

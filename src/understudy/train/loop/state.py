@@ -324,7 +324,7 @@ def version_name(step: int) -> str:
 
 
 def step_number(version: str | None) -> int | None:
-    """Return the step that made a version; None for a name that is not of a loop."""
+    """Return the number of the training step in a policy version's name (`step-0007`); None for another name."""
     name, dash, digits = (version or "").rpartition("-")
     return int(digits) if name == "step" and dash and digits.isdecimal() else None
 
