@@ -372,8 +372,7 @@ def watch(
             importer = importer.f_back
         direct = "nobody" if importer is None else owner(importer.f_code.co_filename)
         if (direct, responsible(frame, True)[0]) in (("standard", "tested"), ("runner", "runner")):
-            # cmd, pdb and pytest import readline, which honest code may use. The import fails instead of being
-            # reported: they work without the module, and the tested code must not get it.
+            # cmd, pdb and pytest work without readline, so its import by them fails without a report.
             denied[thread_id()] = import_error(
                 "this module is not there for the standard library while tests are watched"
             )

@@ -302,11 +302,7 @@ class _Walk:
             self.mark(node, "unknown_block")
 
     def place_assistant(self, record: ClaudeRecord, body: ClaudeMessage, at: int) -> ClaudeResponse:
-        """Add a record to the response that it belongs to, and return that response.
-
-        It is the one with the record's message id, or a new one if there is none, or if the id was used again for
-        another response.
-        """
+        """Add a record to the response with its message id, or to a new one (ids are used again); return it."""
         key = body.id or record.requestId or record.uuid or ""
         response = self.responses.get(key)
         if (
