@@ -291,6 +291,8 @@ def is_solved(reward: float) -> bool:
 
 
 Protection = Literal["none", "partial", "twins"]
+PROTECTION_LEVELS: tuple[Protection, ...] = ("none", "partial", "twins")
+"""From the weakest to the strongest."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -325,6 +327,11 @@ class Verdict(Struct, frozen=True, kw_only=True):
     earlier: tuple[Verdict, ...] = ()
     commands: tuple[str, ...] = ()
     reused_from: str = ""
+
+    def has_protection(self, level: Protection) -> bool:
+        """Return whether the reward has at least this protection. A reward of 0 needs none."""
+        levels = PROTECTION_LEVELS
+        return self.reward <= 0 or levels.index(self.protection) >= levels.index(level)
 
 
 # --- calls ---------------------------------------------------------------------------------------------

@@ -148,3 +148,22 @@ def test_the_commands_show_review_and_export(tmp_path: Path):
     assert json.loads(understudy("export", "hf", tmp_path, "--json").stdout)["rollouts"] == 1
     for wrong in (("nobody", "clean"), ("r1.7", "clean"), ("r0", "dirty")):
         assert understudy("integrity", *wrong, "--reason", "x", *at).returncode == 2
+
+
+def test_exports_can_demand_a_protection_of_the_reward(tmp_path: Path):
+    pytest.importorskip("datasets")
+    fill(tmp_path, False, False)
+    out = tmp_path / "out"
+    assert json.loads(understudy("export", "hf", tmp_path, "-o", out, "--json").stdout)["rollouts"] == 2
+    with Store.open(tmp_path) as store:
+        verdict = store.runs.verdict("r0.1")
+        assert verdict is not None
+        store.runs.replace_verdict("r0.1", msgspec.structs.replace(verdict, protection="partial")).result()
+    partly = json.loads(
+        understudy("export", "hf", tmp_path, "-o", out, "--json", "--protection", "partial").stdout
+    )
+    assert (partly["rollouts"], partly["left_out"]) == (1, {"reward with less protection than demanded": 1})
+    strict = json.loads(understudy("export", "hf", tmp_path, "-o", out, "--json", "--protection", "twins").stdout)
+    assert (strict["rollouts"], list(out.glob("dataset-*"))) == (0, [])
+    rows = understudy("export", "trl-sft", tmp_path, "-o", tmp_path / "b", "--json", "--protection", "partial")
+    assert json.loads(rows.stdout)["left_out"]["reward with less protection than demanded"] == 1

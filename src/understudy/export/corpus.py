@@ -39,11 +39,11 @@ from understudy.preference.rollouts import rollout_pairs
 from understudy.store import Store
 from understudy.store.address import StoreLocation
 from understudy.store.keys import CLIENT
-from understudy.store.outcomes import VOTED_OUT, GradedRollout
+from understudy.store.outcomes import TOO_LITTLE_PROTECTION, VOTED_OUT, GradedRollout
 from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples
 from understudy.trajectory.tree import Trajectory, build
-from understudy.types import WORK_ROLES, AgentIdentity, Attempt, group_name, is_solved
+from understudy.types import WORK_ROLES, AgentIdentity, Attempt, Protection, group_name, is_solved
 
 if TYPE_CHECKING:
     from understudy.redact.redactor import Redactor
@@ -73,8 +73,9 @@ class ExportSelection(Struct, frozen=True, kw_only=True):
     `run` selects one of its runs (None: all). `roles` are roles of calls and sessions. `where` is an SQL
     expression over the columns of turns and traces, for sessions. Turns with lossy fidelity are left out unless
     `include_lossy`. `thinking` is what happens to the thinking in answers; None means "only-when-both" in pairs
-    and "as-logged" elsewhere. `solved_only`: leave out rollouts with a reward below 1, and sessions whose log says
-    that the task was not solved. `test_share` of the groups, chosen by `seed`, go to the split "test".
+    and "as-logged" elsewhere. `protection` is what a rollout's reward needs at least. `solved_only`: leave out
+    rollouts with a reward below 1, and sessions whose log says that the task was not solved. `test_share` of the
+    groups, chosen by `seed`, go to the split "test".
 
     A session that is a near duplicate of another is left out if the two are in different splits, or, with
     `drop_near_duplicates`, in any case; so is one that nearly equals a session of the stores `apart_from`, which
@@ -91,6 +92,7 @@ class ExportSelection(Struct, frozen=True, kw_only=True):
     run: str | None = None
     roles: tuple[Role, ...] = WORK_ROLES
     include_suspicious: bool = False
+    protection: Protection = "none"
     include_lossy: bool = False
     thinking: Thinking | None = None
     where: str | None = None
@@ -342,6 +344,7 @@ class Corpus:
             self.store,
             chosen.run,
             include_suspicious=chosen.include_suspicious,
+            protection=chosen.protection,
             redactor=self.redactor,
             checked=checked,
             tally=counts,
@@ -558,6 +561,8 @@ class Corpus:
                 tally.left_out[f"rollout without a verdict, {rollout.status}"] += 1
             elif graded.verdict.integrity.status != "clean" and not self.selection.include_suspicious:
                 tally.left_out["suspicious patch"] += 1
+            elif not graded.verdict.has_protection(self.selection.protection):
+                tally.left_out[TOO_LITTLE_PROTECTION] += 1
             elif self.selection.solved_only and not is_solved(graded.verdict.reward):
                 tally.left_out["not solved"] += 1
             elif self._benchmark is not None and (reason := self._benchmark_task(graded)):

@@ -134,6 +134,9 @@ def _how_made(selection: ExportSelection, name: str) -> str:
         "where": selection.where or "all turns",
         "only solved": "yes" if selection.solved_only else "no",
         "suspicious patches": "included" if selection.include_suspicious else "left out",
+        **(
+            {"protection of rewards": f"at least {selection.protection}"} if selection.protection != "none" else {}
+        ),
         "share for the test": str(selection.test_share),
         "seed": str(selection.seed),
         **({"lossy states": "included"} if selection.include_lossy else {}),
@@ -411,6 +414,7 @@ def _manifest(
     keys = ("rows", "splits", "origins", "sources", "licences", "families", "left_out", "redaction", "unredacted")
     # Keys that were added later are only written if they say something, so that other manifests stay as they were.
     later = {name: getattr(selection, name) for name in ("include_lossy", "thinking", "apart_from")}
+    later |= {"protection": selection.protection if selection.protection != "none" else None}
     if "sessions" not in selection.origins:
         later |= {"drop_near_duplicates": selection.drop_near_duplicates, "exclude_tasks": selection.exclude_tasks}
     later |= {name: getattr(selection, name) for name in ("cut_tokens", "cut_chars", "tokenizer", "weights")}

@@ -33,7 +33,7 @@ from understudy.preference.proposals import action_in
 from understudy.store import Store
 from understudy.store.outcomes import GradedRollout
 from understudy.trajectory.tree import Node, build
-from understudy.types import Task, is_solved
+from understudy.types import Protection, Task, is_solved
 
 if TYPE_CHECKING:
     from understudy.redact.redactor import Redactor
@@ -76,6 +76,7 @@ def rollout_pairs(
     run_id: str | None = None,
     *,
     include_suspicious: bool = False,
+    protection: Protection = "none",
     redactor: Redactor | None = None,
     most: int = MOST_OF_A_TASK,
     checked: Checks | None = None,
@@ -84,7 +85,8 @@ def rollout_pairs(
     """A pair for each place where solved and unsolved rollouts of a task first do something else.
 
     There are at most `most` of a task and agent. Rollouts of different runs, or agents, are not compared. Those
-    with a suspicious patch are left out unless `include_suspicious`. With a `redactor`, pairs hold no secrets.
+    with a suspicious patch are left out unless `include_suspicious`, and those with less than this `protection` of
+    their reward (`Verdict.has_protection`). With a `redactor`, pairs hold no secrets.
     What was compared, each solved rollout with each unsolved one, and what was left out, is counted in `tally`.
     Raises ConfigError where there is no such run.
     """
@@ -95,7 +97,7 @@ def rollout_pairs(
     if run_id is not None and run_id not in run_ids:
         raise ConfigError(f"the store has no run {run_id!r}; it has: {', '.join(run_ids) or 'none'}")
     for each in run_ids if run_id is None else [run_id]:
-        chosen = store.outcomes.select_graded(each, include_suspicious=include_suspicious)
+        chosen = store.outcomes.select_graded(each, include_suspicious=include_suspicious, protection=protection)
         tally.notes["rollouts without a verdict"] += sum(chosen.left_out.values())
         tally.notes["rollouts with a suspicious patch"] += sum(chosen.suspicious.values())
         for (task_id, _), rollouts in chosen.groups().items():

@@ -41,6 +41,7 @@ from understudy.types import (
     AttemptStatus,
     ErrorInfo,
     IntegrityStatus,
+    Protection,
     Rollout,
     RolloutStatus,
     Verdict,
@@ -135,13 +136,16 @@ class GradedRollout(Struct, frozen=True):
 class GradedSelection(Struct, frozen=True):
     """The rollouts to learn from, by instance id, in order.
 
-    `left_out` counts, by status, rollouts that are not decided and, as `VOTED_OUT`, those that people excluded.
-    `suspicious` counts, by instance, rollouts left out because of their patch.
+    `left_out` counts, by status, rollouts that are not decided, as `VOTED_OUT` those that people excluded, and as
+    `TOO_LITTLE_PROTECTION` those whose reward twins do not confirm as demanded. `suspicious` counts, by instance,
+    rollouts left out because of their patch. `refused_tasks` are the instances of decided rollouts that were left
+    out.
     """
 
     rollouts: dict[str, list[GradedRollout]]
     left_out: dict[str, int]
     suspicious: dict[str, int]
+    refused_tasks: frozenset[str] = frozenset()
 
     def groups(self) -> dict[tuple[str, AgentIdentity], list[GradedRollout]]:
         """Return the rollouts grouped by instance id and agent. Only those of one group may be compared."""
@@ -154,6 +158,9 @@ class GradedSelection(Struct, frozen=True):
 
 VOTED_OUT = "excluded by votes"
 """The reason given for leaving out a rollout that people voted out."""
+
+TOO_LITTLE_PROTECTION = "reward with less protection than demanded"
+"""The reason given for leaving out a solved rollout whose reward twins do not confirm as demanded."""
 
 
 class AttemptFault(Struct, frozen=True):
@@ -287,9 +294,11 @@ class OutcomeRepository(Repository):
         """Return the decided rollouts of a run (or all), oldest first, then by task and sample index."""
         return self._decisions(true() if run_id is None else rollouts.c.run_id == run_id)
 
-    def select_graded(self, run_id: str | None = None, *, include_suspicious: bool = False) -> GradedSelection:
+    def select_graded(
+        self, run_id: str | None = None, *, include_suspicious: bool = False, protection: Protection = "none"
+    ) -> GradedSelection:
         """Return the rollouts of a run (or all) to learn from, leaving out suspicious patches unless asked to
-        include them.
+        include them, and rewards with less than this protection (`Verdict.has_protection`).
 
         Rollouts that people voted out (`VoteRepository.excluded_rollouts`) are always left out. Raises ConfigError
         if the store has no such run, or only clients of a gateway.
@@ -313,18 +322,26 @@ class OutcomeRepository(Repository):
             )
         selected: dict[str, list[GradedRollout]] = {}
         suspicious: Counter[str] = Counter()
+        refused: set[str] = set()
         excluded = VoteRepository(self._database).excluded_rollouts()
         for graded in self.decisions(run_id):
-            if graded.rollout.id in excluded:
-                by_rollout[graded.rollout.id] = VOTED_OUT
-                continue
-            by_rollout.pop(graded.rollout.id, None)
-            if graded.verdict.integrity.status != "clean" and not include_suspicious:
-                suspicious[graded.rollout.task_id] += 1
+            rollout = graded.rollout
+            by_rollout.pop(rollout.id, None)
+            if rollout.id in excluded:
+                by_rollout[rollout.id] = VOTED_OUT
+            elif graded.verdict.integrity.status != "clean" and not include_suspicious:
+                suspicious[rollout.task_id] += 1
+            elif not graded.verdict.has_protection(protection):
+                by_rollout[rollout.id] = TOO_LITTLE_PROTECTION
             else:
-                selected.setdefault(graded.rollout.task_id, []).append(graded)
+                selected.setdefault(rollout.task_id, []).append(graded)
+                continue
+            refused.add(rollout.task_id)
         return GradedSelection(
-            dict(sorted(selected.items())), dict(Counter(by_rollout.values())), dict(suspicious)
+            dict(sorted(selected.items())),
+            dict(Counter(by_rollout.values())),
+            dict(suspicious),
+            frozenset(refused),
         )
 
     def faults(self, run_id: str) -> list[AttemptFault]:

@@ -18,6 +18,7 @@ from understudy.cli.output import Json, counted, print_json
 from understudy.cli.progress import ProgressLine
 from understudy.cli.settings import roles_of, thinking_of
 from understudy.errors import ConfigError
+from understudy.types import Protection
 
 if TYPE_CHECKING:
     from understudy.export.base import ExportSummary, FormatTraits
@@ -98,6 +99,13 @@ def _common(
     include_suspicious: Annotated[
         bool, typer.Option("--include-suspicious", help="Also export rollouts whose patch may deceive the grader.")
     ] = False,
+    protection: Annotated[
+        Protection,
+        typer.Option(
+            "--protection",
+            help="Leave out rewards that rewritten tests (twins) confirm less than this.",
+        ),
+    ] = "none",
     unredacted: Annotated[
         bool, typer.Option("--unredacted", help="Do not redact the secrets, names and paths in sessions.")
     ] = False,
@@ -338,6 +346,7 @@ def _export(
             run=_run_to_export(options["run"], store, origins),
             roles=roles,
             include_suspicious=options["include_suspicious"],
+            protection=options["protection"],
             include_lossy=options.get("include_lossy", False),
             thinking=thinking_of(options.get("thinking")),
             where=options.get("where"),

@@ -112,8 +112,9 @@ def export(
     whose rows have messages, tools, and what is known of the session. For rollouts there is a dataset and a stream
     per task instance: dataset-INSTANCE loads with datasets.load_from_disk; stream_INSTANCE.json has one span a
     line. An earlier export to the same place is replaced. Calls whose role is not selected are in neither, nor are
-    rollouts with a suspicious patch unless requested; if all rollouts of an instance are left out, its earlier
-    files are removed. With its card and manifest, the export can be pushed as a dataset.
+    rollouts with a suspicious patch unless requested, or with too little protection; if all rollouts of an
+    instance are left out, its earlier files are removed. With its card and manifest, the export can be pushed as a
+    dataset.
 
     Raises ConfigError if `pyarrow` is missing, and TaskError for an instance id that cannot be a file name;
     nothing is written then. Also raises ConfigError if something cannot be written: each file is then completely
@@ -129,17 +130,19 @@ def export(
         chosen, selection = _by_client(corpus), GradedSelection({}, {}, {})
     else:
         selection = corpus.store.outcomes.select_graded(
-            corpus.selection.run, include_suspicious=corpus.selection.include_suspicious
+            corpus.selection.run,
+            include_suspicious=corpus.selection.include_suspicious,
+            protection=corpus.selection.protection,
         )
         chosen = selection.rollouts
     names = {
         instance: (file_name("stream_", instance, ".json"), file_name("dataset-", instance))
-        for instance in (*chosen, *selection.suspicious)
+        for instance in (*chosen, *selection.refused_tasks)
     }
     counts = _HfCounts()
     with write_errors(output), exclusive(output):
         description = ExportDescription(corpus, output, "hf")
-        for instance in selection.suspicious.keys() - chosen.keys():
+        for instance in selection.refused_tasks - chosen.keys():
             stream, dataset = names[instance]
             (output / stream).unlink(missing_ok=True)
             remove_dataset(output / dataset)
