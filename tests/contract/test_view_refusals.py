@@ -259,6 +259,35 @@ async def test_a_vote_on_a_locked_store_is_refused_in_words(runs: Path):
 # --- directories -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("store", "change", "path", "value"),
+    [
+        ("first", "UPDATE attempts SET timings = x'7b22'", "/rollouts/calc-0-0", "list of durations"),
+        ("first", "UPDATE calls SET sampling = x'7b22'", "/rollouts/calc-0-0/turns", "sampling or audit"),
+        ("first", "UPDATE runs SET config = x'7b22'", "/pairs", "a configuration"),
+        ("logs", "UPDATE traces SET losses = x'7b22'", "/sessions", "list of losses"),
+    ],
+)
+async def test_a_damaged_value_is_named_and_the_other_pages_are_there(
+    runs: Path, store: str, change: str, path: str, value: str
+):
+    with changing(runs / store) as database:
+        database.execute(change)
+    async with viewing(runs / store) as client:
+        error = (await client.get(f"{await client.store(store)}{path}", status=503))["error"]
+        assert value in error["message"] and "damaged" in error["message"]
+        other = "/rollouts" if store == "first" else "/states"
+        assert await client.get(f"{await client.store(store)}{other}")
+
+
+async def test_a_damaged_error_is_shown_as_the_error_of_its_rollout(runs: Path):
+    with changing(runs / "first") as database:
+        database.execute("UPDATE attempts SET error = x'7b22' WHERE rollout_id = 'calc-0-0'")
+    async with viewing(runs / "first") as client:
+        head = await client.get(f"{await client.store('first')}/rollouts/calc-0-0")
+        assert "damaged" in json.dumps(head)
+
+
 async def test_a_data_set_beside_a_store_is_no_loop(tmp_path: Path):
     put_run(tmp_path / "run", {"a": [End(1.0)]})
     (tmp_path / "run/dataset-a").mkdir()

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
+from understudy.errors import StoreError
 from understudy.ingest.model_families import model_family
 from understudy.ingest.prompt_sizes import (
     PromptSize,
@@ -425,11 +426,25 @@ def _load(data: bytes) -> Any:
     try:
         return _decode(data)
     except msgspec.DecodeError:
+        pass
+    try:
         return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(error) from error
 
 
 def _struct(data: bytes, kind: Any) -> Any:
     try:
         return _decoder(kind).decode(data)
     except msgspec.MsgspecError:
+        pass
+    try:
         return msgspec.convert(_load(data), kind)
+    except msgspec.ValidationError as error:
+        raise _damaged(error) from error
+
+
+def _damaged(error: Exception) -> StoreError:
+    return StoreError(
+        f"a part of a session in the store is damaged: {error}; ingest its log again into another store"
+    )

@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
 
-import msgspec
 from msgspec import Struct
 from sqlalchemy import ColumnElement, Connection, LargeBinary, RowMapping, Text, and_, bindparam, func, select
 
@@ -26,6 +25,7 @@ from understudy.store.contents import (
     unpacked_size,
 )
 from understudy.store.database import Repository, WriteContext, encode, error_column, read_error
+from understudy.store.decoding import decoder
 from understudy.store.schema import attempts, calls
 from understudy.store.statements import HotStatement, hot_insert_once, json_rows, json_values
 from understudy.store.tokens import Ids, RecentTokens, StoredIds, StoredPlace, pack_ids
@@ -83,8 +83,8 @@ OuterKey = tuple[int | None, int | None, int | None]
 Link = tuple[int | None, int, bytes, bytes | None]
 """A call's tokens as stored: base, shared, suffix, completion."""
 
-_object = msgspec.json.Decoder(dict[str, Any]).decode
-_spans = msgspec.json.Decoder(tuple[PolicySpan, ...]).decode
+_object = decoder(dict[str, Any], "a call's sampling or audit")
+_spans = decoder(tuple[PolicySpan, ...], "a call's list of policy versions")
 
 
 PRUNED_REQUEST = b'{"understudy":"pruned"}'

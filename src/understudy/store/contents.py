@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 from sqlalchemy import CompoundSelect, Connection, Select, bindparam, literal, select
 
 from understudy.errors import StoreError
+from understudy.store.decoding import decoder
 from understudy.store.driver import WriterSession
 from understudy.store.schema import blobs, nodes
 from understudy.store.statements import HotStatement, hot_insert_once, json_values
@@ -55,7 +56,7 @@ class Skeleton(Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Skeleton).decode
+_decode = decoder(Skeleton, "a request", packed=True)
 
 
 class Parts(Struct, frozen=True):

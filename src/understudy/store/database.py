@@ -16,6 +16,7 @@ from sqlalchemy import Connection, RowMapping, Select
 
 from understudy.errors import StoreError
 from understudy.store.contents import ContentWriter, Parts, read_blobs
+from understudy.store.decoding import decoder
 from understudy.store.driver import DatabaseDriver
 from understudy.store.tokens import RecentTokens
 from understudy.types import ErrorInfo, Finding
@@ -27,9 +28,9 @@ Row = RowMapping | Mapping[str, Any]
 
 encode = msgspec.json.Encoder().encode
 canonical = msgspec.json.Encoder(order="sorted").encode
-decode_object = msgspec.json.Decoder(dict[str, Any]).decode
-_error = msgspec.json.Decoder(ErrorInfo).decode
-_findings = msgspec.json.Decoder(tuple[Finding, ...]).decode
+decode_object = decoder(dict[str, Any], "a configuration")
+_error = decoder(ErrorInfo, "the error of an attempt or rollout")
+_findings = decoder(tuple[Finding, ...], "an attempt's list of findings")
 
 
 def error_column(error: ErrorInfo | None) -> bytes | None:
@@ -40,8 +41,11 @@ def error_column(error: ErrorInfo | None) -> bytes | None:
 
 
 def read_error(column: bytes | None) -> ErrorInfo | None:
-    """Decode the error in a column."""
-    return None if column is None else _error(column)
+    """Decode the error in a column. If that is damaged, the damage is the error: all else can still be read."""
+    try:
+        return None if column is None else _error(column)
+    except StoreError as damage:
+        return ErrorInfo("store", "StoreError", str(damage))
 
 
 def findings_column(findings: Sequence[Finding]) -> bytes:

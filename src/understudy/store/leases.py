@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from sqlalchemy import Select, delete, func, insert, literal, select, update
 
 from understudy.errors import LeaseLost, StoreError
 from understudy.store.database import Database, Repository, WriteContext, encode, queued, row_reader
+from understudy.store.decoding import decoder
 from understudy.store.runs import OPEN_ATTEMPTS, Lease, begin_attempt, read_rollout, take_attempt
 from understudy.store.schema import attempts, rollouts, runs, workers
 from understudy.store.statements import json_field, server_started, store_clock
@@ -100,7 +100,7 @@ class Worker(Struct, frozen=True, kw_only=True):
     held: int
 
 
-_worker = row_reader(Worker, leaves=msgspec.json.Decoder(dict[str, str]).decode, alive=bool)
+_worker = row_reader(Worker, leaves=decoder(dict[str, str], "a worker's list of reasons"), alive=bool)
 
 
 class LeaseRepository(Repository):

@@ -31,6 +31,7 @@ from understudy.store.database import (
     read_findings,
     row_reader,
 )
+from understudy.store.decoding import decoder
 from understudy.store.schema import attempts, rewards, rollouts, runs, tasks
 from understudy.store.schema import logs as log_table
 from understudy.store.statements import json_field, store_clock
@@ -57,10 +58,10 @@ _TABLES: dict[str, tuple[Table, Mapping[Any, frozenset[Any]]]] = {
     "attempt": (attempts, ATTEMPT_TRANSITIONS),
 }
 _run = row_reader(Run, config=decode_object)
-_task = msgspec.json.Decoder(Task).decode
-_verdict = msgspec.json.Decoder(Verdict).decode
+_task = decoder(Task, "a task")
+_verdict = decoder(Verdict, "a verdict")
 OPEN_ATTEMPTS: tuple[AttemptStatus, ...] = ("preparing", "running")
-read_timings = msgspec.json.Decoder(dict[str, float]).decode
+read_timings = decoder(dict[str, float], "an attempt's list of durations")
 
 
 class Lease(Struct, frozen=True):

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from sqlalchemy import ColumnElement, RowMapping, func, select
 
 from understudy.store.database import Repository
+from understudy.store.decoding import decoder
 from understudy.store.schema import traces, turns
 from understudy.store.statements import text_position
 from understudy.store.turn_filters import select_turns
+
+_value = decoder(object, "a session's outcome or its list of losses")
 
 
 class SessionRow(Struct, frozen=True, kw_only=True):
@@ -148,7 +150,7 @@ def _text(value: Any) -> Any:
 
 
 def _counts(losses: bytes) -> dict[str, int]:
-    value: Any = msgspec.json.decode(losses)
+    value: Any = _value(losses)
     return {str(name): int(count) for name, count in value.items()} if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
@@ -159,6 +161,6 @@ def _session_row(
     fields: dict[str, Any] = {name: _text(row[name]) for name in _PLAIN}
     fields |= {name: sums.get(name, 0) for name in (*_SUMMED, "states")}
     fields |= {name: counted[name].get(key, {}) for name in _COUNTED}
-    outcome = None if row["outcome"] is None else msgspec.json.decode(row["outcome"])
+    outcome: Any = None if row["outcome"] is None else _value(row["outcome"])
     fields |= {"losses": _counts(row["losses"]), "outcome": outcome, "began": _text(sums.get("began"))}
     return SessionRow(trace_id=_text(row["id"]), **fields)

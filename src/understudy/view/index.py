@@ -21,8 +21,9 @@ from understudy.errors import StoreError
 from understudy.grade.reports import current_reason
 from understudy.redact.redactor import json_strings
 from understudy.store import Store
+from understudy.store.database import read_error
 from understudy.store.outcomes import ChangeMark, ListedRollout
-from understudy.types import SOLVED_REWARD, ErrorInfo
+from understudy.types import SOLVED_REWARD
 from understudy.view.faults import ViewRefused
 from understudy.view.paging import ROOM, decode_cursor, encode_cursor, fit, invalid_cursor, shortened, size_of
 from understudy.view.routes import RolloutFilter, TaskGridQuery
@@ -301,7 +302,7 @@ def _row(values: Sequence[Any], labels: dict[str, dict[str, int]]) -> RolloutRow
     fields["reviewed"] = bool(fields["reviewed"])
     return RolloutRow(
         **fields,
-        error=None if error is None else msgspec.json.decode(error, type=ErrorInfo),
+        error=read_error(error),
         labels=dict(Counter(labels.get(fields["id"], {})).most_common(_MOST_LABELS)),
     )
 
