@@ -118,12 +118,12 @@ def _filled(fields: Mapping[str, Raw]) -> dict[str, str]:
 
 
 def join_body(skeleton: bytes, system: Buffer | None, tools: Buffer | None, messages: Sequence[Buffer]) -> bytes:
-    """Return the body that `split_body` split into these parts. Raises ValueError if they do not fit together."""
+    """Return the body that `split_body` split into these parts. Raises StoreError if they do not fit together."""
     try:
         body_parts = {name: value for name, value in (("system", system), ("tools", tools)) if value is not None}
         return _fill(_decode(skeleton), body_parts, messages)
-    except (msgspec.MsgspecError, KeyError) as error:
-        raise ValueError(
+    except KeyError as error:
+        raise StoreError(
             f"the store is damaged: the parts of a request do not fit together: {error!r}; restore it from a copy"
         ) from error
 

@@ -45,7 +45,7 @@ def test_models_in_a_file_and_a_backend_contradict_each_other(tmp_path: Path):
     [
         ("[run]\nsample = 3\n", "unknown key 'sample'; did you mean 'samples'?"),
         ("[run]\nsamples = 0\n", "[run] samples: expected `int` >= 1"),
-        ("run = 3\n", "run must be a table"),
+        ("run = 3\n", "run: expected a table"),
         ("[run\n", "invalid TOML"),
     ],
 )

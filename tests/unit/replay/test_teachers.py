@@ -45,7 +45,7 @@ def test_the_file_in_the_docs(tmp_path: Path):
             "teachers.x.backend: Invalid enum value 'oracle'; expected",
         ),
         (GPT + "key = 'sk'\n", "teachers.x.key: unknown key"),
-        ("[teachers.x]\nbackend = 'openai'\nmodel = ''\n", "teachers.x.model: expected the name"),
+        ("[teachers.x]\nbackend = 'openai'\nmodel = ''\n", "teachers.x.model is empty"),
         ("[teachers.x]\nbackend = 'openai'\nmodel = 1\n", "teachers.x.model: Expected `str`, got `int`"),
         (
             "[teachers.x]\nbackend = 'vllm'\nmodel = 'm'\n",

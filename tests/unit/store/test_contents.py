@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from understudy.errors import StoreError
 from understudy.store.contents import MAX_MESSAGES, Parts, join_body, split_body
 
 values = st.recursive(
@@ -100,7 +101,7 @@ def test_more_messages_than_any_conversation_has_stay_one_part() -> None:
 
 def test_parts_that_do_not_fit_together_are_refused() -> None:
     parts = split_body(b'{"system":"s","messages":[1]}')
-    with pytest.raises(ValueError, match="do not fit together"):
+    with pytest.raises(StoreError, match="do not fit together"):
         join_body(parts.skeleton, None, None, parts.messages)
-    with pytest.raises(ValueError, match="do not fit together"):
+    with pytest.raises(StoreError, match="a request in the store is damaged"):
         join_body(b"\xc1", None, None, [])
