@@ -23,7 +23,7 @@ RESULT = {"type": "result", "subtype": "success", "is_error": False, "result": "
 
 
 @pytest.mark.parametrize(
-    ("completed", "outcome", "words"),
+    ("completed", "outcome", "expected_text"),
     [
         (ended({"type": "system"}, RESULT), "completed", ""),
         (ended({**RESULT, "subtype": "error_max_turns", "is_error": True}, code=1), "max_turns", ""),
@@ -40,10 +40,10 @@ RESULT = {"type": "result", "subtype": "success", "is_error": False, "result": "
         ),
     ],
 )
-def test_how_claude_code_ended(completed: Completed, outcome: str, words: str):
-    found, message = _outcome_of(completed)
-    assert found == outcome
-    assert words in message
+def test_how_claude_code_ended(completed: Completed, outcome: str, expected_text: str):
+    actual, message = _outcome_of(completed)
+    assert actual == outcome
+    assert expected_text in message
 
 
 @pytest.mark.parametrize(

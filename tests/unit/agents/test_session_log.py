@@ -67,7 +67,7 @@ def test_a_log_that_agrees_leaves_nothing_to_say():
 
 
 @pytest.mark.parametrize(
-    ("content", "said", "call_id"),
+    ("content", "expected_message", "call_id"),
     [
         (None, "left no session log of 3 answered calls", None),
         (log(("msg_0", LOGGED)), "the answer of call 2 is not in the log", "call_2"),
@@ -83,9 +83,9 @@ def test_a_log_that_agrees_leaves_nothing_to_say():
         (WHOLE + b"[" * 100_000, "1 lines cannot be read", None),
     ],
 )
-def test_what_differs_is_found(content: bytes | None, said: str, call_id: str | None):
+def test_what_differs_is_found(content: bytes | None, expected_message: str, call_id: str | None):
     (finding,) = found(content)
-    assert said in finding.message
+    assert expected_message in finding.message
     assert (finding.kind, finding.call_id) == ("session-log", call_id)
 
 
@@ -98,8 +98,8 @@ def test_the_end_of_a_log_that_was_cut_off_may_be_missing():
 def test_what_the_cli_does_not_log_is_not_missed():
     session = Session()
     session.ask([ASK], [tool_use("t1")])
-    asked = user(tool_result("t1"), text("CRITICAL: Respond with TEXT ONLY."))
-    session.ask([ASK, assistant(tool_use("t1")), asked], [text("<summary>x</summary>")])
+    summary_request = user(tool_result("t1"), text("CRITICAL: Respond with TEXT ONLY."))
+    session.ask([ASK, assistant(tool_use("t1")), summary_request], [text("<summary>x</summary>")])
     session.ask([ASK, assistant(tool_use("t1")), user(tool_result("t1"))], [text(" ")])
     assert found(log(("msg_0", [tool_use("t1")])), calls=session.calls) == []
 

@@ -55,15 +55,15 @@ def test_each_difference_is_told(trajectory: Trajectory) -> None:
 
 
 def test_the_last_words_where_a_budget_is_used_up_may_be_in_the_log(trajectory: Trajectory) -> None:
-    words = "The budget of this attempt is used up."
-    body = json.dumps({"role": "assistant", "content": [{"type": "text", "text": words}]}).encode()
+    final_text = "The budget of this attempt is used up."
+    body = json.dumps({"role": "assistant", "content": [{"type": "text", "text": final_text}]}).encode()
     start = [user(text("go")), assistant(text("Done.")), user(text("more"))]
     last = Session()
     refused = structs.replace(last.ask(start, None, status="error"), id="last", sequence=2, response=body)
     spent = build([*(node.call for node in trajectory.nodes), refused])
-    assert differences([LOOK, END, LoggedTurn(words)], spent) == []
+    assert differences([LOOK, END, LoggedTurn(final_text)], spent) == []
     assert differences([LOOK, END], spent) == []
-    assert differences([LOOK, LoggedTurn(words)], spent) == ["the answer of call 1 is not in the log"]
+    assert differences([LOOK, LoggedTurn(final_text)], spent) == ["the answer of call 1 is not in the log"]
 
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)

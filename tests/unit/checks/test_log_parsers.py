@@ -188,7 +188,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     (home / "test_broken.py").write_text("import nothing_of_this_name\n")
     (home / "pytest.ini").write_text("[pytest]\n")
     env = {"PATH": str(Path(sys.executable).parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "80"}
-    found = []
+    logs = []
     for mode in MODES:
         argv = [
             sys.executable,
@@ -201,8 +201,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         ]
         done = subprocess.run(argv, cwd=home, env=env, capture_output=True, check=False, timeout=120)
         assert done.returncode in (1, 2), done.stderr.decode()
-        found.append(done.stdout.decode())
-    return found
+        logs.append(done.stdout.decode())
+    return logs
 
 
 @pytest.mark.parametrize("name", DISTINCT)
@@ -273,7 +273,7 @@ def test_parsers_for_other_languages_are_the_package_s() -> None:
     check_parser("parse_log_gotest", "task x")
     log = "--- PASS: TestA (0.00s)\n--- FAIL: TestB (0.00s)\n"
     reading = parse_log("parse_log_gotest", log, ["TestA", "TestB"], instance="a__b-1 1.2")
-    assert {id: seen.last for id, seen in reading.tests.items()} == {"TestA": "PASSED", "TestB": "FAILED"}
+    assert {id: statuses.last for id, statuses in reading.tests.items()} == {"TestA": "PASSED", "TestB": "FAILED"}
     with pytest.raises(TaskError, match="parse_log_nothing"):
         check_parser("parse_log_nothing", "task x")
 

@@ -93,9 +93,9 @@ print(landlock.withhold({{{place!r}}}))
 
 
 def test_a_file_that_is_removed_meanwhile_does_not_prevent_the_wall(tmp_path: Path) -> None:
-    place = tmp_path / "rewards"
-    place.mkdir()
-    program = WITHHOLDS.format(watch=str(WATCH_MOUNT.source), place=str(place))
+    directory = tmp_path / "rewards"
+    directory.mkdir()
+    program = WITHHOLDS.format(watch=str(WATCH_MOUNT.source), place=str(directory))
     plain = program.replace(', "removed-by-now"', "")
     if subprocess.check_output([sys.executable, "-c", plain], text=True) != "True\n":
         pytest.skip("this kernel has no Landlock")
@@ -152,9 +152,9 @@ def place(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def run_tests(place: str, more: str) -> set[tuple[str, str]]:
-    program = RUNS_TESTS + more.replace("PLACE", repr(place))
-    return events(run_watched(program, tests=(f"{place}/test_it.py",), path=(place,)))
+def run_tests(directory: str, more: str) -> set[tuple[str, str]]:
+    program = RUNS_TESTS + more.replace("PLACE", repr(directory))
+    return events(run_watched(program, tests=(f"{directory}/test_it.py",), path=(directory,)))
 
 
 def test_evidence_that_is_taken_out_of_the_pipe_is_missed(place: str) -> None:
@@ -190,12 +190,12 @@ def test_a_program_beside_the_tests_comes_to_its_end_too(place: str) -> None:
 
 
 def test_a_program_that_is_left_before_its_end_says_where(place: str) -> None:
-    def left(more: str) -> set[str]:
+    def exit_paths(more: str) -> set[str]:
         return {path for rule, path in run_tests(place, more) if rule == "program-left"}
 
-    assert left("import json\nif json:\n    [].sort()\n") == set()
+    assert exit_paths("import json\nif json:\n    [].sort()\n") == set()
     exits = ["sys.exit()\n", "[].sort()\nsys.exit()\n", "[].sort()\nraise SystemExit\n"]
-    assert len(set.union(*map(left, exits))) == len(exits)
+    assert len(set.union(*map(exit_paths, exits))) == len(exits)
 
 
 def test_evidence_that_was_cut_is_an_event(place: str) -> None:

@@ -70,8 +70,8 @@ async def test_the_agent_gets_what_activation_sets_and_nothing_of_the_shell(sand
     )
     sandbox = await sandboxes.open(SandboxSpec(tmp_path / "tree", env={"PATH": "/usr/bin:/bin", "KEPT": "1"}))
     try:
-        found = await activated_environment(sandbox, replace(CHECKS, activate=conda))
-        assert found == {"PATH": "/env/bin:/usr/bin:/bin", "CONDA_PREFIX": "/env", "NOTE": "two\nlines"}
+        variables = await activated_environment(sandbox, replace(CHECKS, activate=conda))
+        assert variables == {"PATH": "/env/bin:/usr/bin:/bin", "CONDA_PREFIX": "/env", "NOTE": "two\nlines"}
         assert await activated_environment(sandbox, replace(CHECKS, activate="")) == {}
         with pytest.raises(SandboxError, match="activate the task's environment failed with exit code 3"):
             await activated_environment(sandbox, replace(CHECKS, activate="exit 3"))
@@ -90,13 +90,13 @@ async def test_phases_run_in_their_order_and_nothing_crosses_but_files(graded) -
     verdict = await graded(CALC_TASK.gold_patch, replace(CALC_TASK, checks=checks))
     assert verdict.reward == 1.0, verdict
     assert verdict.log.startswith("before\n0\n1\ninstall\n0\n0\n===")
-    places = ["echo before", "here the patch", "echo install", "printf %s", "pgrep sleep; pytest -rA"]
-    found = [next(n for n, each in enumerate(verdict.commands) if place in each) for place in places]
-    assert found == sorted(found), "each phase as it ran, with the canaries between"
+    markers = ["echo before", "here the patch", "echo install", "printf %s", "pgrep sleep; pytest -rA"]
+    positions = [next(n for n, each in enumerate(verdict.commands) if marker in each) for marker in markers]
+    assert positions == sorted(positions), "each phase as it ran, with the canaries between"
 
 
 @pytest.mark.parametrize(
-    ("install", "path", "needed"),
+    ("install", "path", "expected"),
     [
         ("python -m pip install -e .", "calc/core.py", False),
         ("pip install -v --no-build-isolation -e .[test]", "docs/x.rst", False),
@@ -111,9 +111,9 @@ async def test_phases_run_in_their_order_and_nothing_crosses_but_files(graded) -
         ("pip install -e .\nmake", "calc/core.py", True),
     ],
 )
-def test_nothing_is_installed_again_that_need_not_be(install: str, path: str, needed: bool) -> None:
+def test_nothing_is_installed_again_that_need_not_be(install: str, path: str, expected: bool) -> None:
     patch = diff({path: "x\n"}, {}).encode()
-    assert needs_install(replace(CHECKS, install=install), patch) is needed
+    assert needs_install(replace(CHECKS, install=install), patch) is expected
     assert needs_install(replace(CHECKS, install=install, parser="parse_log_gotest"), patch)
 
 

@@ -59,10 +59,10 @@ def test_only_a_value_that_is_equal_may_say_so(name: str, tmp_path: Path, monkey
     exec(compile(text, "t.py", "exec"), scope)  # our own text
     exec("test_values()", scope)
     monkeypatch.delitem(sys.modules, "understudy_sites")
-    seen = load(report.read_bytes())["t.py::test_values"]
+    observed = load(report.read_bytes())["t.py::test_values"]
     results = {number: site for number, site in version.sites.items() if site.operation == "result"}
     assert sorted(site.operator for site in results.values()) == ["!=", "==", "=="]
-    judged = {judge(site, [], seen[number]) for number, site in results.items() if number in seen}
+    judged = {judge(site, [], observed[number]) for number, site in results.items() if number in observed}
     assert (judged == {"agrees"}) == (name in ("gold", "float", "subclass")), judged
 
 

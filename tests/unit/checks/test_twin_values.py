@@ -259,15 +259,15 @@ def test_a_mock_is_not_asked():
 
 
 def pair(left: Any, right: Any, operator: str = "==") -> list[Observation]:
-    held = twin_driver._OPERATORS[operator](left, right)  # pyright: ignore[reportPrivateUsage]
-    return [["pair", encode(left), encode(right), int(bool(held))]]
+    result = twin_driver._OPERATORS[operator](left, right)  # pyright: ignore[reportPrivateUsage]
+    return [["pair", encode(left), encode(right), int(bool(result))]]
 
 
 NAMED = collections.namedtuple("NAMED", "x y")
 
 
 @pytest.mark.parametrize(
-    ("gold", "seen", "judgement"),
+    ("gold", "observed", "judgement"),
     [
         (pair(NAMED(1, 2), NAMED(1, 2)), pair(Point(1, 2), Point(1, 2)), "agrees"),
         (pair("A", "A"), pair(Caseless("a"), "A"), "unclear"),
@@ -279,9 +279,9 @@ NAMED = collections.namedtuple("NAMED", "x y")
     ],
 )
 def test_a_comparison_in_the_process_is_judged_by_its_values(
-    gold: list[Observation], seen: list[Observation], judgement: str
+    gold: list[Observation], observed: list[Observation], judgement: str
 ):
-    assert judge(PAIR, gold, seen) == judgement
+    assert judge(PAIR, gold, observed) == judgement
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_an_inequality_holds_for_values_that_only_look_alike(left: Any, right: A
 
 
 @pytest.mark.parametrize(
-    ("gold", "seen", "judgement"),
+    ("gold", "observed", "judgement"),
     [
         ([1, 2, 3], [2, 3, 1], "agrees"),
         ([3, 3, 3], [3], "agrees"),
@@ -313,12 +313,12 @@ def test_an_inequality_holds_for_values_that_only_look_alike(left: Any, right: A
     ],
 )
 def test_results_may_come_in_another_order_and_loops_run_more_often(
-    gold: list[Any], seen: list[Any], judgement: str
+    gold: list[Any], observed: list[Any], judgement: str
 ):
     def values(each: list[Any]) -> list[Observation]:
         return [observation for one in each for observation in value(one)]
 
-    assert judge(EQUAL, values(gold), values(seen)) == judgement
+    assert judge(EQUAL, values(gold), values(observed)) == judgement
 
 
 @pytest.mark.parametrize(
@@ -339,12 +339,12 @@ def test_the_same_elements_in_any_order(one: Any, other: Any, judgement: str):
 def observe(text: str, **names: Any) -> tuple[dict[int, TwinSite], dict[int, list[Observation]]]:
     """The sites of a test's body, and what they send."""
     version = write_version("def test_it():\n    " + text + "\n")
-    seen: dict[int, list[Observation]] = {}
+    observations: dict[int, list[Observation]] = {}
     sites = types.ModuleType("understudy_sites")
     sites.__dict__.update(vars(twin_driver))
 
     def write(node: str, site: int, saw: Observation) -> None:
-        seen.setdefault(site, []).append(saw)
+        observations.setdefault(site, []).append(saw)
 
     before = sys.modules.get("understudy_sites"), twin_driver.__dict__["_write"]
     sys.modules["understudy_sites"] = twin_driver
@@ -357,7 +357,7 @@ def observe(text: str, **names: Any) -> tuple[dict[int, TwinSite], dict[int, lis
     finally:
         twin_driver.__dict__["_write"] = before[1]
         sys.modules.pop("understudy_sites") if before[0] is None else None
-    return version.sites, seen
+    return version.sites, observations
 
 
 def mocked(make: Callable[[], Any], *calls: unittest.mock._Call) -> Any:
@@ -378,7 +378,7 @@ call = unittest.mock.call
 
 
 @pytest.mark.parametrize(
-    ("assertion", "make", "gold", "seen", "agrees"),
+    ("assertion", "make", "gold", "observed", "agrees"),
     [
         ("m.assert_called_once_with(1, y=2)", autospecced, [call(1, 2)], [call(x=1, y=2)], True),
         ("m.assert_called_once_with(1, y=2)", autospecced, [call(1, 2)], [call(1, 3)], False),
@@ -402,17 +402,17 @@ call = unittest.mock.call
     ],
 )
 def test_calls_count_as_far_as_the_assertion_looks(
-    assertion: str, make: Callable[[], Any], gold: list[Any], seen: list[Any], agrees: bool
+    assertion: str, make: Callable[[], Any], gold: list[Any], observed: list[Any], agrees: bool
 ):
     (sites, then), (_, now) = (
-        observe(assertion, m=mocked(make, *calls), ANY=unittest.mock.ANY) for calls in (gold, seen)
+        observe(assertion, m=mocked(make, *calls), ANY=unittest.mock.ANY) for calls in (gold, observed)
     )
     assert holds(sites[0], then[0], then[0])
     assert holds(sites[0], then[0], now[0]) is agrees
 
 
 @pytest.mark.parametrize(
-    ("assertion", "gold", "seen", "judgement"),
+    ("assertion", "gold", "observed", "judgement"),
     [
         ("assert isinstance(f, Mapping)", Headers(), {}, "agrees"),
         ("assert isinstance(f, IOError)", OSError(), OSError(), "agrees"),
@@ -428,8 +428,8 @@ def test_calls_count_as_far_as_the_assertion_looks(
         ("assert isinstance(f, Open)", 1, "", "agrees"),
     ],
 )
-def test_a_kind_may_be_an_abstract_one(assertion: str, gold: Any, seen: Any, judgement: str):
-    (sites, then), (_, now) = (observe(assertion, f=each) for each in (gold, seen))
+def test_a_kind_may_be_an_abstract_one(assertion: str, gold: Any, observed: Any, judgement: str):
+    (sites, then), (_, now) = (observe(assertion, f=each) for each in (gold, observed))
     assert holds(sites[0], then[0], then[0])
     assert judge(sites[0], then[0], now[0]) == judgement
 

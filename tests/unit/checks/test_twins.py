@@ -147,23 +147,27 @@ def observed(
     version: TwinVersion, monkeypatch: pytest.MonkeyPatch, **replaced: object
 ) -> dict[int, list[Observation]]:
     """What a version sends when its one test runs, by site; `replaced` are functions of the preamble."""
-    seen: dict[int, list[Observation]] = {}
+    observations: dict[int, list[Observation]] = {}
     monkeypatch.setitem(sys.modules, "understudy_sites", twin_driver)
-    monkeypatch.setattr(twin_driver, "_write", lambda node, site, saw: seen.setdefault(site, []).append(saw))
+    monkeypatch.setattr(
+        twin_driver, "_write", lambda node, site, saw: observations.setdefault(site, []).append(saw)
+    )
     monkeypatch.setattr(twin_driver, "_counts", {})
     scope: dict[str, Any] = {"__name__": "version"}
     exec(compile(version.source, "version.py", "exec"), scope)  # our own text
     scope |= replaced
     scope["T"]("runTest").debug() if "T" in scope else scope["test_it"]()
-    return seen
+    return observations
 
 
 def versions_of(source: str, monkeypatch: pytest.MonkeyPatch) -> tuple[TwinVersion, dict[int, list[Observation]]]:
     """The version of a file with which validation ends, and what a right solution sends in it."""
     first = write_version(source)
-    seen = observed(first, monkeypatch)
+    observations = observed(first, monkeypatch)
     plain = frozenset(
-        site for site in seen if not holds(first.sites[site], seen[site], seen[site]) or ["?"] in seen[site][0]
+        site
+        for site in observations
+        if not holds(first.sites[site], observations[site], observations[site]) or ["?"] in observations[site][0]
     )
     version = write_version(source, plain=plain, changed=lambda _: False)
     return version, observed(version, monkeypatch)
@@ -411,10 +415,12 @@ def test_what_equals_everything_does_not_stand_for_a_value_that_could_be_sent():
     assert holds(site, [opaque], [opaque])
 
 
-def run_of(seen: list[Observation], **how: Any) -> VersionRun:
+def run_of(observations: list[Observation], **how: Any) -> VersionRun:
     """A run of one test with one site."""
     values = {"exit_code": 0, "timed_out": False, "outcomes": {"a": "passed"}, **how}
-    return VersionRun(sites={3: TwinSite("equal")}, seen={"a": {3: seen}} if seen else {}, log="", **values)
+    return VersionRun(
+        sites={3: TwinSite("equal")}, seen={"a": {3: observations}} if observations else {}, log="", **values
+    )
 
 
 @pytest.mark.parametrize(
@@ -442,9 +448,9 @@ def test_all_tests_that_fail_their_versions_are_named_however_many_and_the_evide
     gold = {3: '[["value", ["i", "0x2"]]]'}
     options = GradingOptions(twins={f"b{n}": TwinTest(f"a{n}", gold) for n in range(60)})
     wrong, unclear = [["value", ["i", "0x3"]]], [["value", ["?"]]]
-    seen = {f"a{n}": {3: wrong if n < 30 else unclear} for n in range(59)}
+    observations = {f"a{n}": {3: wrong if n < 30 else unclear} for n in range(59)}
     outcomes: dict[str, TestOutcome] = dict.fromkeys(options.twins, "passed")
-    run = VersionRun({3: TwinSite("equal")}, outcomes, seen, 0, False, "")
+    run = VersionRun({3: TwinSite("equal")}, outcomes, observations, 0, False, "")
     judgement = judge_twins(options, [run], 5)
     assert judgement.failed == frozenset(options.twins)
     assert len(judgement.integrity.evidence) == 20

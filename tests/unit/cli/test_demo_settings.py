@@ -13,8 +13,8 @@ from understudy.train.options import GRPOOptions, SFTOptions
 from support import understudy
 
 
-def options(words: tuple[str, ...]) -> set[str]:
-    return {word.removeprefix("--").replace("-", "_") for word in words[::2]}
+def options(arguments: tuple[str, ...]) -> set[str]:
+    return {word.removeprefix("--").replace("-", "_") for word in arguments[::2]}
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -48,18 +48,18 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_elsewhere_than_on_a_terminal_news_is_told_at_once_and_once():
-    stream, shown = io.StringIO(), Told()
+    stream, display = io.StringIO(), Told()
     began = time.monotonic()
-    with live(shown, stream):
+    with live(display, stream):
         until(lambda: stream.getvalue() == "before\n")
-        for asked in (1, 2):  # the same again is no news
-            shown.changed.set()
-            until(lambda asked=asked: shown.asked == asked)
+        for count in (1, 2):  # the same again is no news
+            display.changed.set()
+            until(lambda count=count: display.asked == count)
         until(lambda: stream.getvalue() == "before\nstarting\n")
-        shown.lines = ["one", "two"]
-        shown.changed.set()
+        display.lines = ["one", "two"]
+        display.changed.set()
         until(lambda: stream.getvalue().endswith("two\n"))
-        shown.lines = ["at the end"]
+        display.lines = ["at the end"]
     assert stream.getvalue() == "before\nstarting\none\ntwo\nat the end\n"
     assert time.monotonic() - began < 60
 
@@ -67,13 +67,13 @@ def test_elsewhere_than_on_a_terminal_news_is_told_at_once_and_once():
 def test_on_a_terminal_what_was_said_stays_above_the_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "xterm")
     ours, theirs = pty.openpty()
-    shown = Told()
-    with os.fdopen(theirs, "w") as stream, live(shown, stream):
-        until(lambda: not shown.lines)
-        shown.lines = ["at the end"]
-    seen = b"".join(iter(partial(said_on, ours), b"")).decode()
+    display = Told()
+    with os.fdopen(theirs, "w") as stream, live(display, stream):
+        until(lambda: not display.lines)
+        display.lines = ["at the end"]
+    output = b"".join(iter(partial(said_on, ours), b"")).decode()
     os.close(ours)
-    assert seen.index("before\r\n") < seen.index("starting") < seen.index("at the end\r\n")
+    assert output.index("before\r\n") < output.index("starting") < output.index("at the end\r\n")
 
 
 def test_a_loop_prints_a_line_for_each_evaluation_and_step():

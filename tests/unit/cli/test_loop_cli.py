@@ -61,9 +61,15 @@ def answers(places: dict[str, Path]) -> dict[str, tuple[int, str]]:
     """The exit code and the words of every case, all in one process: what a loop stands on is slow to import."""
     pytest.importorskip("torch")
     output = ["-o", str(places["here"] / "loop")]
-    given = {case: [word.format_map(places) for word in words] + output for case, (words, _) in CASES.items()}
+    command_lines = {
+        case: [word.format_map(places) for word in arguments] + output for case, (arguments, _) in CASES.items()
+    }
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], input=json.dumps(given), capture_output=True, text=True, check=False
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps(command_lines),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -88,7 +94,7 @@ print(json.dumps(answers))
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_cannot_be_used_is_told_in_words(case: str, answers: dict[str, tuple[int, str]]):
-    code, said = answers[case]
-    assert code == 2, said
-    assert CASES[case][1] in said
-    assert "Traceback" not in said
+    code, output = answers[case]
+    assert code == 2, output
+    assert CASES[case][1] in output
+    assert "Traceback" not in output

@@ -41,9 +41,9 @@ def test_every_command_has_help(command: tuple[str, ...]):
 
 
 def test_help_shows_what_is_in_brackets():
-    words = " ".join(understudy("run", "--help").stdout.split())
-    for shown in ("[default: embedded]", "[sampling.evaluation]", "[default: CPUs + 1]"):
-        assert shown in words
+    help_text = " ".join(understudy("run", "--help").stdout.split())
+    for expected in ("[default: embedded]", "[sampling.evaluation]", "[default: CPUs + 1]"):
+        assert expected in help_text
 
 
 def test_version():

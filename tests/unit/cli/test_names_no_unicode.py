@@ -19,10 +19,10 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("names") / "store"
-    put_rollouts(place)
-    put_sessions(place, [session("caf\udce9 ✓ \ud800", project="/srv/déjà")])
-    return place
+    directory = tmp_path_factory.mktemp("names") / "store"
+    put_rollouts(directory)
+    put_sessions(directory, [session("caf\udce9 ✓ \ud800", project="/srv/déjà")])
+    return directory
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_directory_may_have_any_name(command: str, output: str, store: Path, tmp_path: Path):
     home = tmp_path / "d\udce9"
     shutil.copytree(store, home / "store")
-    said = run(command, home, output, *(["--json"] if command != "states" else []))
+    stdout = run(command, home, output, *(["--json"] if command != "states" else []))
     if command != "states":
-        assert json.loads(said)["output_dir"].endswith(f"d?/{output or 'store'}")
+        assert json.loads(stdout)["output_dir"].endswith(f"d?/{output or 'store'}")
     assert not output or (home / output).exists()
 
 
@@ -52,10 +52,10 @@ def test_a_terminal_may_show_ascii_only(command: str, output: str, store: Path, 
 
 def run(command: str, home: Path, output: str, *more: str, env: dict[str, str] | None = None) -> str:
     """What a command on the store in `home` prints."""
-    words = [str(UNDERSTUDY), *command.split(), str(home / "store"), *more]
-    words += ["-o", str(home / output)] if output else []
+    arguments = [str(UNDERSTUDY), *command.split(), str(home / "store"), *more]
+    arguments += ["-o", str(home / output)] if output else []
     done = subprocess.run(
-        list(map(os.fsencode, words)), capture_output=True, check=False, env={**os.environ, **(env or {})}
+        list(map(os.fsencode, arguments)), capture_output=True, check=False, env={**os.environ, **(env or {})}
     )
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     assert b"Traceback" not in done.stderr

@@ -68,6 +68,6 @@ def test_bounds_and_choices_hold_for_options_too(options: tuple[str, ...], messa
 
 
 def test_the_help_of_an_option_has_its_default():
-    words = " ".join(understudy("run", "--help", env={"COLUMNS": "200"}).stdout.split())
-    assert "Maximum number of turns of an agent. [default: 30]" in words
-    assert "first Ctrl-C or SIGTERM. [default: 300.0]" in words
+    help_text = " ".join(understudy("run", "--help", env={"COLUMNS": "200"}).stdout.split())
+    assert "Maximum number of turns of an agent. [default: 30]" in help_text
+    assert "first Ctrl-C or SIGTERM. [default: 300.0]" in help_text

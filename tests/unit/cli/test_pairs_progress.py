@@ -20,12 +20,12 @@ def test_what_was_compared_is_shown_before_there_is_a_pair(terminal: bool, monke
     if terminal:
         tty.setraw(writing)
     tallies = {"replay": PairCounts(compared=3), "rollouts": PairCounts(compared=4)}
-    with os.fdopen(writing, "w") as stderr, os.fdopen(reading, "rb", buffering=0) as seen:
+    with os.fdopen(writing, "w") as stderr, os.fdopen(reading, "rb", buffering=0) as output:
         with live(PairProgress(tallies), stderr):
             first = b""
             while b"compared 7, 0 pairs" not in first:
-                first += seen.read(200)
+                first += output.read(200)
         if terminal:
             assert b"\n" not in first
             # The line is taken away at the end.
-            assert b"\x1b[2K" in seen.read(1 << 16)
+            assert b"\x1b[2K" in output.read(1 << 16)

@@ -40,16 +40,16 @@ from support import understudy
     ],
 )
 def test_a_former_command_line_is_answered_with_the_present_one(former: str, now: str):
-    words = shlex.split(former)
-    assert current_spelling(words) == f"understudy run {now}"
+    arguments = shlex.split(former)
+    assert current_spelling(arguments) == f"understudy run {now}"
     with pytest.raises(ConfigError, match="old syntax"):
-        refuse_old_spelling(words)
+        refuse_old_spelling(arguments)
     # What is answered is no former spelling itself.
     refuse_old_spelling(shlex.split(now, posix=True) and ["run", *shlex.split(now)])
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         [],
         ["--help"],
@@ -59,8 +59,8 @@ def test_a_former_command_line_is_answered_with_the_present_one(former: str, now
         ["show", "--dir", "vllm"],
     ],
 )
-def test_other_command_lines_are_let_through(words: list[str]):
-    refuse_old_spelling(words)
+def test_other_command_lines_are_let_through(arguments: list[str]):
+    refuse_old_spelling(arguments)
 
 
 def test_the_answer_reaches_a_person():

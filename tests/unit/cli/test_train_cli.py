@@ -43,8 +43,8 @@ def test_grpo_then_sft_from_what_it_made(place: Path, tmp_path: Path):
         env=ONE_THREAD,
     )
     assert made.returncode == 0, made.stderr
-    told = json.loads(made.stdout)
-    assert (told["groups"], told["updates"], told["updated"]) == (2, 2, 2) and told["skipped"] == {}
+    summary = json.loads(made.stdout)
+    assert (summary["groups"], summary["updates"], summary["updated"]) == (2, 2, 2) and summary["skipped"] == {}
     assert [line["step"] for line in read_metrics(tmp_path / "one" / "training" / "metrics.jsonl")] == [1, 2]
     again = understudy(
         *("train", "sft", str(tmp_path / "one"), "--from", str(place / "run"), "-o", str(tmp_path / "two")),
@@ -80,7 +80,7 @@ def test_grpo_of_an_adapter_and_dpo(place: Path, tmp_path: Path):
 
 def test_what_cannot_be_trained_on_is_said_before_torch_is_there(place: Path, tmp_path: Path):
     put_rollouts(tmp_path / "foreign", tokens=False)
-    for arguments, said in (
+    for arguments, expected in (
         (("grpo", place / "model", "--from", place / "without"), "GRPO needs token ids and logprobs"),
         (("sft", place / "model", "--from", tmp_path / "foreign"), "no solved rollouts to learn from"),
         (("sft", tmp_path, "--from", place / "run"), "no config.json"),
@@ -97,14 +97,14 @@ def test_what_cannot_be_trained_on_is_said_before_torch_is_there(place: Path, tm
     ):
         done = understudy("train", *map(str, arguments), "-o", str(tmp_path / "out"))
         assert done.returncode == 2 and "Traceback" not in done.stderr
-        assert any(part in done.stderr for part in said.split("|")), done.stderr
+        assert any(part in done.stderr for part in expected.split("|")), done.stderr
 
 
 def test_a_file_has_options_and_the_command_line_counts_before_it(tmp_path: Path):
     config = tmp_path / "train.toml"
     config.write_text("[grpo]\nlearning_rate = 0.5\nloss = 'gspo'\n[grpo.lora]\nrank = 4\n[sft]\nepochs = 7\n")
-    found = from_options(GRPOOptions, {"learning_rate": 0.25, "lora_alpha": 8.0, "config": config})
-    assert found == GRPOOptions(learning_rate=0.25, loss="gspo", lora=LoraOptions(rank=4, alpha=8.0))
+    options = from_options(GRPOOptions, {"learning_rate": 0.25, "lora_alpha": 8.0, "config": config})
+    assert options == GRPOOptions(learning_rate=0.25, loss="gspo", lora=LoraOptions(rank=4, alpha=8.0))
     assert from_options(GRPOOptions, {"lora": False, "config": config}).lora is None
     assert from_options(SFTOptions, {"config": config}) == SFTOptions(epochs=7)
     modules = from_options(SFTOptions, {"lora_modules": "q_proj, v_proj"}).lora
@@ -112,7 +112,7 @@ def test_a_file_has_options_and_the_command_line_counts_before_it(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         ("[sft]\nepoch = 3\n", "epoch"),
         ("[sft]\nepochs = 'many'\n", "epochs"),
@@ -124,9 +124,9 @@ def test_a_file_has_options_and_the_command_line_counts_before_it(tmp_path: Path
         ("", r"no table \[sft\], expected at least one; it has: nothing"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_said(tmp_path: Path, content: str, said: str):
+def test_a_file_that_makes_no_sense_is_said(tmp_path: Path, content: str, expected: str):
     (tmp_path / "train.toml").write_text(content)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=expected):
         from_options(SFTOptions, {"config": tmp_path / "train.toml"})
 
 
@@ -179,10 +179,10 @@ def test_what_is_learned_from_is_not_overwritten(tmp_path: Path):
     linked = tmp_path / "linked"
     linked.symlink_to(model)
     for each in (model, linked, model / "training" / "checkpoint"):
-        needed = [tmp_path / "run", each]
+        inputs = [tmp_path / "run", each]
         with (
             pytest.raises(ConfigError, match="which this training reads; choose another"),
-            claim_output(model, resume=False, overwrite=True, needed=needed),
+            claim_output(model, resume=False, overwrite=True, needed=inputs),
         ):
             pass
     assert (model / "config.json").exists()
@@ -221,8 +221,8 @@ def test_metrics_go_on_behind_the_step_that_is_gone_on_from(tmp_path: Path):
         file.write('{"step": 5, "lo')
     with MetricsWriter(tmp_path, start=3) as metrics:
         metrics.write(3, {"loss": float("nan")})
-    found = read_metrics(tmp_path / "metrics.jsonl")
-    assert [line["step"] for line in found] == [1, 2, 3] and found[2]["loss"] is None
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3] and lines[2]["loss"] is None
 
 
 def test_tensorboard_gets_the_numbers(tmp_path: Path):

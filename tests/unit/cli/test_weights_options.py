@@ -11,7 +11,7 @@ from understudy.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("backend", "urls", "policy", "words"),
+    ("backend", "urls", "policy", "message"),
     [
         ("embedded", ["http://127.0.0.1:9/v1"], None, "without --base-url"),
         ("vllm", ["http://127.0.0.1:9/v1"], None, "without --base-url"),
@@ -19,7 +19,7 @@ from understudy.errors import ConfigError
     ],
 )
 def test_weights_are_for_the_server_that_the_run_starts(
-    tmp_path: Path, backend: str, urls: list[str], policy: str | None, words: str
+    tmp_path: Path, backend: str, urls: list[str], policy: str | None, message: str
 ) -> None:
     model = ModelSettings(
         backend=backend,
@@ -30,7 +30,7 @@ def test_weights_are_for_the_server_that_the_run_starts(
         policy=policy,
     )
     settings, _, _ = run_gateway_config(model)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         embedded_server(settings, model)
 
 

@@ -147,8 +147,8 @@ async def test_a_verdict_without_twins_is_reached_anew_once_its_task_is_validate
     task, cache, kind = calc_task(), tmp_path / "cache", LocalSandboxes()
     patches = {task.instance_id: task.gold_patch}
     reused = [(await graded([task], patches, tmp_path, cache=cache)).reused for _ in range(2)]
-    kept = json.loads(report(tmp_path, task.instance_id).with_name("verdict.json").read_text())
-    verdict = kept["verdict"]
+    stored = json.loads(report(tmp_path, task.instance_id).with_name("verdict.json").read_text())
+    verdict = stored["verdict"]
     assert (verdict["protection"], verdict["unprotected"].partition(" (")[0]) == ("none", NOT_VALIDATED)
     environment = environment_for(kind, cache_dir())
     await validate(prepare(task, cache, kind), sandboxes=kind, environment=environment, cache=cache)

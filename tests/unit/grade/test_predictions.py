@@ -40,21 +40,24 @@ def test_each_form_that_the_harness_takes(shape: str, tmp_path: Path):
         jsonl(path, *rows, "")
     else:
         path.write_text(json.dumps(rows if shape == "list" else {each["instance_id"]: each for each in rows}))
-    found = open_predictions(str(path), ())
-    assert [(each.instance_id, each.model, each.empty) for each in found.rows.values()] == [
+    predictions = open_predictions(str(path), ())
+    assert [(each.instance_id, each.model, each.empty) for each in predictions.rows.values()] == [
         ("a", "org/m", False),
         ("b", "org/m", True),
         ("c", "org/m", True),
     ]
-    assert [found.patch(each).data for each in found.rows.values()] == [PATCH.encode(), b"", b""]
-    assert found.rejected.count == 0
+    assert [predictions.patch(each).data for each in predictions.rows.values()] == [PATCH.encode(), b"", b""]
+    assert predictions.rejected.count == 0
 
 
 def test_gold_is_the_tasks_own(tmp_path: Path):
     tasks = [calc_task(number) for number in range(3)]
-    found = open_predictions("gold", tasks, {"calc-0", "calc-2"})
-    assert {each.instance_id: each.model for each in found.rows.values()} == {"calc-0": "gold", "calc-2": "gold"}
-    assert found.patch(found.rows["calc-2"]).data == tasks[2].gold_patch.encode()
+    predictions = open_predictions("gold", tasks, {"calc-0", "calc-2"})
+    assert {each.instance_id: each.model for each in predictions.rows.values()} == {
+        "calc-0": "gold",
+        "calc-2": "gold",
+    }
+    assert predictions.patch(predictions.rows["calc-2"]).data == tasks[2].gold_patch.encode()
 
 
 def test_bad_rows_are_named_and_the_rest_goes_on(tmp_path: Path):
@@ -70,17 +73,17 @@ def test_bad_rows_are_named_and_the_rest_goes_on(tmp_path: Path):
         "[" * 100_000,
         "\x00",
     ]
-    found = open_predictions(jsonl(tmp_path / "p.jsonl", row("a"), *bad, row("b")), ())
-    assert list(found.rows) == ["a", "b"]
-    assert found.rejected.count == len(bad)
-    assert [message.split(": ")[0] for message in found.rejected.messages] == [
+    predictions = open_predictions(jsonl(tmp_path / "p.jsonl", row("a"), *bad, row("b")), ())
+    assert list(predictions.rows) == ["a", "b"]
+    assert predictions.rejected.count == len(bad)
+    assert [message.split(": ")[0] for message in predictions.rejected.messages] == [
         f"{tmp_path}/p.jsonl:{number}" for number in range(2, 12)
     ]
 
 
 def test_many_bad_rows_are_counted_and_some_shown(tmp_path: Path):
-    found = open_predictions(jsonl(tmp_path / "p.jsonl", *["?"] * 500, row("a")), ())
-    assert (found.rejected.count, len(found.rejected.messages)) == (500, 20)
+    predictions = open_predictions(jsonl(tmp_path / "p.jsonl", *["?"] * 500, row("a")), ())
+    assert (predictions.rejected.count, len(predictions.rejected.messages)) == (500, 20)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +118,13 @@ def test_only_those_that_are_wanted(tmp_path: Path):
 
 
 def test_a_file_that_changes_while_it_is_graded(tmp_path: Path):
-    found = open_predictions(jsonl(tmp_path / "p.jsonl", row("a"), row("b")), ())
+    predictions = open_predictions(jsonl(tmp_path / "p.jsonl", row("a"), row("b")), ())
     jsonl(tmp_path / "p.jsonl", row("b"), row("a"))
     with pytest.raises(ConfigError, match="the file changed"):
-        found.patch(found.rows["a"])
+        predictions.patch(predictions.rows["a"])
     (tmp_path / "p.jsonl").unlink()
     with pytest.raises(ConfigError, match="can no longer be read"):
-        found.patch(found.rows["a"])
+        predictions.patch(predictions.rows["a"])
 
 
 def test_a_patch_of_100_mb_is_refused_without_being_held(tmp_path: Path):
@@ -136,17 +139,17 @@ def test_a_patch_of_100_mb_is_refused_without_being_held(tmp_path: Path):
     script = (
         "import sys, resource; from understudy.grade.predictions import open_predictions\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "found = open_predictions(sys.argv[1], ())\n"
-        "patches = [found.patch(row).data for row in found.rows.values()]\n"
+        "predictions = open_predictions(sys.argv[1], ())\n"
+        "patches = [predictions.patch(row).data for row in predictions.rows.values()]\n"
         "grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before\n"
         "print(grown, *map(len, patches), patches[1].decode())"
     )
     done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
-    grown, small, large, last, *said = done.stdout.split()
+    grown, small, large, last, *large_text = done.stdout.split()
     assert (int(small), int(last)) == (len(PATCH.encode()),) * 2
     assert int(large) < 200
     assert int(grown) * 1024 < 2.5 * path.stat().st_size
-    refused = gate_of(" ".join(said).encode(), calc_task()).refused
+    refused = gate_of(" ".join(large_text).encode(), calc_task()).refused
     assert refused == f"the patch is larger than {MAX_PATCH_BYTES} bytes"
 
 
@@ -157,12 +160,12 @@ def test_a_row_without_end_is_passed_over(tmp_path: Path):
         file.truncate(file.tell() + MAX_ROW_BYTES + 5)  # a hole takes no room on the disk
         file.seek(0, 2)
         file.write(b"\n" + json.dumps(row("b")).encode())
-    found = open_predictions(str(path), ())
-    assert list(found.rows) == ["a", "b"]
-    assert found.rejected.messages == [
+    predictions = open_predictions(str(path), ())
+    assert list(predictions.rows) == ["a", "b"]
+    assert predictions.rejected.messages == [
         f"{path}:2: not a prediction: the line is longer than {MAX_ROW_BYTES} bytes"
     ]
-    assert found.patch(found.rows["b"]).data == PATCH.encode()
+    assert predictions.patch(predictions.rows["b"]).data == PATCH.encode()
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -174,13 +177,15 @@ def test_every_patch_comes_out_as_it_went_in(patches: list[str], ascii: bool, tm
     path = tmp_path / "p.jsonl"
     rows = [json.dumps(row(str(number), patch), ensure_ascii=ascii) for number, patch in enumerate(patches)]
     path.write_bytes("\n".join(rows).encode())
-    found = open_predictions(str(path), ())
-    assert [found.patch(each).data for each in found.rows.values()] == [patch.encode() for patch in patches]
-    assert [each.empty for each in found.rows.values()] == [not patch for patch in patches]
+    predictions = open_predictions(str(path), ())
+    assert [predictions.patch(each).data for each in predictions.rows.values()] == [
+        patch.encode() for patch in patches
+    ]
+    assert [each.empty for each in predictions.rows.values()] == [not patch for patch in patches]
 
 
 def test_the_digest_is_that_of_the_patch_as_given(tmp_path: Path):
-    found = open_predictions(jsonl(tmp_path / "p.jsonl", row("a"), row("b"), row("c", "other")), ())
-    digests = [found.patch(each).digest for each in found.rows.values()]
+    predictions = open_predictions(jsonl(tmp_path / "p.jsonl", row("a"), row("b"), row("c", "other")), ())
+    digests = [predictions.patch(each).digest for each in predictions.rows.values()]
     assert digests[0] == digests[1] == hashlib.sha256(json.dumps(PATCH).encode()).hexdigest()
     assert digests[2] != digests[0]

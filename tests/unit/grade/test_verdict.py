@@ -279,7 +279,7 @@ async def test_a_patch_that_fails_all_versions_is_asked_again_only_if_it_passes_
 ) -> None:
     validated = await validate(prepared, sandboxes=local, environment=environment, cache=tmp_path)
     assert validated.options.twins
-    opened: dict[str, int] = {}
+    sandbox_counts: dict[str, int] = {}
     verdicts: dict[str, Verdict] = {}
     patches = {
         "gold": TASK.gold_patch,
@@ -290,14 +290,14 @@ async def test_a_patch_that_fails_all_versions_is_asked_again_only_if_it_passes_
     for name, patch in patches.items():
         counted = Counted(local)
         verdicts[name] = await grade(validated, patch.encode(), sandboxes=counted, environment=environment)
-        opened[name] = counted.opened
+        sandbox_counts[name] = counted.opened
     rewards = {name: verdict.reward for name, verdict in verdicts.items()}
     assert rewards == {"gold": 1.0, "wrong": 0.0, "breaks another": 0.0, "forged": 0.0}
     assert verdicts["forged"].integrity.status == "forged", verdicts["forged"].reason
-    attempt = opened["gold"] - 1  # one sandbox is that of the tests
+    attempt = sandbox_counts["gold"] - 1  # one sandbox is that of the tests
     assert attempt >= 1
-    assert opened["wrong"] <= attempt + 1
-    assert opened["forged"] > attempt + 1
+    assert sandbox_counts["wrong"] <= attempt + 1
+    assert sandbox_counts["forged"] > attempt + 1
 
 
 class Small:
@@ -372,11 +372,11 @@ async def test_a_forged_line_beside_the_true_one_is_a_failure(
     assert verdict.tests["tests/test_calc.py::test_shift"] == "failed"
 
 
-def broken_python(place: Path) -> Path:
-    place.chmod(0o755)
-    (place / "python").write_text("#!/bin/sh\nexit 127\n")
-    (place / "python").chmod(0o755)
-    return place
+def broken_python(directory: Path) -> Path:
+    directory.chmod(0o755)
+    (directory / "python").write_text("#!/bin/sh\nexit 127\n")
+    (directory / "python").chmod(0o755)
+    return directory
 
 
 async def test_a_missing_interpreter_is_no_reward(
@@ -515,8 +515,8 @@ async def test_validation_passes_and_is_remembered(
     # A store keeps the keys of objects sorted: its tasks are those of the file.
     stored = replace(prepared, task=replace(task, meta=dict(sorted(task.meta.items()))))
     for other in (shorter, stored):
-        found = as_validated(other, sandboxes=sandboxes, environment=environment, cache=tmp_path)
-        assert again.options == found.options != prepared.options
+        validated = as_validated(other, sandboxes=sandboxes, environment=environment, cache=tmp_path)
+        assert again.options == validated.options != prepared.options
 
 
 BAD_TASKS = {

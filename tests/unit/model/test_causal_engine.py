@@ -53,9 +53,9 @@ def test_greedy_takes_the_likeliest_and_tells_the_models_own_probability(
     asks = [ask(prompt, sampling=SamplingSettings(temperature=0)) for prompt in prompts(3)]
     for one, outcome in zip(asks, done(engine, *asks), strict=True):
         logits = plain_logits(module, one.prompt, outcome.ids)
-        taken = logits.gather(1, torch.tensor(outcome.ids)[:, None])[:, 0]
+        chosen = logits.gather(1, torch.tensor(outcome.ids)[:, None])[:, 0]
         # Of two that are equally likely but for rounding either may be taken: the shapes of the passes differ.
-        torch.testing.assert_close(taken, logits.max(-1).values, atol=1e-4, rtol=0)
+        torch.testing.assert_close(chosen, logits.max(-1).values, atol=1e-4, rtol=0)
         assert_logprobs(module, one, outcome)
 
 
@@ -67,21 +67,25 @@ def test_cut_offs_renormalise(engine: CausalEngine, module: Any, cut: dict[str, 
         plain_logits(module, one.prompt, outcome.ids), outcome.ids, outcome.logprobs, strict=True
     ):
         # Independent of the engine's own way: probabilities in plain Python, cut one after the other.
-        kept = dict(enumerate(torch.softmax(row.double() / 0.8, -1).tolist()))
+        probabilities = dict(enumerate(torch.softmax(row.double() / 0.8, -1).tolist()))
         if "min_p" in cut:
-            kept = {i: p for i, p in kept.items() if p >= cut["min_p"] * max(kept.values())}
+            probabilities = {
+                i: p for i, p in probabilities.items() if p >= cut["min_p"] * max(probabilities.values())
+            }
         if "top_k" in cut:
-            kept = dict(sorted(kept.items(), key=lambda item: -item[1])[: cut["top_k"]])
-            kept = {i: p / sum(kept.values()) for i, p in kept.items()}
+            probabilities = dict(sorted(probabilities.items(), key=lambda item: -item[1])[: cut["top_k"]])
+            probabilities = {i: p / sum(probabilities.values()) for i, p in probabilities.items()}
         if "top_p" in cut:
             total, nucleus = 0.0, {}
-            for i, p in sorted(kept.items(), key=lambda item: -item[1]):
+            for i, p in sorted(probabilities.items(), key=lambda item: -item[1]):
                 if total < cut["top_p"]:
                     nucleus[i] = p
                 total += p
-            kept = nucleus
-        assert id_ in kept
-        assert abs(torch.log(torch.tensor(kept[id_] / sum(kept.values()))).item() - logprob) < 1e-4
+            probabilities = nucleus
+        assert id_ in probabilities
+        assert (
+            abs(torch.log(torch.tensor(probabilities[id_] / sum(probabilities.values()))).item() - logprob) < 1e-4
+        )
 
 
 def test_what_is_drawn_is_distributed_as_the_model_says(engine: CausalEngine, module: Any) -> None:
@@ -89,9 +93,9 @@ def test_what_is_drawn_is_distributed_as_the_model_says(engine: CausalEngine, mo
     outcomes = done(engine, *(ask(prompt, 1, seed=seed) for seed in range(600)))
     logits = plain_logits(module, prompt, [0])[0]
     likely = torch.softmax(logits, -1).topk(4)
-    for chance, id_ in zip(likely.values.tolist(), likely.indices.tolist(), strict=True):
+    for probability, id_ in zip(likely.values.tolist(), likely.indices.tolist(), strict=True):
         share = sum(outcome.ids == [id_] for outcome in outcomes) / 600
-        assert abs(share - chance) < 4 * (chance * (1 - chance) / 600) ** 0.5
+        assert abs(share - probability) < 4 * (probability * (1 - probability) / 600) ** 0.5
 
 
 def test_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(module: Any, token_bytes: list[bytes]) -> None:
@@ -148,10 +152,10 @@ def test_a_request_ends_at_a_token_a_string_or_its_limit(engine: CausalEngine, t
     text = b"".join(token_bytes[id_] for id_ in whole.ids)
     stop = text[30:33].decode()
     (stopped,) = done(engine, ask(prompt, 60, sampling=drawing, stops=("never said", stop)))
-    said = b"".join(token_bytes[id_] for id_ in stopped.ids)
+    generated = b"".join(token_bytes[id_] for id_ in stopped.ids)
     assert (stopped.stop, stopped.finish_reason) == (stop, "stop")
-    assert said[: stopped.stop_start] + stop.encode() == said[: stopped.stop_start + 3]
-    assert stop.encode() not in said[:-1] and whole.ids[: len(stopped.ids)] == stopped.ids
+    assert generated[: stopped.stop_start] + stop.encode() == generated[: stopped.stop_start + 3]
+    assert stop.encode() not in generated[:-1] and whole.ids[: len(stopped.ids)] == stopped.ids
     assert stopped.logprobs == pytest.approx(whole.logprobs[: len(stopped.ids)], abs=1e-4)
 
 
@@ -168,13 +172,13 @@ def test_biases_and_penalties_change_what_is_likely(engine: CausalEngine, module
     )
     (varied,) = done(engine, ask(prompt, 12, sampling=drawing))
     for position, row in enumerate(plain_logits(module, prompt, varied.ids).tolist()):
-        said = varied.ids[:position]
+        generated = varied.ids[:position]
         row[77] += 9.0
         row[78] += 8.5
-        for id_ in {*prompt, *said}:
+        for id_ in {*prompt, *generated}:
             row[id_] = row[id_] / 1.3 if row[id_] > 0 else row[id_] * 1.3
-        for id_ in set(said):
-            row[id_] -= 1.5 + 0.5 * said.count(id_)
+        for id_ in set(generated):
+            row[id_] -= 1.5 + 0.5 * generated.count(id_)
         assert varied.ids[position] == row.index(max(row))
     assert {77, 78} <= set(varied.ids)
 
@@ -300,12 +304,12 @@ def test_weights_that_are_gone_fail_their_requests_only(engine: CausalEngine, ot
     engine.set_weights("adapter", ModelWeights(other, "v0")).result(10)
     prompt = prompts(1)[0]
     lora = SamplingRequest(prompt=prompt, limit=3000, model="adapter", seed=1)
-    asked, base = engine.submit(lora), engine.submit(ask(prompt, 200))
+    adapter_future, base_future = engine.submit(lora), engine.submit(ask(prompt, 200))
     done(engine, ask([9, 10], 2))
     engine.set_weights("adapter", None).result(10)
     with pytest.raises(BackendError, match="unloaded"):
-        asked.result(10)
-    assert len(base.result(60).ids) == 200
+        adapter_future.result(10)
+    assert len(base_future.result(60).ids) == 200
     with pytest.raises(BackendError, match="unloaded"):
         engine.submit(lora).result(10)
 

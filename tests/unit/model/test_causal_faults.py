@@ -113,11 +113,11 @@ def test_whoever_leaves_during_a_pause_makes_room_in_the_queue(engine: CausalEng
 
 def test_every_request_is_answered_however_pauses_fall_between(module: Any, token_bytes: list[bytes]) -> None:
     engine = CausalEngine({"m": ModelWeights(module, "v0")}, token_bytes)
-    asked: list[Future[SamplingResult]] = []
+    futures: list[Future[SamplingResult]] = []
 
     def client() -> None:
         for _ in range(100):
-            asked.append(engine.submit(ask([9, 10], 1)))
+            futures.append(engine.submit(ask([9, 10], 1)))
             time.sleep(0)
 
     clients = [threading.Thread(target=client) for _ in range(3)]
@@ -126,7 +126,7 @@ def test_every_request_is_answered_however_pauses_fall_between(module: Any, toke
     while any(one.is_alive() for one in clients):
         engine.pause("abort", clear_cache=False).result(30)
         engine.resume().result(30)
-    reasons = [future.result(30).finish_reason for future in asked]
+    reasons = [future.result(30).finish_reason for future in futures]
     engine.close()
     assert len(reasons) == 300 and set(reasons) <= {"abort", "length"}
 
@@ -142,19 +142,19 @@ def test_an_engine_that_has_ended_takes_no_orders(module: Any, token_bytes: list
 
 
 def test_what_is_remembered_keeps_within_its_bytes_and_the_useful_stays() -> None:
-    def kept(first: int, length: int) -> CachedSequence:
+    def sequence(first: int, length: int) -> CachedSequence:
         ids = np.arange(first, first + length, dtype=np.int32)
         return CachedSequence("m", ids, [(torch.zeros(2, length, 4), torch.zeros(2, length, 4))])
 
-    token = kept(0, 1).size
+    token = sequence(0, 1).size
     prefixes = PrefixCache(100 * token)
     for number in range(20):
-        prefixes.add(kept(1000 * number, 20))
+        prefixes.add(sequence(1000 * number, 20))
         assert prefixes.size <= 100 * token
         prefixes.find("m", np.arange(5, dtype=np.int32))
     assert prefixes.find("m", np.arange(30, dtype=np.int32))[1] == 20  # asked for again and again
     assert prefixes.find("m", np.arange(1000, 1030, dtype=np.int32))[1] == 0
     # One that is too long is remembered as far as it fits.
-    prefixes.add(kept(50_000, 300))
+    prefixes.add(sequence(50_000, 300))
     assert prefixes.size <= 100 * token
     assert prefixes.find("m", np.arange(50_000, 50_300, dtype=np.int32))[1] == 100

@@ -35,17 +35,17 @@ def test_the_trainers_logprobs_are_the_servers(
         ask(begin + task, 5 + number, sampling=drawing, seed=number) for task in tasks for number in range(8)
     ]
     try:
-        said = done(engine, *firsts)
+        first_outcomes = done(engine, *firsts)
         seconds = [
             ask([*one.prompt, *outcome.ids, *task], 7, sampling=drawing)
-            for one, outcome, task in zip(firsts, said, prompts(64, 12), strict=True)
+            for one, outcome, task in zip(firsts, first_outcomes, prompts(64, 12), strict=True)
         ]
-        said_then = done(engine, *seconds)
+        second_outcomes = done(engine, *seconds)
     finally:
         engine.close()
-    assert all(outcome.cached for outcome in said_then)
+    assert all(outcome.cached for outcome in second_outcomes)
     sequences: list[TokenSequence] = []
-    for first, then, one, two in zip(firsts, seconds, said, said_then, strict=True):
+    for first, then, one, two in zip(firsts, seconds, first_outcomes, second_outcomes, strict=True):
         between = len(then.prompt) - len(first.prompt) - len(one.ids)
         sequences.append(
             TokenSequence(
@@ -59,9 +59,9 @@ def test_the_trainers_logprobs_are_the_servers(
     for batch in micro_batches(sequences, 2000):
         rows = [sequences[index] for index in batch]
         with torch.no_grad():
-            found, mask = token_logprobs(trained, rows, temperature), masks(rows)
+            logprobs, mask = token_logprobs(trained, rows, temperature), masks(rows)
         expected = behaviours(rows)
         assert expected is not None
-        torch.testing.assert_close(found[mask], expected[mask], atol=1e-4, rtol=0)
+        torch.testing.assert_close(logprobs[mask], expected[mask], atol=1e-4, rtol=0)
         compared += int(mask.sum())
     assert compared == sum(sequence.sampled for sequence in sequences)

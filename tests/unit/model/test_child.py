@@ -23,5 +23,5 @@ async def test_last_words_are_the_last_lines_however_long_others_are(tmp_path: P
     with pytest.raises(BackendError, match="did not start, it ended with exit code 3") as caught:
         async with ServerProcess.running("noisy", [], environment) as server:
             await server.start()
-    words = str(caught.value).rpartition(": ")[2].partition(";")[0].splitlines()
-    assert words == [f"line {n}" for n in range(10, 60)]
+    lines = str(caught.value).rpartition(": ")[2].partition(";")[0].splitlines()
+    assert lines == [f"line {n}" for n in range(10, 60)]

@@ -33,8 +33,8 @@ class OwnConfig(Qwen3Config):
 class Bomb:
     """A pickle that leaves a file where it is loaded."""
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
+    def __init__(self, path: Path) -> None:
+        self._place = path
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, (str(self._place / "executed"),)
@@ -63,9 +63,9 @@ def with_code(kind: str) -> Callable[[Path], None]:
         (directory / "own.py").write_text(CODE)
         own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
         configured(model_type=kind, auto_map=own)(directory)
-        words = json.loads((directory / "tokenizer_config.json").read_text())
-        words["auto_map"] = {"AutoTokenizer": [None, "own.OwnWords"]}
-        (directory / "tokenizer_config.json").write_text(json.dumps(words))
+        tokenizer_config = json.loads((directory / "tokenizer_config.json").read_text())
+        tokenizer_config["auto_map"] = {"AutoTokenizer": [None, "own.OwnWords"]}
+        (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
 
     return change
 
@@ -89,9 +89,9 @@ def test_what_cannot_be_loaded_is_told(
 ):
     directory = tmp_path / "bröken model"
     shutil.copytree(model, directory)
-    damage, words = BROKEN[name]
+    damage, message = BROKEN[name]
     damage(directory)
-    with pytest.raises(ConfigError, match=words.replace(".", r"\.")) as caught:
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")) as caught:
         load(directory)
     assert directory.name in str(caught.value)
     assert not (directory / "executed").exists()

@@ -167,26 +167,26 @@ def test_the_longest_instruction_that_occurs_wins_among_thousands() -> None:
         ScriptedTask("short", "Fix the bug", ""),
         ScriptedTask("long", "Fix the bug in the parser, please", ""),
     ]
-    known = TaskIndex(tasks)
+    index = TaskIndex(tasks)
 
-    def found(text: str) -> str | None:
-        task = known.find(text)
+    def task_id(text: str) -> str | None:
+        task = index.find(text)
         return task and task.instance_id
 
-    assert found("<context>\nThe tests of boltons fail since yesterday: case 1234 is wrong.\n\nBye") == "1234"
-    assert found("Hello. Fix the bug in the parser, please!") == "long"
-    assert found("Fix the bug in the lexer") == "short"
-    assert found("Fix the bu") is None
-    assert found("") is None
+    assert task_id("<context>\nThe tests of boltons fail since yesterday: case 1234 is wrong.\n\nBye") == "1234"
+    assert task_id("Hello. Fix the bug in the parser, please!") == "long"
+    assert task_id("Fix the bug in the lexer") == "short"
+    assert task_id("Fix the bu") is None
+    assert task_id("") is None
 
 
 def test_the_latest_task_of_a_conversation_is_worked_on(tmp_path: Path) -> None:
     before = {"a.py": b"a\n"}
     write(tmp_path, before)
     gold = diff(before, {"a.py": b"b\n"})
-    known = TaskIndex([ScriptedTask("1", "First thing to do", gold), ScriptedTask("2", "Second thing to do", "")])
-    work(make_policy("oracle", known, {}), tmp_path, prompt="First thing to do. Then: Second thing to do")
-    policy = make_policy("oracle", known, {})
+    index = TaskIndex([ScriptedTask("1", "First thing to do", gold), ScriptedTask("2", "Second thing to do", "")])
+    work(make_policy("oracle", index, {}), tmp_path, prompt="First thing to do. Then: Second thing to do")
+    policy = make_policy("oracle", index, {})
     tools = msgspec.convert(tool_definitions(*ALL_TOOLS), list[ModelTool])
     history = [
         ModelMessage("user", "Second thing to do"),

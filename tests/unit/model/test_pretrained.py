@@ -85,11 +85,11 @@ def test_a_gguf_file_is_a_model_with_the_values_that_its_blocks_stand_for(gguf_f
 
 
 def test_a_gguf_file_is_dequantized_once_for_each_content(gguf_file: Path, cache: Path, tmp_path: Path):
-    told: list[str] = []
-    first = convert_gguf(gguf_file, cache=cache, report=told.append)
+    reports: list[str] = []
+    first = convert_gguf(gguf_file, cache=cache, report=reports.append)
     copied = Path(shutil.copyfile(gguf_file, tmp_path / "again.gguf"))
-    assert convert_gguf(copied, cache=cache, report=told.append) == first
-    assert len(told) == 1
+    assert convert_gguf(copied, cache=cache, report=reports.append) == first
+    assert len(reports) == 1
 
 
 @pytest.mark.parametrize("share", [0.001, 0.3, 0.999])

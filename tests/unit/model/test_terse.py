@@ -40,8 +40,8 @@ def test_it_reads_the_whole_file_says_where_and_replaces_what_little_it_must(tmp
         {"file_path": path},
         {"file_path": path, "old_string": "return b", "new_string": "return b * 2"},
     ]
-    said = [message["content"] for message in messages if message["role"] == "assistant"]
-    assert said == ["", "def g(a):", "", "def h(b):", "Done."]
+    contents = [message["content"] for message in messages if message["role"] == "assistant"]
+    assert contents == ["", "def g(a):", "", "def h(b):", "Done."]
     assert (tmp_path / "m.py").read_text() == new
 
 

@@ -71,15 +71,13 @@ conversations = st.tuples(st.lists(messages, max_size=5), st.sampled_from([None,
 
 def as_message(segments: list[CompletionSegment]) -> ModelMessage:
     """The assistant message a chat client would send back."""
-    spoken = {segment.kind: segment.text for segment in segments if segment.kind in ("reasoning", "content")}
+    texts = {segment.kind: segment.text for segment in segments if segment.kind in ("reasoning", "content")}
     tool_calls = [
         MessageToolCall(FunctionCall(segment.name, segment.text))
         for segment in segments
         if segment.kind == "tool_call"
     ]
-    return ModelMessage(
-        "assistant", spoken.get("content"), reasoning=spoken.get("reasoning"), tool_calls=tool_calls
-    )
+    return ModelMessage("assistant", texts.get("content"), reasoning=texts.get("reasoning"), tool_calls=tool_calls)
 
 
 @given(text)
@@ -127,12 +125,12 @@ def test_a_growing_prompt_is_encoded_by_its_new_part_only() -> None:
         resources.files("understudy.model").joinpath("assets/tokenizer.json").read_text("utf-8")
     )
     history = [ModelMessage("system", "You help."), ModelMessage("user", "Do it.")]
-    first, known = tokenizer.encode_marked(render(history, TOOLS))
-    assert known == 0
+    first, reused = tokenizer.encode_marked(render(history, TOOLS))
+    assert reused == 0
     assert tokenizer.encode_marked(render(history, TOOLS)) == (first, len(first))
-    longer, known = tokenizer.encode_marked(render([*history, ModelMessage("assistant", "Done?")], TOOLS))
+    longer, reused = tokenizer.encode_marked(render([*history, ModelMessage("assistant", "Done?")], TOOLS))
     assert longer[: len(first)] == first
-    assert known == len(first)
+    assert reused == len(first)
 
 
 @given(conversations, text)
@@ -198,17 +196,17 @@ class Says:
 
 
 @given(text, st.lists(text.filter(bool), max_size=3))
-def test_a_stop_string_ends_the_text_before_it(said: str, stops: list[str]) -> None:
+def test_a_stop_string_ends_the_text_before_it(answer: str, stops: list[str]) -> None:
     request = ModelChatRequest([ModelMessage("user", "hi")], stop=stops)
-    completion = complete(Says(Action(said)), TOKENIZER, request, 10_000)
+    completion = complete(Says(Action(answer)), TOKENIZER, request, 10_000)
     content = "".join(segment.text for segment in completion.segments)
-    whole = encode_action(TOKENIZER, Action(said))
+    whole = encode_action(TOKENIZER, Action(answer))
     assert completion.ids == whole[: len(completion.ids)]
-    assert said.startswith(content)
+    assert answer.startswith(content)
     if completion.stop_reason is None:
-        assert content == said and not any(stop in said for stop in stops)
+        assert content == answer and not any(stop in answer for stop in stops)
     else:
-        assert said[len(content) :].startswith(completion.stop_reason)
+        assert answer[len(content) :].startswith(completion.stop_reason)
         assert (content + completion.stop_reason) in TOKENIZER.decode(completion.ids)
 
 

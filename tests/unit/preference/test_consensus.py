@@ -16,8 +16,8 @@ from understudy.preference.equivalence import SIMILAR, differ, effect_of, simila
 from support import example_count
 
 
-def does(name: str, said: str | None = None, **arguments: Any) -> TurnAction:
-    return TurnAction(content=said, tool_calls=[tool_call("c1", name, arguments)])
+def does(name: str, content: str | None = None, **arguments: Any) -> TurnAction:
+    return TurnAction(content=content, tool_calls=[tool_call("c1", name, arguments)])
 
 
 def says(text: str) -> TurnAction:
@@ -38,12 +38,12 @@ LS, PWD = does("Bash", command="ls"), does("Bash", command="pwd")
 
 
 def test_teachers_agree_on_the_tool_and_its_arguments_whatever_they_say_before():
-    found = consensus(proposals(does("Bash", "I look.", command="ls -l"), PWD, does("Bash", command="ls  -l")))
-    assert found is not None
-    assert (found.by, found.supporters, found.asked) == ("tools", ("t0", "t2"), ("t0", "t1", "t2"))
-    assert found.teacher == "t0"
-    assert found.action.content == "I look."
-    assert found.agreement == pytest.approx(2 / 3)
+    result = consensus(proposals(does("Bash", "I look.", command="ls -l"), PWD, does("Bash", command="ls  -l")))
+    assert result is not None
+    assert (result.by, result.supporters, result.asked) == ("tools", ("t0", "t2"), ("t0", "t1", "t2"))
+    assert result.teacher == "t0"
+    assert result.action.content == "I look."
+    assert result.agreement == pytest.approx(2 / 3)
 
 
 def test_a_tie_is_no_agreement():
@@ -60,15 +60,15 @@ def test_fewer_than_the_minimum_do_not_agree():
 
 
 def test_teachers_agree_in_words_where_they_use_no_tool():
-    found = consensus(
+    result = consensus(
         proposals(
             says("The bug is fixed: shift now adds the step, and all tests pass."),
             says("The bug is fixed: `shift` now adds the step and all of the tests pass."),
             says("Which file do you mean?"),
         )
     )
-    assert found is not None
-    assert (found.by, found.supporters) == ("text", ("t0", "t1"))
+    assert result is not None
+    assert (result.by, result.supporters) == ("text", ("t0", "t1"))
 
 
 def test_other_words_are_no_agreement():
@@ -84,9 +84,9 @@ def test_a_teacher_has_one_vote():
 
 
 def test_an_answer_that_does_nothing_supports_nothing():
-    found = consensus(proposals(LS, LS, TurnAction(thinking="hm"), says(" ")))
-    assert found is not None
-    assert found.agreement == 0.5
+    result = consensus(proposals(LS, LS, TurnAction(thinking="hm"), says(" ")))
+    assert result is not None
+    assert result.agreement == 0.5
 
 
 def test_edits_are_compared_by_what_they_change():
@@ -108,18 +108,18 @@ def test_edits_are_compared_by_what_they_change():
 
 
 def test_a_judge_decides_where_nobody_wins():
-    shown: list[Sequence[Group]] = []
+    judged: list[Sequence[Group]] = []
 
     def judge(groups: Sequence[Group]) -> int | None:
-        shown.append(groups)
+        judged.append(groups)
         return next(i for i, group in enumerate(groups) if group.proposal.action == PWD)
 
-    found = consensus(proposals(LS, PWD, says("Done.")), judge=judge)
-    assert found is not None
-    assert (found.by, found.action, found.supporters) == ("judge", PWD, ("t1",))
-    assert len(shown[0]) == 3
+    result = consensus(proposals(LS, PWD, says("Done.")), judge=judge)
+    assert result is not None
+    assert (result.by, result.action, result.supporters) == ("judge", PWD, ("t1",))
+    assert len(judged[0]) == 3
     assert consensus(proposals(LS, LS, PWD), judge=judge) is not None
-    assert len(shown) == 1, "a judge is not asked where teachers agree"
+    assert len(judged) == 1, "a judge is not asked where teachers agree"
 
 
 @pytest.mark.parametrize("choice", [None, 7, -1])
@@ -132,9 +132,13 @@ def test_what_differs_is_told():
     assert differ(LS, does("Read", file_path="a")).kind == "tools"
     assert differ(LS, says("Done.")).kind == "words or tools"
     assert differ(LS, TurnAction()).kind == "nothing"
-    told = differ(says("Yes, it works."), says("What do you want to know?"))
-    assert (told.kind, told.a, told.b) == ("words", ("Yes, it works.",), ("What do you want to know?",))
-    assert told.similarity is not None and told.similarity < SIMILAR
+    difference = differ(says("Yes, it works."), says("What do you want to know?"))
+    assert (difference.kind, difference.a, difference.b) == (
+        "words",
+        ("Yes, it works.",),
+        ("What do you want to know?",),
+    )
+    assert difference.similarity is not None and difference.similarity < SIMILAR
     long = differ(does("Write", file_path="a", content="x" * 9000), LS)
     assert len(long.a[0]) <= 300
 
@@ -178,30 +182,30 @@ actions = st.builds(TurnAction, content=st.none() | texts, tool_calls=st.lists(c
 def test_the_order_of_proposals_does_not_count(
     given_proposals: list[tuple[str, TurnAction]], minimum: int, data: st.DataObject
 ):
-    found = [proposal(teacher, action, number) for number, (teacher, action) in enumerate(given_proposals)]
-    shuffled = data.draw(st.permutations(found))
-    assert consensus(found, minimum=minimum) == consensus(shuffled, minimum=minimum)
-    assert grouped(found) == grouped(shuffled)
+    all_proposals = [proposal(teacher, action, number) for number, (teacher, action) in enumerate(given_proposals)]
+    shuffled = data.draw(st.permutations(all_proposals))
+    assert consensus(all_proposals, minimum=minimum) == consensus(shuffled, minimum=minimum)
+    assert grouped(all_proposals) == grouped(shuffled)
     pick = data.draw(st.integers(0, 3))
-    assert consensus(found, minimum=minimum, judge=lambda _: pick) == consensus(
+    assert consensus(all_proposals, minimum=minimum, judge=lambda _: pick) == consensus(
         shuffled, minimum=minimum, judge=lambda _: pick
     )
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), actions), max_size=7), st.integers(1, 3))
 def test_a_consensus_is_one(given_proposals: list[tuple[str, TurnAction]], minimum: int):
-    found = [proposal(teacher, action, number) for number, (teacher, action) in enumerate(given_proposals)]
-    members = [member.ask_id for group in grouped(found) for member in group.members]
+    all_proposals = [proposal(teacher, action, number) for number, (teacher, action) in enumerate(given_proposals)]
+    members = [member.ask_id for group in grouped(all_proposals) for member in group.members]
     assert len(members) == len(set(members))
-    agreed = consensus(found, minimum=minimum)
+    agreed = consensus(all_proposals, minimum=minimum)
     if agreed is None:
         return
     assert len(agreed.supporters) >= minimum
-    assert set(agreed.supporters) <= set(agreed.asked) == {each.teacher for each in found}
+    assert set(agreed.supporters) <= set(agreed.asked) == {each.teacher for each in all_proposals}
     assert 0 < agreed.agreement <= 1
     assert agreed.teacher in agreed.supporters
     for teacher in agreed.supporters:
-        assert any(each.teacher == teacher for each in found)
+        assert any(each.teacher == teacher for each in all_proposals)
     assert agreed.by == ("tools" if agreed.action.tool_calls else "text")
 
 

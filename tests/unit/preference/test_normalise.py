@@ -126,9 +126,9 @@ def test_not_the_same_in_substance(name: str):
 
 
 def test_a_broken_call_is_unreadable_as_the_agent_keeps_it():
-    kept = call("X", __unparsedToolInput={"raw": '{"a', "len": 3})
-    assert unreadable(TurnAction(tool_calls=[kept]))
-    assert doing(kept) == doing({"function": {"name": "X", "arguments": '{"a'}})
+    stored = call("X", __unparsedToolInput={"raw": '{"a', "len": 3})
+    assert unreadable(TurnAction(tool_calls=[stored]))
+    assert doing(stored) == doing({"function": {"name": "X", "arguments": '{"a'}})
 
 
 def test_windows_paths():

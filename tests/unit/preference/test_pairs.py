@@ -45,9 +45,9 @@ def function(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
 
 
-def bash(command: str, said: str = "", call_id: str = "c1") -> Message:
+def bash(command: str, content: str = "", call_id: str = "c1") -> Message:
     calls = [tool_call(call_id, "Bash", {"command": command, "description": "Run it"})]
-    return {"role": "assistant", "content": said or None, "tool_calls": calls}
+    return {"role": "assistant", "content": content or None, "tool_calls": calls}
 
 
 def trace(name: str, *answers: Message, model: str | None = "claude-opus-4-5", ask: str = "look around") -> Trace:
@@ -133,8 +133,8 @@ def replayed(store: Store, *traces: Trace, votes: dict[tuple[str, int], dict[str
 
 @pytest.fixture
 def store(tmp_path: Path):
-    with Store.open(tmp_path / "store") as opened:
-        yield opened
+    with Store.open(tmp_path / "store") as store:
+        yield store
 
 
 def test_teachers_against_the_student(store: Store):
@@ -159,17 +159,21 @@ def test_teachers_against_the_student(store: Store):
     assert (
         pair.rejected.tool_calls[0]["function"]["arguments"] == '{"command":"rm -rf build","description":"Run it"}'
     )
-    told = pair.evidence
-    assert (told["by"], told["supporters"], told["asked"]) == ("tools", ["gpt", "qwen"], ["glm", "gpt", "qwen"])
-    assert told["agreement"] == pytest.approx(2 / 3)
-    assert told["cost_usd"] == 0.75
-    assert told["differs"]["arguments"] == ["command"]
-    assert [(each["teacher"], each["as_chosen"], each["as_rejected"]) for each in told["answers"]] == [
+    evidence = pair.evidence
+    assert (evidence["by"], evidence["supporters"], evidence["asked"]) == (
+        "tools",
+        ["gpt", "qwen"],
+        ["glm", "gpt", "qwen"],
+    )
+    assert evidence["agreement"] == pytest.approx(2 / 3)
+    assert evidence["cost_usd"] == 0.75
+    assert evidence["differs"]["arguments"] == ["command"]
+    assert [(each["teacher"], each["as_chosen"], each["as_rejected"]) for each in evidence["answers"]] == [
         ("glm", False, False),
         ("gpt", True, False),
         ("qwen", True, False),
     ]
-    assert told["fidelity"] == "exact"
+    assert evidence["fidelity"] == "exact"
     assert list(replay_pairs(store, minimum=3)) == []
     assert [each.pair_id for each in replay_pairs(store)] == [pair.pair_id]
 
@@ -314,13 +318,13 @@ def test_pairs_hold_no_secrets(store: Store):
 def test_answers_to_what_was_redacted_are_not_mixed_with_what_is_not(store: Store):
     key = "AKIA" + "Q3EGWZ7PLMX2R4TD"
     redactor = Redactor(b"k" * 32)
-    shown = redactor.text(key)
-    assert shown != key
+    redacted = redactor.text(key)
+    assert redacted != key
     replayed(
         store,
         trace("a", bash(f"echo {key}"), ask=f"my key is {key}"),
         trace("b", bash("ls"), ask=f"my key is {key}"),
-        votes={(name, 0): {"gpt": bash(f"echo {shown}"), "qwen": bash(f"echo {shown}")} for name in "ab"},
+        votes={(name, 0): {"gpt": bash(f"echo {redacted}"), "qwen": bash(f"echo {redacted}")} for name in "ab"},
     )
     (pair,) = replay_pairs(store, redactor=redactor)
     assert pair.state_id == state_id("b", "m0"), "the student of the other did the same"
@@ -330,30 +334,30 @@ def test_answers_to_what_was_redacted_are_not_mixed_with_what_is_not(store: Stor
 
 
 def test_messages_in_turns():
-    system, asked = {"role": "system", "content": "S"}, {"role": "user", "content": "x"}
+    system, user = {"role": "system", "content": "S"}, {"role": "user", "content": "x"}
     did, result = bash("ls"), {"role": "tool", "tool_call_id": "c1", "content": "ok"}
-    said = {"role": "assistant", "content": "Done."}
+    assistant = {"role": "assistant", "content": "Done."}
     for good in (
-        [asked],
-        [system, asked],
-        [asked, did, result],
-        [system, asked, did, result, asked],
-        [asked, said, asked],
+        [user],
+        [system, user],
+        [user, did, result],
+        [system, user, did, result, user],
+        [user, assistant, user],
     ):
         assert in_turns(good)
     for bad in (
         [],
         [system],
-        [said],
-        [asked, asked],
-        [asked, did],
-        [asked, result],
-        [asked, did, result, result],
-        [asked, said],
-        [asked, system],
-        [said, asked],
-        [asked, did, asked],
-        [asked, {"role": "assistant", "content": ""}, asked],
+        [assistant],
+        [user, user],
+        [user, did],
+        [user, result],
+        [user, did, result, result],
+        [user, assistant],
+        [user, system],
+        [assistant, user],
+        [user, did, user],
+        [user, {"role": "assistant", "content": ""}, user],
     ):
         assert not in_turns(bad)
 
@@ -423,9 +427,13 @@ def test_the_first_turn_at_which_a_solved_and_an_unsolved_rollout_differ(store: 
     assert "sed" in pair.chosen.tool_calls[0]["function"]["arguments"]
     assert "rm" in pair.rejected.tool_calls[0]["function"]["arguments"]
     assert pair.tools is not None and pair.tools[0]["function"]["name"] == "Bash"
-    told = pair.evidence
-    assert (told["turn"], told["chosen"]["rollout_id"], told["rejected"]["rollout_id"]) == (2, "run1-0", "run1-1")
-    assert (told["chosen"]["reward"], told["rejected"]["reward"]) == (1.0, 0.0)
+    evidence = pair.evidence
+    assert (evidence["turn"], evidence["chosen"]["rollout_id"], evidence["rejected"]["rollout_id"]) == (
+        2,
+        "run1-0",
+        "run1-1",
+    )
+    assert (evidence["chosen"]["reward"], evidence["rejected"]["reward"]) == (1.0, 0.0)
     assert differ(pair.chosen, pair.rejected, Place("/workspace")) is not None
 
 
@@ -571,10 +579,10 @@ def test_the_command_writes_whole_files_and_counts(tmp_path: Path, command: Call
         replayed(store, trace("a", bash(f"echo {secret}")), votes={("a", 0): votes})
         play(store, [(1.0, GOOD), (0.0, BAD)])
     output = tmp_path / "pairs.jsonl"
-    told = json.loads(command(directory, "--output", output, "--json"))
-    assert (told["pairs"], told["replay"]["pairs"], told["rollouts"]["pairs"]) == (2, 1, 1)
-    assert told["replay"]["answers"] == {"of the family that wrote the turn": 1}
-    assert sum(told["replaced"].values()) > 0
+    summary = json.loads(command(directory, "--output", output, "--json"))
+    assert (summary["pairs"], summary["replay"]["pairs"], summary["rollouts"]["pairs"]) == (2, 1, 1)
+    assert summary["replay"]["answers"] == {"of the family that wrote the turn": 1}
+    assert sum(summary["replaced"].values()) > 0
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [line["origin"] for line in lines] == ["replay", "rollouts"]
     assert set(lines[0]) == {*Pair.__struct_fields__, "schema"}
@@ -627,13 +635,13 @@ def test_the_command_renders_pairs_with_a_tokenizer(
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(template)
-    told = json.loads(command(directory, "--tokenizer", folder, "--json"))["rollouts"]
-    assert told["pairs"] == pairs
-    assert told["left_out"] == ({} if pairs else {"not as the tokenizer's chat template wants it": 1})
+    counts = json.loads(command(directory, "--tokenizer", folder, "--json"))["rollouts"]
+    assert counts["pairs"] == pairs
+    assert counts["left_out"] == ({} if pairs else {"not as the tokenizer's chat template wants it": 1})
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         (["--from", "nowhere"], "--from"),
         (["--max-tokens", "5"], "--tokenizer"),
@@ -642,8 +650,8 @@ def test_the_command_renders_pairs_with_a_tokenizer(
     ],
 )
 def test_the_command_names_what_is_wrong(
-    tmp_path: Path, command: Callable[..., str], options: list[str], said: str
+    tmp_path: Path, command: Callable[..., str], options: list[str], expected: str
 ):
     Store.open(tmp_path / "store").close()
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=expected):
         command(tmp_path / "store", *options)

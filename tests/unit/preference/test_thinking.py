@@ -24,7 +24,7 @@ def pair(chosen: str | None, rejected: str | None) -> Pair:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "thoughts", "left"),
+    ("mode", "thoughts", "expected"),
     [
         ("only-when-both", BOTH, BOTH),
         ("only-when-both", (None, "Hm."), NEITHER),
@@ -37,9 +37,9 @@ def pair(chosen: str | None, rejected: str | None) -> Pair:
         ("as-logged", (None, "Hm."), (None, "Hm.")),
     ],
 )
-def test_thinking_is_the_same_on_both_sides(wanted, thoughts, left):
-    passed = Checks(thinking=wanted).passed(pair(*thoughts))
-    assert (passed if isinstance(passed, str) else (passed.chosen.thinking, passed.rejected.thinking)) == left
+def test_thinking_is_the_same_on_both_sides(mode, thoughts, expected):
+    passed = Checks(thinking=mode).passed(pair(*thoughts))
+    assert (passed if isinstance(passed, str) else (passed.chosen.thinking, passed.rejected.thinking)) == expected
 
 
 def test_by_default_a_pair_does_not_differ_in_form():
@@ -49,9 +49,9 @@ def test_by_default_a_pair_does_not_differ_in_form():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "left"), [("as-logged", ["x", None]), ("strip", [None, None]), ("only-when-both", [None, None])]
+    ("mode", "expected"), [("as-logged", ["x", None]), ("strip", [None, None]), ("only-when-both", [None, None])]
 )
-def test_the_answers_of_a_row_are_treated_alike(wanted, left):
+def test_the_answers_of_a_row_are_treated_alike(mode, expected):
     messages = [
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": "a", "reasoning_content": "x"},
@@ -61,7 +61,7 @@ def test_the_answers_of_a_row_are_treated_alike(wanted, left):
     example = Example(
         example_id="e", origin="session", unit="conversation", group="g", messages=messages, trained=(1, 3)
     )
-    shown = with_thinking(example, wanted)
-    assert shown is not None
-    assert [shown.messages[index].get("reasoning_content") for index in shown.trained] == left
+    result = with_thinking(example, mode)
+    assert result is not None
+    assert [result.messages[index].get("reasoning_content") for index in result.trained] == expected
     assert with_thinking(example, "both") is None

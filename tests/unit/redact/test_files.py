@@ -64,10 +64,10 @@ def test_the_report_names_rules_and_places_and_no_secret(tmp_path: Path) -> None
     path = tmp_path / "report.json"
     redactor.report.write(path)
     text = path.read_text()
-    said = json.loads(text)
+    report = json.loads(text)
     assert AWS not in text and "alice" not in text
-    assert said["replaced"] == 4 and said["by_rule"] == {"aws-key-id": 3, "home-path": 1}
-    assert {(place["where"], place["rule"], place["times"]) for place in said["places"]} == {
+    assert report["replaced"] == 4 and report["by_rule"] == {"aws-key-id": 3, "home-path": 1}
+    assert {(entry["where"], entry["rule"], entry["times"]) for entry in report["places"]} == {
         ("first", "aws-key-id", 2),
         ("first", "home-path", 1),
         ("second", "aws-key-id", 1),

@@ -29,8 +29,8 @@ def test_counts_are_of_replacements_and_of_different_values_and_samples_hold_no_
         ("home-path", "one"),
     ]
     assert "SECRET_" in preview.samples[0].context
-    shown = " ".join(sample.context for sample in preview.samples)
-    assert PASSWORD not in shown and OTHER not in shown and "alex" not in shown
+    contexts = " ".join(sample.context for sample in preview.samples)
+    assert PASSWORD not in contexts and OTHER not in contexts and "alex" not in contexts
 
 
 def test_a_session_log_is_read_as_conversations_and_any_other_file_as_text(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_the_command_previews_a_store_a_log_and_a_file(tmp_path: Path) -> None:
         done = understudy("redact", "preview", source, "--json", env=env)
         assert set(json.loads(done.stdout)["replaced"]) == {"assignment", "home-path"}
         assert PASSWORD not in done.stdout
-    shown = understudy("redact", "preview", log, env=env).stdout
-    assert "home-path" in shown and PASSWORD not in shown
+    stdout = understudy("redact", "preview", log, env=env).stdout
+    assert "home-path" in stdout and PASSWORD not in stdout
     missing = understudy("redact", "preview", tmp_path / "nothing", env=env)
     assert missing.returncode != 0 and str(tmp_path / "nothing") in missing.stderr

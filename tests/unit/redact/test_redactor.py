@@ -168,8 +168,8 @@ def test_a_secret_found_once_is_replaced_wherever_it_stands() -> None:
         {"role": "user", "content": f"DB_PASSWORD='{PASSWORD}'"},
         {"role": "tool", "content": json.dumps({"x": json.dumps({"y": f"{PASSWORD} "})})},
     ]
-    told = json.dumps(ours().value(messages))
-    assert PASSWORD not in told and PASSWORD[:-1] in told
+    redacted = json.dumps(ours().value(messages))
+    assert PASSWORD not in redacted and PASSWORD[:-1] in redacted
     scope = ours().scoped_to(messages)
     backwards = [scope.value(message) for message in reversed(messages)]
     assert backwards[::-1] == ours().value(messages)
@@ -179,11 +179,11 @@ def test_a_secret_found_once_is_replaced_wherever_it_stands() -> None:
 def test_lines_of_a_private_key_are_known_too() -> None:
     key = pem(random.Random(3))
     line = key.split("\n")[2]
-    told = ours().value([f"$ sed -n 3p key\n{line}", key])
-    assert line not in json.dumps(told)
+    redacted = ours().value([f"$ sed -n 3p key\n{line}", key])
+    assert line not in json.dumps(redacted)
     for part in (key[: len(key) // 2], key[len(key) // 2 :], key.replace("\n", "\\n"), key.replace("\n", "\\\\n")):
-        left = ours().text(f"a\n{part}\nb")
-        assert not [one for one in key.split("\n")[1:-1] if len(one) == 64 and one in left]
+        redacted_part = ours().text(f"a\n{part}\nb")
+        assert not [one for one in key.split("\n")[1:-1] if len(one) == 64 and one in redacted_part]
 
 
 def test_json_is_redacted_in_its_strings_names_and_the_texts_within() -> None:
@@ -196,12 +196,16 @@ def test_json_is_redacted_in_its_strings_names_and_the_texts_within() -> None:
         AWS: [1, None, True, {"bob@acme.io": 1, "nested": [f"x {AWS}"]}],
         "number": 2**70,
     }
-    told = ours().value(value)
-    text = json.dumps(told)
+    redacted = ours().value(value)
+    text = json.dumps(redacted)
     assert not any(secret in text for secret in (PASSWORD, GITHUB, AWS, "bob@acme.io"))
-    assert told["id"] == value["id"] and told["signature"] == value["signature"] and told["number"] == 2**70
-    assert json.loads(told["function"]["arguments"])["n"] == 1.0
-    assert len(told) == len(value)
+    assert (
+        redacted["id"] == value["id"]
+        and redacted["signature"] == value["signature"]
+        and redacted["number"] == 2**70
+    )
+    assert json.loads(redacted["function"]["arguments"])["n"] == 1.0
+    assert len(redacted) == len(value)
     plain = {
         "function": {"name": "Bash", "arguments": '{ "a" : 1.0, "a": "x" }'},
         "content": [{"type": "text", "text": "hi"}],
@@ -212,13 +216,13 @@ def test_json_is_redacted_in_its_strings_names_and_the_texts_within() -> None:
 def test_names_that_become_the_same_are_kept_apart() -> None:
     redactor = ours()
     pseudonym = redactor.text(AWS)
-    told = redactor.value({AWS: 1, pseudonym: 2})
-    assert sorted(told.values()) == [1, 2] and AWS not in told
+    redacted = redactor.value({AWS: 1, pseudonym: 2})
+    assert sorted(redacted.values()) == [1, 2] and AWS not in redacted
 
 
 def test_a_secret_that_hides_where_ids_stand_is_found() -> None:
-    told = json.dumps(ours().value({"id": GITHUB, "signature": AWS, "tool_call_id": f"call_{GITHUB}"}))
-    assert GITHUB not in told and AWS not in told
+    redacted = json.dumps(ours().value({"id": GITHUB, "signature": AWS, "tool_call_id": f"call_{GITHUB}"}))
+    assert GITHUB not in redacted and AWS not in redacted
 
 
 def test_arguments_with_a_secret_behind_a_repeated_name_are_redacted() -> None:
@@ -299,11 +303,11 @@ def test_no_secret_survives_whatever_stands_around_it(
     text = "\n".join([*around, embed(kind, secret, kind.names[0], at), *around])
     for _ in range(nested):
         text = json.dumps({"out": text})
-    left = json.dumps(ours().value({"content": text}))
+    redacted = json.dumps(ours().value({"content": text}))
     if kind.name == "password" or (kind.name == "database url" and len(parts(kind, secret)[0]) < 12):
         return  # a password may be so plain that it looks like a word: the table of recall counts those
     for part in parts(kind, secret):
-        assert part not in left
+        assert part not in redacted
 
 
 def hostile() -> dict[str, str]:
@@ -349,10 +353,10 @@ def test_deep_values_and_odd_strings_are_no_trouble() -> None:
     deep: Any = AWS
     for _ in range(20_000):
         deep = [deep]
-    told = ours().value(deep)
+    redacted = ours().value(deep)
     for _ in range(20_000):
-        told = told[0]
-    assert told.startswith("[AWS_KEY_")
+        redacted = redacted[0]
+    assert redacted.startswith("[AWS_KEY_")
     while isinstance(deep, list):  # taken apart by hand: the interpreter would recurse
         deep = deep.pop()
     assert ours().text(f"\ud800 {AWS} \0 İ\u2028{AWS}\U0001f642").count("[AWS_KEY_") == 2

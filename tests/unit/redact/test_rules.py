@@ -69,9 +69,9 @@ _HIDDEN = {
 @pytest.mark.parametrize("name", _HIDDEN)
 def test_what_stands_in_odd_places_is_found(name: str) -> None:
     text, secret = _HIDDEN[name]
-    told = ours().text(text)
-    assert secret not in told
-    assert told.count("\x1b[") == text.count("\x1b[")
+    redacted = ours().text(text)
+    assert secret not in redacted
+    assert redacted.count("\x1b[") == text.count("\x1b[")
 
 
 _HOMES = (

@@ -33,7 +33,7 @@ def test_every_form_has_a_start_that_is_searched_for_or_is_dotted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "kept"),
+    ("line", "searched"),
     [
         ("key abcdefgh1jklmnop", True),
         ("key abcdefgh1jklmno", False),  # fifteen characters
@@ -44,7 +44,7 @@ def test_every_form_has_a_start_that_is_searched_for_or_is_dotted() -> None:
         ("aaaaaaaaaaaaaaaa abcdefgh1jklmnop", True),  # the second run of the line
     ],
 )
-def test_the_library_gets_only_lines_that_could_hold_a_token(line: str, kept: bool) -> None:
-    assert token_lines(line) == (line if kept else "")
-    assert token_lines(f"short\n{line}\n\nlast") == (line if kept else "")
-    assert token_lines(f"{line}\n{line}") == (f"{line}\n{line}" if kept else "")
+def test_the_library_gets_only_lines_that_could_hold_a_token(line: str, searched: bool) -> None:
+    assert token_lines(line) == (line if searched else "")
+    assert token_lines(f"short\n{line}\n\nlast") == (line if searched else "")
+    assert token_lines(f"{line}\n{line}") == (f"{line}\n{line}" if searched else "")

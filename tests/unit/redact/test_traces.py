@@ -93,9 +93,9 @@ def test_nothing_of_a_secret_is_left_in_any_part_of_a_trace() -> None:
     )
     before.turns[1].shape = RequestShape(f"now {PASSWORD}", None)
     after = redact_trace(before, ours())
-    left = told(after)
+    redacted = told(after)
     for secret in (AWS, PASSWORD, "alice/", "bob@acme.io"):
-        assert secret.encode() not in left
+        assert secret.encode() not in redacted
     assert (len(after.nodes), len(after.turns)) == (len(before.nodes), len(before.turns))
     first, second = expand(after)
     assert first.source_model == "claude-opus-4-7" and first.student_action.tool_calls[0]["id"] == "toolu_01AbC"
@@ -151,13 +151,13 @@ def test_logs_without_secrets_stay_as_they_are_but_for_paths(name: str) -> None:
 def test_no_planted_secret_is_in_any_state(seed: int, plants: list[tuple[int, int, int]]) -> None:
     dice = random.Random(seed)
     texts = ["look at it", "so I do", "ls\na.py", "ends here", "{}"]
-    gone: list[str] = []
+    secrets: list[str] = []
     for number, at, where in plants:
         kind = KINDS[number]
         secret = kind.make(dice)
         texts[where] += "\n" + embed(kind, secret, kind.names[0], at)
         if kind.name not in ("password", "database url"):
-            gone += parts(kind, secret)
+            secrets += parts(kind, secret)
     call = tool_call("call_1", "Bash", {"command": texts[4], "more": [json.dumps(texts[4])]})
     before = trace(
         [
@@ -168,10 +168,10 @@ def test_no_planted_secret_is_in_any_state(seed: int, plants: list[tuple[int, in
         ]
     )
     after = redact_trace(before, ours())
-    left = told(after).decode()
-    for secret in gone:
+    redacted = told(after).decode()
+    for secret in secrets:
         for written in (secret, json.dumps(secret)[1:-1], json.dumps(json.dumps(secret))[3:-3]):
-            assert written not in left
+            assert written not in redacted
     assert list(expand(redact_trace(after, ours()))) == list(expand(after))
 
 
@@ -184,14 +184,19 @@ def test_claude_codes_own_log_is_redacted(tmp_path: Path) -> None:
         {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": call},
     ]
     answer = {"id": "msg_1", "model": "claude-opus-4-7", "role": "assistant", "content": blocks}
-    asked = {"role": "user", "content": f"use {AWS}"}
+    request = {"role": "user", "content": f"use {AWS}"}
     rows = [
-        {"type": "user", "uuid": "u1", "parentUuid": None, **shared, "message": asked},
+        {"type": "user", "uuid": "u1", "parentUuid": None, **shared, "message": request},
         {"type": "assistant", "uuid": "a1", "parentUuid": "u1", **shared, "message": answer},
     ]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (before,) = read(log)
     after = redact_trace(before, ours())
-    left = told(after).decode()
-    assert AWS in told(before).decode() and AWS not in left and PASSWORD not in left and "alice" not in left
+    redacted = told(after).decode()
+    assert (
+        AWS in told(before).decode()
+        and AWS not in redacted
+        and PASSWORD not in redacted
+        and "alice" not in redacted
+    )
     assert after.project is not None and after.project.startswith("/home/user_")

@@ -41,10 +41,10 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    with Store.open(tmp_path / "store") as opened:
+    with Store.open(tmp_path / "store") as store:
         for path in LOGS:
             for trace in read(DATA / path):
-                store_trace(opened.sessions, trace).result()
+                store_trace(store.sessions, trace).result()
     return tmp_path / "store"
 
 
@@ -57,10 +57,10 @@ def change(store: Path, *statements: str) -> None:
 
 
 def test_costs_are_estimated_of_what_would_be_sent(store: Path) -> None:
-    with Store.open(store) as opened:
-        counts, shares = Replay(opened, TEACHERS, SETTINGS).estimate()
+    with Store.open(store) as opened_store:
+        counts, shares = Replay(opened_store, TEACHERS, SETTINGS).estimate()
         expected = SelectionCounts()
-        states = list(select(SessionSource(opened), TEACHERS, SETTINGS, expected))
+        states = list(select(SessionSource(opened_store), TEACHERS, SETTINGS, expected))
     assert counts == expected
     assert counts.states == len(states) > 50
     for teacher in TEACHERS.teachers:
@@ -72,24 +72,24 @@ def test_costs_are_estimated_of_what_would_be_sent(store: Path) -> None:
 
 
 def test_no_conversation_is_read_for_an_estimate(store: Path) -> None:
-    with Store.open(store) as opened:
-        before = Replay(opened, TEACHERS, SETTINGS).estimate()
+    with Store.open(store) as opened_store:
+        before = Replay(opened_store, TEACHERS, SETTINGS).estimate()
     change(store, "UPDATE blobs SET data = x'00'")
-    with Store.open(store) as opened:
-        assert Replay(opened, TEACHERS, SETTINGS).estimate() == before
+    with Store.open(store) as opened_store:
+        assert Replay(opened_store, TEACHERS, SETTINGS).estimate() == before
 
 
 def test_a_store_without_sizes_has_the_same_estimate(store: Path) -> None:
-    with Store.open(store) as opened:
-        before = Replay(opened, TEACHERS, SETTINGS).estimate()
+    with Store.open(store) as opened_store:
+        before = Replay(opened_store, TEACHERS, SETTINGS).estimate()
     change(
         store,
         "UPDATE turns SET prompt_bytes = NULL, prompt_escaped = NULL, prompt_messages = NULL",
         "UPDATE turns SET prompt_images = NULL, answer_chars = NULL",
         "UPDATE traces SET tools_source = NULL, tools_bytes = NULL, tools_escaped = NULL",
     )
-    with Store.open(store) as opened:
-        assert Replay(opened, TEACHERS, SETTINGS).estimate() == before
+    with Store.open(store) as opened_store:
+        assert Replay(opened_store, TEACHERS, SETTINGS).estimate() == before
 
 
 def test_a_missing_key_is_named_before_a_conversation_is_read(
@@ -97,8 +97,8 @@ def test_a_missing_key_is_named_before_a_conversation_is_read(
 ) -> None:
     monkeypatch.delenv("TEACHER_KEY")
     change(store, "UPDATE turns SET prompt_bytes = NULL", "UPDATE blobs SET data = x'00'")
-    with Store.open(store) as opened, pytest.raises(ConfigError, match="TEACHER_KEY is not set"):
-        Replay(opened, TEACHERS, SETTINGS).estimate()
+    with Store.open(store) as opened_store, pytest.raises(ConfigError, match="TEACHER_KEY is not set"):
+        Replay(opened_store, TEACHERS, SETTINGS).estimate()
 
 
 def test_asks_that_are_answered_cost_nothing(tmp_path: Path) -> None:

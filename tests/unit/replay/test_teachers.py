@@ -35,7 +35,7 @@ def test_the_file_in_the_docs(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("", "teachers: expected at least one table"),
         ("[teacher.x]\nmodel = 'm'\n", "teacher: unknown key"),
@@ -85,9 +85,9 @@ def test_the_file_in_the_docs(tmp_path: Path):
         ("][", "is not valid TOML"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_key(tmp_path: Path, text: str, said: str):
+def test_what_is_wrong_is_said_with_its_key(tmp_path: Path, text: str, expected: str):
     file = written(tmp_path, text)
-    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+    with pytest.raises(ConfigError, match=re.escape(expected)) as caught:
         read_teachers(file)
     assert str(file) in str(caught.value)
 

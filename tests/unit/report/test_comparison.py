@@ -50,12 +50,12 @@ def test_a_single_reward_has_an_interval_only_where_it_is_a_rate():
 @given(st.lists(st.tuples(counts, counts), min_size=1, max_size=7))
 def test_the_test_by_task_counts_all_swaps(pairs: list[tuple[SolveCounts, SolveCounts]]):
     changes = [last.solved / last.graded - first.solved / first.graded for first, last in pairs]
-    seen = abs(sum(changes))
+    observed = abs(sum(changes))
     sums = [
         abs(sum(sign * change for sign, change in zip(signs, changes, strict=True)))
         for signs in product((1, -1), repeat=len(changes))
     ]
-    assert permutation_p_value(pairs) == pytest.approx(sum(total >= seen - 1e-9 for total in sums) / len(sums))
+    assert permutation_p_value(pairs) == pytest.approx(sum(total >= observed - 1e-9 for total in sums) / len(sums))
 
 
 @given(st.lists(st.tuples(counts, counts), min_size=1, max_size=20))
@@ -76,30 +76,30 @@ def test_many_tasks_are_tested_by_a_normal_distribution_that_agrees():
 
 
 def test_better_needs_both_the_interval_and_the_tasks():
-    found = compare(tasks(4, 40), tasks(24, 40))
-    assert found is not None
-    assert (found.judgement, found.apart, found.common_tasks) == ("better", True, 40)
-    assert found.low > 0.2 and found.p_by_task is not None and found.p_by_task < 0.001
+    comparison = compare(tasks(4, 40), tasks(24, 40))
+    assert comparison is not None
+    assert (comparison.judgement, comparison.apart, comparison.common_tasks) == ("better", True, 40)
+    assert comparison.low > 0.2 and comparison.p_by_task is not None and comparison.p_by_task < 0.001
     back = compare(tasks(24, 40), tasks(4, 40))
-    assert back is not None and back.judgement == "worse" and back.value == -found.value
+    assert back is not None and back.judgement == "worse" and back.value == -comparison.value
 
 
 def test_many_samples_of_few_tasks_are_not_taken_for_many_tasks():
-    found = compare(tasks(0, 4, samples=50), tasks(4, 4, samples=50))
-    assert found is not None and found.low > 0.9 and found.apart
-    assert found.p_by_task == pytest.approx(0.125)
-    assert found.judgement == "open"
+    comparison = compare(tasks(0, 4, samples=50), tasks(4, 4, samples=50))
+    assert comparison is not None and comparison.low > 0.9 and comparison.apart
+    assert comparison.p_by_task == pytest.approx(0.125)
+    assert comparison.judgement == "open"
 
 
 def test_a_small_gain_is_open():
-    found = compare(tasks(10, 40), tasks(13, 40))
-    assert found is not None and found.judgement == "open" and not found.apart
-    assert found.low < 0 < found.high
+    comparison = compare(tasks(10, 40), tasks(13, 40))
+    assert comparison is not None and comparison.judgement == "open" and not comparison.apart
+    assert comparison.low < 0 < comparison.high
 
 
 def test_without_tasks_in_common_the_interval_alone_counts():
-    found = compare(tasks(1, 30), {f"other{n}": SolveCounts(1, 1) for n in range(30)})
-    assert found is not None and found.p_by_task is None and found.judgement == "better"
+    comparison = compare(tasks(1, 30), {f"other{n}": SolveCounts(1, 1) for n in range(30)})
+    assert comparison is not None and comparison.p_by_task is None and comparison.judgement == "better"
 
 
 def test_nothing_graded_is_no_difference():
@@ -123,9 +123,9 @@ def test_tasks_of_two_runs_are_compared_one_by_one():
 
 
 def test_agents_are_compared_with_that_of_the_first_run(tmp_path: Path):
-    kept = {f"t{n}": (2, 2) for n in range(8)}
+    unchanged = {f"t{n}": (2, 2) for n in range(8)}
     lost = {f"t{n}": (2 * (n < 2), 2) for n in range(8)}
-    for name, counts_of in (("codex", kept), ("pi", lost)):
+    for name, counts_of in (("codex", unchanged), ("pi", lost)):
         put_run(tmp_path / "runs" / name, solved(counts_of))
     assert run_locations([tmp_path / "runs"]) == [tmp_path / "runs" / "codex", tmp_path / "runs" / "pi"]
     assert run_locations([tmp_path / "runs" / "pi"]) == [tmp_path / "runs" / "pi"]

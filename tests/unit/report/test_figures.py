@@ -81,8 +81,8 @@ def test_runs_are_compared_first_with_last(tmp_path: Path):
     figures = read_figures(directories)
     assert figures.title == "old → new" and [point.label for point in figures.points] == ["old", "mid", "new"]
     assert figures.headline is not None
-    found = figures.headline.difference
-    assert (found.value, found.judgement, found.common_tasks) == (pytest.approx(0.7), "better", 20)
+    difference = figures.headline.difference
+    assert (difference.value, difference.judgement, difference.common_tasks) == (pytest.approx(0.7), "better", 20)
     assert describe_judgement(figures) == ("Better, beyond chance", "better")
     assert "80.0\u00a0% of rollouts solved (16 of 20, new), 10.0\u00a0% before (2 of 20, old)" in sentence(figures)
     assert figures.tasks[0].tried == ((0, 1), (1, 1), (1, 1))

@@ -107,8 +107,8 @@ def test_hostile_names_are_data_and_no_markup(tmp_path: Path):
     for name in HOSTILE[:3]:
         assert name not in document
     assert document.count("</script>") == 2 and document.count("<title>") == 1
-    shown = printed(read_figures([directory]))
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", shown)
+    output = printed(read_figures([directory]))
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", output)
 
 
 def test_a_picture_of_anything(tmp_path: Path):
@@ -142,8 +142,8 @@ def test_of_a_single_rollout_no_interval_is_drawn_and_that_is_said(tmp_path: Pat
     ]
     assert drawn == [2, 1, 1]
     assert note in report["figures"]["notes"] and note in printed(figures).replace("\n", " ")
-    told = understudy("report", root, "--json")
-    reported = json.loads(told.stdout)
+    completed = understudy("report", root, "--json")
+    reported = json.loads(completed.stdout)
     assert reported["points"][0]["turns"]["low"] is None and note in reported["notes"]
 
 
@@ -185,9 +185,9 @@ def test_the_command(tmp_path: Path):
     assert (loop / "report.html").read_text().startswith("<!doctype html>")
     target = tmp_path / "deep" / "other.html"
     done = understudy("report", loop, "--json", "--output", target)
-    told = json.loads(done.stdout)
-    assert told["headline"]["difference"]["judgement"] == "better" and target.exists()
-    for arguments, said in (
+    summary = json.loads(done.stdout)
+    assert summary["headline"]["difference"]["judgement"] == "better" and target.exists()
+    for arguments, expected in (
         ((tmp_path / "none",), "has no run"),
         ((loop, "--output", tmp_path), "is a directory"),
         ((loop, "--output", "/proc/nowhere/x.html"), "cannot be written"),
@@ -196,17 +196,17 @@ def test_the_command(tmp_path: Path):
         ((loop, "--png", "--output", tmp_path / "x.png"), "such as " + str(tmp_path / "x.html")),
     ):
         failed = understudy("report", *arguments)
-        assert failed.returncode == 2 and said in failed.stderr and "Traceback" not in failed.stderr
+        assert failed.returncode == 2 and expected in failed.stderr and "Traceback" not in failed.stderr
 
 
 def test_the_page_of_a_training_is_no_part_of_the_model(tmp_path: Path):
-    place = tmp_path / "model" / "training"
-    place.mkdir(parents=True)
-    (place / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0, "grad_norm": 1.0}\n')
+    directory = tmp_path / "model" / "training"
+    directory.mkdir(parents=True)
+    (directory / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0, "grad_norm": 1.0}\n')
     done = understudy("report", tmp_path / "model", "--png")
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["training"]
-    assert {path.name for path in place.iterdir()} == {"metrics.jsonl", "report.html", "report.png"}
+    assert {path.name for path in directory.iterdir()} == {"metrics.jsonl", "report.html", "report.png"}
 
 
 def test_a_picture_without_matplotlib_is_refused_with_what_to_install(tmp_path: Path):

@@ -95,7 +95,7 @@ def test_the_report_of_a_resolved_instance():
 
 
 @pytest.mark.parametrize(
-    ("outcome", "mended", "kept"),
+    ("outcome", "fixed", "maintained"),
     [
         ("passed", True, True),
         ("xfailed", True, True),
@@ -105,10 +105,10 @@ def test_the_report_of_a_resolved_instance():
         ("missing", False, False),
     ],
 )
-def test_what_counts_as_success(outcome: TestOutcome, mended: bool, kept: bool):
+def test_what_counts_as_success(outcome: TestOutcome, fixed: bool, maintained: bool):
     report = instance_report(calc_task(), PATCH, verdict(tests={SHIFT: outcome, SAME: outcome}))["calc-0"]
-    assert bool(report["tests_status"]["FAIL_TO_PASS"]["success"]) is mended
-    assert bool(report["tests_status"]["PASS_TO_PASS"]["success"]) is kept
+    assert bool(report["tests_status"]["FAIL_TO_PASS"]["success"]) is fixed
+    assert bool(report["tests_status"]["PASS_TO_PASS"]["success"]) is maintained
 
 
 def test_where_only_failures_count_a_missing_test_passed():
@@ -129,12 +129,12 @@ def test_patches_that_were_not_applied(patch: bytes | None, applied: bool, expec
 
 
 def test_the_files_of_an_instance(tmp_path: Path):
-    place = instance_dir(tmp_path, "run", "org/model", "calc-0")
-    assert place == tmp_path / "logs" / "run_evaluation" / "run" / "org__model" / "calc-0"
-    found = Integrity("suspicious", "it exits", (Evidence("exit", "calc.py", 3, "os._exit(0)"),))
-    judged = verdict(tests={SHIFT: "failed"}, log="1 failed\n", integrity=found)
-    assert write_report(place, suite(), PATCH, judged, took_s=1.5, key="k") == place / "report.json"
-    assert sorted(path.name for path in place.iterdir()) == [
+    directory = instance_dir(tmp_path, "run", "org/model", "calc-0")
+    assert directory == tmp_path / "logs" / "run_evaluation" / "run" / "org__model" / "calc-0"
+    integrity = Integrity("suspicious", "it exits", (Evidence("exit", "calc.py", 3, "os._exit(0)"),))
+    judged = verdict(tests={SHIFT: "failed"}, log="1 failed\n", integrity=integrity)
+    assert write_report(directory, suite(), PATCH, judged, took_s=1.5, key="k") == directory / "report.json"
+    assert sorted(path.name for path in directory.iterdir()) == [
         "eval.sh",
         "patch.diff",
         "report.json",
@@ -142,12 +142,12 @@ def test_the_files_of_an_instance(tmp_path: Path):
         "test_output.txt",
         "verdict.json",
     ]
-    assert json.loads((place / "report.json").read_text())["calc-0"]["resolved"] is False
-    assert (place / "patch.diff").read_bytes() == PATCH
-    output = (place / "test_output.txt").read_text()
+    assert json.loads((directory / "report.json").read_text())["calc-0"]["resolved"] is False
+    assert (directory / "patch.diff").read_bytes() == PATCH
+    output = (directory / "test_output.txt").read_text()
     assert output == ">>>>> Start Test Output\n1 failed\n>>>>> End Test Output\n"
-    assert "exit calc.py:3 os._exit(0)" in (place / "run_instance.log").read_text()
-    assert (place / "eval.sh").read_text().splitlines()[1:] == [
+    assert "exit calc.py:3 os._exit(0)" in (directory / "run_instance.log").read_text()
+    assert (directory / "eval.sh").read_text().splitlines()[1:] == [
         "cd /workspace",
         "source activate",
         "locale-gen",
@@ -155,11 +155,11 @@ def test_the_files_of_an_instance(tmp_path: Path):
         "pip install -e .",
         "pytest -rA test_calc.py",
     ]
-    assert read_verdict(place, "k") == judged
-    assert read_verdict(place, "other") is None
-    ran = ("env -C /workspace bash -c 'pytest -rA test_calc.py'",)
-    write_report(place, suite(), PATCH, msgspec.structs.replace(judged, grader="1+7", commands=ran))
-    assert (place / "eval.sh").read_text().splitlines() == ["#!/bin/bash", *ran]
+    assert read_verdict(directory, "k") == judged
+    assert read_verdict(directory, "other") is None
+    commands = ("env -C /workspace bash -c 'pytest -rA test_calc.py'",)
+    write_report(directory, suite(), PATCH, msgspec.structs.replace(judged, grader="1+7", commands=commands))
+    assert (directory / "eval.sh").read_text().splitlines() == ["#!/bin/bash", *commands]
 
 
 @pytest.mark.parametrize("damage", ["no report", "half a verdict", "another's"])
@@ -207,20 +207,24 @@ def test_the_summary_has_the_harness_keys_and_counts(tmp_path: Path):
     }
     path = write_summary(tmp_path, "r", "org/m", outcomes, ["a", "b", "c", "d", "e", "f"], images=["i:1"])
     assert path == tmp_path / "org__m.r.json"
-    said = json.loads(path.read_text())
-    assert list(said) == KEYS
-    assert said["total_instances"] == said["submitted_instances"] == 6
-    assert (said["resolved_ids"], said["unresolved_ids"], said["completed_ids"]) == (
+    summary = json.loads(path.read_text())
+    assert list(summary) == KEYS
+    assert summary["total_instances"] == summary["submitted_instances"] == 6
+    assert (summary["resolved_ids"], summary["unresolved_ids"], summary["completed_ids"]) == (
         ["a", "b"],
         ["c"],
         ["a", "b", "c"],
     )
-    assert (said["empty_patch_ids"], said["error_ids"], said["incomplete_ids"]) == (["d"], ["e", "x"], ["f"])
-    assert said["failure_reasons"] == {"c": "tests_timed_out", "e": "container_unavailable"}
-    assert (said["ambiguous_failure_ids"], said["infra_failure_ids"]) == (["c"], ["e"])
-    assert (said["unremoved_images"], said["schema_version"]) == (["i:1"], 2)
+    assert (summary["empty_patch_ids"], summary["error_ids"], summary["incomplete_ids"]) == (
+        ["d"],
+        ["e", "x"],
+        ["f"],
+    )
+    assert summary["failure_reasons"] == {"c": "tests_timed_out", "e": "container_unavailable"}
+    assert (summary["ambiguous_failure_ids"], summary["infra_failure_ids"]) == (["c"], ["e"])
+    assert (summary["unremoved_images"], summary["schema_version"]) == (["i:1"], 2)
     for key in KEYS[2:9]:
-        assert said[key] == len(said[key.replace("_instances", "_ids")]), key
+        assert summary[key] == len(summary[key.replace("_instances", "_ids")]), key
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ sglang:token_usage{model_name="m"} 0.28
 
 def vllm(running: int, waiting: int = 0, preempted: int = 0) -> str:
     """What a server tells."""
-    words = {"RUNNING": running, "WAITING": waiting, "PREEMPTED": preempted}
+    counts = {"RUNNING": running, "WAITING": waiting, "PREEMPTED": preempted}
     text = VLLM
-    for word, number in words.items():
+    for word, number in counts.items():
         text = text.replace(f" {word}\n", f" {number}.0\n")
     return text
 

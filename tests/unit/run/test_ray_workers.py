@@ -62,11 +62,11 @@ async def test_a_fleet_gives_up_after_several_errors_in_a_row_of_each_actor(
     first, second = _Method(*[ERROR] * 2), _Method(*[ERROR] * 9999)
     fleet = fleet_of(first, second)
     fleet.start("run")
-    seen: set[str] = set()
+    lines: set[str] = set()
     while second.called < 5:  # while the first one works, nothing is given up
-        seen.add(fleet.waits())
+        lines.add(fleet.waits())
         await asyncio.sleep(0.01)
-    assert any("begins anew in 0 s: the database is away" in line for line in seen)
+    assert any("begins anew in 0 s: the database is away" in line for line in lines)
     await fleet.close()
 
     fleet = fleet_of(_Method(*[ERROR] * 9999))

@@ -22,12 +22,12 @@ Attempts = Callable[[Rollout, Attempt, bool, Callable[[], None]], Awaitable[Verd
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store") as opened:
+    with Store.open(tmp_path / "store") as store:
         tasks = [calc_task(number) for number in range(8)]
-        opened.runs.create(RUN, {}).result()
-        opened.runs.add_tasks(RUN, tasks).result()
-        opened.runs.create_rollouts(RUN, [(f"r{n}", task.instance_id, 0) for n, task in enumerate(tasks)]).result()
-        yield opened
+        store.runs.create(RUN, {}).result()
+        store.runs.add_tasks(RUN, tasks).result()
+        store.runs.create_rollouts(RUN, [(f"r{n}", task.instance_id, 0) for n, task in enumerate(tasks)]).result()
+        yield store
 
 
 def scheduler(store: Store, execute: Attempts, concurrency: int = 2) -> Scheduler:
@@ -136,18 +136,18 @@ async def test_failures_in_a_row_stop_the_run_and_leave_the_rest_queued(store: S
 
 
 async def test_drain_lets_the_running_ones_finish(store: Store):
-    begun = asyncio.Event()
+    started = asyncio.Event()
     go_on = asyncio.Event()
     well = ending_well(store)
 
     async def waits(rollout: Rollout, attempt: Attempt, final: bool, leave: Callable[[], None]) -> Verdict:
-        begun.set()
+        started.set()
         await go_on.wait()
         return await well(rollout, attempt, final, leave)
 
     running = scheduler(store, waits)
     task = asyncio.create_task(running.run())
-    await begun.wait()
+    await started.wait()
     running.drain()
     go_on.set()
     await task

@@ -75,8 +75,8 @@ async def grade_three(
 async def test_equal_patches_are_graded_once(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, text: str, reward: float
 ) -> None:
-    made, opened = await grade_three(prepared, text, sandboxes, environment)
-    assert opened == 1
+    made, sandbox_count = await grade_three(prepared, text, sandboxes, environment)
+    assert sandbox_count == 1
     assert [verdict.reward for verdict in made] == [reward] * 3
     assert [verdict.reused_from for verdict in made] == ["", "a", "a"]
     assert made[0].checks_s > 0.0 == made[1].checks_s == made[2].checks_s
@@ -86,8 +86,8 @@ async def test_equal_patches_are_graded_once(
 async def test_what_may_come_out_otherwise_is_graded_each_time(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, text: str
 ) -> None:
-    made, opened = await grade_three(prepared, text, sandboxes, environment)
-    assert opened == 3
+    made, sandbox_count = await grade_three(prepared, text, sandboxes, environment)
+    assert sandbox_count == 3
     assert [(verdict.reward, verdict.reused_from) for verdict in made] == [(0.0, "")] * 3
 
 

@@ -104,29 +104,29 @@ def _possible() -> None:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     # The name is a number that `sleep` takes, and unlike any other on this machine.
-    place = tmp_path / f"1000.{os.getpid()}{time.monotonic_ns()}"
-    (place / "d").mkdir(parents=True)
-    (place / "a").write_text("as it was\n")
-    (place / "d" / "b").touch()
-    LocalSandboxes().prepare_tree(place)
-    return place
+    directory = tmp_path / f"1000.{os.getpid()}{time.monotonic_ns()}"
+    (directory / "d").mkdir(parents=True)
+    (directory / "a").write_text("as it was\n")
+    (directory / "d" / "b").touch()
+    LocalSandboxes().prepare_tree(directory)
+    return directory
 
 
 def traces(tree: Path, groups: Path | None, pid: int) -> list[str]:
     """Processes, mounts and control groups (in `groups`) that belong to sandboxes on `tree`, opened by `pid`."""
-    found = [
+    remnants = [
         f"mount {line}" for line in Path("/proc/self/mountinfo").read_text().splitlines() if tree.name in line
     ]
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = place.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            command_line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if tree.name in words:
-            found.append(f"process {words}")
+        if tree.name in command_line:
+            remnants.append(f"process {command_line}")
     if groups is not None:
-        found += [f"group {place}" for place in groups.glob(f"{holder.GROUP_PREFIX}-*-{pid}-*")]
-    return found
+        remnants += [f"group {path}" for path in groups.glob(f"{holder.GROUP_PREFIX}-*-{pid}-*")]
+    return remnants
 
 
 def run(script: str, tree: Path, *wrap: str) -> subprocess.CompletedProcess[str]:
@@ -143,9 +143,9 @@ def test_a_kill_leaves_nothing(tree: Path, delay_s: float) -> None:
         time.sleep(delay_s)
         opener.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 5
-    while (left := traces(tree, groups, opener.pid)) and time.monotonic() < deadline:
+    while (remaining := traces(tree, groups, opener.pid)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not left
+    assert not remaining
 
 
 def test_a_kill_of_everything_leaves_a_group_that_the_next_sweeps(tree: Path) -> None:

@@ -49,19 +49,19 @@ def kind() -> LocalSandboxes:
 
 @pytest.fixture
 def tree(kind: LocalSandboxes, tmp_path: Path) -> Path:
-    place = tmp_path / "tree"
-    place.mkdir()
-    (place / "README").write_text("as it was\n")
-    kind.prepare_tree(place)
-    return place
+    directory = tmp_path / "tree"
+    directory.mkdir()
+    (directory / "README").write_text("as it was\n")
+    kind.prepare_tree(directory)
+    return directory
 
 
 @pytest.fixture
 async def sandbox(kind: LocalSandboxes, tree: Path) -> AsyncIterator[LocalSandbox]:
     limits = SandboxLimits(memory_bytes=256 * MIB, processes=64, disk_bytes=32 * MIB, output_bytes=MIB)
-    opened = await kind.open(SandboxSpec(tree=tree, limits=limits))
-    yield opened
-    await opened.close()
+    sandbox = await kind.open(SandboxSpec(tree=tree, limits=limits))
+    yield sandbox
+    await sandbox.close()
 
 
 async def sh(sandbox: LocalSandbox, script: str, *, timeout_s: float = 20, reveal: bool = False) -> Completed:
@@ -74,16 +74,16 @@ async def python(sandbox: LocalSandbox, script: str, *, timeout_s: float = 20) -
 
 def processes() -> dict[str, list[tuple[bytes, str]]]:
     """Command lines and real user ids of this machine's processes, by word of the command line."""
-    found: dict[str, list[tuple[bytes, str]]] = {}
-    for place in Path("/proc").glob("[0-9]*"):
+    by_word: dict[str, list[tuple[bytes, str]]] = {}
+    for directory in Path("/proc").glob("[0-9]*"):
         try:
-            words = (place / "cmdline").read_bytes()
-            uid = (place / "status").read_text().split("Uid:\t")[1].split()[0]
+            command_line = (directory / "cmdline").read_bytes()
+            uid = (directory / "status").read_text().split("Uid:\t")[1].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             continue
-        for word in words.split(b"\0"):
-            found.setdefault(word.decode(errors="replace"), []).append((words, uid))
-    return found
+        for word in command_line.split(b"\0"):
+            by_word.setdefault(word.decode(errors="replace"), []).append((command_line, uid))
+    return by_word
 
 
 async def test_there_is_no_network_but_its_own_loopback_and_others_do_not_answer(sandbox: LocalSandbox) -> None:
@@ -135,7 +135,9 @@ async def test_commands_run_as_a_user_without_rights(sandbox: LocalSandbox, kind
         task = asyncio.create_task(sandbox.run(["sleep", "1.5123"], timeout_s=20))
 
         def sleeping() -> list[str]:
-            return [uid for words, uid in processes().get("1.5123", []) if words.startswith(b"sleep")]
+            return [
+                uid for command_line, uid in processes().get("1.5123", []) if command_line.startswith(b"sleep")
+            ]
 
         await until(sleeping)
         assert sleeping() == [str(SANDBOX_UID)]
@@ -292,13 +294,13 @@ async def test_files_without_content_are_bounded(kind: LocalSandboxes, tree: Pat
     assert b"No space left on device" in done.stderr
 
 
-@pytest.mark.parametrize("place", [".", "/tmp", "/home/agent", "/var/tmp", "/dev/shm"])
-async def test_a_disk_flood_is_bounded(sandbox: LocalSandbox, place: str) -> None:
-    done = await sh(sandbox, f"head -c 100000000 /dev/zero > {place}/flood")
+@pytest.mark.parametrize("directory", [".", "/tmp", "/home/agent", "/var/tmp", "/dev/shm"])
+async def test_a_disk_flood_is_bounded(sandbox: LocalSandbox, directory: str) -> None:
+    done = await sh(sandbox, f"head -c 100000000 /dev/zero > {directory}/flood")
     assert done.exit_code == 1 and b"No space left" in done.stderr
     with pytest.raises(SandboxError, match="No space left"):
         await sandbox.write("more", bytes(MIB))
-    await sh(sandbox, f"rm {place}/flood")
+    await sh(sandbox, f"rm {directory}/flood")
     await sandbox.write("more", bytes(MIB))
 
 
@@ -370,8 +372,8 @@ async def test_private_mounts_are_unknown_until_revealed(kind: LocalSandboxes, t
     assert (await sh(sandbox, search)).stdout.split() == [b"0", b"0"]
     with pytest.raises(FileNotFoundError):
         await sandbox.read("/tests/answer")
-    shown = await sh(sandbox, "cat /tests/answer /opt/deep/note; touch /tests/x", reveal=True)
-    assert shown.stdout == b"4243" and b"Read-only" in shown.stderr
+    revealed = await sh(sandbox, "cat /tests/answer /opt/deep/note; touch /tests/x", reveal=True)
+    assert revealed.stdout == b"4243" and b"Read-only" in revealed.stderr
     assert (await sh(sandbox, "cat /tests/answer")).exit_code != 0
     await sandbox.close()
 
@@ -425,10 +427,10 @@ async def test_a_mount_that_cannot_be_made_is_told(kind: LocalSandboxes, tree: P
 
 
 async def test_sixteen_open_at_once(kind: LocalSandboxes, tree: Path) -> None:
-    opened = await asyncio.gather(*(kind.open(SandboxSpec(tree=tree)) for _ in range(16)))
-    outputs = await asyncio.gather(*(sh(box, f"echo {n} > n; cat n") for n, box in enumerate(opened)))
+    boxes = await asyncio.gather(*(kind.open(SandboxSpec(tree=tree)) for _ in range(16)))
+    outputs = await asyncio.gather(*(sh(box, f"echo {n} > n; cat n") for n, box in enumerate(boxes)))
     assert [int(done.stdout) for done in outputs] == list(range(16))
-    await asyncio.gather(*(box.close() for box in opened))
+    await asyncio.gather(*(box.close() for box in boxes))
 
 
 async def test_closing_ends_a_run(kind: LocalSandboxes, tree: Path) -> None:

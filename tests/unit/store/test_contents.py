@@ -52,12 +52,19 @@ def test_any_object_in_any_spacing_comes_back(
     assert rejoin(split_body(body.encode("utf-8", "surrogatepass"))) == body.encode("utf-8", "surrogatepass")
 
 
-@pytest.mark.parametrize(("listed", "told"), [("messages", "system"), ("input", "instructions")])
+@pytest.mark.parametrize(("messages_key", "system_key"), [("messages", "system"), ("input", "instructions")])
 @given(st.lists(values, min_size=1, max_size=6), values, values, st.sampled_from([(",", ":"), (", ", ": ")]))
 def test_an_ordinary_body_is_cut_into_system_tools_and_messages(
-    listed: str, told: str, messages: list[object], system: object, tools: object, separators: tuple[str, str]
+    messages_key: str,
+    system_key: str,
+    messages: list[object],
+    system: object,
+    tools: object,
+    separators: tuple[str, str],
 ) -> None:
-    body = json.dumps({"model": "m", listed: messages, told: system, "tools": tools}, separators=separators)
+    body = json.dumps(
+        {"model": "m", messages_key: messages, system_key: system, "tools": tools}, separators=separators
+    )
     parts = split_body(body.encode())
     assert [json.loads(bytes(message)) for message in parts.messages] == messages
     assert parts.system is not None and json.loads(bytes(parts.system)) == system

@@ -47,8 +47,8 @@ def test_a_prompt_is_what_it_shares_and_the_rest(
 @example([-0.0, math.inf, -math.inf])
 @example([5e-324, 1.7976931348623157e308])
 def test_logprobs_come_back_bit_for_bit(values: list[float]) -> None:
-    found = unpack_logprobs(pack_logprobs(values))
-    assert struct.pack(f"<{len(values)}d", *found) == struct.pack(f"<{len(values)}d", *values)
+    unpacked = unpack_logprobs(pack_logprobs(values))
+    assert struct.pack(f"<{len(values)}d", *unpacked) == struct.pack(f"<{len(values)}d", *values)
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=4, max_size=50))

@@ -26,11 +26,11 @@ def values(call_id: str, advantage: float = 0.5) -> TokenValues:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path) as opened:
-        client = opened.keys.add_client("x").result()
+    with Store.open(tmp_path) as store:
+        client = store.keys.add_client("x").result()
         for number in range(4):
-            opened.calls.append(make_call(client.id, number, id=f"c{number}")).result()
-        yield opened
+            store.calls.append(make_call(client.id, number, id=f"c{number}")).result()
+        yield store
 
 
 def test_values_come_back_as_float32_by_call_and_by_step(store: Store):

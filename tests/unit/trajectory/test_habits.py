@@ -124,23 +124,23 @@ def test_a_history_cut_off_at_its_end_is_a_branch() -> None:
 def test_checks_and_summaries_for_the_user_are_beside_the_work() -> None:
     agent, history = worked()
     agent.ask(*history, answer=model("Done."))
-    spoken = [*history, model("Done.")]
-    agent.ask(*spoken, user(CHECKING), answer=model("{}"), tools=None, generationConfig=SCHEMA)
+    conversation = [*history, model("Done.")]
+    agent.ask(*conversation, user(CHECKING), answer=model("{}"), tools=None, generationConfig=SCHEMA)
     loop = "You are a diagnostic agent that determines whether a conversational AI assistant is stuck."
     agent.ask(*history[-3:], user("Analyze it."), answer=model("{}"), system=loop, tools=None)
     title = "Summarize the user's primary intent or goal in this conversation in ONE sentence (max 80 characters)."
     agent.ask(user(title), answer=model("Mend a sum."), system="", tools=None)
     assert agent.roles == ["main"] * 3 + ["auxiliary"] * 3
-    agent.ask(*spoken, user("Thanks. And now?"), answer=model("Nothing."))
+    agent.ask(*conversation, user("Thanks. And now?"), answer=model("Nothing."))
     assert agent.roles[-1] == "main"
 
 
 def test_a_conversation_with_tools_that_is_asked_for_a_form_without_them_is_checked() -> None:
     agent, history = worked()
     agent.ask(*history, answer=model("Done."))
-    asked = [*history, model("Done."), user("Who speaks next?")]
-    agent.ask(*asked, answer=model("{}"), tools=None, generationConfig=SCHEMA)
-    agent.ask(*asked, answer=model("I do."))
+    conversation = [*history, model("Done."), user("Who speaks next?")]
+    agent.ask(*conversation, answer=model("{}"), tools=None, generationConfig=SCHEMA)
+    agent.ask(*conversation, answer=model("I do."))
     assert agent.roles == ["main"] * 3 + ["auxiliary", "main"]
 
 
@@ -164,9 +164,9 @@ def test_memory_helpers_with_tools_of_their_own_are_beside_the_work() -> None:
 def test_a_summary_by_an_assistant_of_its_own_is_a_compaction_that_the_conversation_goes_on_from() -> None:
     agent = Headerless("openai-chat")
     agent.store(chat(("system", "You are pi."), ("user", "Mend it."), tools=True), said("I begin."))
-    asked = "<conversation>…</conversation>\n\nThe messages above are a conversation to summarize."
+    prompt = "<conversation>…</conversation>\n\nThe messages above are a conversation to summarize."
     agent.store(
-        chat(("system", "You are a context summarization assistant."), ("user", asked)), said("## Goal: mend")
+        chat(("system", "You are a context summarization assistant."), ("user", prompt)), said("## Goal: mend")
     )
     go_on = "The conversation history before this point was compacted into the following summary:\n\n## Goal: mend"
     agent.store(chat(("system", "You are pi."), ("user", go_on), ("user", "Go on."), tools=True), said("Done."))
@@ -178,13 +178,13 @@ def test_a_summary_by_an_assistant_of_its_own_is_a_compaction_that_the_conversat
 def test_a_summary_behind_turns_that_are_kept_is_a_compaction_and_the_work_goes_on_as_a_branch() -> None:
     agent = Headerless("openai-chat")
     task = (("system", "You are OpenHands agent."), ("user", "Mend it."))
-    kept = (("assistant", "I look."), ("user", "Go on."))
+    recent = (("assistant", "I look."), ("user", "Go on."))
     agent.store(chat(*task, tools=True), said("I look."))
-    agent.store(chat(*task, *kept, tools=True), said("I begin."))
-    asked = "<EVENT>\nMessageEvent (agent)\n</EVENT>\n\nNow summarize the events using the rules above."
+    agent.store(chat(*task, *recent, tools=True), said("I begin."))
+    prompt = "<EVENT>\nMessageEvent (agent)\n</EVENT>\n\nNow summarize the events using the rules above."
     system = "You are maintaining a context-aware state summary for an interactive agent."
-    agent.store(chat(("system", system), ("user", asked)), said("COMPLETED: The typo is mended."))
-    agent.store(chat(*task, *kept, ("user", "COMPLETED: The typo is mended."), tools=True), said("Done."))
+    agent.store(chat(("system", system), ("user", prompt)), said("COMPLETED: The typo is mended."))
+    agent.store(chat(*task, *recent, ("user", "COMPLETED: The typo is mended."), tools=True), said("Done."))
     assert agent.roles == ["main", "main", "compaction", "main"]
     nodes = agent.tree.nodes
     assert nodes[3].parent is nodes[0] and nodes[3].branch != nodes[1].branch

@@ -74,10 +74,10 @@ RESPONSES: list[Item] = [
 
 
 def test_chat_completions_are_read():
-    asked = call(0, "openai-chat", {"model": "m", "messages": CHAT, "tools": [{"type": "function"}]}, {})
-    conversation = read_request(asked)
+    recorded = call(0, "openai-chat", {"model": "m", "messages": CHAT, "tools": [{"type": "function"}]}, {})
+    conversation = read_request(recorded)
     assert (conversation.system, conversation.has_tools) == ("Be brief.", True)
-    assert kinds(asked) == [
+    assert kinds(recorded) == [
         (0, "user", "text", "Mend it."),
         (0, "user", "other", "[image_url]"),
         (1, "assistant", "thinking", "hm"),
@@ -87,9 +87,9 @@ def test_chat_completions_are_read():
         (3, "user", "tool_result", "no"),
         (4, "user", "text", "Go on."),
     ]
-    shown = shown_messages(conversation)
-    assert [message["role"] for message in shown] == [message["role"] for message in CHAT]
-    arguments = [call["function"]["arguments"] for call in shown[2]["tool_calls"]]
+    messages = shown_messages(conversation)
+    assert [message["role"] for message in messages] == [message["role"] for message in CHAT]
+    arguments = [call["function"]["arguments"] for call in messages[2]["tool_calls"]]
     assert arguments == ['{"cmd": "ls"}', '{"__unparsedToolInput":{"raw":"{broken","len":7}}']
     assert conversation.blocks[4].inputs() == {}
 
@@ -101,23 +101,23 @@ def test_tool_results_are_laid_out_in_the_order_of_their_calls(dialect: str):
 
     if dialect == "openai-chat":
         results = [{"role": "tool", "tool_call_id": f"t{n}", "content": f"r{n}"} for n in (2, 0, 1)]
-        said: Item = {"role": "assistant", "content": "", "tool_calls": [called(n) for n in range(3)]}
-        body: Item = {"messages": [{"role": "user", "content": "go"}, said, *results, said, results[0]]}
+        turn: Item = {"role": "assistant", "content": "", "tool_calls": [called(n) for n in range(3)]}
+        body: Item = {"messages": [{"role": "user", "content": "go"}, turn, *results, turn, results[0]]}
     else:
         calls = [{"type": "function_call", "call_id": f"t{n}", "name": "sh", "arguments": "{}"} for n in range(3)]
         gave = [{"type": "function_call_output", "call_id": f"t{n}", "output": f"r{n}"} for n in (2, 0, 1)]
         body = {"input": [{"role": "user", "content": "go"}, *calls, *gave, *calls, gave[0]]}
-    told = shown_messages(read_request(call(0, dialect, {"model": "m"} | body, {})))
-    assert [message["content"] for message in told] == ["go", "", "r0", "r1", "r2", "", "r2"]
-    assert [message["tool_call_id"] for message in told[2:5]] == ["t0", "t1", "t2"]
+    messages = shown_messages(read_request(call(0, dialect, {"model": "m"} | body, {})))
+    assert [message["content"] for message in messages] == ["go", "", "r0", "r1", "r2", "", "r2"]
+    assert [message["tool_call_id"] for message in messages[2:5]] == ["t0", "t1", "t2"]
 
 
 def test_responses_are_read():
     body = {"model": "m", "instructions": "Be brief.", "input": RESPONSES, "tools": []}
-    asked = call(0, "openai-responses", body, {})
-    conversation = read_request(asked)
+    recorded = call(0, "openai-responses", body, {})
+    conversation = read_request(recorded)
     assert (conversation.system, conversation.has_tools) == ("Be brief.\n\nSandboxed.", False)
-    assert kinds(asked) == [
+    assert kinds(recorded) == [
         (0, "user", "text", "Mend it."),
         (0, "user", "other", "[input_image]"),
         (1, "assistant", "thinking", "hm"),
@@ -133,7 +133,7 @@ def test_responses_are_read():
 
 @pytest.mark.parametrize("dialect", ["openai-chat", "openai-responses"])
 def test_a_session_of_any_dialect_is_one_branch_and_one_segment(dialect: str):
-    def said(number: int) -> list[Item]:
+    def turn(number: int) -> list[Item]:
         arguments = json.dumps({"n": number})
         if dialect == "openai-chat":
             function = {"name": "sh", "arguments": arguments}
@@ -166,9 +166,9 @@ def test_a_session_of_any_dialect_is_one_branch_and_one_segment(dialect: str):
     ids: tuple[int, ...] = (1,)
     for number in range(4):
         tokens = (100 + number,)
-        told = {"prompt_token_ids": ids, "completion_token_ids": tokens}
-        calls.append(call(number, dialect, request(history), answer(said(number)), **told))
-        history = [*history, *said(number), result(number)]
+        token_fields = {"prompt_token_ids": ids, "completion_token_ids": tokens}
+        calls.append(call(number, dialect, request(history), answer(turn(number)), **token_fields))
+        history = [*history, *turn(number), result(number)]
         ids = (*ids, *tokens, 2)
     tree = build(calls)
     assert {name: len(nodes) for name, nodes in tree.branches.items()} == {"main": 4}

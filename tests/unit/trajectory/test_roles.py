@@ -27,8 +27,8 @@ GO_ON = user(text("This session is being continued from a previous conversation 
 def changed(call: Call, **fields: Any) -> Call:
     """The call with other fields in its request; None takes one away."""
     body = json.loads(call.request) | fields
-    kept = {name: value for name, value in body.items() if value is not None}
-    return msgspec.structs.replace(call, request=json.dumps(kept).encode())
+    remaining = {name: value for name, value in body.items() if value is not None}
+    return msgspec.structs.replace(call, request=json.dumps(remaining).encode())
 
 
 def marked_before(call: Call) -> Call:
@@ -45,15 +45,15 @@ def roles(calls: list[Call]) -> dict[str, Role]:
     return {name: nodes[0].role for name, nodes in build(calls).branches.items()}
 
 
-def compacted(said: str = SUMMARY, question: dict[str, Any] = SUM_UP) -> Session:
+def compacted(summary: str = SUMMARY, question: dict[str, Any] = SUM_UP) -> Session:
     session = Session()
     session.ask([ASK], [tool_use("t1")])
-    session.ask([ASK, TURN, user(tool_result("t1"), *question["content"])], [text(said)])
+    session.ask([ASK, TURN, user(tool_result("t1"), *question["content"])], [text(summary)])
     return session
 
 
 @pytest.mark.parametrize(
-    ("question", "said", "aside", "role"),
+    ("question", "answer", "aside", "role"),
     [
         (SUM_UP, "It was mended.", False, "compaction"),
         (
@@ -71,9 +71,9 @@ def compacted(said: str = SUMMARY, question: dict[str, Any] = SUM_UP) -> Session
     ],
 )
 def test_what_a_question_at_the_end_of_a_conversation_is_for(
-    question: dict[str, Any], said: str, aside: bool, role: Role
+    question: dict[str, Any], answer: str, aside: bool, role: Role
 ):
-    calls = compacted(said, question).calls
+    calls = compacted(answer, question).calls
     calls[1] = marked_before(calls[1]) if aside else calls[1]
     tree = build(calls)
     assert [node.role for node in tree.nodes] == ["main", role]
@@ -192,8 +192,8 @@ def test_roles_can_be_left_out_of_samples():
     tree = build(session.calls)
     assert merge(tree).reasons == {"first call": 1, "compaction": 2}
     assert [segment.role for segment in merge(tree).segments] == ["main", "compaction", "main"]
-    kept = samples(tree, rollout_id="r", reward=1.0, roles=("main", "subagent"))
-    assert [(sample.role, sample.branch) for sample in kept] == [("main", "main"), ("main", "main.1")]
+    selected = samples(tree, rollout_id="r", reward=1.0, roles=("main", "subagent"))
+    assert [(sample.role, sample.branch) for sample in selected] == [("main", "main"), ("main", "main.1")]
 
 
 @pytest.mark.skipif(not recordings(), reason="the recordings of the real CLI are not here")

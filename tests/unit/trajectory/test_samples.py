@@ -19,8 +19,8 @@ from support.trajectory import Session, assistant, prompt_ids, text, tool_result
 ASK = user(text("Mend it."))
 
 
-def ids(said: str) -> tuple[int, ...]:
-    return tuple(map(ord, said))
+def ids(content: str) -> tuple[int, ...]:
+    return tuple(map(ord, content))
 
 
 def chain(turns: int, break_at: int | None = None) -> Session:
@@ -29,17 +29,17 @@ def chain(turns: int, break_at: int | None = None) -> Session:
     messages = [ASK]
     sampled: dict[int, str] = {}
     for turn in range(turns):
-        said = f"<call {turn}></>"
-        shown = sampled if turn != break_at else {**sampled, len(messages) - 2: "<CALL></>"}
+        answer = f"<call {turn}></>"
+        rendered = sampled if turn != break_at else {**sampled, len(messages) - 2: "<CALL></>"}
         session.ask(
             messages,
             [tool_use(f"t{turn}")],
-            prompt=prompt_ids(messages, sampled=shown),
-            completion=ids(said),
-            logprobs=[-0.5 - turn] * len(said),
+            prompt=prompt_ids(messages, sampled=rendered),
+            completion=ids(answer),
+            logprobs=[-0.5 - turn] * len(answer),
             policy="7",
         )
-        sampled = {**shown, len(messages): said}
+        sampled = {**rendered, len(messages): answer}
         messages = [*messages, assistant(tool_use(f"t{turn}")), user(tool_result(f"t{turn}"))]
     return session
 
@@ -50,10 +50,12 @@ def test_a_session_that_extends_is_one_segment():
     last = session.calls[-1]
     assert segment.token_ids == (last.prompt_token_ids or ()) + (last.completion_token_ids or ())
     assert segment.call_ids == tuple(call.id for call in session.calls)
-    said = "".join(chr(token) for token, on in zip(segment.token_ids, segment.loss_mask, strict=True) if on)
-    assert said == "<call 0></><call 1></><call 2></><call 3></>"
-    known = [value for value, on in zip(segment.logprobs, segment.loss_mask, strict=True) if on]
-    assert known == [-0.5 - turn for turn in range(4) for _ in "<call 0></>"]
+    trained_text = "".join(
+        chr(token) for token, on in zip(segment.token_ids, segment.loss_mask, strict=True) if on
+    )
+    assert trained_text == "<call 0></><call 1></><call 2></><call 3></>"
+    trained_logprobs = [value for value, on in zip(segment.logprobs, segment.loss_mask, strict=True) if on]
+    assert trained_logprobs == [-0.5 - turn for turn in range(4) for _ in "<call 0></>"]
     assert {value for value, on in zip(segment.logprobs, segment.loss_mask, strict=True) if not on} == {0.0}
     assert segment.policy_versions == ("7",) * 4
 
@@ -151,7 +153,7 @@ def sessions(draw: st.DrawFn) -> list[Call]:
         )
         if act == "compact":
             messages, sampled = [user(text(f"Summary {number}"))], {}
-        said = draw(st.sampled_from(["", "ab", f"<{number}>"])) + "</>"
+        completion = draw(st.sampled_from(["", "ab", f"<{number}>"])) + "</>"
         answer = [tool_use(f"t{number}")]
         session.ask(
             messages,
@@ -159,15 +161,15 @@ def sessions(draw: st.DrawFn) -> list[Call]:
             agent=agent,
             status="error" if act == "fail" else "ok",
             prompt=None if act in ("bare", "fail") else prompt_ids(messages, sampled=sampled),
-            completion=None if act in ("bare", "fail") else ids(said),
-            logprobs=None if draw(st.booleans()) else [-1.0] * len(said),
+            completion=None if act in ("bare", "fail") else ids(completion),
+            logprobs=None if draw(st.booleans()) else [-1.0] * len(completion),
         )
         if act in ("retry", "fail"):
             continue
         echoed = tool_use(f"t{number}", added=True) if act == "rewrite" else answer[0]
-        shown = {} if act in ("rewrite", "retokenize", "bare") else {len(messages): said}
+        rendered = {} if act in ("rewrite", "retokenize", "bare") else {len(messages): completion}
         history = [*messages, assistant(echoed), user(tool_result(f"t{number}"))]
-        lines[agent] = (history, {**sampled, **shown})
+        lines[agent] = (history, {**sampled, **rendered})
     return session.calls
 
 

@@ -38,7 +38,7 @@ def test_a_conversation_is_one_branch():
 
 
 @pytest.mark.parametrize(
-    ("given", "echoed"),
+    ("answer", "echoed"),
     [
         ([tool_use("t1", "Edit", file_path="a")], [tool_use("t1", "Edit", replace_all=False, file_path="a")]),
         ([tool_use("t1", timeout=5000.0)], [tool_use("t1", timeout=5000)]),
@@ -47,9 +47,9 @@ def test_a_conversation_is_one_branch():
         ([{"type": "thinking", "thinking": "hm", "signature": ""}, tool_use("t1")], [tool_use("t1")]),
     ],
 )
-def test_the_cli_may_rewrite_the_answer(given: list[dict[str, object]], echoed: list[dict[str, object]]):
+def test_the_cli_may_rewrite_the_answer(answer: list[dict[str, object]], echoed: list[dict[str, object]]):
     session = Session()
-    session.ask([ASK], given)
+    session.ask([ASK], answer)
     session.ask([ASK, assistant(*echoed), user(tool_result("t1"))], [text("Done.")])
     _, second = build(session.calls).nodes
     assert second.parent is not None
@@ -200,8 +200,8 @@ def test_a_fork_goes_on_under_a_new_session():
 def test_a_compaction_begins_a_new_root():
     session = Session()
     session.ask([ASK], [text("Hm.")])
-    told = "This session is being continued from a previous conversation that ran out of context."
-    session.ask([user(text(told))], [text("Done.")])
+    summary = "This session is being continued from a previous conversation that ran out of context."
+    session.ask([user(text(summary))], [text("Done.")])
     tree = build(session.calls)
     assert [node.origin for node in tree.nodes] == ["first call", "compaction"]
     assert list(tree.branches) == ["main", "main.1"]
@@ -266,17 +266,17 @@ def test_messages_are_laid_out_as_the_model_gets_them():
     image = {"type": "image", "source": {"type": "base64", "data": "eA=="}}
     failed = {**tool_result("t1", [text("no"), image]), "is_error": True}
     call = session.ask([ASK, turn, user(text("note"), failed, image)], [text("Done.")], system="Be brief.")
-    told = [*shown_messages(read_request(call)), response_message(read_response(call) or ())]
+    messages = [*shown_messages(read_request(call)), response_message(read_response(call) or ())]
     function = {"name": "Bash", "arguments": json.dumps({"command": "ls"})}
-    shown = {"type": "image_url", "image_url": {"url": "data:;base64,eA=="}}
+    image_part = {"type": "image_url", "image_url": {"url": "data:;base64,eA=="}}
     calls = [{"id": "t1", "function": function, "type": "function"}]
-    assert told == [
+    assert messages == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Mend it."},
         {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": calls},
         {"role": "user", "content": "note"},
         {"role": "tool", "content": "Error: no\n[image]", "tool_call_id": "t1"},
-        {"role": "user", "content": [shown, shown]},
+        {"role": "user", "content": [image_part, image_part]},
         {"role": "assistant", "content": "Done."},
     ]
 

@@ -34,15 +34,15 @@ def fill(tree: Path, files: dict[str, str]) -> None:
 
 
 def files_of(tree: Path) -> dict[str, str]:
-    found = (path for path in sorted(tree.rglob("*")) if path.is_file() and ".git" not in path.parts)
-    return {str(path.relative_to(tree)): path.read_bytes().decode() for path in found}
+    paths = (path for path in sorted(tree.rglob("*")) if path.is_file() and ".git" not in path.parts)
+    return {str(path.relative_to(tree)): path.read_bytes().decode() for path in paths}
 
 
 @settings(max_examples=40)
 @given(_TREES, _TREES)
 def test_reverse_undoes_what_git_says(old: dict[str, str], new: dict[str, str]):
-    with tempfile.TemporaryDirectory() as place:
-        tree = Path(place)
+    with tempfile.TemporaryDirectory() as directory:
+        tree = Path(directory)
         git(tree, "init", "--quiet")
         fill(tree, old)
         git(tree, "add", "--all")
@@ -105,13 +105,13 @@ new mode 100644
 def test_what_surrounds_a_diff():
     """Mails with patches, empty context lines without their space, and a last line without an end."""
     patch = "From: me\n\ndiff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,3 +1,3 @@\n-a\n+b\n\n c\n-- \n2.30.0\n"
-    said = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,3 +1,3 @@\n-b\n+a\n \n c\n"
-    assert reverse(patch) == said
-    assert reverse(patch.removesuffix("\n-- \n2.30.0\n")) == said
+    expected = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,3 +1,3 @@\n-b\n+a\n \n c\n"
+    assert reverse(patch) == expected
+    assert reverse(patch.removesuffix("\n-- \n2.30.0\n")) == expected
 
 
 @pytest.mark.parametrize(
-    ("patch", "said"),
+    ("patch", "expected"),
     [
         ("", "changes no file"),
         ("just words\n", "changes no file"),
@@ -131,6 +131,6 @@ def test_what_surrounds_a_diff():
         ),
     ],
 )
-def test_what_cannot_be_reversed(patch: str, said: str):
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_reversed(patch: str, expected: str):
+    with pytest.raises(ValueError, match=expected):
         reverse(patch)

@@ -58,17 +58,17 @@ def test_a_reader_with_the_old_file_open_reads_it_to_its_end(tmp_path: Path):
 
 
 def test_a_mode_holds_whatever_the_umask_and_from_the_beginning(tmp_path: Path):
-    seen: list[int] = []
+    modes: list[int] = []
     before = os.umask(0)
     try:
         atomic_write(tmp_path / "key", b"secret", mode=0o600)
-        seen.append((tmp_path / "key").stat().st_mode)
+        modes.append((tmp_path / "key").stat().st_mode)
         os.umask(0o077)
         atomic_write(tmp_path / "tasks", b"{}", mode=0o644)
-        seen.append((tmp_path / "tasks").stat().st_mode)
+        modes.append((tmp_path / "tasks").stat().st_mode)
     finally:
         os.umask(before)
-    assert [stat.S_IMODE(mode) for mode in seen] == [0o600, 0o644]
+    assert [stat.S_IMODE(mode) for mode in modes] == [0o600, 0o644]
 
 
 def test_a_fixed_temporary_name_takes_up_what_a_kill_left(tmp_path: Path):

@@ -51,8 +51,8 @@ def test_what_is_not_closed(text: str):
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r"))))
-def test_quoted_words_come_back(words: list[str]):
-    assert [token.value for token in shell_tokens(shlex.join(words), strict=True)] == words
+def test_quoted_words_come_back(arguments: list[str]):
+    assert [token.value for token in shell_tokens(shlex.join(arguments), strict=True)] == arguments
 
 
 def test_a_command_as_a_list():

@@ -21,8 +21,8 @@ def counts() -> st.SearchStrategy[tuple[int, int]]:
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
 def test_wilson_as_published(solved: int, total: int, low: float, high: float):
-    found = wilson(solved, total)
-    assert (round(found.low, 4), round(found.high, 4)) == (low, high)
+    interval = wilson(solved, total)
+    assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
 
 
 @pytest.mark.parametrize(
@@ -38,17 +38,17 @@ def test_wilson_as_published(solved: int, total: int, low: float, high: float):
     ],
 )
 def test_a_difference_as_published(first: tuple[int, int], second: tuple[int, int], low: float, high: float):
-    found = newcombe(first, second)
-    assert (round(found.low, 4), round(found.high, 4)) == (low, high)
-    assert found.estimate == pytest.approx(second[0] / second[1] - first[0] / first[1])
+    interval = newcombe(first, second)
+    assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
+    assert interval.estimate == pytest.approx(second[0] / second[1] - first[0] / first[1])
 
 
 @given(counts())
-def test_the_bounds_are_where_the_score_test_turns(given: tuple[int, int]):
-    solved, total = given
-    found = wilson(solved, total)
-    assert 0 <= found.low <= found.estimate <= found.high <= 1
-    for bound in (found.low, found.high):
+def test_the_bounds_are_where_the_score_test_turns(counted: tuple[int, int]):
+    solved, total = counted
+    interval = wilson(solved, total)
+    assert 0 <= interval.low <= interval.estimate <= interval.high <= 1
+    for bound in (interval.low, interval.high):
         if 0 < bound < 1:
             score = abs(solved / total - bound) / math.sqrt(bound * (1 - bound) / total)
             assert score == pytest.approx(Z_95)
@@ -75,16 +75,16 @@ def test_a_mean_of_other_values_has_students_interval(number: int, quantile: flo
     values = [0.5 + (0.25 if n % 2 else -0.25) for n in range(number)]
     middle = sum(values) / number
     deviation = (sum((value - middle) ** 2 for value in values) / (number - 1)) ** 0.5
-    found = mean_estimate(values)
-    assert found is not None and found.estimate == pytest.approx(middle)
-    assert found.low is not None and found.high is not None
+    interval = mean_estimate(values)
+    assert interval is not None and interval.estimate == pytest.approx(middle)
+    assert interval.low is not None and interval.high is not None
     half = quantile * deviation / number**0.5
-    assert (found.high - middle, middle - found.low) == pytest.approx((half, half), rel=0.01)
+    assert (interval.high - middle, middle - interval.low) == pytest.approx((half, half), rel=0.01)
 
 
 def test_a_mean_of_one_value_has_no_interval():
-    found = mean_estimate([0.3])
-    assert found is not None and (found.estimate, found.low, found.high) == (0.3, None, None)
+    interval = mean_estimate([0.3])
+    assert interval is not None and (interval.estimate, interval.low, interval.high) == (0.3, None, None)
 
 
 def test_a_mean_of_no_values_is_none():
@@ -97,10 +97,10 @@ def test_a_mean_of_no_values_is_none():
     )
 )
 def test_a_difference_of_pairs_is_within_its_interval_and_turns_with_them(pairs: list[tuple[float, float]]):
-    found, opposite = newcombe_paired(pairs), newcombe_paired([(after, before) for before, after in pairs])
-    assert -1.0 <= found.low <= found.estimate + 1e-12 and found.estimate - 1e-12 <= found.high <= 1.0
-    assert (found.low, found.high) == (pytest.approx(-opposite.high), pytest.approx(-opposite.low))
-    assert found.high > found.low, "nothing tried a few times is certain"
+    interval, opposite = newcombe_paired(pairs), newcombe_paired([(after, before) for before, after in pairs])
+    assert -1.0 <= interval.low <= interval.estimate + 1e-12 and interval.estimate - 1e-12 <= interval.high <= 1.0
+    assert (interval.low, interval.high) == (pytest.approx(-opposite.high), pytest.approx(-opposite.low))
+    assert interval.high > interval.low, "nothing tried a few times is certain"
 
 
 def test_pairs_that_go_together_tell_more_than_two_samples():
