@@ -21,20 +21,20 @@ usages = st.builds(Usage, st.integers(0, 10**6), st.integers(0, 10**5))
 
 
 @pytest.mark.parametrize(
-    ("budget", "said"),
+    ("budget", "usage"),
     [
         (Budget(calls=2), "2 of 2 calls"),
         (Budget(tokens=2000), "2,220 of 2,000 tokens"),
         (Budget(cost_usd=0.25), "0.3 of 0.25 US dollars"),
     ],
 )
-def test_what_is_used_up_is_said(budget: Budget, said: str) -> None:
+def test_what_is_used_up_is_said(budget: Budget, usage: str) -> None:
     spending = Spending(budget)
     assert spending.exceeded_message() is None
     spending.add(Usage(prompt_tokens=1000, completion_tokens=100, cached_tokens=900), 0.1)
     assert spending.exceeded_message() is None
     spending.add(Usage(prompt_tokens=1000, completion_tokens=120), 0.2)
-    assert spending.exceeded_message() == f"The budget of this attempt is used up: {said}"
+    assert spending.exceeded_message() == f"The budget of this attempt is used up: {usage}"
 
 
 def test_the_clock_starts_with_the_first_call() -> None:
@@ -103,13 +103,13 @@ def test_what_is_spent_and_reserved_never_passes_the_budget(budget: Budget, step
         if len(step) == 3:
             body_bytes, max_tokens, adjustable = step
             try:
-                begun = spending.try_reserve(body_bytes, max_tokens, PRICE, adjustable=adjustable)
+                reservation = spending.try_reserve(body_bytes, max_tokens, PRICE, adjustable=adjustable)
             except BudgetExceeded:
                 continue
-            assert begun is not None or under_way  # nothing waits for nobody
-            if begun is not None:
+            assert reservation is not None or under_way  # nothing waits for nobody
+            if reservation is not None:
                 started += 1
-                under_way.append(begun)
+                under_way.append(reservation)
         elif under_way:
             number, share = step
             one = under_way.pop(number % len(under_way))

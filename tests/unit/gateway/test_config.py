@@ -96,8 +96,10 @@ def test_the_embedded_model_needs_no_name(tmp_path: Path) -> None:
 
 
 def model(**fields: Any) -> str:
-    known = {"backend": "vllm", "model": "m", "base_url": "http://a/v1"} | fields
-    lines = [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in known.items() if value is not None]
+    settings = {"backend": "vllm", "model": "m", "base_url": "http://a/v1"} | fields
+    lines = [
+        f"{key} = {msgspec.json.encode(value).decode()}" for key, value in settings.items() if value is not None
+    ]
     return "\n".join(["[models.high]", *lines, ""])
 
 
@@ -193,8 +195,8 @@ def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
 def test_a_name_means_a_model() -> None:
     high, low = VLLMBackend("http://a/v1", "big"), VLLMBackend("http://b/v1", "small")
     models = ModelRouter(high, low, {"claude-haiku-4-5": "low", "claude-opus-4-5": "high"})
-    asked = ["high", "low", "claude-haiku-4-5", "claude-opus-4-5", "small", "big", "gpt-4o", "", "LOW"]
-    assert [models.server_for(name).model for name in asked] == [
+    names = ["high", "low", "claude-haiku-4-5", "claude-opus-4-5", "small", "big", "gpt-4o", "", "LOW"]
+    assert [models.server_for(name).model for name in names] == [
         *("big", "small", "small", "big", "small", "big", "big", "big", "big")
     ]
     assert models.names() == ["big", "claude-haiku-4-5", "claude-opus-4-5", "high", "low", "small"]

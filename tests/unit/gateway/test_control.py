@@ -56,7 +56,7 @@ async def test_a_pause_holds_what_comes_and_drains_what_runs() -> None:
 async def test_nothing_slips_through_between_a_resume_and_a_pause() -> None:
     control, done = GenerationControl(), asyncio.Event()
     control.pause()
-    held = [asyncio.ensure_future(generate(control, done)) for _ in range(3)]
+    waiting = [asyncio.ensure_future(generate(control, done)) for _ in range(3)]
     await ticks()
     control.resume()
     control.pause()
@@ -66,7 +66,7 @@ async def test_nothing_slips_through_between_a_resume_and_a_pause() -> None:
     await ticks()
     assert control.snapshot().in_flight == 3
     done.set()
-    await asyncio.gather(*held)
+    await asyncio.gather(*waiting)
 
 
 async def test_a_request_is_not_held_for_ever() -> None:
@@ -83,18 +83,18 @@ async def test_who_leaves_while_held_or_generating_is_counted_no_more() -> None:
     running = asyncio.ensure_future(generate(control, asyncio.Event()))
     await ticks()
     control.pause()
-    held = asyncio.ensure_future(generate(control, asyncio.Event()))
+    waiting = asyncio.ensure_future(generate(control, asyncio.Event()))
     await ticks()
     running.cancel()
-    held.cancel()
-    await asyncio.gather(running, held, return_exceptions=True)
+    waiting.cancel()
+    await asyncio.gather(running, waiting, return_exceptions=True)
     assert control.snapshot() == GatewayState(paused=True, version=None, in_flight=0, waiting=0)
     assert await control.drain(0) == 0
 
 
 def test_spans() -> None:
-    told = (PolicySpan("v1", 0, 3), PolicySpan("v2", 3, 9))
-    assert policy_spans("v8", "v9", told, 9) == told
+    reported = (PolicySpan("v1", 0, 3), PolicySpan("v2", 3, 9))
+    assert policy_spans("v8", "v9", reported, 9) == reported
     assert policy_spans(None, None, (), 9) == ()
     assert policy_spans("v1", "v1", (), 9) == (PolicySpan("v1", 0, 9),)
     assert policy_spans("v1", "v1", (), None) == (PolicySpan("v1", 0, None),)

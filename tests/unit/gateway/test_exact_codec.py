@@ -239,14 +239,14 @@ async def test_a_template_that_takes_objects_gets_them(tmp_path: Path) -> None:
         "<|observation|>\n<tool_response>\né < 3\n</tool_response><|assistant|>"
     )
     llama = codec_of(tmp_path / "llama", LLAMA3)
-    shown = await text_of(llama, messages)
-    assert shown.startswith("<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n<|eot_id|>")
-    assert '{"name": "Read", "parameters": {"file_path": "/a é", "limit": 5.0}}<|eot_id|>' in shown
+    rendered = await text_of(llama, messages)
+    assert rendered.startswith("<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n<|eot_id|>")
+    assert '{"name": "Read", "parameters": {"file_path": "/a é", "limit": 5.0}}<|eot_id|>' in rendered
 
 
 async def test_a_template_that_wants_no_text_beside_a_call_gets_none(tmp_path: Path) -> None:
-    shown = await text_of(codec_of(tmp_path, DEEPSEEK), [user("a"), calling(ARGUMENTS, ""), user("b")])
-    assert shown == (
+    rendered = await text_of(codec_of(tmp_path, DEEPSEEK), [user("a"), calling(ARGUMENTS, ""), user("b")])
+    assert rendered == (
         "<｜User｜>a<｜Assistant｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>Read\n```json\n"
         f"{ARGUMENTS}\n```<｜tool▁call▁end｜><｜end▁of▁sentence｜><｜User｜>b<｜Assistant｜>"
     )
@@ -293,8 +293,8 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> LocalCodec:
 )
 def test_every_text_is_rendered_to_the_letter(qwen3: LocalCodec, pieces: list[str]) -> None:
     text = "".join(pieces)
-    shown = asyncio.run(text_of(qwen3, [user(text)]))
-    assert shown == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+    rendered = asyncio.run(text_of(qwen3, [user(text)]))
+    assert rendered == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
 
 PLAIN = Tokenizer.from_str(SHIPPED)
@@ -304,8 +304,8 @@ VOCABULARY = TokenizerVocabulary(SHIPPED, "")
 @given(st.lists(st.one_of(st.sampled_from(["<|im_end|>", "\n", " ", "a", "é"]), st.text()), max_size=8))
 def test_pieces_have_the_ids_of_the_whole(pieces: list[str]) -> None:
     text = "".join(pieces)
-    shown = text.replace("\ue000", "\ue000\ue000")
-    assert asyncio.run(VOCABULARY.encode(shown)) == PLAIN.encode(text, add_special_tokens=False).ids
+    escaped = text.replace("\ue000", "\ue000\ue000")
+    assert asyncio.run(VOCABULARY.encode(escaped)) == PLAIN.encode(text, add_special_tokens=False).ids
 
 
 async def test_a_vocabulary_that_looks_beyond_a_piece_is_used_whole(tmp_path: Path) -> None:
@@ -315,9 +315,9 @@ async def test_a_vocabulary_that_looks_beyond_a_piece_is_used_whole(tmp_path: Pa
     model_files(tmp_path, QWEN3)
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition), "utf-8")
     codec = LocalCodec.load(str(tmp_path))
-    shown = "<|im_start|>user\nhi there<|im_end|>\n<|im_start|>assistant\n"
+    prompt = "<|im_start|>user\nhi there<|im_end|>\n<|im_start|>assistant\n"
     definition["truncation"] = None
-    expected = Tokenizer.from_str(json.dumps(definition)).encode(shown, add_special_tokens=False).ids
+    expected = Tokenizer.from_str(json.dumps(definition)).encode(prompt, add_special_tokens=False).ids
     assert await codec.render([user("hi there")], []) == expected
 
 
@@ -357,8 +357,8 @@ async def test_parts_of_a_message_are_its_text_and_a_picture_is_a_placeholder(tm
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert await codec.render([user(parts)], []) == await codec.render([user("a\nb")], [])
     image = {"type": "image_url", "image_url": {"url": "data:"}}
-    shown = await codec.render([user("a\n[image: this model reads text only]")], [])
-    assert await codec.render([user([parts[0], image])], []) == shown
+    expected = await codec.render([user("a\n[image: this model reads text only]")], [])
+    assert await codec.render([user([parts[0], image])], []) == expected
     with pytest.raises(BackendError, match="'input_audio'"):
         await codec.render([user([{"type": "input_audio", "input_audio": {}}])], [])
 
@@ -370,11 +370,11 @@ async def test_a_lone_surrogate_is_shown_escaped(tmp_path: Path) -> None:
 async def test_the_prompt_for_the_next_turn_and_arguments_of_the_template(tmp_path: Path) -> None:
     codec = codec_of(tmp_path, QWEN3)
     without = await codec.render([user("a")], [], generation_prompt=False)
-    opened = await codec.render([user("a")], [])
+    with_prompt = await codec.render([user("a")], [])
     closed = await codec.render([user("a")], [], template_args={"enable_thinking": False})
-    assert opened[: len(without)] == without
-    assert await codec.decode(opened[len(without) :]) == "<|im_start|>assistant\n"
-    assert await codec.decode(closed[len(opened) :]) == "<think>\n\n</think>\n\n"
+    assert with_prompt[: len(without)] == without
+    assert await codec.decode(with_prompt[len(without) :]) == "<|im_start|>assistant\n"
+    assert await codec.decode(closed[len(with_prompt) :]) == "<think>\n\n</think>\n\n"
 
 
 async def test_an_unknown_token_is_a_backend_error(tmp_path: Path) -> None:

@@ -99,19 +99,19 @@ ARGUMENTS = st.fixed_dictionaries(
 
 
 @BY_WRITER
-@given(calls=st.lists(ARGUMENTS, min_size=1, max_size=3), said=PLAIN, thought=PLAIN)
+@given(calls=st.lists(ARGUMENTS, min_size=1, max_size=3), content=PLAIN, thought=PLAIN)
 def test_what_a_family_writes_is_read_back(
-    name: str, write: Any, before: str, between: str, after: str, calls: list[Any], said: str, thought: str
+    name: str, write: Any, before: str, between: str, after: str, calls: list[Any], content: str, thought: str
 ) -> None:
     written = [json.dumps(call, ensure_ascii=False) for call in calls]
     text = before + between.join(write("Edit", arguments) for arguments in written) + after
     if before != "" or name != "llama3":
-        text = f"{said}\n{text}"
+        text = f"{content}\n{text}"
     else:
-        said = ""
+        content = ""
     parsed = format_named(name).parse(f"<think>\n{thought}\n</think>\n\n{text}", TOOLS)
     assert parsed.reasoning == thought
-    assert parsed.text == said
+    assert parsed.text == content
     assert [json.loads(call.arguments) for call in parsed.tool_calls] == calls
     assert {call.name for call in parsed.tool_calls} == {"Edit"}
     if name not in ("qwen3-coder", "glm"):
@@ -133,12 +133,12 @@ def test_nothing_raises_and_nothing_is_invented(
 ) -> None:
     text = "".join(pieces)
     parsed = format_.parse(text, TOOLS, thinking_open=is_open)
-    kept = parsed.text + (parsed.reasoning or "")
+    parsed_text = parsed.text + (parsed.reasoning or "")
     if not parsed.tool_calls:
         # All that may go is a closing mark, a thinking tag and a newline.
-        for gone in ("<think>", "</think>", "\n", " ", *format_.turn_ends):
-            text, kept = text.replace(gone, ""), kept.replace(gone, "")
-        assert sorted(kept) == sorted(text)
+        for removable in ("<think>", "</think>", "\n", " ", *format_.turn_ends):
+            text, parsed_text = text.replace(removable, ""), parsed_text.replace(removable, "")
+        assert sorted(parsed_text) == sorted(text)
     for call in parsed.tool_calls:
         assert call.name in text
         json.loads(call.arguments)
@@ -201,7 +201,7 @@ def test_a_megabyte_of_anything_is_read_at_once(format_: CompletionFormat, unit:
 
 
 @pytest.mark.parametrize(
-    ("text", "is_open", "reasoning", "said"),
+    ("text", "is_open", "reasoning", "content"),
     [
         ("a</think>\n\nb", True, "a", "b"),
         ("<think>\na\n</think>b", True, "a", "b"),
@@ -218,9 +218,9 @@ def test_a_megabyte_of_anything_is_read_at_once(format_: CompletionFormat, unit:
         ("<think>a<think>b</think>c</think>d", False, "a<think>b", "c</think>d"),
     ],
 )
-def test_thinking(text: str, is_open: bool, reasoning: str | None, said: str) -> None:
+def test_thinking(text: str, is_open: bool, reasoning: str | None, content: str) -> None:
     parsed = format_named("hermes").parse(text, thinking_open=is_open)
-    assert (parsed.reasoning, parsed.text) == (reasoning, said)
+    assert (parsed.reasoning, parsed.text) == (reasoning, content)
 
 
 def test_a_call_in_closed_thinking_is_a_draft_and_one_that_ends_a_turn_is_not() -> None:
@@ -228,9 +228,9 @@ def test_a_call_in_closed_thinking_is_a_draft_and_one_that_ends_a_turn_is_not() 
     parse = format_named("hermes").parse
     draft = parse(f"try {call} or not</think>\n\nNo.<|im_end|>", TOOLS, thinking_open=True)
     assert (draft.reasoning, draft.text, draft.tool_calls) == (f"try {call} or not", "No.", ())
-    meant = parse(f"try {call} no:\n{call}\n{call}<|im_end|>", TOOLS, thinking_open=True)
-    assert (meant.reasoning, meant.text) == (f"try {call} no:", "")
-    assert meant.tool_calls == (ToolCall("", "Read", "{}"),) * 2
+    final = parse(f"try {call} no:\n{call}\n{call}<|im_end|>", TOOLS, thinking_open=True)
+    assert (final.reasoning, final.text) == (f"try {call} no:", "")
+    assert final.tool_calls == (ToolCall("", "Read", "{}"),) * 2
     cut = parse(f"try {call} or", TOOLS, thinking_open=True)
     assert (cut.reasoning, cut.tool_calls) == (f"try {call} or", ())
 

@@ -55,8 +55,8 @@ def keep(
 ) -> TokenNode:
     """As the backend does it: look up, ask, keep."""
     path = conversation_path(messages)
-    found = tree.find(path)
-    return tree.add(path, path.then(answer), prompt, completion, parent=found[0] if found else None)
+    match = tree.find(path)
+    return tree.add(path, path.then(answer), prompt, completion, parent=match[0] if match else None)
 
 
 def find(tree: TokenTree, *messages: Message) -> tuple[TokenNode, int] | None:
@@ -115,15 +115,17 @@ def rewritten(message: Message) -> Message:
     echo["content"] = echo["content"].strip()
     echo.pop("reasoning", None)
     for call in echo.get("tool_calls", ()):
-        given_ = json.loads(call["function"]["arguments"])
-        backwards = {key: given_[key] for key in sorted(given_, reverse=True)}
+        arguments = json.loads(call["function"]["arguments"])
+        backwards = {key: arguments[key] for key in sorted(arguments, reverse=True)}
         call["function"]["arguments"] = json.dumps({"replace_all": False, **backwards}, ensure_ascii=False)
     return echo
 
 
 answers = st.builds(
     lambda text, blank, thought, made, number: (
-        said(blank + text + blank, **{f"toolu_{number}_{index}": given_ for index, given_ in enumerate(made)})
+        said(
+            blank + text + blank, **{f"toolu_{number}_{index}": arguments for index, arguments in enumerate(made)}
+        )
         | ({"reasoning": thought} if thought else {})
     ),
     st.sampled_from(["", "Done.", "a  b"]),
@@ -141,11 +143,11 @@ def test_rewrites_by_the_agent_never_break_the_line(turns: list[tuple[str, Messa
     ids: list[int] = []
     for number, (text, answer) in enumerate(turns):
         messages.append(user(text))
-        found = tree.find(conversation_path(messages))
-        assert (found is None) == (number == 0)
-        if found:
-            assert found[1] == len(messages) - 1
-            assert found[0].ids == ids
+        match = tree.find(conversation_path(messages))
+        assert (match is None) == (number == 0)
+        if match:
+            assert match[1] == len(messages) - 1
+            assert match[0].ids == ids
         node = keep(tree, messages, answer, [*ids, 1000 + number], [2000 + number])
         ids = node.ids
         messages = [*messages, rewritten(answer)]
@@ -159,10 +161,10 @@ def test_rewrites_by_the_agent_never_break_the_line(turns: list[tuple[str, Messa
 def test_twins_are_siblings_and_each_can_be_gone_on_from() -> None:
     tree = TokenTree()
     keep(tree, [user("a")], said("A"), [1], [2])
-    asked = [user("a"), said("A"), user("b")]
-    twins = [keep(tree, asked, said("", **{f"t{n}": {}}), [1, 2, 3], [4 + n]) for n in (0, 1)]
+    request = [user("a"), said("A"), user("b")]
+    twins = [keep(tree, request, said("", **{f"t{n}": {}}), [1, 2, 3], [4 + n]) for n in (0, 1)]
     for n in (0, 1):
-        assert find(tree, *asked, said("", **{f"t{n}": {}}), result(f"t{n}")) == (twins[n], 4)
+        assert find(tree, *request, said("", **{f"t{n}": {}}), result(f"t{n}")) == (twins[n], 4)
         assert twins[n].ids == [1, 2, 3, 4 + n]
     assert twins[0].line is not twins[1].line
 
@@ -176,12 +178,12 @@ def test_of_twins_that_say_the_same_the_latest_counts() -> None:
 def test_a_second_answer_to_a_request_replaces_none_before_it() -> None:
     tree = TokenTree()
     keep(tree, [user("a")], said("A"), [1], [2])
-    asked = [user("a"), said("A"), user("b")]
-    first = keep(tree, asked, said("", t0={}), [1, 2, 3], [4, 5])
-    second = keep(tree, asked, said("", t1={}), [1, 2, 3], [6])
+    request = [user("a"), said("A"), user("b")]
+    first = keep(tree, request, said("", t0={}), [1, 2, 3], [4, 5])
+    second = keep(tree, request, said("", t1={}), [1, 2, 3], [6])
     assert second.ids == [1, 2, 3, 6]
-    assert find(tree, *asked, said("", t0={}), result("t0")) == (first, 4)
-    assert find(tree, *asked, said("", t1={}), result("t1")) == (second, 4)
+    assert find(tree, *request, said("", t0={}), result("t0")) == (first, 4)
+    assert find(tree, *request, said("", t1={}), result("t1")) == (second, 4)
     assert first.ids == [1, 2, 3, 4, 5]
 
 
@@ -207,10 +209,10 @@ def test_the_order_in_which_calls_are_added_does_not_matter() -> None:
         for call in order:
             keep(tree, *call)
         for messages, answer, prompt, completion in calls:
-            found = find(tree, *messages, answer, user("next"))
-            assert found is not None
-            assert found[1] == len(messages) + 1
-            assert found[0].ids == prompt + completion
+            match = find(tree, *messages, answer, user("next"))
+            assert match is not None
+            assert match[1] == len(messages) + 1
+            assert match[0].ids == prompt + completion
 
 
 steps = st.lists(
@@ -279,8 +281,8 @@ def test_the_branches_used_longest_ago_give_way() -> None:
     for conversation in conversations:
         keep(forest.tree(conversation), [user("a")], said("A"), array("i", [1]) * (FOREST_LIMIT // 16), [1])
         forest.shrink()
-    held = [find(forest.tree(one), user("a"), said("A"), user("b")) is not None for one in conversations]
-    assert held == [False] * 5 + [True] * 15
+    retained = [find(forest.tree(one), user("a"), said("A"), user("b")) is not None for one in conversations]
+    assert retained == [False] * 5 + [True] * 15
     assert sum(forest.tree(one).cost for one in conversations) <= FOREST_LIMIT
 
 

@@ -39,7 +39,7 @@ def test_with_one_price_it_does_not_matter_where_tokens_came_from(
 
 
 @pytest.mark.parametrize(
-    ("name", "known"),
+    ("name", "model"),
     [
         ("claude-sonnet-4-5-20250929", "claude-sonnet-4-5"),
         ("claude-sonnet-4-5@20250929", "claude-sonnet-4-5"),
@@ -48,8 +48,8 @@ def test_with_one_price_it_does_not_matter_where_tokens_came_from(
         ("gpt-4.1-mini", "gpt-4.1-mini"),
     ],
 )
-def test_a_snapshot_costs_what_its_model_costs(name: str, known: str) -> None:
-    assert list_price(name) == list_price(known) is not None
+def test_a_snapshot_costs_what_its_model_costs(name: str, model: str) -> None:
+    assert list_price(name) == list_price(model) is not None
 
 
 @pytest.mark.parametrize("name", ["", "qwen3-coder", "gpt-5-nano-turbo", "claude-opus-4-9", "gpt", "my-gpt-4o"])

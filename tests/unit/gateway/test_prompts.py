@@ -21,17 +21,17 @@ def _prompts(draw: st.DrawFn) -> list[list[int]]:
     """Prompts that begin as the one before did, for a while."""
     prompts = [draw(st.lists(_ID, max_size=20))]
     for _ in range(draw(st.integers(1, 5))):
-        kept = draw(st.integers(0, len(prompts[-1])))
-        prompts.append(prompts[-1][:kept] + draw(st.lists(_ID, max_size=8)))
+        shared = draw(st.integers(0, len(prompts[-1])))
+        prompts.append(prompts[-1][:shared] + draw(st.lists(_ID, max_size=8)))
     return prompts
 
 
 @given(_prompts(), st.lists(_SPACED, min_size=6, max_size=6), st.sampled_from([1, 30, 1000]))
 def test_what_is_remembered_changes_nothing(
-    given_: list[list[int]], spaced: list[tuple[str, str]], kept: int
+    sent_ids: list[list[int]], spaced: list[tuple[str, str]], capacity: int
 ) -> None:
-    prompts, conversations = PromptIdCache(kept), [ConversationHandle("a"), ConversationHandle("b")]
-    for ids, separators in zip(given_, spaced, strict=False):
+    prompts, conversations = PromptIdCache(capacity), [ConversationHandle("a"), ConversationHandle("b")]
+    for ids, separators in zip(sent_ids, spaced, strict=False):
         text = json.dumps(ids, separators=separators).encode()
         for conversation in (*conversations, None):
             assert prompts.read(text, conversation) == tuple(ids)

@@ -100,8 +100,8 @@ def _answer_in_the_order_of_calls(body: dict[str, Any]) -> None:
             used = [block.get("id") for block in call["content"] if isinstance(block, dict)]
             places = [n for n, block in enumerate(answer["content"]) if block["type"] == "tool_result"]
             results = sorted((answer["content"][n] for n in places), key=lambda b: used.index(b["tool_use_id"]))
-            for place, result in zip(places, results, strict=True):
-                answer["content"][place] = result
+            for position, result in zip(places, results, strict=True):
+                answer["content"][position] = result
 
 
 def _recordings() -> list[Any]:
@@ -118,10 +118,10 @@ def test_recordings_lose_nothing_and_keep_their_order(path: Path) -> None:
             continue
         chat = translate(body)
         _answer_in_the_order_of_calls(body)
-        told, place = _texts_out(chat), 0
-        for wanted in _texts_in(body):
-            place = told.index(wanted, place) + len(wanted)
-        assert "x-anthropic-billing-header" not in told
+        output, position = _texts_out(chat), 0
+        for expected in _texts_in(body):
+            position = output.index(expected, position) + len(expected)
+        assert "x-anthropic-billing-header" not in output
 
         blocks = [b for m in body["messages"] if isinstance(m["content"], list) for b in m["content"]]
         used = [block for block in blocks if block["type"] == "tool_use"]
@@ -206,8 +206,12 @@ def test_tool_results_and_user_parts_keep_their_order_and_images_follow() -> Non
 def test_tool_results_come_in_the_order_of_their_calls() -> None:
     calls = [{"type": "tool_use", "id": f"t{n}", "name": "Bash", "input": {}} for n in range(3)]
     results = [{"type": "tool_result", "tool_use_id": f"t{n}", "content": str(n)} for n in (2, 0, 1)]
-    told = [user(text("go")), {"role": "assistant", "content": calls}, user(*results[:2], text("x"), results[2])]
-    chat = translate(ask(*told))
+    messages = [
+        user(text("go")),
+        {"role": "assistant", "content": calls},
+        user(*results[:2], text("x"), results[2]),
+    ]
+    chat = translate(ask(*messages))
     assert [(m["role"], m["content"]) for m in chat.messages[2:]] == [
         ("tool", "0"),
         ("tool", "1"),
@@ -341,17 +345,28 @@ def test_what_a_user_may_say(block: dict[str, Any], part: dict[str, Any]) -> Non
 
 
 def test_what_tools_of_anthropics_said_is_told_as_text() -> None:
-    found = {"type": "web_search_result", "title": "T", "url": "https://example.com", "encrypted_content": "x"}
-    ran = {"type": "bash_code_execution_result", "stdout": "out", "stderr": "err", "return_code": 1, "content": []}
+    search_result = {
+        "type": "web_search_result",
+        "title": "T",
+        "url": "https://example.com",
+        "encrypted_content": "x",
+    }
+    execution_result = {
+        "type": "bash_code_execution_result",
+        "stdout": "out",
+        "stderr": "err",
+        "return_code": 1,
+        "content": [],
+    }
     failed = {"type": "web_search_tool_result_error", "error_code": "unavailable"}
     fetched = {"type": "web_fetch_result", "url": "https://example.com/b", "content": {"type": "document"}}
     blocks = [
         text("Looking."),
         {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
-        {"type": "web_search_tool_result", "tool_use_id": "s", "content": [found]},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": [search_result]},
         {"type": "web_search_tool_result", "tool_use_id": "s", "content": failed},
         {"type": "web_fetch_tool_result", "tool_use_id": "s", "content": fetched},
-        {"type": "bash_code_execution_tool_result", "tool_use_id": "s", "content": ran},
+        {"type": "bash_code_execution_tool_result", "tool_use_id": "s", "content": execution_result},
         {"type": "mcp_tool_use", "id": "m", "name": "find", "server_name": "s", "input": {}},
         {"type": "mcp_tool_result", "tool_use_id": "m", "is_error": False, "content": [text("mcp")]},
         {"type": "compaction", "content": "so far"},
@@ -376,7 +391,7 @@ def test_what_tools_of_anthropics_said_is_told_as_text() -> None:
 def test_deferred_tools_are_known_from_the_start_and_those_that_come_later_too() -> None:
     schema = {"type": "object"}
     deferred = {"name": "Later", "input_schema": schema, "defer_loading": True, "type": "custom", "strict": True}
-    found = {
+    tool_result = {
         "type": "tool_result",
         "tool_use_id": "t",
         "content": [{"type": "tool_reference", "tool_name": "Later"}],
@@ -387,7 +402,7 @@ def test_deferred_tools_are_known_from_the_start_and_those_that_come_later_too()
         {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "Later"}},
         {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "Old"}},
     ]
-    chat = translate(ask(user(found), {"role": "system", "content": changes}, tools=[deferred]))
+    chat = translate(ask(user(tool_result), {"role": "system", "content": changes}, tools=[deferred]))
     assert [tool["function"]["name"] for tool in chat.tools] == ["Later", "New"]
     assert chat.messages[0]["content"] == "[tool Later]"
     assert chat.messages[1]["content"].split("\n") == [
@@ -450,14 +465,14 @@ def test_the_branch_is_told_by_the_headers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "expected"),
     [
         (b'{"stream": true, "model": "m", "messages": 1}', ("m", True)),
         (b'{"model": "a", "messages": [], "model": "b"}', ("b", False)),
     ],
 )
-def test_where_a_request_goes_is_told_by_two_fields(body: bytes, told: tuple[str, bool]) -> None:
-    assert Anthropic().peek(body) == told
+def test_where_a_request_goes_is_told_by_two_fields(body: bytes, expected: tuple[str, bool]) -> None:
+    assert Anthropic().peek(body) == expected
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"model": 1}', b'{"model": "m", "stream": 1}', b"\xff"])

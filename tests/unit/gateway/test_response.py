@@ -210,16 +210,16 @@ def test_faults(error: BackendError, status: int, kind: str, says: str, headers:
 
 
 def test_a_providers_words_are_told_as_they_are() -> None:
-    told = ProviderError(404, "not_found_error", "model: nope", should_retry=True)
-    reply = Anthropic().error(fault_of(ProviderRefusal("POST /: status 404", told, retry_after_s=120)))
+    error = ProviderError(404, "not_found_error", "model: nope", should_retry=True)
+    reply = Anthropic().error(fault_of(ProviderRefusal("POST /: status 404", error, retry_after_s=120)))
     assert (reply.status, dict(reply.headers)) == (404, {b"retry-after": b"120", b"x-should-retry": b"true"})
     assert json.loads(reply.body)["error"] == {"type": "not_found_error", "message": "model: nope"}
 
 
 def test_tokens_written_to_a_cache_are_counted_apart() -> None:
     usage = Usage(prompt_tokens=10, completion_tokens=3, cached_tokens=4, cache_write_tokens=5)
-    told = message(usage=usage)["usage"]
-    assert (told["input_tokens"], told["cache_creation_input_tokens"]) == (1, 5)
+    reported = message(usage=usage)["usage"]
+    assert (reported["input_tokens"], reported["cache_creation_input_tokens"]) == (1, 5)
 
 
 def test_models_are_listed_in_the_apis_shape() -> None:
@@ -253,16 +253,16 @@ def test_a_writer_that_was_fed_nothing_says_it_all_at_the_end() -> None:
 
 
 def test_a_writer_begins_at_once_and_opens_no_block_for_nothing() -> None:
-    opened = writer()
-    assert [event["type"] for event in sse.events(opened.feed(Delta("text", "")))] == ["message_start"]
-    assert opened.feed(Delta("text", "")) == b""
-    made, rest = opened.finish(generation())
+    stream = writer()
+    assert [event["type"] for event in sse.events(stream.feed(Delta("text", "")))] == ["message_start"]
+    assert stream.feed(Delta("text", "")) == b""
+    made, rest = stream.finish(generation())
     assert json.loads(made.body)["content"] == []
     assert [event["type"] for event in sse.events(rest)] == ["message_delta", "message_stop"]
 
 
 def test_a_writer_does_not_end_an_answer_that_was_broken_off() -> None:
-    opened = writer()
-    opened.feed(Delta("text", "half"))
+    stream = writer()
+    stream.feed(Delta("text", "half"))
     with pytest.raises(BackendError, match="incomplete"):
-        opened.finish(generation(text="half", finish_reason="abort"))
+        stream.finish(generation(text="half", finish_reason="abort"))

@@ -64,19 +64,19 @@ def meaning(events: Sequence[ServerSentEvent]) -> list[tuple[bytes, bytes]]:
 
 def by_the_book(stream: bytes) -> list[tuple[bytes, bytes]]:
     """What a stream of events says, read line by line as the standard has it."""
-    said: list[tuple[bytes, bytes]] = []
+    events: list[tuple[bytes, bytes]] = []
     name, data = b"", list[bytes]()
     for line in [*re.split(rb"\r\n|\n|\r", stream), b""]:
         if not line:
             if name or data:
-                said.append((name, b"\n".join(data)))
+                events.append((name, b"\n".join(data)))
             name, data = b"", []
         field, _, value = line.partition(b":")
         if field == b"event":
             name = value.removeprefix(b" ")
         elif field == b"data":
             data.append(value.removeprefix(b" "))
-    return [(name, data) for name, data in said if name or data]
+    return [(name, data) for name, data in events if name or data]
 
 
 SAID = [b"event: a", b"event:b", b"data: x", b"data:y:z", b"data", b": ping", b"id: 1", b"", b"odd"]
@@ -102,9 +102,9 @@ def test_a_stream_says_what_the_standard_says_it_does(stream: bytes, cuts: list[
 OBJECT = st.dictionaries(TEXT, JSON, max_size=3)
 BLOCK = st.one_of(
     TEXT.map(lambda text: {"type": "text", "text": text}),
-    st.tuples(TEXT, TEXT).map(lambda said: {"type": "thinking", "thinking": said[0], "signature": said[1]}),
+    st.tuples(TEXT, TEXT).map(lambda pair: {"type": "thinking", "thinking": pair[0], "signature": pair[1]}),
     st.tuples(TEXT, OBJECT).map(lambda u: {"type": "tool_use", "id": "t", "name": u[0], "input": u[1]}),
-    OBJECT.map(lambda given: {"type": "server_tool_use", "id": "s", "name": "n", "input": given}),
+    OBJECT.map(lambda data: {"type": "server_tool_use", "id": "s", "name": "n", "input": data}),
     TEXT.map(lambda data: {"type": "redacted_thinking", "data": data}),
     JSON.map(lambda content: {"type": "web_search_tool_result", "tool_use_id": "s", "content": content}),
 )
@@ -135,8 +135,8 @@ def test_a_message_said_as_a_stream_is_heard_as_the_same_message(
     message: dict[str, Any], cuts: list[int], end: bytes
 ) -> None:
     stream = to_events(msgspec.json.encode(message)).replace(b"\n", end)
-    heard = assembled(split(pieces(stream, cuts)))
-    assert heard | {"usage": {"output_tokens": 0} | message["usage"]} == message | {"usage": heard["usage"]}
+    parsed = assembled(split(pieces(stream, cuts)))
+    assert parsed | {"usage": {"output_tokens": 0} | message["usage"]} == message | {"usage": parsed["usage"]}
 
 
 BLOCKS = ["content_block_start", "content_block_delta", "content_block_stop"]
@@ -159,10 +159,10 @@ EVENTS = st.fixed_dictionaries(
 
 @settings(max_examples=example_count(300))
 @given(st.lists(st.tuples(NAMES, EVENTS | JSON | st.binary(max_size=8)), max_size=8))
-def test_no_stream_of_events_is_more_than_an_error(said: list[tuple[str, Any]]) -> None:
+def test_no_stream_of_events_is_more_than_an_error(events: list[tuple[str, Any]]) -> None:
     assembly = MessageAssembly()
     try:
-        for name, data in said:
+        for name, data in events:
             assembly.add(name.encode(), data if isinstance(data, bytes) else json.dumps(data).encode())
         assert isinstance(json.loads(assembly.message()), dict)
     except BackendError:
@@ -173,19 +173,19 @@ def test_no_stream_of_events_is_more_than_an_error(said: list[tuple[str, Any]]) 
 @given(MESSAGE, CUTS, st.booleans())
 def test_a_relayed_stream_is_the_same_in_any_pieces(message: dict[str, Any], cuts: list[int], emits: bool) -> None:
     stream = to_events(msgspec.json.encode(message))
-    said: list[bytes] = []
+    emitted: list[bytes] = []
 
     async def relay() -> NativeResponse:
         async with FakeAnthropic(fake.stream(*pieces(stream, cuts))) as provider:
             relay = AnthropicRelay(provider.url, "ours", "key")
-            asked = NativeRequest(path="/v1/messages", headers={}, body=b'{"model": "m"}', stream=True)
+            request = NativeRequest(path="/v1/messages", headers={}, body=b'{"model": "m"}', stream=True)
             try:
-                return await relay.relay(asked, said.append if emits else None)
+                return await relay.relay(request, emitted.append if emits else None)
             finally:
                 await relay.close()
 
     answer = asyncio.run(relay())
-    got = b"".join(said) + (answer.events or b"")
+    got = b"".join(emitted) + (answer.events or b"")
     assert sorted(got.split(b"\n\n")) == sorted(stream.split(b"\n\n"))
     assert emits or got == stream
     assert json.loads(answer.message)["content"] == message["content"]
@@ -281,8 +281,8 @@ VALUES = JSON.map(json.dumps) | st.sampled_from(['"m"', '{"model": "inner"}', '[
 def test_only_the_models_name_changes_in_a_request(parts: list[tuple[str, ...]], space: str, name: str) -> None:
     def body(value: str | None) -> str:
         fields = [
-            f"{before}{key}{after}:{middle}{value if value and json.loads(key) == 'model' else given}{end}"
-            for before, key, after, middle, given, end in parts
+            f"{before}{key}{after}:{middle}{value if value and json.loads(key) == 'model' else original}{end}"
+            for before, key, after, middle, original, end in parts
         ]
         return f"{space}{{{','.join(fields)}}}{space}"
 
@@ -300,10 +300,10 @@ PIECE = st.one_of(
 
 @settings(max_examples=example_count(200))
 @given(st.lists(PIECE, max_size=10), st.sampled_from(["", "call_0", "odd id!"]))
-def test_what_is_said_in_pieces_is_the_message_that_is_kept(given: list[Delta], tool_id: str) -> None:
+def test_what_is_said_in_pieces_is_the_message_that_is_kept(candidates: list[Delta], tool_id: str) -> None:
     deltas: list[Delta] = []
     calls: dict[int, str] = {}
-    for delta in given:
+    for delta in candidates:
         if delta.kind == "arguments" and delta.index not in calls:
             if delta.index != len(calls):
                 continue
@@ -320,19 +320,19 @@ def test_what_is_said_in_pieces_is_the_message_that_is_kept(given: list[Delta], 
         finish_reason="stop",
     )
     writer = AnthropicWriter("asked", GatewaySession("attempt", {}), "msg_1")
-    said = b"".join(map(writer.feed, deltas))
+    stream = b"".join(map(writer.feed, deltas))
     message, rest = writer.finish(generation)
-    assert b"content_block_stop" not in said
-    assert b"event: message_delta" not in said
-    heard = sse.message(said + rest, overlapping=True)
-    kept = json.loads(message.body)
-    for block in heard["content"]:
+    assert b"content_block_stop" not in stream
+    assert b"event: message_delta" not in stream
+    streamed_message = sse.message(stream + rest, overlapping=True)
+    whole_message = json.loads(message.body)
+    for block in streamed_message["content"]:
         if block["type"] == "tool_use":
             raw = block["input"]
             assert message.sampled[block["id"]].arguments == raw
             parsed = _object(raw)
             block["input"] = {"__unparsedToolInput": {"raw": raw, "len": len(raw)}} if parsed is None else parsed
-    assert heard == kept
+    assert streamed_message == whole_message
     assert len(message.sampled) == len(calls)
 
 

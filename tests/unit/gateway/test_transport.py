@@ -224,18 +224,18 @@ async def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.Mo
 
 async def test_what_takes_a_body_can_end_it_and_its_error_is_raised() -> None:
     async with serving([CHUNKED + b"1\r\na\r\n", b"1\r\nb\r\n" * 2]) as (server, pool):
-        taken: list[bytes] = []
+        chunks: list[bytes] = []
         limits: dict[str, Any] = {"connect_s": 5.0, "total_s": 10.0}
         async with pool.request("POST", server.url, b"{}", {}, **limits) as response:
-            await response.read(lambda piece: taken.append(piece) or piece == b"b", 9)
-        assert taken == [b"a", b"b"] and response.stopped
+            await response.read(lambda piece: chunks.append(piece) or piece == b"b", 9)
+        assert chunks == [b"a", b"b"] and response.stopped
         with pytest.raises(ZeroDivisionError):
             async with pool.request("POST", server.url, b"{}", {}, **limits) as response:
                 await response.read(lambda piece: 1 // 0, 9)
         with pytest.raises(ResponseTooLarge, match="more than 2 bytes"):
             async with pool.request("POST", server.url, b"{}", {}, **limits) as response:
-                await response.read(taken.append, 2)
-        assert taken[2:] == [b"a", b"b"]
+                await response.read(chunks.append, 2)
+        assert chunks[2:] == [b"a", b"b"]
         assert server.connections == 3
 
 
@@ -282,7 +282,7 @@ def test_a_response_ends_a_request_that_the_server_does_not_read(
         writer.write(b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 4\r\n\r\nno")
         await asyncio.sleep(0.05)
         writer.write(b"!!" if whole else b"")
-        await gone.wait()
+        await finished.wait()
 
     async def run() -> None:
         async with talking(refuse) as (server, pool), asyncio.timeout(30):
@@ -295,9 +295,9 @@ def test_a_response_ends_a_request_that_the_server_does_not_read(
             else:
                 with pytest.raises(TimeoutError, match="not complete within the time limit"):
                     await large
-            gone.set()
+            finished.set()
 
-    gone = asyncio.Event()
+    finished = asyncio.Event()
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(run())
 
@@ -411,9 +411,9 @@ def slow_names(monkeypatch: pytest.MonkeyPatch) -> Generator[threading.Event]:
     """A resolver that answers once the event is set."""
     go_on, ask_resolver = threading.Event(), socket.getaddrinfo
 
-    def answer(*asked: Any, **more: Any) -> Any:
+    def answer(*arguments: Any, **more: Any) -> Any:
         go_on.wait(10)
-        return ask_resolver(*asked, **more)
+        return ask_resolver(*arguments, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", answer)
     yield go_on
@@ -430,10 +430,10 @@ async def test_a_slow_resolver_has_a_limit_of_its_own(
         with pytest.raises(NotConnected, match="cannot resolve localhost within"):
             await ask(server, pool)
         monkeypatch.setattr(transport, "RESOLVE_S", 10.0)
-        asked = asyncio.create_task(ask(server, pool, connect_s=0.5))
+        request = asyncio.create_task(ask(server, pool, connect_s=0.5))
         await asyncio.sleep(0.6)
         slow_names.set()
-        assert await asked == (200, b"hi")
+        assert await request == (200, b"hi")
 
 
 async def test_what_waits_for_addresses_can_be_cancelled_and_closed(slow_names: threading.Event) -> None:
@@ -457,11 +457,11 @@ PHASES = ("connect", "tls", "upload", "head", "body")
 
 
 def open_sockets() -> set[str]:
-    found: set[str] = set()
+    targets: set[str] = set()
     for number in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
-            found.add(str(number.readlink()))
-    return {one for one in found if one.startswith("socket:")}
+            targets.add(str(number.readlink()))
+    return {one for one in targets if one.startswith("socket:")}
 
 
 @LOOPS
@@ -490,16 +490,16 @@ def test_a_request_that_is_cancelled_leaves_nothing(
         server.url = f"{'https' if phase == 'tls' else 'http'}://127.0.0.1:{port}"
         before = open_sockets()
         body = bytes(20 << 20) if phase == "upload" else b"{}"
-        asked = asyncio.create_task(ask(server, pool, body=body))
+        request = asyncio.create_task(ask(server, pool, body=body))
         if phase == "connect":
             await asyncio.sleep(0.1)
         else:
             await reached.wait()
             await asyncio.sleep(0.02)
-        assert not asked.done()
-        asked.cancel()
+        assert not request.done()
+        request.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asked
+            await request
         if phase != "connect":
             async with asyncio.timeout(10):
                 await ended.wait()
@@ -592,15 +592,15 @@ async def test_many_ask_at_once_and_their_connections_are_kept() -> None:
 
 
 async def test_a_stream_that_is_cancelled_closes_its_connection() -> None:
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     def take(events: list[ServerSentEvent]) -> None:
-        begun.set()
+        started.set()
 
     async with serving([CHUNKED + b"9\r\ndata: x\n\n\r\n"], [OK + b"content-length: 1\r\n\r\nx"]) as (server, _):
         client = HttpClient(server.url)
         stream = asyncio.create_task(client.stream("POST", server.url, b"{}", take))
-        await begun.wait()
+        await started.wait()
         stream.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stream
@@ -611,11 +611,11 @@ async def test_a_stream_that_is_cancelled_closes_its_connection() -> None:
 
 async def test_connections_that_are_closed_end_what_is_under_way() -> None:
     async with serving([CHUNKED]) as (server, pool):
-        asked = asyncio.create_task(ask(server, pool))
+        request = asyncio.create_task(ask(server, pool))
         await server.asked.wait()
         pool.close()
         with pytest.raises(Disconnected):
-            await asked
+            await request
 
 
 def test_no_more_is_unpacked_at_once_than_is_asked_for() -> None:

@@ -125,8 +125,8 @@ def multi(**changes: Any) -> dict[str, Any]:
 
 
 def load(*specs: Path | str, cache: Path, **options: Any) -> LoadedTasks:
-    found = tasks_load.load_tasks(map(str, specs), sandboxes=UnsafeSandboxes(), cache=cache, **options)
-    return asyncio.run(found)
+    loading = tasks_load.load_tasks(map(str, specs), sandboxes=UnsafeSandboxes(), cache=cache, **options)
+    return asyncio.run(loading)
 
 
 def jsonl(path: Path, rows: Iterable[Any]) -> Path:
@@ -197,7 +197,7 @@ def test_multi_swe_bench():
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         (live(test_cmds=[]), "test_cmds: is empty"),
         (live(log_parser="def parser(log):\n    return {}"), "log_parser: is a program"),
@@ -228,8 +228,8 @@ def test_multi_swe_bench():
         ({"colour": "red"}, "unsupported row format"),
     ],
 )
-def test_rows_that_cannot_be_tasks(row: dict[str, Any], said: str):
-    with pytest.raises(TaskError, match=said):
+def test_rows_that_cannot_be_tasks(row: dict[str, Any], message: str):
+    with pytest.raises(TaskError, match=message):
         task_of(row)
 
 
@@ -276,40 +276,40 @@ def test_whatever_is_in_a_row_it_is_a_task_or_refused(data: st.DataObject):
 
 def test_a_file_may_mix_formats_and_our_own_records(tmp_path: Path):
     rows = [classic(), msgspec.to_builtins(calc_task()), live(), smith(), rebench(), multi()]
-    found = load(jsonl(tmp_path / "mixed.jsonl", rows), cache=tmp_path)
-    assert [task.instance_id for task in found.tasks] == [
+    loaded = load(jsonl(tmp_path / "mixed.jsonl", rows), cache=tmp_path)
+    assert [task.instance_id for task in loaded.tasks] == [
         "pallets__flask-1",
         "calc-0",
         "a__B-7",
         "a__b.12345678.lm_rewrite__x",
         "owner__name-1",
     ]
-    assert found.tasks[1] == calc_task()
-    (refused,) = found.refused
+    assert loaded.tasks[1] == calc_task()
+    (refused,) = loaded.refused
     assert refused.where == f"{tmp_path}/mixed.jsonl:6"
     assert "log_parser: is missing" in refused.reason
 
 
 def test_refused_rows_are_counted_by_reason(tmp_path: Path):
     empty = [smith(instance_id=f"a-{number}", problem_statement="") for number in range(3)]
-    found = load(jsonl(tmp_path / "t.jsonl", [*empty, classic(version="9"), classic(2)]), cache=tmp_path)
-    assert len(found.tasks) == 1
-    first, second = found.report()
+    loaded = load(jsonl(tmp_path / "t.jsonl", [*empty, classic(version="9"), classic(2)]), cache=tmp_path)
+    assert len(loaded.tasks) == 1
+    first, second = loaded.report()
     assert first.startswith("refused 3 rows, the first at ")
     assert "t.jsonl:1 (a-0): problem_statement: is empty" in first
     assert "refused 1 row, " in second
-    assert found.report(most=1)[-1] == "and rows refused for 1 other reasons"
+    assert loaded.report(most=1)[-1] == "and rows refused for 1 other reasons"
 
 
 def test_none_left_is_an_error_with_the_reasons(tmp_path: Path):
     path = jsonl(tmp_path / "t.jsonl", [classic(version="9"), classic(2, version="9")])
-    said = r"none of its rows can become a task; correct .*\nrefused 2 rows, the first at .*:1 "
-    with pytest.raises(TaskError, match=said):
+    message = r"none of its rows can become a task; correct .*\nrefused 2 rows, the first at .*:1 "
+    with pytest.raises(TaskError, match=message):
         load(path, cache=tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b'{"a"', r"t\.jsonl:2: invalid JSON"),
         (b"[1]", r"t\.jsonl:2: invalid task record: expected an object"),
@@ -317,27 +317,27 @@ def test_none_left_is_an_error_with_the_reasons(tmp_path: Path):
         (b"[" * 100_000, r"t\.jsonl:2: invalid JSON"),
     ],
 )
-def test_lines_that_are_no_rows(tmp_path: Path, data: bytes, said: str):
+def test_lines_that_are_no_rows(tmp_path: Path, data: bytes, message: str):
     path = jsonl(tmp_path / "t.jsonl", [classic()])
     path.write_bytes(path.read_bytes() + data)
-    with pytest.raises(TaskError, match=said):
+    with pytest.raises(TaskError, match=message):
         load(path, cache=tmp_path)
 
 
 def test_a_repeated_id_is_refused(tmp_path: Path):
-    found = load(jsonl(tmp_path / "t.jsonl", [classic(), classic()]), cache=tmp_path)
-    assert len(found.tasks) == 1
-    assert "occurs twice" in found.refused[0].reason
+    loaded = load(jsonl(tmp_path / "t.jsonl", [classic(), classic()]), cache=tmp_path)
+    assert len(loaded.tasks) == 1
+    assert "occurs twice" in loaded.refused[0].reason
 
 
 def test_a_selection_of_ids(tmp_path: Path):
     one = jsonl(tmp_path / "a.jsonl", [classic(number) for number in range(5)])
     two = jsonl(tmp_path / "b.jsonl", [live(), smith(problem_statement="")])
-    wanted = ["a__B-7", "pallets__flask-3", "absent-1", smith()["instance_id"]]
-    found = load(one, two, cache=tmp_path, instance_ids=wanted)
-    assert [task.instance_id for task in found.tasks] == ["pallets__flask-3", "a__B-7"]
-    assert [refusal.instance_id for refusal in found.refused] == [smith()["instance_id"]]
-    assert found.unknown == ("absent-1",)
+    selected_ids = ["a__B-7", "pallets__flask-3", "absent-1", smith()["instance_id"]]
+    loaded = load(one, two, cache=tmp_path, instance_ids=selected_ids)
+    assert [task.instance_id for task in loaded.tasks] == ["pallets__flask-3", "a__B-7"]
+    assert [refusal.instance_id for refusal in loaded.refused] == [smith()["instance_id"]]
+    assert loaded.unknown == ("absent-1",)
 
 
 def test_a_json_list(tmp_path: Path):
@@ -359,9 +359,9 @@ def test_parquet_files_and_directories(tmp_path: Path):
     for name, numbers in (("dev", (1,)), ("test", (2, 3))):
         rows = [classic(number, version="9" if number == 3 else "2.3") for number in numbers]
         parquet.write_table(arrow.Table.from_pylist(rows), data / f"{name}-00000-of-00001.parquet")
-    found = load(tmp_path / "set", cache=tmp_path)
-    assert [task.instance_id for task in found.tasks] == ["pallets__flask-2"]
-    assert found.refused[0].where.endswith("test-00000-of-00001.parquet: row 2")
+    loaded = load(tmp_path / "set", cache=tmp_path)
+    assert [task.instance_id for task in loaded.tasks] == ["pallets__flask-2"]
+    assert loaded.refused[0].where.endswith("test-00000-of-00001.parquet: row 2")
     assert len(load(f"{tmp_path}/set:dev", cache=tmp_path).tasks) == 1
     assert len(load(data / "dev-00000-of-00001.parquet", cache=tmp_path).tasks) == 1
     with pytest.raises(ConfigError, match="has no split 'train'; available: dev, test"):
@@ -388,19 +388,19 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path):
 def test_datasets_of_the_hub_and_saved_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    given = datasets.DatasetDict(
+    dataset = datasets.DatasetDict(
         {name: datasets.Dataset.from_list([classic(number)]) for number, name in enumerate(("dev", "test"))}
     )
-    given.save_to_disk(str(tmp_path / "saved"))
-    found = load(tmp_path / "saved", cache=tmp_path)
-    assert [task.instance_id for task in found.tasks] == ["pallets__flask-1"]
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    loaded = load(tmp_path / "saved", cache=tmp_path)
+    assert [task.instance_id for task in loaded.tasks] == ["pallets__flask-1"]
     assert len(load(f"{tmp_path}/saved:dev", cache=tmp_path).tasks) == 1
-    for name, split in given.items():
+    for name, split in dataset.items():
         split.to_parquet(tmp_path / "repository" / "data" / f"{name}-00000-of-00001.parquet")
     # `load_dataset` takes the path of a local repository where a name on the hub can stand.
-    found = list(rows.hub_rows(rows.HubName(str(tmp_path / "repository"), "dev")))
-    assert [row["instance_id"] for _, row in found] == ["pallets__flask-0"]
-    assert found[0][0] == f"{tmp_path}/repository:dev: row 1"
+    loaded = list(rows.hub_rows(rows.HubName(str(tmp_path / "repository"), "dev")))
+    assert [row["instance_id"] for _, row in loaded] == ["pallets__flask-0"]
+    assert loaded[0][0] == f"{tmp_path}/repository:dev: row 1"
     with pytest.raises(ConfigError, match="has no split 'train'"):
         list(rows.hub_rows(rows.HubName(str(tmp_path / "repository"), "train")))
     with pytest.raises(ConfigError, match="the dataset cannot be loaded"):
@@ -417,8 +417,8 @@ def test_names_of_the_hub():
 
 @pytest.mark.parametrize("spec", ["verified", "tasks/absent.jsonl", "a/b/c", "nothing:test", ""])
 def test_what_is_neither_path_nor_name(spec: str, tmp_path: Path):
-    said = "unsupported kind|does not exist; expected a file of task records"
-    with pytest.raises(TaskError, match=said):
+    message = "unsupported kind|does not exist; expected a file of task records"
+    with pytest.raises(TaskError, match=message):
         load(spec, cache=tmp_path)
 
 
@@ -432,10 +432,10 @@ def test_thousands_of_rows_load(tmp_path: Path):
 
 
 def test_the_smoke_rows_are_whole(tmp_path: Path):
-    found = load("smoke", cache=tmp_path)
-    assert len(found.tasks) == 5
-    assert not found.refused
-    for task in found.tasks:
+    loaded = load("smoke", cache=tmp_path)
+    assert len(loaded.tasks) == 5
+    assert not loaded.refused
+    for task in loaded.tasks:
         assert isinstance(task.source, Sdist)
         assert task.meta["license"] in ("MIT", "BSD-3-Clause")
         assert isinstance(task.checks, SuiteChecks)
@@ -452,9 +452,9 @@ def test_the_smoke_instances_pass_intake():
     cache, sandboxes = cache_dir(), LocalSandboxes()
 
     async def validated() -> dict[str, str]:
-        found = await tasks_load.load_source("smoke", sandboxes=sandboxes, cache=cache)
+        loaded = await tasks_load.load_source("smoke", sandboxes=sandboxes, cache=cache)
         intake = await validate_tasks(
-            found.tasks,
+            loaded.tasks,
             cache=cache,
             sandboxes=sandboxes,
             environment=python_environment(cache),

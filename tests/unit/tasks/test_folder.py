@@ -151,7 +151,7 @@ async def test_simple_layout(simple: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ({"instruction.md": None}, r"instruction\.md: .*expected what the agent is told"),
         ({"instruction.md": " \n"}, r"instruction\.md: is empty"),
@@ -177,15 +177,15 @@ async def test_simple_layout(simple: Path, tmp_path: Path) -> None:
     ],
 )
 async def test_what_is_wrong_is_named(
-    harbor: Path, tmp_path: Path, files: dict[str, str | bytes | None], said: str
+    harbor: Path, tmp_path: Path, files: dict[str, str | bytes | None], message: str
 ) -> None:
     write(harbor, files)
-    with pytest.raises(TaskError, match=said):
+    with pytest.raises(TaskError, match=message):
         await take(harbor, tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "message"),
     [
         ("WORKDIR /app\n", 1, "expected FROM as the first instruction"),
         ("FROM a\nUSER me\n", 2, "unknown instruction USER: expected one of"),
@@ -209,20 +209,20 @@ async def test_what_is_wrong_is_named(
         ("FROM a\nWORKDIR\n", 2, "expected a path"),
     ],
 )
-def test_dockerfile_refusals_name_the_line(tmp_path: Path, text: str, line: int, said: str) -> None:
+def test_dockerfile_refusals_name_the_line(tmp_path: Path, text: str, line: int, message: str) -> None:
     path = tmp_path / "Dockerfile"
     path.write_text(text)
-    with pytest.raises(TaskError, match=rf"Dockerfile:{line}: .*{said}"):
+    with pytest.raises(TaskError, match=rf"Dockerfile:{line}: .*{message}"):
         dockerfile.read_dockerfile(path)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("", "empty; expected a Dockerfile"), ("FROM a\n", "no WORKDIR"), ("FROM a\nWORKDIR /\n", "no WORKDIR")],
 )
-def test_dockerfile_without_what_is_needed(tmp_path: Path, text: str, said: str) -> None:
+def test_dockerfile_without_what_is_needed(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "Dockerfile").write_text(text)
-    with pytest.raises(TaskError, match=said):
+    with pytest.raises(TaskError, match=message):
         dockerfile.read_dockerfile(tmp_path / "Dockerfile")
 
 
@@ -280,12 +280,12 @@ async def test_load_finds_out_what_is_meant(harbor: Path, simple: Path, tmp_path
     sandboxes = UnsafeSandboxes()
     both = tmp_path / "both"
     copy_entry(harbor.parent, both)
-    found = await load.load_source(str(both), sandboxes=sandboxes, cache=cache)
-    assert [task.instance_id for task in found.tasks] == ["answer", "plain-task"]
-    found = await load.load_source(str(both), sandboxes=sandboxes, cache=cache, instance_ids=["plain-task"])
-    assert [task.instance_id for task in found.tasks] == ["plain-task"]
+    loaded = await load.load_source(str(both), sandboxes=sandboxes, cache=cache)
+    assert [task.instance_id for task in loaded.tasks] == ["answer", "plain-task"]
+    loaded = await load.load_source(str(both), sandboxes=sandboxes, cache=cache, instance_ids=["plain-task"])
+    assert [task.instance_id for task in loaded.tasks] == ["plain-task"]
     (one,) = (await load.load_source(str(both / "plain task!"), sandboxes=sandboxes, cache=cache)).tasks
     assert one.instance_id == "plain-task"
-    for spec, said in ((both / "gone", "does not exist"), (both / "plain task!" / "tree", "unsupported kind")):
-        with pytest.raises(TaskError, match=said):
+    for spec, message in ((both / "gone", "does not exist"), (both / "plain task!" / "tree", "unsupported kind")):
+        with pytest.raises(TaskError, match=message):
             await load.load_source(str(spec), sandboxes=sandboxes, cache=cache)

@@ -78,13 +78,13 @@ def failing(task: Task, text: str) -> set[str]:
     namespace: dict[str, Any] = dict(module)
     body = code.partition("\n")[2]
     exec(body, namespace)
-    found = set[str]()
+    failed_tests = set[str]()
     for name in re.findall(r"^def (test_\w+)", body, re.MULTILINE):
         try:
             namespace[name]()
         except AssertionError:
-            found.add(f"{path}::{name}")
-    return found
+            failed_tests.add(f"{path}::{name}")
+    return failed_tests
 
 
 @given(seeds, splits, st.integers(1, 12), st.integers(0, 12))
@@ -116,8 +116,8 @@ def test_the_splits_share_no_word(one: int, other: int) -> None:
         for split, seed in zip(SPLITS, (one, other), strict=True)
     }
     assert not used["train"] & used["held-out"]
-    for split, found in used.items():
-        assert {split_of(word) for word in found} == {split}
+    for split, split_words in used.items():
+        assert {split_of(word) for word in split_words} == {split}
 
 
 @given(seeds, splits)

@@ -64,11 +64,13 @@ def test_method() -> None:
     assert "test_four" in hidden
 
 
-@pytest.mark.parametrize("gone", [["TestAlone::test_five"], ["TestThings::test_three", "TestThings::test_four"]])
-def test_empty_class_stays_python(gone: list[str]) -> None:
-    hidden = hide_tests(TEXT, [f"t.py::{name}" for name in gone])
-    assert gone[0].split("::")[1] not in hidden
-    assert f"class {gone[0].split('::')[0]}" in hidden
+@pytest.mark.parametrize(
+    "hidden_tests", [["TestAlone::test_five"], ["TestThings::test_three", "TestThings::test_four"]]
+)
+def test_empty_class_stays_python(hidden_tests: list[str]) -> None:
+    hidden = hide_tests(TEXT, [f"t.py::{name}" for name in hidden_tests])
+    assert hidden_tests[0].split("::")[1] not in hidden
+    assert f"class {hidden_tests[0].split('::')[0]}" in hidden
     ast.parse(hidden)
 
 
@@ -89,8 +91,8 @@ def test_exactly_the_named_functions_go(chosen: set[str]) -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         }
 
-    gone = {function_of(id).split("::")[-1] for id in ids}
-    assert functions(hide_tests(TEXT, ids)) == functions(TEXT) - gone
+    hidden_names = {function_of(id).split("::")[-1] for id in ids}
+    assert functions(hide_tests(TEXT, ids)) == functions(TEXT) - hidden_names
 
 
 def test_crlf_is_kept() -> None:

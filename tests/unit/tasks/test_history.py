@@ -126,17 +126,17 @@ async def test_a_change_may_add_and_delete_files(repository: Repository):
 
 
 async def test_what_a_repository_configures_does_not_run_here(repository: Repository, tmp_path: Path):
-    ran = tmp_path / "ran"
+    marker = tmp_path / "ran"
     for key in ("filter.evil.smudge", "diff.external", "core.fsmonitor", "core.pager", "core.sshCommand"):
-        repository.git("config", key, f"touch {ran};cat")
+        repository.git("config", key, f"touch {marker};cat")
     hook = repository.path / ".git" / "hooks" / "post-checkout"
     hook.parent.mkdir(exist_ok=True)
-    hook.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    hook.write_text(f"#!/bin/sh\ntouch {marker}\n")
     hook.chmod(0o755)
     history = History(repository.path)
     history.write_tree("HEAD", tmp_path / "tree")
     assert (tmp_path / "tree" / "tests" / "test_calc.py").exists()  # export-ignore is for archives
-    assert history.commits() == [] and not ran.exists()
+    assert history.commits() == [] and not marker.exists()
 
 
 async def test_links_out_of_the_tree_are_left_out_and_binary_changes_refused(

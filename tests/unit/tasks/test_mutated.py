@@ -32,7 +32,7 @@ async def made(count: int, seed: int, jobs: int) -> list[Task]:
         sandboxes=sandboxes(),
         cache=cache_dir(),
         jobs=jobs,
-        progress=lambda kept, tried: None,
+        progress=lambda accepted, tried: None,
     )
 
 
@@ -78,7 +78,13 @@ def _changed_lines(task: Task) -> set[str]:
 async def test_unknown_package() -> None:
     with pytest.raises(TaskError, match="expected one of boltons, inflection, sqlparse, toolz"):
         await make_mutated(
-            "left-pad", 1, 1, sandboxes=sandboxes(), cache=cache_dir(), jobs=1, progress=lambda kept, tried: None
+            "left-pad",
+            1,
+            1,
+            sandboxes=sandboxes(),
+            cache=cache_dir(),
+            jobs=1,
+            progress=lambda accepted, tried: None,
         )
 
 

@@ -65,9 +65,9 @@ def test_every_mutation_parses_differs_and_stays_in_its_span(text: str, newline:
 @given(_MODULES, st.randoms(use_true_random=False))
 @settings(max_examples=example_count(100), deadline=None)
 def test_mutations_combine(text: str, random: object) -> None:
-    found = sites(ParsedModule(text))
+    candidates = sites(ParsedModule(text))
     chosen: list[Site] = []
-    for site in found:
+    for site in candidates:
         if all(site.start >= other.end for other in chosen):
             chosen.append(site)
     changed = mutate(text, chosen)
@@ -138,7 +138,7 @@ def test_own_sources_hold_sites_that_parse() -> None:
     for module in (mutations, packages):
         assert module.__file__
         text = Path(module.__file__).read_bytes().decode()
-        found = sites(ParsedModule(text))
-        assert len(found) > 50
-        for site in found[::7]:
+        candidates = sites(ParsedModule(text))
+        assert len(candidates) > 50
+        for site in candidates[::7]:
             ast.parse(mutate(text, [site]))

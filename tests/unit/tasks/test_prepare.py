@@ -33,9 +33,9 @@ def task(source: Source, setup_patch: str = "", **more: object) -> Task:
 
 
 def git(tree: Path, *args: str, git_dir: Path | None = None) -> str:
-    place = {"GIT_DIR": str(git_dir), "GIT_WORK_TREE": str(tree)} if git_dir else {}
+    git_variables = {"GIT_DIR": str(git_dir), "GIT_WORK_TREE": str(tree)} if git_dir else {}
     return subprocess.run(
-        ["git", *args], cwd=tree, env=ENV | place, capture_output=True, text=True, check=True
+        ["git", *args], cwd=tree, env=ENV | git_variables, capture_output=True, text=True, check=True
     ).stdout
 
 
@@ -278,20 +278,20 @@ def test_rubbish_is_no_archive(tmp_path: Path) -> None:
         materialise(sdist, tmp_path / "into", tmp_path)
 
 
-def local_index(place: Path) -> tuple[dict[str, str], str]:
+def local_index(directory: Path) -> tuple[dict[str, str], str]:
     """pip settings for a directory with one sdist whose set-up code leaves a mark, and the sdist's hash."""
     import hashlib
 
-    place.mkdir()
-    archive = place / "leaves_mark-1.0.tar.gz"
-    mark = f"open({str(place / 'mark')!r}, 'w').close()\n"
+    directory.mkdir()
+    archive = directory / "leaves_mark-1.0.tar.gz"
+    mark = f"open({str(directory / 'mark')!r}, 'w').close()\n"
     pyproject = "[build-system]\nrequires=[]\nbuild-backend='backend'\nbackend-path=['.']\n"
     with tarfile.open(archive, "w:gz") as tar:
         for name, text in (("setup.py", mark), ("backend.py", mark), ("pyproject.toml", pyproject)):
             info = tarfile.TarInfo(f"leaves_mark-1.0/{name}")
             info.size = len(text)
             tar.addfile(info, io.BytesIO(text.encode()))
-    env = {"PIP_FIND_LINKS": str(place), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    env = {"PIP_FIND_LINKS": str(directory), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
     return env, hashlib.sha256(archive.read_bytes()).hexdigest()
 
 
@@ -359,8 +359,8 @@ def test_the_environment_has_the_pinned_pytest_and_is_made_once() -> None:
     for mount in environment.mounts:
         assert str(mount.source) == mount.target
     assert any(
-        Path(sys.base_prefix).resolve().is_relative_to(place)
-        for place in ["/usr", *(m.target for m in environment.mounts)]
+        Path(sys.base_prefix).resolve().is_relative_to(directory)
+        for directory in ["/usr", *(m.target for m in environment.mounts)]
     )
 
 

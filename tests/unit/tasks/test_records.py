@@ -89,17 +89,17 @@ def test_the_tasks_that_a_run_wrote_are_read_where_their_directories_lie_elsewhe
     (tmp_path / "run").mkdir()
     relative = task(source=Directory("src"), checks=ScriptChecks(Directory("checks")))
     records.dump([relative], tmp_path / "tasks" / "t.jsonl")
-    (ran,) = load(tmp_path / "tasks" / "t.jsonl")
+    (loaded,) = load(tmp_path / "tasks" / "t.jsonl")
     written_by_run = tmp_path / "run" / "tasks.jsonl"
-    records.dump([ran], written_by_run)
+    records.dump([loaded], written_by_run)
     with pytest.raises(TaskError, match=r"source\.path: .* is not below"):
         load(written_by_run)
-    records.remember([ran])
-    assert load(written_by_run) == [ran]
+    records.remember([loaded])
+    assert load(written_by_run) == [loaded]
     others = (
-        task(source=Directory("/etc"), checks=ran.checks),
-        task(source=ran.source, checks=ScriptChecks(Directory("/etc"))),
-        task(source=ran.source, checks=ran.checks, instruction="Send all of it."),
+        task(source=Directory("/etc"), checks=loaded.checks),
+        task(source=loaded.source, checks=ScriptChecks(Directory("/etc"))),
+        task(source=loaded.source, checks=loaded.checks, instruction="Send all of it."),
     )
     for other in others:
         records.dump([other], written_by_run)
@@ -108,7 +108,7 @@ def test_the_tasks_that_a_run_wrote_are_read_where_their_directories_lie_elsewhe
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "message"),
     [
         (raw(instance_id="../x"), "instance_id: expected"),
         (raw(instance_id=""), "instance_id: expected"),
@@ -127,9 +127,9 @@ def test_the_tasks_that_a_run_wrote_are_read_where_their_directories_lie_elsewhe
         ([], "expected an object"),
     ],
 )
-def test_wrong_records_are_named(tmp_path: Path, record: Any, said: str) -> None:
+def test_wrong_records_are_named(tmp_path: Path, record: Any, message: str) -> None:
     path = written(tmp_path / "t.jsonl", raw(instance_id="ok", instruction="Other."), record)
-    with pytest.raises(TaskError, match=rf"t\.jsonl:2: .*{said}"):
+    with pytest.raises(TaskError, match=rf"t\.jsonl:2: .*{message}"):
         load(path)
 
 
@@ -148,12 +148,12 @@ def test_repeated_ids_are_refused_but_instructions_may_be_alike(tmp_path: Path) 
 
 def test_empty_or_missing(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("\n\n")
-    for place, said in (
+    for path, message in (
         (tmp_path / "t.jsonl", "has no row"),
         (tmp_path / "u", "cannot be read"),
     ):
-        with pytest.raises(TaskError, match=said):
-            load(place)
+        with pytest.raises(TaskError, match=message):
+            load(path)
 
 
 def test_failed_dump_leaves_the_old_file(tmp_path: Path) -> None:

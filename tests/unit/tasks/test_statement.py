@@ -56,8 +56,8 @@ def test_leaks_see_through_white_space() -> None:
 
 
 def test_steady() -> None:
-    said = normalise_message("<f at 0x7f00aa11> in /work/x.py and /tmp/pytest-1/a.txt", "/work")
-    assert said == "<f at 0x…> in ./x.py and /…"
+    normalised = normalise_message("<f at 0x7f00aa11> in /work/x.py and /tmp/pytest-1/a.txt", "/work")
+    assert normalised == "<f at 0x…> in ./x.py and /…"
 
 
 LINES = st.text(st.sampled_from("ab \t\r\x0c\u2028é\\"), max_size=6)
@@ -71,11 +71,11 @@ TEXTS = st.tuples(st.lists(LINES, max_size=12), st.booleans()).map(
 def test_diffs_apply_byte_for_byte(old: str, new: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     if not old or not new or old == new:
         return
-    place: Path = tmp_path_factory.mktemp("diff")
-    (place / "f.py").write_bytes(old.encode())
+    directory: Path = tmp_path_factory.mktemp("diff")
+    (directory / "f.py").write_bytes(old.encode())
     patch = unified({"f.py": old}, {"f.py": new})
-    subprocess.run(["git", "apply", "--whitespace=nowarn", "-"], cwd=place, input=patch.encode(), check=True)
-    assert (place / "f.py").read_bytes() == new.encode()
+    subprocess.run(["git", "apply", "--whitespace=nowarn", "-"], cwd=directory, input=patch.encode(), check=True)
+    assert (directory / "f.py").read_bytes() == new.encode()
 
 
 def test_equal_files_have_no_diff() -> None:

@@ -24,7 +24,7 @@ TEST_PATCH: str = RECORDED["test_patch"]
 
 def row(**changes: Any) -> dict[str, Any]:
     """A classic row, as of SWE-bench Verified."""
-    found = {
+    fields = {
         "repo": "pallets/flask",
         "instance_id": "pallets__flask-5014",
         "base_commit": BASE,
@@ -40,7 +40,7 @@ def row(**changes: Any) -> dict[str, Any]:
         "difficulty": "<15 min fix",
         **changes,
     }
-    return {key: value for key, value in found.items() if value is not ...}
+    return {key: value for key, value in fields.items() if value is not ...}
 
 
 def script(*before: str, after: tuple[str, ...] = (), tests: str = "pytest -rA tests/test_new.py") -> str:
@@ -74,8 +74,8 @@ def fifth(text: str, **changes: Any) -> dict[str, Any]:
     return row(**{**own, **changes})
 
 
-def checks_of(found: dict[str, Any]) -> SuiteChecks:
-    checks = task_of(found).checks
+def checks_of(instance: dict[str, Any]) -> SuiteChecks:
+    checks = task_of(instance).checks
     assert isinstance(checks, SuiteChecks)
     return checks
 
@@ -134,8 +134,8 @@ def test_every_version_is_tested_as_the_harness_does(repo: str):
         exports = [line for line in checks.activate.split("\n") if line.startswith("export ")]
         own = [*checks.before.split("\n"), *exports, checks.install, checks.command]
         parser = same_parser[id(PARSERS[checks.parser])]
-        found = json.dumps([[line for line in own if line], parser])
-        assert hashlib.sha256(found.encode()).hexdigest()[:12] == expected, (repo, version)
+        steps = json.dumps([[line for line in own if line], parser])
+        assert hashlib.sha256(steps.encode()).hexdigest()[:12] == expected, (repo, version)
 
 
 def test_every_version_is_tested_as_the_installed_harness_does():
@@ -147,11 +147,11 @@ def test_every_version_is_tested_as_the_installed_harness_does():
 
     for repo, recipes in RECORDED["recipes"].items():
         for version in recipes:
-            found = row(repo=repo, version=version)
+            instance = row(repo=repo, version=version)
             spec = constants.MAP_REPO_VERSION_TO_SPECS_PY[repo][version]
-            lines = make_eval_script_list_py(found, spec, "testbed", "/testbed", BASE, TEST_PATCH)
+            lines = make_eval_script_list_py(instance, spec, "testbed", "/testbed", BASE, TEST_PATCH)
             text = "\n".join(["#!/bin/bash", "set -uxo pipefail", *lines]) + "\n"
-            assert phases(checks_of(found)) == phases(checks_of(fifth(text, repo=repo, version=version)))
+            assert phases(checks_of(instance)) == phases(checks_of(fifth(text, repo=repo, version=version)))
 
 
 def phases(checks: SuiteChecks) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ def phases(checks: SuiteChecks) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"repo": "some/thing"}, "repo: 'some/thing' is not one of"),
         ({"version": "99"}, "version: pallets/flask has no version '99'"),
@@ -176,8 +176,8 @@ def phases(checks: SuiteChecks) -> tuple[str, ...]:
         ({"image_assets": '{"test_patch": [{"path": "a.png"}]}'}, "image_assets: .* network"),
     ],
 )
-def test_rows_that_cannot_be_tasks_say_why(changes: dict[str, Any], said: str):
-    with pytest.raises(TaskError, match=said):
+def test_rows_that_cannot_be_tasks_say_why(changes: dict[str, Any], message: str):
+    with pytest.raises(TaskError, match=message):
         task_of(row(**changes))
 
 
@@ -243,7 +243,7 @@ def test_a_marker_inside_the_test_patch_is_not_one():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("pytest", "has no line with '>>>>> Start"),
         (script().replace(": '>>>>> End Test Output'", ""), "has no line with '>>>>> End"),
@@ -269,13 +269,13 @@ def test_a_marker_inside_the_test_patch_is_not_one():
         ("\n".join(["true"] * 3000), "more than 2000 statements"),
     ],
 )
-def test_scripts_that_cannot_be_taken_apart(text: str, said: str):
-    with pytest.raises(TaskError, match=f"^eval_script: .*{said}"):
+def test_scripts_that_cannot_be_taken_apart(text: str, message: str):
+    with pytest.raises(TaskError, match=f"^eval_script: .*{message}"):
         task_of(fifth(text))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"eval_type": "best_of"}, "eval_type: expected pass_and_fail or fail_only"),
         ({"log_parser": "os.system"}, "log_parser: expected the name of a parser"),
@@ -283,8 +283,8 @@ def test_scripts_that_cannot_be_taken_apart(text: str, said: str):
         ({"image": "--privileged"}, "image: invalid image name: '--privileged'"),
     ],
 )
-def test_wrong_keys_of_new_rows(changes: dict[str, Any], said: str):
-    with pytest.raises(TaskError, match=said):
+def test_wrong_keys_of_new_rows(changes: dict[str, Any], message: str):
+    with pytest.raises(TaskError, match=message):
         task_of(fifth(script(), **changes))
 
 
@@ -292,14 +292,14 @@ def test_wrong_keys_of_new_rows(changes: dict[str, Any], said: str):
 
 
 def test_the_row_for_the_harness_is_the_one_that_was_read():
-    given = fifth(script("python -m pip install -e ."))
-    back = as_harness_row(task_of(given))
+    original = fifth(script("python -m pip install -e ."))
+    back = as_harness_row(task_of(original))
     for key in ("instance_id", "repo", "version", "base_commit", "patch", "test_patch", "eval_script"):
-        assert back[key] == given[key], key
+        assert back[key] == original[key], key
     for key in ("image", "log_parser", "eval_type", "difficulty", "created_at"):
-        assert back[key] == given[key], key
-    assert back["FAIL_TO_PASS"] == json.loads(given["FAIL_TO_PASS"])
-    assert len(json.dumps(task_of(given).meta)) < 1500  # nothing large is kept twice
+        assert back[key] == original[key], key
+    assert back["FAIL_TO_PASS"] == json.loads(original["FAIL_TO_PASS"])
+    assert len(json.dumps(task_of(original).meta)) < 1500  # nothing large is kept twice
 
 
 def test_a_classic_row_gets_a_script_that_does_the_same():

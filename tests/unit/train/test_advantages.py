@@ -31,19 +31,19 @@ def test_each_is_what_its_formula_says(rewards: list[float]) -> None:
     assert advantages(rewards, "group") == pytest.approx([(one - mean) / deviation for one in rewards])
     assert advantages(rewards, "mean") == pytest.approx([one - mean for one in rewards])
     others = [fmean(rewards[:at] + rewards[at + 1 :]) for at in range(len(rewards))]
-    left = [one - other for one, other in zip(rewards, others, strict=True)]
-    assert advantages(rewards, "leave-one-out") == pytest.approx(left)
+    expected = [one - other for one, other in zip(rewards, others, strict=True)]
+    assert advantages(rewards, "leave-one-out") == pytest.approx(expected)
     assert advantages(rewards, "rloo") == advantages(rewards, "leave-one-out")
 
 
 @given(rewards_of_a_group, st.sampled_from(KINDS), st.integers(-3, 3), st.randoms())
 def test_laws(rewards: list[float], kind: Advantage, shift: int, random: object) -> None:
-    found = advantages(rewards, kind)
-    assert sum(found) == pytest.approx(0, abs=1e-9)
-    assert advantages([one + shift for one in rewards], kind) == pytest.approx(found, abs=1e-9)
-    assert advantages(rewards[::-1], kind) == pytest.approx(found[::-1], abs=1e-9)
+    result = advantages(rewards, kind)
+    assert sum(result) == pytest.approx(0, abs=1e-9)
+    assert advantages([one + shift for one in rewards], kind) == pytest.approx(result, abs=1e-9)
+    assert advantages(rewards[::-1], kind) == pytest.approx(result[::-1], abs=1e-9)
     if kind == "group":
-        assert advantages([3 * one for one in rewards], kind) == pytest.approx(found, abs=1e-9)
+        assert advantages([3 * one for one in rewards], kind) == pytest.approx(result, abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -42,10 +42,10 @@ def run(tmp_path: Path, model: Path) -> Path:
 
 def test_a_group_is_the_rollouts_of_a_task_and_a_sequence_their_merged_calls(run: Path, model: Path):
     encode = encoder(model)
-    found = list(load_groups([run]))
-    assert [len(group.rollouts) for group in found] == [4, 4]
-    assert [rollout.reward for rollout in found[0].rollouts] == [1.0, 0.0, 1.0, 0.0]
-    for number, rollout in enumerate(found[0].rollouts):
+    loaded = list(load_groups([run]))
+    assert [len(group.rollouts) for group in loaded] == [4, 4]
+    assert [rollout.reward for rollout in loaded[0].rollouts] == [1.0, 0.0, 1.0, 0.0]
+    for number, rollout in enumerate(loaded[0].rollouts):
         (sequence,) = rollout.sequences
         sampled = [token for token, mask in zip(sequence.token_ids, sequence.loss_mask, strict=True) if mask]
         assert sampled == encode(LOOK) + encode(last_words(number) + "<|im_end|>")
@@ -132,13 +132,13 @@ def test_rows_of_an_export_that_make_no_sense_are_said(run: Path, tmp_path: Path
     path = directory / "train.parquet"
     whole = parquet.ParquetFile(path).read()
     masks = whole.column_names.index("assistant_masks")
-    for change, said in (
+    for change, message in (
         (whole.set_column(masks, "assistant_masks", pyarrow.array([[1]] * len(whole))), "the same length"),
         (whole.set_column(masks, "assistant_masks", whole["input_ids"]), "assistant_masks"),
         (whole.drop_columns(["reward"]), "cannot be read|missing required"),
     ):
         parquet.write_table(change, path)
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             list(load_groups([directory]))
     path.unlink()
     with pytest.raises(ConfigError, match=r"train\.parquet: cannot be read"):
@@ -146,11 +146,11 @@ def test_rows_of_an_export_that_make_no_sense_are_said(run: Path, tmp_path: Path
 
 
 def test_rollouts_of_another_temperature_are_said(tmp_path: Path, model: Path):
-    for number, (was, said) in enumerate(
+    for number, (was, message) in enumerate(
         ((0.5, "give --temperature 0.5"), (0, "collect rollouts with a temperature"))
     ):
         put_training_run(tmp_path / str(number), model, sampling={"temperature": was})
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             list(load_groups([tmp_path / str(number)], temperature=1.0))
         assert list(load_groups([tmp_path / str(number)]))
     assert list(load_groups([tmp_path / "0"], temperature=0.5))
@@ -170,8 +170,8 @@ def test_sequences_without_logprobs_serve_imitation_only(tmp_path: Path, model: 
     left_out = Counter[str]()
     assert list(load_groups([tmp_path / "run"], left_out=left_out)) == []
     assert left_out == {groups.NO_LOGPROBS: 8, groups.NOTHING_LEFT: 8}
-    found = list(load_groups([tmp_path / "run"], logprobs=False))
-    assert len(found) == 2 and found[0].rollouts[0].sequences[0].logprobs is None
+    loaded = list(load_groups([tmp_path / "run"], logprobs=False))
+    assert len(loaded) == 2 and loaded[0].rollouts[0].sequences[0].logprobs is None
 
 
 def test_calls_without_token_ids_are_counted(tmp_path: Path):
@@ -208,9 +208,9 @@ def test_what_is_no_store_is_said(tmp_path: Path, run: Path):
 
 
 def test_groups_survive_a_file(tmp_path: Path):
-    given = make_groups()
-    write_groups(tmp_path / "groups", given)
-    assert read_groups(tmp_path / "groups") == given
+    original = make_groups()
+    write_groups(tmp_path / "groups", original)
+    assert read_groups(tmp_path / "groups") == original
     (tmp_path / "groups").write_bytes(b"\xc1")
     with pytest.raises(ConfigError, match="expected rollout groups, but the content is invalid"):
         read_groups(tmp_path / "groups")
@@ -226,13 +226,13 @@ def test_the_tokenizer_that_sampled_is_recognised(run: Path, model: Path):
 def test_ids_outside_the_vocabulary_are_said(tmp_path: Path, model: Path, run: Path):
     small = tmp_path / "small"
     small.mkdir()
-    words = encoder(model)("I")  # one byte a token: cut the vocabulary below the letters
+    token_ids = encoder(model)("I")  # one byte a token: cut the vocabulary below the letters
     import json
 
     definition = json.loads((model / "tokenizer.json").read_text())
     vocabulary = definition["model"]["vocab"]
-    definition["model"]["vocab"] = {token: id_ for token, id_ in vocabulary.items() if id_ < words[0]}
-    definition["added_tokens"] = [each for each in definition["added_tokens"] if each["id"] < words[0]]
+    definition["model"]["vocab"] = {token: id_ for token, id_ in vocabulary.items() if id_ < token_ids[0]}
+    definition["added_tokens"] = [each for each in definition["added_tokens"] if each["id"] < token_ids[0]]
     (small / "tokenizer.json").write_text(json.dumps(definition))
     with pytest.raises(ConfigError, match=r"has the token id \d+.*tokens, so the samples are from another model"):
         check_tokenizer_matches([run], small)

@@ -196,11 +196,11 @@ def test_the_gradient_of_the_weights_is_that_of_a_plain_forward(model: Path):
     plain: Any = torch.zeros(())
     for sequence, owner in zip(made.sequences, made.rollouts, strict=True):
         logits = updater.model(input_ids=torch.tensor([sequence.token_ids])).logits[0]
-        for place, one in enumerate(sequence.loss_mask):
+        for position, one in enumerate(sequence.loss_mask):
             if one:
-                logprob = logits[place - 1].log_softmax(0)[sequence.token_ids[place]]
+                logprob = logits[position - 1].log_softmax(0)[sequence.token_ids[position]]
                 assert sequence.teacher_logprobs is not None
-                reverse_kl = float(logprob.detach()) - sequence.teacher_logprobs[place]
+                reverse_kl = float(logprob.detach()) - sequence.teacher_logprobs[position]
                 gain = 0.3 * made.advantages[owner] - reverse_kl
                 plain = plain - gain * logprob / (len(lengths) * lengths[owner])
     for mine, expected in zip(ours, torch.autograd.grad(plain, parameters), strict=True):

@@ -52,10 +52,10 @@ def conversation(random: Random, start: tuple[int, ...], turns: int) -> tuple[To
     """A sequence of merged calls, and the same calls one by one."""
     tokens, mask, calls = start, [0] * len(start), list[Turn]()
     for _ in range(turns):
-        answer, told = some_tokens(random, random.randint(1, 6)), some_tokens(random, random.randint(1, 5))
+        answer, observation = some_tokens(random, random.randint(1, 6)), some_tokens(random, random.randint(1, 5))
         calls.append(Turn(tokens, answer))
-        tokens = tokens + answer + told
-        mask += [1] * len(answer) + [0] * len(told)
+        tokens = tokens + answer + observation
+        mask += [1] * len(answer) + [0] * len(observation)
     logprobs = tuple(random.uniform(-6, -4) if one else 0.0 for one in mask)
     return TokenSequence(token_ids=tokens, loss_mask=tuple(mask), logprobs=logprobs), calls
 
@@ -92,9 +92,9 @@ def test_logprobs_are_those_of_every_call_alone(model: Any, seed: int, budget: i
     for batch in batches:
         rows = [sequences[index] for index in batch]
         with torch.no_grad():
-            found, mask = token_logprobs(model, rows, TEMPERATURE), masks(rows)
-        assert not found[~mask].any()
-        for row, (index, allowed) in zip(found, zip(batch, mask, strict=True), strict=True):
+            logprobs, mask = token_logprobs(model, rows, TEMPERATURE), masks(rows)
+        assert not logprobs[~mask].any()
+        for row, (index, allowed) in zip(logprobs, zip(batch, mask, strict=True), strict=True):
             with torch.no_grad():
                 expected = torch.cat([alone(model, call) for call in rollouts[index][2]])
             assert torch.allclose(row[allowed], expected, atol=2e-5)
@@ -103,9 +103,9 @@ def test_logprobs_are_those_of_every_call_alone(model: Any, seed: int, budget: i
 def test_identical_rollouts_share_all_but_a_token(model: Any) -> None:
     sequence, calls = conversation(Random(4), some_tokens(Random(5), 30), 3)
     with torch.no_grad():
-        found = token_logprobs(model, [sequence] * 5, TEMPERATURE)
+        logprobs = token_logprobs(model, [sequence] * 5, TEMPERATURE)
         expected = torch.cat([alone(model, call) for call in calls])
-    for row in found:
+    for row in logprobs:
         assert torch.allclose(row[masks([sequence])[0]], expected, atol=2e-5)
 
 
@@ -121,7 +121,7 @@ def test_the_gradient_is_that_of_one_sample_a_call(model: Any, loss: Any, normal
     random = Random(9)
     spread = 1e-3 if loss == "gspo" else 0.5
     model.zero_grad()
-    total, kept = 0.0, dict[int, tuple[list[float], list[float]]]()
+    total, logprobs_of = 0.0, dict[int, tuple[list[float], list[float]]]()
     for batch in micro_batches(sequences, options.micro_batch_tokens):
         rows = [sequences[index] for index in batch]
         mask = masks(rows)
@@ -131,8 +131,11 @@ def test_the_gradient_is_that_of_one_sample_a_call(model: Any, loss: Any, normal
         part, _ = policy_loss(now, old, sampled_by, gains, mask, owner[batch], options, rollout_tokens=whole)
         part.backward()
         total += float(part.detach())
-        for place, index in enumerate(batch):
-            kept[index] = (old[place][mask[place]].tolist(), now.detach()[place][mask[place]].tolist())
+        for position, index in enumerate(batch):
+            logprobs_of[index] = (
+                old[position][mask[position]].tolist(),
+                now.detach()[position][mask[position]].tolist(),
+            )
     ours = gradients(model)
 
     model.zero_grad()
@@ -141,7 +144,7 @@ def test_the_gradient_is_that_of_one_sample_a_call(model: Any, loss: Any, normal
     sampled = [[one for one, of in zip(s.logprobs or (), s.loss_mask, strict=True) if of] for s in sequences]
     plain = Batch(
         logprobs=values,
-        old=[kept[index][0] for index in range(len(sequences))],
+        old=[logprobs_of[index][0] for index in range(len(sequences))],
         behaviour=sampled,
         reference=values,
         entropy=values,
@@ -176,7 +179,7 @@ def test_only_sampled_tokens_are_targets(model: Any) -> None:
         rows = [one, beside]
         with torch.no_grad():
             now = token_logprobs(model, rows)
-            found, _ = policy_loss(
+            value, _ = policy_loss(
                 now,
                 now,
                 now,
@@ -185,7 +188,7 @@ def test_only_sampled_tokens_are_targets(model: Any) -> None:
                 torch.tensor([0, 1]),
                 GRPOOptions(loss="cispo"),
             )
-        return float(found)
+        return float(value)
 
     for end in range(21, len(sequence.token_ids)):
         until = TokenSequence(
@@ -200,10 +203,10 @@ def test_only_sampled_tokens_are_targets(model: Any) -> None:
 
 def test_entropy_is_that_of_the_distribution(model: Any) -> None:
     sequences = [sequence for _, sequence, _ in some_rollouts(5)][2:4]
-    found = scores(model, sequences, TEMPERATURE, entropy_gradient=True)
-    assert found.entropy.requires_grad
+    result = scores(model, sequences, TEMPERATURE, entropy_gradient=True)
+    assert result.entropy.requires_grad
     assert not scores(model, sequences, TEMPERATURE).entropy.requires_grad
-    for row, sequence in zip(found.entropy.detach(), sequences, strict=True):
+    for row, sequence in zip(result.entropy.detach(), sequences, strict=True):
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([sequence.token_ids])).logits[0] / TEMPERATURE
         expected = torch.distributions.Categorical(logits=logits).entropy()
@@ -218,14 +221,14 @@ def test_with_gradient_checkpointing_nothing_is_kept_and_all_is_the_same(model: 
     checkpointed = AutoModelForCausalLM.from_pretrained(make_model(tmp_path, seed=1), dtype=torch.float32)
     checkpointed.activation_checkpointing_enable()
     checkpointed.train()
-    found = []
+    results = []
     for one in (model, checkpointed):
         one.zero_grad()
         logprobs = token_logprobs(one, sequences)
         logprobs.sum().backward()
-        found.append((logprobs.detach(), gradients(one)))
-    assert torch.allclose(found[0][0], found[1][0], atol=2e-5)
-    assert torch.allclose(found[0][1], found[1][1], atol=2e-3, rtol=1e-4)
+        results.append((logprobs.detach(), gradients(one)))
+    assert torch.allclose(results[0][0], results[1][0], atol=2e-5)
+    assert torch.allclose(results[0][1], results[1][1], atol=2e-3, rtol=1e-4)
 
 
 def test_a_sequence_without_logprobs_leaves_none_for_the_batch() -> None:
@@ -240,8 +243,8 @@ def test_a_first_token_has_nothing_to_predict_it(model: Any) -> None:
     one = TokenSequence(token_ids=(5, 6, 7), loss_mask=(1, 1, 1), logprobs=(-1.0, -1.0, -1.0))
     assert masks([one]).tolist() == [[False, True, True]]
     with torch.no_grad():
-        found = token_logprobs(model, [one])
-    assert float(found[0, 0]) == 0.0 and all(map(math.isfinite, found[0].tolist()))
+        logprobs = token_logprobs(model, [one])
+    assert float(logprobs[0, 0]) == 0.0 and all(map(math.isfinite, logprobs[0].tolist()))
 
 
 lengths = st.lists(st.tuples(st.integers(2, 60), st.integers(0, 40), st.booleans()), max_size=25)

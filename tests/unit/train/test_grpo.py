@@ -33,15 +33,15 @@ def killed(report: UpdateReport, of: int) -> None:
 
 @pytest.mark.parametrize("lora", [None, LoraOptions(rank=4, dropout=0.1)], ids=["full", "lora"])
 def test_it_goes_on_from_a_checkpoint_to_the_same_weights(model: Path, tmp_path: Path, lora: LoraOptions | None):
-    options, given, output = structs.replace(OPTIONS, lora=lora), make_groups(groups=4), tmp_path / "out"
-    train_grpo(model, given, tmp_path / "whole", options, groups_per_update=1)
+    options, groups, output = structs.replace(OPTIONS, lora=lora), make_groups(groups=4), tmp_path / "out"
+    train_grpo(model, groups, tmp_path / "whole", options, groups_per_update=1)
     with pytest.raises(Killed):
-        train_grpo(model, given, output, options, groups_per_update=1, save_steps=2, watch=killed)
+        train_grpo(model, groups, output, options, groups_per_update=1, save_steps=2, watch=killed)
     assert not (output / "config.json").exists()
     made = output / "training" / "checkpoints" / "checkpoint-2"
     named = Path(shutil.copytree(made, tmp_path / "kept"))
     for resume, target in ((True, output), (named, tmp_path / "other")):
-        again = train_grpo(model, given, target, options, groups_per_update=1, resume=resume)
+        again = train_grpo(model, groups, target, options, groups_per_update=1, resume=resume)
         assert again.updates == 2
         for part in ("model.safetensors", *(["adapter/adapter_model.safetensors"] if lora else [])):
             assert (target / part).read_bytes() == (tmp_path / "whole" / part).read_bytes()
@@ -51,13 +51,13 @@ def test_it_goes_on_from_a_checkpoint_to_the_same_weights(model: Path, tmp_path:
 
 
 def test_where_nothing_can_be_learned_no_model_is_written(model: Path, tmp_path: Path):
-    given, output = make_groups(groups=2), tmp_path / "out"
+    groups, output = make_groups(groups=2), tmp_path / "out"
     with pytest.raises(ConfigError, match=r"nothing could be learned.*16 sequences that are too long"):
-        train_grpo(model, given, output, structs.replace(OPTIONS, max_tokens=5))
+        train_grpo(model, groups, output, structs.replace(OPTIONS, max_tokens=5))
     assert not (output / "config.json").exists()
     equal = [
         structs.replace(group, rollouts=tuple(structs.replace(each, reward=1.0) for each in group.rollouts))
-        for group in given
+        for group in groups
     ]
     with pytest.raises(ConfigError, match=r"in none of the 2 groups \(8 rollouts\) do rewards differ"):
         train_grpo(model, equal, output, OPTIONS)

@@ -47,9 +47,9 @@ def test_an_untried_task_is_as_good_as_a_half_solved_one():
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=20))
-def test_a_running_rate_is_a_share(seen: list[tuple[int, int]]):
+def test_a_running_rate_is_a_share(counts: list[tuple[int, int]]):
     rate = Rate()
-    for step, (one, other) in enumerate(seen):
+    for step, (one, other) in enumerate(counts):
         rate = rate.after(max(one, other), min(one, other), step)
         assert 0 < rate.expected < 1
         assert rate.step == step

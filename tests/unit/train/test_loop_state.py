@@ -113,11 +113,11 @@ def test_another_loop_is_refused_by_what_differs(tmp_path: Path):
 
 
 def test_a_directory_with_something_else_in_it_is_refused(tmp_path: Path):
-    for name, said in (("store.db", "a run"), ("config.json", "a model"), ("training", "a training")):
-        (tmp_path / said / name).mkdir(parents=True)
-        with pytest.raises(ConfigError, match=f"{said} holds {said} .*--output-dir"):
-            LoopDirectory(tmp_path / said).enter(CONFIG)
-        assert [path.name for path in (tmp_path / said).iterdir()] == [name]
+    for name, contents in (("store.db", "a run"), ("config.json", "a model"), ("training", "a training")):
+        (tmp_path / contents / name).mkdir(parents=True)
+        with pytest.raises(ConfigError, match=f"{contents} holds {contents} .*--output-dir"):
+            LoopDirectory(tmp_path / contents).enter(CONFIG)
+        assert [path.name for path in (tmp_path / contents).iterdir()] == [name]
 
 
 def test_a_model_that_changed_in_its_place_is_told_by_its_path(tmp_path: Path):

@@ -41,8 +41,8 @@ def test_steps_and_evaluations_are_told(tmp_path: Path):
 
     events = EventAccumulator(str(tmp_path / "understudy-loop"))
     events.Reload()
-    told = {name: events.Scalars(name)[0].value for name in ("loss", "reward", "held_out/solve_rate")}
-    assert told == {"loss": 0.5, "reward": 0.25, "held_out/solve_rate": 0.5}
+    scalars = {name: events.Scalars(name)[0].value for name in ("loss", "reward", "held_out/solve_rate")}
+    assert scalars == {"loss": 0.5, "reward": 0.25, "held_out/solve_rate": 0.5}
     assert inner.seen == [STEP, EVALUATION]
 
 

@@ -68,7 +68,7 @@ def number(loss: torch.Tensor) -> float:
 
 
 def ours(
-    batch: Batch, options: GRPOOptions, rows: list[int] | None = None, fill: float = 0.0, **given: torch.Tensor
+    batch: Batch, options: GRPOOptions, rows: list[int] | None = None, fill: float = 0.0, **overrides: torch.Tensor
 ) -> tuple[torch.Tensor, Sums, torch.Tensor]:
     """Our loss of some rows of a batch (all of them), its sums, and the logprobs that have its gradient."""
     rows = list(range(len(batch.owner))) if rows is None else rows
@@ -79,7 +79,7 @@ def ours(
         name: tensor(getattr(batch, name), fill)
         for name in ("logprobs", "old", "behaviour", "reference", "entropy")
     }
-    made = {name: values[rows] for name, values in (made | given).items()}
+    made = {name: values[rows] for name, values in (made | overrides).items()}
     logprobs = made["logprobs"].detach().requires_grad_()
     loss, sums = policy_loss(
         logprobs,
@@ -97,10 +97,12 @@ def ours(
 
 
 @pytest.mark.parametrize(
-    "given", SETTINGS, ids=lambda given: f"{given['loss']}-{given['normalisation']}-{given['correction']}"
+    "setting",
+    SETTINGS,
+    ids=lambda setting: f"{setting['loss']}-{setting['normalisation']}-{setting['correction']}",
 )
-def test_loss_and_gradient_are_those_of_the_plain_implementation(given: dict[str, Any]) -> None:
-    options = GRPOOptions(truncate_at=1.5, band_low=0.6, band_high=1.8, constant_tokens=20, **given)
+def test_loss_and_gradient_are_those_of_the_plain_implementation(setting: dict[str, Any]) -> None:
+    options = GRPOOptions(truncate_at=1.5, band_low=0.6, band_high=1.8, constant_tokens=20, **setting)
     clipped = corrected = 0
     for seed in range(5):
         batch = some_batch(seed)
@@ -145,8 +147,8 @@ def test_nothing_but_sampled_tokens_counts(loss: Any, poison: float) -> None:
         values = tensor(getattr(batch, name))
         values[row, column] += 0.25
         # exp(π − old) · exp(old − μ) does not depend on `old`, so without a correction for that one.
-        given = structs.replace(options, correction="none") if name == "old" else options
-        moved, still = ours(batch, given, **{name: values})[0], ours(batch, given)[0]
+        used_options = structs.replace(options, correction="none") if name == "old" else options
+        moved, still = ours(batch, used_options, **{name: values})[0], ours(batch, used_options)[0]
         assert (number(moved) != number(still)) == bool(mask[row, column]), (name, row, column)
 
 
@@ -183,8 +185,8 @@ def test_every_rollout_weighs_the_same_by_default() -> None:
 
 @given(st.integers(0, 10_000), st.sampled_from(SETTINGS), st.randoms(use_true_random=False))
 @settings(max_examples=example_count(60), deadline=None)
-def test_micro_batches_add_up_to_the_batch(seed: int, given: dict[str, Any], random: Any) -> None:
-    batch, options = some_batch(seed), GRPOOptions(**given)
+def test_micro_batches_add_up_to_the_batch(seed: int, setting: dict[str, Any], random: Any) -> None:
+    batch, options = some_batch(seed), GRPOOptions(**setting)
     whole, sums, logprobs = ours(batch, options)
     whole.backward()
     order = list(range(len(batch.owner)))

@@ -22,7 +22,7 @@ def test_toml_fills_it_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "told"),
+    ("kind", "arguments", "message"),
     [
         (GRPOOptions, {"temperature": 0.0}, "grpo.temperature is 0.0; it must be above 0"),
         (GRPOOptions, {"clip_low": -0.1}, "grpo.clip_low is -0.1; it must be at least 0"),
@@ -43,10 +43,10 @@ def test_toml_fills_it_in() -> None:
     ],
 )
 def test_a_number_that_makes_no_sense_is_refused_by_name(
-    kind: type[Any], given: dict[str, Any], told: str
+    kind: type[Any], arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told.replace(".", r"\.")):
-        kind(**given)
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+        kind(**arguments)
 
 
 def test_what_is_not_known_is_refused() -> None:

@@ -19,17 +19,17 @@ from understudy.train.publish.vllm_transfer import SyncClient, TransferPublisher
 from fakes.control import FakeSGLangControl, FakeVLLMControl, Served
 
 
-def full(directory: Path, said: str) -> Path:
+def full(directory: Path, contents: str) -> Path:
     directory.mkdir(parents=True)
     (directory / "config.json").write_text("{}")
-    (directory / "model.safetensors").write_text(said)
+    (directory / "model.safetensors").write_text(contents)
     return directory
 
 
-def adapter(directory: Path, said: str) -> Path:
+def adapter(directory: Path, contents: str) -> Path:
     directory.mkdir(parents=True)
     (directory / "adapter_config.json").write_text("{}")
-    (directory / "adapter_model.safetensors").write_text(said)
+    (directory / "adapter_model.safetensors").write_text(contents)
     return directory
 
 
@@ -92,8 +92,8 @@ async def test_a_server_that_is_only_paused_is_put_to_sleep_before_it_is_woken(t
 async def test_an_adapter_takes_the_place_of_the_one_before(kind: str, make: type[Any], tmp_path: Path):
     async with make() as server:
         publisher = make_publisher(kind, server.url, method="lora", adapter="mine")
-        asked = {"vllm": "mine", "sglang": "lora:mine"}[kind]
-        assert (publisher.capabilities.kind, publisher.capabilities.model) == ("lora", asked)
+        requested_model = {"vllm": "mine", "sglang": "lora:mine"}[kind]
+        assert (publisher.capabilities.kind, publisher.capabilities.model) == ("lora", requested_model)
         for step in (1, 2):
             await publisher.publish(adapter(tmp_path / f"a{step}", f"adapter {step}"), f"v{step}")
             assert server.adapters == {"mine": f"adapter {step}"}
@@ -240,8 +240,8 @@ def tensors(directory: Path, **values: bytes) -> Path:
     for name, value in values.items():
         header[name] = {"dtype": "U8", "shape": [len(value)], "data_offsets": [len(data), len(data) + len(value)]}
         data += value
-    told = json.dumps(header).encode()
-    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(told)) + told + data)
+    encoded_header = json.dumps(header).encode()
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(encoded_header)) + encoded_header + data)
     return directory
 
 

@@ -53,17 +53,19 @@ def test_a_batch_is_the_conversations_as_transformers_encodes_them(reader: Any) 
 
     (batch,) = itertools.islice(batches(reader, 0, 550, 1000), 1)
     rows = {
-        tuple(ids): said
-        for ids, said in (
+        tuple(ids): assistant_mask
+        for ids, assistant_mask in (
             encode(reader, one)
             for one in itertools.islice(corpus.conversations(0, behaviours=corpus.DILIGENT), 16 * 32)
         )
     }
-    for ids, weights, said in zip(batch.ids.tolist(), batch.weights.tolist(), batch.spoken.tolist(), strict=True):
+    for ids, weights, assistant_mask in zip(
+        batch.ids.tolist(), batch.weights.tolist(), batch.spoken.tolist(), strict=True
+    ):
         length = sum(weight > 0 for weight in weights)
-        assert said[:length] == [bool(one) for one in rows[tuple(ids[:length])]]
-        assert not any(said[length:]) and not any(weights[length:])
-        assert {weight for weight, one in zip(weights, said, strict=True) if one} == {1.0}
+        assert assistant_mask[:length] == [bool(one) for one in rows[tuple(ids[:length])]]
+        assert not any(assistant_mask[length:]) and not any(weights[length:])
+        assert {weight for weight, one in zip(weights, assistant_mask, strict=True) if one} == {1.0}
 
 
 class Cut(Exception):
@@ -82,11 +84,11 @@ def test_interrupted_it_goes_on_and_comes_to_the_same_model(tmp_path: Path) -> N
         evaluation_steps=2,
         checkpoint_steps=2,
     )
-    told: dict[str, list[str]] = {"whole": [], "cut": []}
+    reports: dict[str, list[str]] = {"whole": [], "cut": []}
 
     def make(name: str, cut: int | None = None) -> None:
         def report(line: str) -> None:
-            told[name].append(line)
+            reports[name].append(line)
             if cut is not None and f'"step": {cut},' in line:
                 raise Cut
 
@@ -97,13 +99,13 @@ def test_interrupted_it_goes_on_and_comes_to_the_same_model(tmp_path: Path) -> N
         make("cut", 3)
     assert (tmp_path / "cut/pretraining.pt").exists() and not (tmp_path / "cut/model.safetensors").exists()
     make("cut")
-    assert "from step 2" in told["cut"][4]
-    ends = [json.loads(told[name][-1]) for name in ("whole", "cut")]
+    assert "from step 2" in reports["cut"][4]
+    ends = [json.loads(reports[name][-1]) for name in ("whole", "cut")]
     for one in ends:
         assert one["step"] == 4 and one["nll"] > 0 and 0 <= one["likely"] <= 1
         del one["seconds"], one["tokens_s"]
     assert ends[0] == ends[1]
-    files = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in told]
+    files = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in reports]
     assert files[0] == files[1]
     assert not (tmp_path / "cut/pretraining.pt").exists()
     for name in ("model.safetensors", "tokenizer.json"):
@@ -119,12 +121,14 @@ def test_evaluation_is_of_what_the_assistant_says_about_held_out_words(reader: A
 
     torch.manual_seed(0)
     model: Any = Qwen3ForCausalLM(small(len(reader)))
-    told = evaluate(model, reader, 3)
+    metrics = evaluate(model, reader, 3)
     each: list[float] = []
     for conversation in itertools.islice(corpus.conversations(1, "held-out"), 3):
-        ids, said = encode(reader, conversation)
+        ids, assistant_mask = encode(reader, conversation)
         with torch.no_grad():
             logprobs = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-        each += [-logprobs[place - 1, ids[place]].item() for place, one in enumerate(said) if one]
-    assert told["nll"] == pytest.approx(sum(each) / len(each), abs=0.02)
-    assert told["likely"] == 0
+        each += [
+            -logprobs[position - 1, ids[position]].item() for position, one in enumerate(assistant_mask) if one
+        ]
+    assert metrics["nll"] == pytest.approx(sum(each) / len(each), abs=0.02)
+    assert metrics["likely"] == 0

@@ -48,7 +48,9 @@ def test_the_shipped_model_has_the_template_and_the_special_tokens_that_are_writ
     shipped = directory_of(TINY)
     for name in ("chat_template.jinja", "tokenizer_config.json"):
         assert (shipped / name).read_bytes() == (tiny_tokenizer / name).read_bytes(), name
-    ours, written = (json.loads((place / "tokenizer.json").read_text()) for place in (shipped, tiny_tokenizer))
+    ours, written = (
+        json.loads((directory / "tokenizer.json").read_text()) for directory in (shipped, tiny_tokenizer)
+    )
     assert ours["added_tokens"] == written["added_tokens"]
 
 
@@ -144,11 +146,13 @@ def test_arguments_that_are_objects_read_as_the_corpus_writes_them(reader: Any) 
 )
 def test_what_the_assistant_says_is_learned_to_the_end_of_its_turn(name: str, reader: Any) -> None:
     messages = CONVERSATIONS[name]
-    tokens, said = encode(reader, messages)
+    tokens, assistant_mask = encode(reader, messages)
     turns = [
         reader.decode([token for token, _ in pairs])
-        for is_said, pairs in itertools.groupby(zip(tokens, said, strict=True), key=lambda pair: pair[1])
-        if is_said
+        for is_assistant, pairs in itertools.groupby(
+            zip(tokens, assistant_mask, strict=True), key=lambda pair: pair[1]
+        )
+        if is_assistant
     ]
     functions = [[call["function"] for call in message.get("tool_calls", ())] for message in messages]
     calls = [

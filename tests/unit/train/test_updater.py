@@ -34,16 +34,16 @@ OPTIONS = GRPOOptions(learning_rate=1e-2)
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-def changed(given: RolloutGroup, change: dict[str, object]) -> RolloutGroup:
+def changed(group: RolloutGroup, change: dict[str, object]) -> RolloutGroup:
     """The group with its first sequence changed."""
-    first, *others = given.rollouts
+    first, *others = group.rollouts
     sequence, *rest = first.sequences
     first = structs.replace(first, sequences=(structs.replace(sequence, **change), *rest))
-    return structs.replace(given, rollouts=(first, *others))
+    return structs.replace(group, rollouts=(first, *others))
 
 
-def weights(given: Updater) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in trained_weights(given.model).items()}
+def weights(updater: Updater) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in trained_weights(updater.model).items()}
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -53,13 +53,13 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_an_update_makes_what_did_better_likelier(model: Path):
     from understudy.train.algorithms.forward import token_logprobs
 
-    given = make_groups(sequences=1)
+    groups = make_groups(sequences=1)
     updater = Updater(model, OPTIONS)
-    sequences = [rollout.sequences[0] for group in given for rollout in group.rollouts]
-    signs = torch.tensor([1.0 if rollout.reward else -1.0 for group in given for rollout in group.rollouts])
+    sequences = [rollout.sequences[0] for group in groups for rollout in group.rollouts]
+    signs = torch.tensor([1.0 if rollout.reward else -1.0 for group in groups for rollout in group.rollouts])
     with torch.no_grad():
         before = token_logprobs(updater.model, sequences).sum(1)
-    report = updater.update(given, 1)
+    report = updater.update(groups, 1)
     with torch.no_grad():
         after = token_logprobs(updater.model, sequences).sum(1)
     assert report.updated and report.version == "step-0001" and report.optimizer_steps == 1
@@ -71,16 +71,16 @@ def test_an_update_makes_what_did_better_likelier(model: Path):
 def test_the_mismatch_is_between_what_was_sampled_with_and_what_is_recomputed(model: Path):
     from understudy.train.algorithms.forward import token_logprobs
 
-    (given,) = make_groups(groups=1, sequences=1)
+    (group,) = make_groups(groups=1, sequences=1)
     updater = Updater(model, OPTIONS)
     with torch.no_grad():
-        for number, rollout in enumerate(given.rollouts):
+        for number, rollout in enumerate(group.rollouts):
             (row,) = token_logprobs(updater.model, rollout.sequences)
             exact = structs.replace(rollout.sequences[0], logprobs=tuple((row + 0.25 * (row != 0)).tolist()))
-            rollouts = list(given.rollouts)
+            rollouts = list(group.rollouts)
             rollouts[number] = structs.replace(rollout, sequences=(exact,))
-            given = structs.replace(given, rollouts=tuple(rollouts))
-    report = updater.update([given], 1)
+            group = structs.replace(group, rollouts=tuple(rollouts))
+    report = updater.update([group], 1)
     assert report.mismatch_mean == pytest.approx(0.25, abs=1e-4)
     assert report.mismatch_max == pytest.approx(0.25, abs=1e-4)
 
@@ -111,14 +111,14 @@ def test_the_size_of_a_pass_changes_nothing(model: Path, loss: str, normalisatio
     ids=["plain", "mini-batches", "lora"],
 )
 def test_a_resume_is_the_same_to_the_bit(model: Path, tmp_path: Path, options: GRPOOptions):
-    given = make_groups()
+    groups = make_groups()
     unbroken = Updater(model, options)
-    unbroken.update(given, 1)
+    unbroken.update(groups, 1)
     unbroken.save(tmp_path / "one")
-    expected = unbroken.update(given[:2], 2)
+    expected = unbroken.update(groups[:2], 2)
     resumed = Updater(model, options, resume=tmp_path / "one")
     assert resumed.step == 1
-    report = resumed.update(given[:2], 2)
+    report = resumed.update(groups[:2], 2)
     assert structs.replace(report, seconds=0) == structs.replace(expected, seconds=0)
     assert same(weights(unbroken), weights(resumed))
     unbroken.save(tmp_path / "two")
@@ -131,9 +131,9 @@ def test_a_resume_is_the_same_to_the_bit(model: Path, tmp_path: Path, options: G
 @pytest.mark.parametrize("lora", [None, LoraOptions(rank=4)], ids=["full", "lora"])
 def test_with_gradient_checkpointing_the_update_is_the_same(model: Path, lora: LoraOptions | None):
     made: list[tuple[float, dict[str, torch.Tensor]]] = []
-    for wanted in (False, True):
+    for checkpointing in (False, True):
         # Not Adam's first step, which is the sign of the gradient alone.
-        options = structs.replace(OPTIONS, lora=lora, gradient_checkpointing=wanted, mini_batches=2)
+        options = structs.replace(OPTIONS, lora=lora, gradient_checkpointing=checkpointing, mini_batches=2)
         updater = Updater(model, options)
         made.append((updater.update(make_groups(groups=1), 1).grad_norm, weights(updater)))
     (norm, plain), (norm_again, checkpointed) = made
@@ -178,12 +178,12 @@ def test_an_adapter_is_saved_merged_and_alone(model: Path, tmp_path: Path):
 
     updater = Updater(model, structs.replace(OPTIONS, lora=LoraOptions(rank=4)))
     base = {name: value.clone() for name, value in updater.model.named_parameters() if "lora" not in name}
-    given = make_groups(sequences=1)
-    updater.update(given, 1)
+    groups = make_groups(sequences=1)
+    updater.update(groups, 1)
     saved = updater.save(tmp_path / "saved")
     after = dict(updater.model.named_parameters())
     assert all(torch.equal(value, after[name]) for name, value in base.items())
-    sequences = [rollout.sequences[0] for rollout in given[0].rollouts]
+    sequences = [rollout.sequences[0] for rollout in groups[0].rollouts]
     with torch.no_grad():
         expected = token_logprobs(updater.model.eval(), sequences)
         merged = token_logprobs(load_model(saved, OPTIONS).eval(), sequences)
@@ -211,8 +211,8 @@ def test_weights_keep_their_type_and_training_its_precision(tmp_path: Path):
 
 
 def test_groups_whose_rewards_are_equal_teach_nothing(model: Path):
-    (given,) = make_groups(groups=1)
-    equal = structs.replace(given, rollouts=tuple(structs.replace(each, reward=1.0) for each in given.rollouts))
+    (group,) = make_groups(groups=1)
+    equal = structs.replace(group, rollouts=tuple(structs.replace(each, reward=1.0) for each in group.rollouts))
     updater = Updater(model, OPTIONS)
     before = weights(updater)
     report = updater.update([equal], 1)
@@ -239,9 +239,9 @@ def test_a_bad_sequence_is_skipped_and_counted(model: Path, change: dict[str, ob
 
 
 def test_a_rollout_too_long_to_learn_from_still_counts_for_its_group(model: Path):
-    (given,) = make_groups(groups=1, rollouts=2, sequences=1)
-    longest = len(given.rollouts[1].sequences[0].token_ids)
-    report = Updater(model, structs.replace(OPTIONS, max_tokens=longest - 1)).update([given], 1)
+    (group,) = make_groups(groups=1, rollouts=2, sequences=1)
+    longest = len(group.rollouts[1].sequences[0].token_ids)
+    report = Updater(model, structs.replace(OPTIONS, max_tokens=longest - 1)).update([group], 1)
     assert report.skipped == {batch.TOO_LONG: 1}
     assert report.updated and report.rollouts == 1 and report.reward_mean == 0.5
 
@@ -288,17 +288,17 @@ def test_of_versions_the_one_with_the_higher_number_is_the_later():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("config.json", "no config.json"),
         ("tokenizer.json", "no tokenizer.json"),
         ("chat_template.jinja", "template"),
     ],
 )
-def test_a_model_that_lacks_something_is_refused(tmp_path: Path, name: str, said: str):
+def test_a_model_that_lacks_something_is_refused(tmp_path: Path, name: str, message: str):
     model = make_model(tmp_path / "model")
     (model / name).unlink()
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         Updater(model, OPTIONS)
 
 
@@ -322,9 +322,9 @@ def test_what_was_not_saved_by_training_cannot_be_resumed(model: Path, tmp_path:
 
 
 def test_memory_that_runs_out_says_what_to_lower():
-    said = r"--micro-batch-tokens \(now 77\).*--gradient-checkpointing.*--lora"
+    message = r"--micro-batch-tokens \(now 77\).*--gradient-checkpointing.*--lora"
     options = structs.replace(OPTIONS, micro_batch_tokens=77)
-    with pytest.raises(ConfigError, match=said), explain_out_of_memory(options):
+    with pytest.raises(ConfigError, match=message), explain_out_of_memory(options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
 
@@ -352,10 +352,12 @@ def test_what_was_computed_for_tokens_can_be_kept(model: Path, tmp_path: Path):
     updater = Updater(model, OPTIONS)
     updater.keeps_token_values = True
     report = updater.update(groups, 1)
-    kept = {each.call_id: each for each in updater.token_values}
-    assert sum(len(each.logprobs) for each in kept.values()) == report.tokens
+    token_values = {each.call_id: each for each in updater.token_values}
+    assert sum(len(each.logprobs) for each in token_values.values()) == report.tokens
     with Store.open(tmp_path / "run", create=False) as store:
-        assert store.training.record(1, "v", updater.token_values, limit_bytes=1 << 20).result() == len(kept)
+        assert store.training.record(1, "v", updater.token_values, limit_bytes=1 << 20).result() == len(
+            token_values
+        )
         for graded in store.outcomes.decisions():
             for call in store.calls.of_attempt(graded.attempt.id):
                 (values,) = store.training.of_call(call.id)

@@ -30,9 +30,11 @@ def tool(name: str = "run", **fields: Any) -> dict[str, Any]:
 
 
 def body(*messages: Any, **fields: Any) -> bytes:
-    said = [{"role": "user", "content": message} if isinstance(message, str) else message for message in messages]
+    prompt = [
+        {"role": "user", "content": message} if isinstance(message, str) else message for message in messages
+    ]
     return json.dumps(
-        {"model": "asked", "messages": said or [{"role": "user", "content": "hi"}]} | fields
+        {"model": "asked", "messages": prompt or [{"role": "user", "content": "hi"}]} | fields
     ).encode()
 
 
@@ -67,12 +69,12 @@ def put_together(stream: bytes) -> dict[str, Any]:
             for name in ("content", "reasoning_content"):
                 message[name] += delta.get(name) or ""
             for call in delta.get("tool_calls", ()):
-                known = message["tool_calls"].setdefault(
+                assembled_call = message["tool_calls"].setdefault(
                     call["index"], {"id": None, "name": None, "arguments": ""}
                 )
-                known["id"] = known["id"] or call.get("id")
-                known["name"] = call["function"].get("name", known["name"])
-                known["arguments"] += call["function"].get("arguments", "")
+                assembled_call["id"] = assembled_call["id"] or call.get("id")
+                assembled_call["name"] = call["function"].get("name", assembled_call["name"])
+                assembled_call["arguments"] += call["function"].get("arguments", "")
             ended += [choice["finish_reason"]] if choice["finish_reason"] else []
     assert len(ended) == 1
     return message | {"finish_reason": ended[0], "usage": chunks(stream)[-1].get("usage")}
@@ -82,7 +84,7 @@ def put_together(stream: bytes) -> dict[str, Any]:
 
 
 def test_a_request_passes_almost_as_it_is() -> None:
-    asked = chat(
+    request = chat(
         "hi",
         tools=[tool()],
         tool_choice="required",
@@ -102,11 +104,11 @@ def test_a_request_passes_almost_as_it_is() -> None:
         prompt_cache_key="k",
         unheard_of={"x": 1},
     )
-    assert asked.messages == [{"role": "user", "content": "hi"}]
-    assert asked.tools == [tool()]
-    assert (asked.tool_choice, asked.parallel_tool_calls) == ("required", False)
-    assert asked.response_format == {"type": "json_object"}
-    assert asked.sampling == {
+    assert request.messages == [{"role": "user", "content": "hi"}]
+    assert request.tools == [tool()]
+    assert (request.tool_choice, request.parallel_tool_calls) == ("required", False)
+    assert request.response_format == {"type": "json_object"}
+    assert request.sampling == {
         "temperature": 0.5,
         "max_tokens": 7,
         "stop": ["END"],
@@ -117,18 +119,18 @@ def test_a_request_passes_almost_as_it_is() -> None:
 
 
 def test_the_attempts_own_sampling_is_laid_over_the_agents() -> None:
-    asked = chat(session=GatewaySession("attempt", {"temperature": 1.0, "top_k": 5}), temperature=0.1, top_p=0.9)
-    assert asked.sampling == {"temperature": 1.0, "top_k": 5, "top_p": 0.9}
+    request = chat(session=GatewaySession("attempt", {"temperature": 1.0, "top_k": 5}), temperature=0.1, top_p=0.9)
+    assert request.sampling == {"temperature": 1.0, "top_k": 5, "top_p": 0.9}
 
 
 def test_instructions_come_first_as_one_message_and_later_as_the_users() -> None:
-    asked = chat(
+    request = chat(
         {"role": "system", "content": "a"},
         {"role": "developer", "content": [{"type": "text", "text": "b"}]},
         "hi",
         {"role": "system", "content": "c"},
     )
-    assert asked.messages == [
+    assert request.messages == [
         {"role": "system", "content": "a\n\nb"},
         {"role": "user", "content": "hi"},
         {"role": "user", "content": "c"},
@@ -137,7 +139,7 @@ def test_instructions_come_first_as_one_message_and_later_as_the_users() -> None
 
 def test_a_conversation_with_tools_thinking_and_images() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    asked = chat(
+    request = chat(
         {"role": "user", "content": [{"type": "text", "text": "see"}, image]},
         {
             "role": "assistant",
@@ -152,8 +154,8 @@ def test_a_conversation_with_tools_thinking_and_images() -> None:
         {"role": "tool", "tool_call_id": "2", "content": "two"},
         "next",
     )
-    calls = asked.messages[1].pop("tool_calls")
-    assert asked.messages == [
+    calls = request.messages[1].pop("tool_calls")
+    assert request.messages == [
         {"role": "user", "content": [{"type": "text", "text": "see"}, image]},
         {"role": "assistant", "content": "", "reasoning": "hm"},
         {"role": "tool", "tool_call_id": "1", "content": "one\n[image]"},
@@ -170,9 +172,11 @@ def test_what_was_sampled_is_sent_back_as_it_was_sampled() -> None:
     sampled = ToolCall("backend-1", "run", '{ "n": 5000.0 }')
     message = CHAT.message(generation(tool_calls=(sampled,)), parse(), session, "msg_1")
     session.record_response(MAIN, "call_1", message.sampled)
-    shown = json.loads(message.body)["choices"][0]["message"]
-    shown["tool_calls"][0]["function"]["arguments"] = '{"n":5000}'
-    again = chat("hi", shown, {"role": "tool", "tool_call_id": "backend-1", "content": "ok"}, session=session)
+    sent_message = json.loads(message.body)["choices"][0]["message"]
+    sent_message["tool_calls"][0]["function"]["arguments"] = '{"n":5000}'
+    again = chat(
+        "hi", sent_message, {"role": "tool", "tool_call_id": "backend-1", "content": "ok"}, session=session
+    )
     assert again.messages[1]["tool_calls"][0] == {
         "id": "backend-1",
         "type": "function",
@@ -201,9 +205,9 @@ def test_what_was_sampled_is_sent_back_as_it_was_sampled() -> None:
     ],
 )
 def test_each_form_of_tool_choice(choice: Any, names: list[str], expected: Any) -> None:
-    asked = chat(tools=[tool("a"), tool("b")], tool_choice=choice)
-    assert [function["function"]["name"] for function in asked.tools] == names
-    assert asked.tool_choice == expected
+    request = chat(tools=[tool("a"), tool("b")], tool_choice=choice)
+    assert [function["function"]["name"] for function in request.tools] == names
+    assert request.tool_choice == expected
 
 
 @pytest.mark.parametrize(
@@ -325,29 +329,31 @@ def test_an_answer_that_is_not_whole_is_no_answer(reason: str) -> None:
 
 
 def test_logprobs_name_tokens_by_their_ids() -> None:
-    known = generation(text="hi", completion_token_ids=(7, 8), logprobs=(-0.5, -1.0))
-    asked = parse(logprobs=True)
-    choice = json.loads(CHAT.message(known, asked, GatewaySession("attempt", {}), "msg_1").body)["choices"][0]
+    with_logprobs = generation(text="hi", completion_token_ids=(7, 8), logprobs=(-0.5, -1.0))
+    request = parse(logprobs=True)
+    choice = json.loads(CHAT.message(with_logprobs, request, GatewaySession("attempt", {}), "msg_1").body)[
+        "choices"
+    ][0]
     assert choice["logprobs"] == {
         "content": [
             {"token": "token_id:7", "bytes": None, "logprob": -0.5, "top_logprobs": []},
             {"token": "token_id:8", "bytes": None, "logprob": -1.0, "top_logprobs": []},
         ]
     }
-    unknown = CHAT.message(generation(text="hi"), asked, GatewaySession("attempt", {}), "msg_1")
-    assert json.loads(unknown.body)["choices"][0]["logprobs"] is None
+    without_logprobs = CHAT.message(generation(text="hi"), request, GatewaySession("attempt", {}), "msg_1")
+    assert json.loads(without_logprobs.body)["choices"][0]["logprobs"] is None
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_a_stream_tells_usage_only_where_it_was_asked_for(wanted: bool) -> None:
-    asked = parse(stream=True, stream_options={"include_usage": True} if wanted else None)
-    made = CHAT.message(generation(text="hi", usage=Usage(3, 1)), asked, GatewaySession("attempt", {}), "msg_1")
-    said = chunks(CHAT.events(made.body))
-    if wanted:
-        assert said[-1]["choices"] == [] and said[-1]["usage"]["total_tokens"] == 4
-        assert all(chunk["usage"] is None for chunk in said[:-1])
+@pytest.mark.parametrize("include_usage", [True, False])
+def test_a_stream_tells_usage_only_where_it_was_asked_for(include_usage: bool) -> None:
+    request = parse(stream=True, stream_options={"include_usage": True} if include_usage else None)
+    made = CHAT.message(generation(text="hi", usage=Usage(3, 1)), request, GatewaySession("attempt", {}), "msg_1")
+    sent_chunks = chunks(CHAT.events(made.body))
+    if include_usage:
+        assert sent_chunks[-1]["choices"] == [] and sent_chunks[-1]["usage"]["total_tokens"] == 4
+        assert all(chunk["usage"] is None for chunk in sent_chunks[:-1])
     else:
-        assert not any("usage" in chunk or chunk["choices"] == [] for chunk in said)
+        assert not any("usage" in chunk or chunk["choices"] == [] for chunk in sent_chunks)
 
 
 @given(TEXT, st.none() | TEXT, CALLS, st.sampled_from(["stop", "length", "tool_calls"]))
@@ -376,17 +382,17 @@ PIECES = st.lists(st.sampled_from(["a", "b{", "é", " "]), max_size=4)
 
 @given(PIECES, PIECES, st.lists(st.tuples(TEXT, PIECES), max_size=3), st.booleans())
 def test_a_writer_says_the_message_and_nothing_whole_before_its_end(
-    thought: list[str], said: list[str], calls: list[tuple[str, list[str]]], text_first: bool
+    reasoning_pieces: list[str], text_pieces: list[str], calls: list[tuple[str, list[str]]], text_first: bool
 ) -> None:
-    deltas = [Delta("reasoning", piece) for piece in thought]
-    texts = [Delta("text", piece) for piece in said]
+    deltas = [Delta("reasoning", piece) for piece in reasoning_pieces]
+    texts = [Delta("text", piece) for piece in text_pieces]
     deltas = texts + deltas if text_first else deltas + texts
     for index, (name, pieces) in enumerate(calls):
         deltas.append(Delta("tool", index=index, id="x", name=name))
         deltas += [Delta("arguments", piece, index=index) for piece in pieces]
     whole = generation(
-        text="".join(said),
-        reasoning="".join(thought) or None,
+        text="".join(text_pieces),
+        reasoning="".join(reasoning_pieces) or None,
         tool_calls=tuple(ToolCall("x", name, "".join(pieces)) for name, pieces in calls),
     )
     writer = CHAT.writer(parse(stream=True), GatewaySession("attempt", {}), "msg_1")
@@ -395,12 +401,12 @@ def test_a_writer_says_the_message_and_nothing_whole_before_its_end(
     assert b'"finish_reason":"' not in early
     message, tail = writer.finish(whole)
     streamed = put_together(early + tail)
-    shown = json.loads(message.body)["choices"][0]["message"]
+    sent_message = json.loads(message.body)["choices"][0]["message"]
     assert streamed["content"] == whole.text
     assert streamed["reasoning_content"] == (whole.reasoning or "")
     assert [call["id"] for call in streamed["tool_calls"].values()] == list(message.sampled)
     assert [call["arguments"] for call in streamed["tool_calls"].values()] == [
-        call["function"]["arguments"] for call in shown.get("tool_calls", [])
+        call["function"]["arguments"] for call in sent_message.get("tool_calls", [])
     ]
     assert len({chunk["id"] for chunk in chunks(early + tail)}) == 1
 

@@ -112,8 +112,8 @@ def _kind(part: Item) -> bool:
     ],
 )
 def test_the_path_names_the_model_and_the_method(target: str, expected: tuple[str, str, bool] | None) -> None:
-    asked = read_target(target)
-    assert (asked and (asked.model, asked.method, asked.stream)) == expected
+    request = read_target(target)
+    assert (request and (request.model, request.method, request.stream)) == expected
 
 
 def test_a_stream_that_is_not_of_events_is_refused() -> None:
@@ -123,8 +123,8 @@ def test_a_stream_that_is_not_of_events_is_refused() -> None:
 
 def test_a_conversation_with_tools_thinking_and_images() -> None:
     image = {"inlineData": {"mimeType": "image/png", "data": "AA=="}}
-    shown = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    asked = chat(
+    image_part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    request = chat(
         content("look", image),
         content(
             {"text": "hm", "thought": True}, "I look.", called(id="c1"), called("see", {}, id="c2"), role="model"
@@ -133,9 +133,9 @@ def test_a_conversation_with_tools_thinking_and_images() -> None:
         systemInstruction={"parts": [{"text": "Be brief."}, {"text": "Be kind."}]},
         tools=[{"functionDeclarations": [{"name": "run", "parametersJsonSchema": {"type": "object"}}]}],
     )  # fmt: skip
-    assert asked.messages == [
+    assert request.messages == [
         {"role": "system", "content": "Be brief.\n\nBe kind."},
-        {"role": "user", "content": [{"type": "text", "text": "look"}, shown]},
+        {"role": "user", "content": [{"type": "text", "text": "look"}, image_part]},
         {
             "role": "assistant",
             "content": "I look.",
@@ -147,9 +147,9 @@ def test_a_conversation_with_tools_thinking_and_images() -> None:
         },
         {"role": "tool", "tool_call_id": "c1", "content": "Error: no\n[image]"},
         {"role": "tool", "tool_call_id": "c2", "content": "seen"},
-        {"role": "user", "content": [shown]},
+        {"role": "user", "content": [image_part]},
     ]
-    assert asked.tools == [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
+    assert request.tools == [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
 
 
 @pytest.mark.parametrize(
@@ -166,19 +166,19 @@ def test_a_conversation_with_tools_thinking_and_images() -> None:
     ],
 )
 def test_what_is_shown_of_a_functions_response(response: Any, text: str) -> None:
-    asked = chat("hi", content(called(), role="model"), content(gave(response)))
-    assert asked.messages[-1]["content"] == text
+    request = chat("hi", content(called(), role="model"), content(gave(response)))
+    assert request.messages[-1]["content"] == text
 
 
 def test_a_streamed_answer_that_comes_back_in_pieces_is_one_text() -> None:
-    asked = chat(
+    request = chat(
         "hi",
         content("he", role="model"),
         content("llo", {"thoughtSignature": "c2ln"}, {"text": "", "thoughtSignature": "c2ln"}, role="model"),
         content(called(), role="model"),
         content(gave({"output": "x"})),
     )
-    (_, answer, _) = asked.messages
+    (_, answer, _) = request.messages
     assert (answer["content"], len(answer["tool_calls"])) == ("hello", 1)
 
 
@@ -198,7 +198,7 @@ def test_calls_without_ids_get_the_same_ones_in_a_response_and_in_the_requests_t
 
 
 def test_the_configuration_becomes_sampling_parameters() -> None:
-    asked = config(
+    request = config(
         temperature=0.5,
         topP=0.9,
         topK=40.0,
@@ -211,7 +211,7 @@ def test_the_configuration_becomes_sampling_parameters() -> None:
         responseModalities=["TEXT"],
         thinkingConfig={"includeThoughts": True, "thinkingBudget": 0, "thinkingLevel": "HIGH"},
     )
-    assert asked.sampling == {
+    assert request.sampling == {
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": 40,
@@ -222,7 +222,7 @@ def test_the_configuration_becomes_sampling_parameters() -> None:
         "frequency_penalty": 0.2,
         "reasoning_effort": "high",
     }
-    assert asked.enable_thinking is False
+    assert request.enable_thinking is False
     assert GEMINI.asked_tokens(body(generationConfig={"maxOutputTokens": 7})) == 7
     assert GEMINI.asked_tokens(b"{") is GEMINI.asked_tokens(body()) is None
 
@@ -272,9 +272,9 @@ def test_each_mode_of_function_calling(choice: Item, names: list[str], expected:
         {"googleSearch": {}},
         {"functionDeclarations": [{"name": "b"}]},
     ]
-    asked = chat(tools=tools, toolConfig={"functionCallingConfig": choice})
-    assert [function["function"]["name"] for function in asked.tools] == names
-    assert asked.tool_choice == expected
+    request = chat(tools=tools, toolConfig={"functionCallingConfig": choice})
+    assert [function["function"]["name"] for function in request.tools] == names
+    assert request.tool_choice == expected
 
 
 @pytest.mark.parametrize(
@@ -461,17 +461,17 @@ PIECES = st.lists(st.sampled_from(["a", "b{", "é", " "]), max_size=4)
 
 @given(PIECES, PIECES, st.lists(st.tuples(TEXT, PIECES), max_size=3), st.booleans())
 def test_a_writer_says_the_message_and_nothing_whole_before_its_end(
-    thought: list[str], said: list[str], calls: list[tuple[str, list[str]]], text_first: bool
+    reasoning_pieces: list[str], text_pieces: list[str], calls: list[tuple[str, list[str]]], text_first: bool
 ) -> None:
-    deltas = [Delta("reasoning", piece) for piece in thought]
-    texts = [Delta("text", piece) for piece in said]
+    deltas = [Delta("reasoning", piece) for piece in reasoning_pieces]
+    texts = [Delta("text", piece) for piece in text_pieces]
     deltas = texts + deltas if text_first else deltas + texts
     for index, (name, pieces) in enumerate(calls):
         deltas.append(Delta("tool", index=index, id="x", name=name))
         deltas += [Delta("arguments", piece, index=index) for piece in pieces]
     written = generation(
-        text="".join(said),
-        reasoning="".join(thought) or None,
+        text="".join(text_pieces),
+        reasoning="".join(reasoning_pieces) or None,
         tool_calls=tuple(ToolCall("x", name, "".join(pieces)) for name, pieces in calls),
     )
     writer = GEMINI.writer(parse(target=STREAM), GatewaySession("attempt", {}), "msg_1")

@@ -62,19 +62,19 @@ def generation(**fields: Any) -> Generation:
 def answer(
     made: Generation, incoming: DialectRequest | None = None, session: GatewaySession | None = None
 ) -> dict[str, Any]:
-    asked = incoming or parse(tools=TOOLS)
-    return json.loads(RESPONSES.message(made, asked, session or GatewaySession("attempt", {}), "msg_1").body)
+    request = incoming or parse(tools=TOOLS)
+    return json.loads(RESPONSES.message(made, request, session or GatewaySession("attempt", {}), "msg_1").body)
 
 
 def events_of(stream: bytes) -> list[dict[str, Any]]:
     frames = stream.decode().split("\n\n")
     assert frames.pop() == ""
-    said: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for frame in frames:
         name, data = frame.split("\n", 1)
-        said.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {said[-1]['type']}"
-    return said
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
 
 
 _TEXTS = {
@@ -87,15 +87,15 @@ _TEXTS = {
 
 def put_together(stream: bytes) -> dict[str, Any]:
     """The response that a stream says; every rule that a client may rely on is checked on the way."""
-    said = events_of(stream)
-    assert [event["sequence_number"] for event in said] == list(range(len(said)))
-    assert [event["type"] for event in said[:2]] == ["response.created", "response.in_progress"]
-    assert said[0]["response"]["status"] == "in_progress" and said[0]["response"]["output"] == []
+    events = events_of(stream)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert events[0]["response"]["status"] == "in_progress" and events[0]["response"]["output"] == []
     texts: Counter[int] = Counter()
     added: dict[int, str] = {}
     pieces: dict[int, str] = {}
     done: dict[int, dict[str, Any]] = {}
-    for event in said[2:-1]:
+    for event in events[2:-1]:
         name, _, what = event["type"].rpartition(".")
         index = event["output_index"]
         if event["type"] == "response.output_item.added":
@@ -112,10 +112,10 @@ def put_together(stream: bytes) -> dict[str, Any]:
                 assert event[_TEXTS[name]] == pieces[index]
                 texts[index] += 1
     assert set(done) == set(added) and all(count == 1 for count in texts.values())
-    last = said[-1]["response"]
-    assert said[-1]["type"] == f"response.{last['status']}"
+    last = events[-1]["response"]
+    assert events[-1]["type"] == f"response.{last['status']}"
     assert last["output"] == [done[index] for index in sorted(done)]
-    assert last["id"] == said[0]["response"]["id"]
+    assert last["id"] == events[0]["response"]["id"]
     return last
 
 
@@ -123,7 +123,7 @@ def put_together(stream: bytes) -> dict[str, Any]:
 
 
 def test_a_request_as_codex_sends_it() -> None:
-    asked = chat(
+    request = chat(
         [says("developer", "a"), says("developer", "b"), says("user", "env"), says("user", "do it")],
         instructions="be good",
         tools=[*TOOLS, {"type": "web_search", "external_web_access": False}, {"type": "tool_search"}],
@@ -137,23 +137,23 @@ def test_a_request_as_codex_sends_it() -> None:
         client_metadata={"x": "y"},
         max_output_tokens=9,
     )
-    assert asked.messages == [
+    assert request.messages == [
         {"role": "system", "content": "be good\n\na\n\nb"},
         {"role": "user", "content": "env"},
         {"role": "user", "content": "do it"},
     ]
-    functions = {tool["function"]["name"]: tool["function"] for tool in asked.tools}
+    functions = {tool["function"]["name"]: tool["function"] for tool in request.tools}
     assert list(functions) == ["run", "apply_patch", "agents__spawn"]
     assert functions["run"] == {"name": "run", "description": "d", "parameters": {"type": "object"}}
     assert functions["apply_patch"]["parameters"]["required"] == ["input"]
     assert "start: x" in functions["apply_patch"]["description"]
-    assert asked.sampling == {"max_tokens": 9, "reasoning_effort": "high"}
-    assert (asked.tool_choice, asked.parallel_tool_calls, asked.response_format) == ("auto", True, None)
+    assert request.sampling == {"max_tokens": 9, "reasoning_effort": "high"}
+    assert (request.tool_choice, request.parallel_tool_calls, request.response_format) == ("auto", True, None)
 
 
 def test_the_items_of_one_answer_become_one_message_again() -> None:
     call = {"type": "function_call", "name": "run", "arguments": "{}"}
-    asked = chat(
+    request = chat(
         [
             says("user", "go"),
             {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
@@ -172,7 +172,7 @@ def test_the_items_of_one_answer_become_one_message_again() -> None:
         {"id": "1", "type": "function", "function": {"name": "run", "arguments": "{}"}},
         {"id": "2", "type": "function", "function": {"name": "agents__spawn", "arguments": "{}"}},
     ]
-    assert asked.messages == [
+    assert request.messages == [
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": "I will", "reasoning": "hm", "tool_calls": calls},
         {"role": "tool", "tool_call_id": "1", "content": "one"},
@@ -184,7 +184,7 @@ def test_the_items_of_one_answer_become_one_message_again() -> None:
 
 def test_images_pass_in_messages_and_in_tool_results() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "low"}
-    asked = chat(
+    request = chat(
         [
             {"role": "user", "content": [{"type": "input_text", "text": "see"}, image]},
             {"type": "function_call", "call_id": "1", "name": "view", "arguments": "{}"},
@@ -192,24 +192,24 @@ def test_images_pass_in_messages_and_in_tool_results() -> None:
         ]
     )
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}}
-    assert asked.messages[0]["content"] == [{"type": "text", "text": "see"}, part]
-    assert asked.messages[2:] == [
+    assert request.messages[0]["content"] == [{"type": "text", "text": "see"}, part]
+    assert request.messages[2:] == [
         {"role": "tool", "tool_call_id": "1", "content": "[image]"},
         {"role": "user", "content": [part]},
     ]
 
 
 @pytest.mark.parametrize(
-    ("sampled", "shown"),
+    ("sampled", "expected"),
     [('{ "input": "*** é\\n" }', "*** é\n"), ("*** bare", "*** bare"), ('{"other": 1}', '{"other": 1}')],
 )
-def test_a_custom_tool_is_called_with_plain_text_and_sent_back_as_sampled(sampled: str, shown: str) -> None:
+def test_a_custom_tool_is_called_with_plain_text_and_sent_back_as_sampled(sampled: str, expected: str) -> None:
     session = GatewaySession("attempt", {})
     call = ToolCall("", "apply_patch", sampled)
     message = RESPONSES.message(generation(tool_calls=(call,)), parse(tools=TOOLS), session, "msg_1")
     session.record_response(MAIN, "call_1", message.sampled)
     item = json.loads(message.body)["output"][0]
-    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", shown)
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", expected)
     result = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "ok"}
     again = chat([says("user", "go"), item, result], session=session, tools=TOOLS)
     arguments = again.messages[1]["tool_calls"][0]["function"]["arguments"]
@@ -223,9 +223,9 @@ def test_a_call_in_a_namespace_comes_back_under_its_own_name() -> None:
 
 
 def test_additional_tools_are_tools() -> None:
-    asked = chat([{"type": "additional_tools", "role": "developer", "tools": [FUNCTION]}, says("user", "hi")])
-    assert [tool["function"]["name"] for tool in asked.tools] == ["run"]
-    assert asked.messages == [{"role": "user", "content": "hi"}]
+    request = chat([{"type": "additional_tools", "role": "developer", "tools": [FUNCTION]}, says("user", "hi")])
+    assert [tool["function"]["name"] for tool in request.tools] == ["run"]
+    assert request.messages == [{"role": "user", "content": "hi"}]
 
 
 def test_tools_that_cannot_be_read_are_refused_beside_additional_tools_too() -> None:
@@ -244,14 +244,14 @@ def test_tools_that_cannot_be_read_are_refused_beside_additional_tools_too() -> 
     ],
 )
 def test_each_form_of_tool_choice(choice: Any, names: int, expected: Any) -> None:
-    asked = chat(tools=TOOLS, tool_choice=choice)
-    assert (len(asked.tools), asked.tool_choice) == (names, expected)
+    request = chat(tools=TOOLS, tool_choice=choice)
+    assert (len(request.tools), request.tool_choice) == (names, expected)
 
 
 def test_a_format_is_passed_on() -> None:
     schema = {"type": "object", "properties": {}}
-    asked = chat(text={"format": {"type": "json_schema", "name": "out", "schema": schema, "strict": True}})
-    assert asked.response_format == {
+    request = chat(text={"format": {"type": "json_schema", "name": "out", "schema": schema, "strict": True}})
+    assert request.response_format == {
         "type": "json_schema",
         "json_schema": {"name": "out", "schema": schema, "strict": True},
     }

@@ -71,110 +71,121 @@ def arguments(call_id: str) -> str:
     return ECHOED if int(call_id[1:]) % 2 else '{"a": [1, "é"]}'
 
 
-def anthropic(told: Conversation, *, merged: bool) -> dict[str, Any]:
-    def parts(said: list[str | None]) -> list[dict[str, Any]]:
+def anthropic(conversation: Conversation, *, merged: bool) -> dict[str, Any]:
+    def parts(contents: list[str | None]) -> list[dict[str, Any]]:
         image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
-        return [image if part is None else {"type": "text", "text": part} for part in said]
+        return [image if part is None else {"type": "text", "text": part} for part in contents]
 
-    def turn(said: Turn) -> Iterator[dict[str, Any]]:
-        thought = [{"type": "thinking", "thinking": said.reasoning, "signature": ""}] if said.reasoning else []
+    def encode_turn(turn: Turn) -> Iterator[dict[str, Any]]:
+        thought = [{"type": "thinking", "thinking": turn.reasoning, "signature": ""}] if turn.reasoning else []
         calls = [
-            {"type": "tool_use", "id": id_, "name": "run", "input": Raw(arguments(id_))} for id_ in said.calls
+            {"type": "tool_use", "id": id_, "name": "run", "input": Raw(arguments(id_))} for id_ in turn.calls
         ]
-        yield {"role": "assistant", "content": [*thought, *parts([said.text]), *calls]}
-        results = [{"type": "tool_result", "tool_use_id": i, "content": parts(gave)} for i, gave in said.results]
-        then = list(said.then)
+        yield {"role": "assistant", "content": [*thought, *parts([turn.text]), *calls]}
+        results = [
+            {"type": "tool_result", "tool_use_id": i, "content": parts(output)} for i, output in turn.results
+        ]
+        then = list(turn.then)
         if merged and results and then and then[0].role == "user":
             results += parts(then.pop(0).parts)
         if results:
             yield {"role": "user", "content": results}
-        for words in then:
-            yield {"role": words.role, "content": parts(words.parts)}
+        for message in then:
+            yield {"role": message.role, "content": parts(message.parts)}
 
-    messages = [{"role": "user", "content": parts(told.asked.parts)}, *(m for t in told.turns for m in turn(t))]
-    return {"model": "m", "max_tokens": 9, "system": parts([*told.system]), "messages": messages}
+    messages = [
+        {"role": "user", "content": parts(conversation.asked.parts)},
+        *(m for t in conversation.turns for m in encode_turn(t)),
+    ]
+    return {"model": "m", "max_tokens": 9, "system": parts([*conversation.system]), "messages": messages}
 
 
-def chat(told: Conversation) -> dict[str, Any]:
-    def parts(said: list[str | None]) -> list[dict[str, Any]]:
+def chat(conversation: Conversation) -> dict[str, Any]:
+    def parts(contents: list[str | None]) -> list[dict[str, Any]]:
         image = {"type": "image_url", "image_url": {"url": IMAGE}}
-        return [image if part is None else {"type": "text", "text": part} for part in said]
+        return [image if part is None else {"type": "text", "text": part} for part in contents]
 
-    def turn(said: Turn) -> Iterator[dict[str, Any]]:
+    def encode_turn(turn: Turn) -> Iterator[dict[str, Any]]:
         calls = [
             {"id": id_, "type": "function", "function": {"name": "run", "arguments": arguments(id_)}}
-            for id_ in said.calls
+            for id_ in turn.calls
         ]
-        thought = {"reasoning_content": said.reasoning} if said.reasoning else {}
-        yield {"role": "assistant", "content": said.text, "tool_calls": calls} | thought
-        for id_, gave in said.results:
-            yield {"role": "tool", "tool_call_id": id_, "content": parts(gave)}
-        for words in said.then:
-            yield {"role": words.role, "content": parts(words.parts)}
+        thought = {"reasoning_content": turn.reasoning} if turn.reasoning else {}
+        yield {"role": "assistant", "content": turn.text, "tool_calls": calls} | thought
+        for id_, output in turn.results:
+            yield {"role": "tool", "tool_call_id": id_, "content": parts(output)}
+        for message in turn.then:
+            yield {"role": message.role, "content": parts(message.parts)}
 
-    system = [{"role": "system", "content": text} for text in told.system]
-    asked = {"role": "user", "content": parts(told.asked.parts)}
-    return {"model": "m", "messages": [*system, asked, *(m for t in told.turns for m in turn(t))]}
+    system = [{"role": "system", "content": text} for text in conversation.system]
+    question = {"role": "user", "content": parts(conversation.asked.parts)}
+    return {
+        "model": "m",
+        "messages": [*system, question, *(m for t in conversation.turns for m in encode_turn(t))],
+    }
 
 
-def responses(told: Conversation) -> dict[str, Any]:
-    def parts(said: list[str | None], kind: str = "input_text") -> list[dict[str, Any]]:
+def responses(conversation: Conversation) -> dict[str, Any]:
+    def parts(contents: list[str | None], kind: str = "input_text") -> list[dict[str, Any]]:
         image = {"type": "input_image", "image_url": IMAGE}
-        return [image if part is None else {"type": kind, "text": part} for part in said]
+        return [image if part is None else {"type": kind, "text": part} for part in contents]
 
-    def turn(said: Turn) -> Iterator[dict[str, Any]]:
-        if said.reasoning:
-            yield {"type": "reasoning", "summary": [], "content": parts([said.reasoning], "reasoning_text")}
-        yield {"type": "message", "role": "assistant", "content": parts([said.text], "output_text")}
-        for id_ in said.calls:
+    def encode_turn(turn: Turn) -> Iterator[dict[str, Any]]:
+        if turn.reasoning:
+            yield {"type": "reasoning", "summary": [], "content": parts([turn.reasoning], "reasoning_text")}
+        yield {"type": "message", "role": "assistant", "content": parts([turn.text], "output_text")}
+        for id_ in turn.calls:
             yield {"type": "function_call", "call_id": id_, "name": "run", "arguments": arguments(id_)}
-        for id_, gave in said.results:
-            yield {"type": "function_call_output", "call_id": id_, "output": parts(gave)}
-        for words in said.then:
-            role = "developer" if words.role == "system" else words.role
-            yield {"type": "message", "role": role, "content": parts(words.parts)}
+        for id_, output in turn.results:
+            yield {"type": "function_call_output", "call_id": id_, "output": parts(output)}
+        for message in turn.then:
+            role = "developer" if message.role == "system" else message.role
+            yield {"type": "message", "role": role, "content": parts(message.parts)}
 
-    system = [{"role": "developer", "content": text} for text in told.system[1:]]
-    asked = {"role": "user", "content": parts(told.asked.parts)}
-    items = [*system, asked, *(item for t in told.turns for item in turn(t))]
-    return {"model": "m", "instructions": told.system[0] if told.system else None, "input": items}
+    system = [{"role": "developer", "content": text} for text in conversation.system[1:]]
+    question = {"role": "user", "content": parts(conversation.asked.parts)}
+    items = [*system, question, *(item for t in conversation.turns for item in encode_turn(t))]
+    return {"model": "m", "instructions": conversation.system[0] if conversation.system else None, "input": items}
 
 
-def gemini(told: Conversation) -> dict[str, Any]:
+def gemini(conversation: Conversation) -> dict[str, Any]:
     image = {"inlineData": {"mimeType": "image/png", "data": "AA=="}}
 
-    def parts(said: list[str | None]) -> list[dict[str, Any]]:
-        return [image if part is None else {"text": part} for part in said]
+    def parts(texts: list[str | None]) -> list[dict[str, Any]]:
+        return [image if part is None else {"text": part} for part in texts]
 
-    def result(id_: str, gave: list[str | None]) -> dict[str, Any]:
-        text = "\n".join(part for part in gave if part is not None)
-        response = {"response": {"output": text}, "parts": [image for part in gave if part is None]}
+    def result(id_: str, output: list[str | None]) -> dict[str, Any]:
+        text = "\n".join(part for part in output if part is not None)
+        response = {"response": {"output": text}, "parts": [image for part in output if part is None]}
         return {"functionResponse": {"id": id_, "name": "run"} | response}
 
-    def turn(said: Turn) -> Iterator[dict[str, Any]]:
-        thought = [{"text": said.reasoning, "thought": True}] if said.reasoning else []
+    def encode_turn(turn: Turn) -> Iterator[dict[str, Any]]:
+        thought = [{"text": turn.reasoning, "thought": True}] if turn.reasoning else []
         calls = [
             {"functionCall": {"id": id_, "name": "run", "args": Raw(arguments(id_))}, "thoughtSignature": "c2ln"}
-            for id_ in said.calls
+            for id_ in turn.calls
         ]
-        yield {"role": "model", "parts": [*thought, *parts([said.text]), *calls]}
-        if said.results:
-            yield {"role": "user", "parts": [result(id_, gave) for id_, gave in said.results]}
-        for words in said.then:
-            yield {"role": "user", "parts": parts(words.parts)}
+        yield {"role": "model", "parts": [*thought, *parts([turn.text]), *calls]}
+        if turn.results:
+            yield {"role": "user", "parts": [result(id_, output) for id_, output in turn.results]}
+        for message in turn.then:
+            yield {"role": "user", "parts": parts(message.parts)}
 
-    contents = [{"role": "user", "parts": parts(told.asked.parts)}, *(c for t in told.turns for c in turn(t))]
-    return {"systemInstruction": {"parts": parts([*told.system])}, "contents": contents}
+    contents = [
+        {"role": "user", "parts": parts(conversation.asked.parts)},
+        *(c for t in conversation.turns for c in encode_turn(t)),
+    ]
+    return {"systemInstruction": {"parts": parts([*conversation.system])}, "contents": contents}
 
 
-def as_gemini_can_say(told: Conversation) -> Conversation:
+def as_gemini_can_say(conversation: Conversation) -> Conversation:
     """The same where all that follows the instructions is the user's, and images of results follow their texts."""
 
-    def turn(said: Turn) -> Turn:
-        results = [(id_, sorted(gave, key=lambda part: part is None)) for id_, gave in said.results]
-        return replace(said, results=results, then=[replace(words, role="user") for words in said.then])
+    def convert_turn(turn: Turn) -> Turn:
+        results = [(id_, sorted(output, key=lambda part: part is None)) for id_, output in turn.results]
+        return replace(turn, results=results, then=[replace(message, role="user") for message in turn.then])
 
-    return replace(told, turns=[turn(said) for said in told.turns])
+    return replace(conversation, turns=[convert_turn(each) for each in conversation.turns])
 
 
 class Raw(str):
@@ -207,11 +218,11 @@ def shown(dialect: str, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @given(conversations(), st.booleans())
-def test_a_conversation_is_the_same_prompt_from_every_dialect(told: Conversation, merged: bool) -> None:
-    expected = shown("openai-chat", chat(told))
-    assert shown("openai-responses", responses(told)) == expected
-    assert shown("anthropic", anthropic(told, merged=merged)) == expected
-    same = as_gemini_can_say(told)
+def test_a_conversation_is_the_same_prompt_from_every_dialect(conversation: Conversation, merged: bool) -> None:
+    expected = shown("openai-chat", chat(conversation))
+    assert shown("openai-responses", responses(conversation)) == expected
+    assert shown("anthropic", anthropic(conversation, merged=merged)) == expected
+    same = as_gemini_can_say(conversation)
     assert shown("gemini", gemini(same)) == shown("openai-chat", chat(same))
 
 

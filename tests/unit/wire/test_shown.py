@@ -31,8 +31,8 @@ def assistant(*blocks: Item | str) -> Item:
     return user(*blocks) | {"role": "assistant"}
 
 
-def text(words: str) -> Item:
-    return {"type": "text", "text": words}
+def text(value: str) -> Item:
+    return {"type": "text", "text": value}
 
 
 def use(id_: str = "t1", input_: Any = None, name: str = "Bash") -> Item:
@@ -432,10 +432,10 @@ def stored(dialect: str, request: object, response: object = None) -> Call:
 @pytest.mark.parametrize(("dialect", "body"), CASES)
 def test_an_export_says_what_the_gateway_showed(dialect: str, body: Item):
     session, target = GatewaySession("a1", {}), DIALECTS[dialect].target("m")
-    shown = DIALECTS[dialect].parse(json.dumps(body).encode(), session, Branch("s", None), target).chat
+    request = DIALECTS[dialect].parse(json.dumps(body).encode(), session, Branch("s", None), target).chat
     conversation = read_request(stored(dialect, body))
-    assert shown_messages(conversation) == [_exported(message) for message in shown.messages]
-    assert conversation.tools == shown.tools
+    assert shown_messages(conversation) == [_exported(message) for message in request.messages]
+    assert conversation.tools == request.tools
 
 
 def _exported(message: Item) -> Item:
