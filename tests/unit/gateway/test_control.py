@@ -39,7 +39,7 @@ async def test_a_pause_holds_what_comes_and_drains_what_runs() -> None:
     await ticks()
     control.pause()
     control.pause()
-    late = asyncio.ensure_future(generate(control, done))
+    waiting = asyncio.ensure_future(generate(control, done))
     await ticks()
     assert control.snapshot() == GatewayState(paused=True, version="v1", in_flight=1, waiting=1)
     assert await control.drain(0.01) == 1
@@ -47,9 +47,9 @@ async def test_a_pause_holds_what_comes_and_drains_what_runs() -> None:
     done.set()
     assert await draining == 0
     assert early.done()
-    assert not late.done()
+    assert not waiting.done()
     control.resume("v2")
-    await late
+    await waiting
     assert control.snapshot() == GatewayState(paused=False, version="v2", in_flight=0, waiting=0)
 
 

@@ -99,9 +99,9 @@ ARGUMENTS = st.fixed_dictionaries(
 
 
 @BY_WRITER
-@given(calls=st.lists(ARGUMENTS, min_size=1, max_size=3), content=PLAIN, thought=PLAIN)
+@given(calls=st.lists(ARGUMENTS, min_size=1, max_size=3), content=PLAIN, reasoning=PLAIN)
 def test_what_a_family_writes_is_read_back(
-    name: str, write: Any, before: str, between: str, after: str, calls: list[Any], content: str, thought: str
+    name: str, write: Any, before: str, between: str, after: str, calls: list[Any], content: str, reasoning: str
 ) -> None:
     written = [json.dumps(call, ensure_ascii=False) for call in calls]
     text = before + between.join(write("Edit", arguments) for arguments in written) + after
@@ -109,8 +109,8 @@ def test_what_a_family_writes_is_read_back(
         text = f"{content}\n{text}"
     else:
         content = ""
-    parsed = format_named(name).parse(f"<think>\n{thought}\n</think>\n\n{text}", TOOLS)
-    assert parsed.reasoning == thought
+    parsed = format_named(name).parse(f"<think>\n{reasoning}\n</think>\n\n{text}", TOOLS)
+    assert parsed.reasoning == reasoning
     assert parsed.text == content
     assert [json.loads(call.arguments) for call in parsed.tool_calls] == calls
     assert {call.name for call in parsed.tool_calls} == {"Edit"}

@@ -39,11 +39,11 @@ def result(id_: str, text: str = "ok") -> Message:
 
 def said(text: str, **calls: dict[str, Any]) -> Message:
     """An answer; each keyword is the id of a call of Edit with these arguments."""
-    made = [
+    tool_calls = [
         {"id": id_, "type": "function", "function": {"name": "Edit", "arguments": json.dumps(arguments)}}
         for id_, arguments in calls.items()
     ]
-    return {"role": "assistant", "content": text} | ({"tool_calls": made} if made else {})
+    return {"role": "assistant", "content": text} | ({"tool_calls": tool_calls} if tool_calls else {})
 
 
 def keep(
@@ -171,8 +171,8 @@ def test_twins_are_siblings_and_each_can_be_gone_on_from() -> None:
 
 def test_of_twins_that_say_the_same_the_latest_counts() -> None:
     tree = TokenTree()
-    _, late = [keep(tree, [user("a")], said("A"), [1], [2 + n]) for n in (0, 1)]
-    assert find(tree, user("a"), said("A"), user("b")) == (late, 2)
+    _, latest = [keep(tree, [user("a")], said("A"), [1], [2 + n]) for n in (0, 1)]
+    assert find(tree, user("a"), said("A"), user("b")) == (latest, 2)
 
 
 def test_a_second_answer_to_a_request_replaces_none_before_it() -> None:
@@ -238,10 +238,10 @@ def test_whatever_happens_every_answer_keeps_its_tokens(steps: list[tuple[int, s
         assert node.ids == [*ids, number, number, 0]
         return [*messages, rewritten(answer)], node.ids
 
-    for index, what in steps:
-        past, ids = answered[index % len(answered)] if answered and what != "new root" else ([], [])
+    for index, action in steps:
+        past, ids = answered[index % len(answered)] if answered and action != "new root" else ([], [])
         messages = [*past, user(f"u{number}")]
-        answered.extend(ask(messages, ids) for _ in range(3 if what == "samples" else 1))
+        answered.extend(ask(messages, ids) for _ in range(3 if action == "samples" else 1))
         for conversation, expected in answered:
             match = tree.find(conversation_path([*conversation, user("on")]))
             assert match is not None

@@ -154,12 +154,12 @@ def _check_tool_messages_follow_their_calls(chat: ChatRequest) -> None:
 def test_a_longer_conversation_begins_as_the_shorter_one_did() -> None:
     bodies = list(_bodies(RECORDINGS / "26b_long_horizon_qwen.jsonl"))
     chats = [translate(body) for body in bodies]
-    grown = 0
+    extended_count = 0
     for before, after in pairwise(chats):
         if len(after.messages) > len(before.messages):
             assert after.messages[: len(before.messages)] == before.messages
-            grown += 1
-    assert grown > 10
+            extended_count += 1
+    assert extended_count > 10
 
 
 # --- single rules --------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_half_of_a_surrogate_pair_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "expected"),
     [
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
@@ -305,8 +305,8 @@ def test_half_of_a_surrogate_pair_is_replaced() -> None:
         (b'{"model": "m", "messages": [], "output_config": {"format": {"type": "x"}}}', "expected json_schema"),
     ],
 )
-def test_what_is_wrong_with_a_request_is_said(body: bytes, says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says):
+def test_what_is_wrong_with_a_request_is_said(body: bytes, expected: str) -> None:
+    with pytest.raises(InvalidRequest, match=expected):
         Anthropic().parse(body, _session(), Branch(None, None))
 
 
@@ -438,7 +438,7 @@ def test_a_count_of_tokens_needs_no_max_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "expected"),
     [
         ({"max_tokens": 0}, r"\$.max_tokens"),
         ({"temperature": -1}, r"\$.temperature"),
@@ -450,8 +450,8 @@ def test_a_count_of_tokens_needs_no_max_tokens() -> None:
         ({"stream": "yes"}, r"\$.stream"),
     ],
 )
-def test_a_field_that_is_wrong_is_named(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says):
+def test_a_field_that_is_wrong_is_named(fields: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidRequest, match=expected):
         translate(ask(user(text("hi")), **fields))
 
 

@@ -49,11 +49,11 @@ def message(**fields: Any) -> dict[str, Any]:
 def test_the_stream_says_what_the_message_says(
     text: str, reasoning: str | None, calls: list[ToolCall], finish: str
 ) -> None:
-    made = AnthropicWriter("asked", session(), "msg_1").whole(
+    reply = AnthropicWriter("asked", session(), "msg_1").whole(
         generation(text=text, reasoning=reasoning, tool_calls=tuple(calls), finish_reason=finish)
     )
-    whole = json.loads(made.body)
-    streamed = sse.message(to_events(made.body))
+    whole = json.loads(reply.body)
+    streamed = sse.message(to_events(reply.body))
     used = [block for block in streamed["content"] if block["type"] == "tool_use"]
     for block, call in zip(used, calls, strict=True):
         if isinstance(_json(call.arguments), dict):
@@ -61,7 +61,7 @@ def test_the_stream_says_what_the_message_says(
         block["input"] = json.loads(block["input"])
     assert streamed == whole
     assert len({block["id"] for block in used}) == len(used)
-    assert list(made.sampled) == [block["id"] for block in used]
+    assert list(reply.sampled) == [block["id"] for block in used]
     assert all(isinstance(block["input"], dict) for block in used)
 
 
@@ -84,8 +84,8 @@ def _json(raw: str) -> Any:
     ],
 )
 def test_stop_reasons(fields: dict[str, Any], reason: str, sequence: str | None) -> None:
-    made = message(**fields)
-    assert (made["stop_reason"], made["stop_sequence"]) == (reason, sequence)
+    body = message(**fields)
+    assert (body["stop_reason"], body["stop_sequence"]) == (reason, sequence)
 
 
 @pytest.mark.parametrize("finish", ["abort", "error", "none"])
@@ -108,9 +108,9 @@ def test_tool_ids_are_unique_in_a_session_and_acceptable() -> None:
     shared, ids = session(), list[str]()
     for _ in range(2):
         offered = [ToolCall(id_, "T", "{}") for id_ in ("call_1", "", "functions.T:0", "x" * 500)]
-        made = AnthropicWriter("asked", shared, "msg_1").whole(generation(tool_calls=tuple(offered)))
-        ids += [block["id"] for block in json.loads(made.body)["content"]]
-        assert list(made.sampled.values()) == offered
+        reply = AnthropicWriter("asked", shared, "msg_1").whole(generation(tool_calls=tuple(offered)))
+        ids += [block["id"] for block in json.loads(reply.body)["content"]]
+        assert list(reply.sampled.values()) == offered
     assert ids[0] == "call_1"
     assert all(id_.startswith("toolu_") for id_ in ids[1:])
     assert len(set(ids)) == 8
@@ -178,7 +178,7 @@ def test_matching_ignores_order_and_additions_only(sampled: dict[str, Any], adde
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "kind", "says", "headers"),
+    ("error", "status", "kind", "expected", "headers"),
     [
         (BackendError("gone"), 529, "overloaded_error", "gone", {}),
         (BackendError("x", status=503, retry_after_s=3), 529, "overloaded_error", "x", {"retry-after": "3"}),
@@ -196,11 +196,11 @@ def test_matching_ignores_order_and_additions_only(sampled: dict[str, Any], adde
         (StoreError("/secret/path"), 500, "api_error", "not be stored", {"x-should-retry": "false"}),
     ],
 )
-def test_faults(error: BackendError, status: int, kind: str, says: str, headers: dict[str, str]) -> None:
+def test_faults(error: BackendError, status: int, kind: str, expected: str, headers: dict[str, str]) -> None:
     reply = Anthropic().error(fault_of(error))
     body = json.loads(reply.body)
     assert (reply.status, body["type"], body["error"]["type"]) == (status, "error", kind)
-    assert says in body["error"]["message"]
+    assert expected in body["error"]["message"]
     assert "/secret" not in body["error"]["message"]
     assert {name.decode(): value.decode() for name, value in reply.headers} == headers
     assert sse.events(Anthropic().error_event(fault_of(error))) == [body]
@@ -248,16 +248,16 @@ def writer() -> AnthropicWriter:
 
 
 def test_a_writer_that_was_fed_nothing_says_it_all_at_the_end() -> None:
-    made, stream = writer().finish(generation(text="hi", reasoning="hm"))
-    assert stream == to_events(made.body)
+    reply, stream = writer().finish(generation(text="hi", reasoning="hm"))
+    assert stream == to_events(reply.body)
 
 
 def test_a_writer_begins_at_once_and_opens_no_block_for_nothing() -> None:
     stream = writer()
     assert [event["type"] for event in sse.events(stream.feed(Delta("text", "")))] == ["message_start"]
     assert stream.feed(Delta("text", "")) == b""
-    made, rest = stream.finish(generation())
-    assert json.loads(made.body)["content"] == []
+    reply, rest = stream.finish(generation())
+    assert json.loads(reply.body)["content"] == []
     assert [event["type"] for event in sse.events(rest)] == ["message_delta", "message_stop"]
 
 

@@ -248,7 +248,7 @@ async def test_a_large_body_is_sent_whole_in_pieces() -> None:
 
 @asynccontextmanager
 async def talking(
-    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    handler: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncGenerator[tuple[Server, ConnectionPool]]:
     """A server that does anything, once it has read the head of a request."""
 
@@ -256,7 +256,7 @@ async def talking(
         try:
             server.connections += 1
             await reader.readuntil(b"\r\n\r\n")
-            await talk(reader, writer)
+            await handler(reader, writer)
         except ConnectionError:
             pass
         finally:
@@ -521,9 +521,11 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (openssl := shutil.which("openssl")):
         pytest.skip("needs openssl, to make a certificate")
     directory = tmp_path_factory.mktemp("authority")
-    made = "req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:P-256 -days 2 -subj /CN=test -keyout key.pem"
+    arguments = (
+        "req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:P-256 -days 2 -subj /CN=test -keyout key.pem"
+    )
     subprocess.run(
-        [openssl, *made.split(), "-out", "cert.pem", "-addext", "subjectAltName=DNS:localhost"],
+        [openssl, *arguments.split(), "-out", "cert.pem", "-addext", "subjectAltName=DNS:localhost"],
         cwd=directory,
         check=True,
         capture_output=True,

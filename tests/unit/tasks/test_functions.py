@@ -139,8 +139,8 @@ def test_what_is_wrong_is_one_expression_that_occurs_once(seed: int, split: Spli
             (f"    return {module.broken.expression(module.instead)}", f"    return {module.broken.expression()}")
         ]
         for number, function in enumerate(module.functions):
-            does = function.expression(module.instead if number == module.faulty else None)
-            assert broken.count(f"return {does}") == 1
+            expression = function.expression(module.instead if number == module.faulty else None)
+            assert broken.count(f"return {expression}") == 1
         assert module.broken.name in module.instruction and module.path in module.instruction
 
 

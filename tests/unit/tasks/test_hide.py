@@ -111,7 +111,7 @@ def test_inherited_test_goes_where_it_is_defined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "message"),
     [
         ("class A(B):\n    pass\n", "no such test function"),
         ("def test_x(): pass\n\n\nif main:\n    test_x()\n", "outside of functions uses"),
@@ -119,9 +119,9 @@ def test_inherited_test_goes_where_it_is_defined() -> None:
         ("class A: \n    def test_x(self): pass\n", "no such test function"),
     ],
 )
-def test_refusals(text: str, why: str | None) -> None:
-    if why is None:
+def test_refusals(text: str, message: str | None) -> None:
+    if message is None:
         assert hide_tests(text, ["t.py::test_x"]) == "a = 1\n"
     else:
-        with pytest.raises(TaskError, match=why):
+        with pytest.raises(TaskError, match=message):
             hide_tests(text, ["t.py::test_x"])

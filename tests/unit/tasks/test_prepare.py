@@ -102,18 +102,18 @@ def test_a_setup_patch_that_does_not_apply_says_what_git_says(tmp_path: Path, pa
 
 
 def test_many_at_once_make_it_once(tmp_path: Path) -> None:
-    made: list[Path] = []
+    prepared_trees: list[Path] = []
 
     class Counting(UnsafeSandboxes):
         def prepare_tree(self, tree: Path) -> None:
-            made.append(tree)
+            prepared_trees.append(tree)
 
     with ThreadPoolExecutor(8) as pool:
         trees = {
             prepared.tree
             for prepared in pool.map(lambda _: prepare(task(Files({"a": "1"})), tmp_path, Counting()), range(8))
         }
-    assert len(trees) == len(made) == 1
+    assert len(trees) == len(prepared_trees) == 1
 
 
 def test_what_a_killed_process_left_is_made_anew(tmp_path: Path) -> None:

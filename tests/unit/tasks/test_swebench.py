@@ -293,21 +293,21 @@ def test_wrong_keys_of_new_rows(changes: dict[str, Any], message: str):
 
 def test_the_row_for_the_harness_is_the_one_that_was_read():
     original = fifth(script("python -m pip install -e ."))
-    back = as_harness_row(task_of(original))
+    harness_row = as_harness_row(task_of(original))
     for key in ("instance_id", "repo", "version", "base_commit", "patch", "test_patch", "eval_script"):
-        assert back[key] == original[key], key
+        assert harness_row[key] == original[key], key
     for key in ("image", "log_parser", "eval_type", "difficulty", "created_at"):
-        assert back[key] == original[key], key
-    assert back["FAIL_TO_PASS"] == json.loads(original["FAIL_TO_PASS"])
+        assert harness_row[key] == original[key], key
+    assert harness_row["FAIL_TO_PASS"] == json.loads(original["FAIL_TO_PASS"])
     assert len(json.dumps(task_of(original).meta)) < 1500  # nothing large is kept twice
 
 
 def test_a_classic_row_gets_a_script_that_does_the_same():
     task = task_of(row(repo="django/django", version="3.0"))
-    back = as_harness_row(task)
-    assert back["log_parser"] == "parse_log_django"
-    assert phases(checks_of(back)) == phases(task.checks)  # pyright: ignore[reportArgumentType]
-    assert back["eval_script"].count(eval_script.START) == 1
+    harness_row = as_harness_row(task)
+    assert harness_row["log_parser"] == "parse_log_django"
+    assert phases(checks_of(harness_row)) == phases(task.checks)  # pyright: ignore[reportArgumentType]
+    assert harness_row["eval_script"].count(eval_script.START) == 1
 
 
 def test_what_the_harness_cannot_grade():

@@ -146,10 +146,10 @@ def test_rows_of_an_export_that_make_no_sense_are_said(run: Path, tmp_path: Path
 
 
 def test_rollouts_of_another_temperature_are_said(tmp_path: Path, model: Path):
-    for number, (was, message) in enumerate(
+    for number, (temperature, message) in enumerate(
         ((0.5, "give --temperature 0.5"), (0, "collect rollouts with a temperature"))
     ):
-        put_training_run(tmp_path / str(number), model, sampling={"temperature": was})
+        put_training_run(tmp_path / str(number), model, sampling={"temperature": temperature})
         with pytest.raises(ConfigError, match=message):
             list(load_groups([tmp_path / str(number)], temperature=1.0))
         assert list(load_groups([tmp_path / str(number)]))

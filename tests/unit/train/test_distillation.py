@@ -174,34 +174,34 @@ def test_the_gradient_of_the_weights_is_that_of_a_plain_forward(model: Path):
     """Our forward shares prefixes and computes few logits; a plain one, a sequence at a time, gives the same."""
     options = DistillOptions(teacher=TEACHER, learning_rate=1e-3, correction="none", reward_coefficient=0.3)
     groups = taught(make_groups(groups=2, rollouts=3))
-    made = build_batch(groups, options, vocabulary=10_000, longest=10_000, skipped=Counter())
+    built = build_batch(groups, options, vocabulary=10_000, longest=10_000, skipped=Counter())
     updater = Updater(model, options)
     parameters = [value for value in updater.model.parameters() if value.requires_grad]
-    current = scores(updater.model, made.sequences).logprobs
+    current = scores(updater.model, built.sequences).logprobs
     loss, _ = policy_loss(
         current,
         current.detach(),
-        behaviours(made.sequences),
-        torch.tensor(made.advantages),
-        masks(made.sequences),
-        torch.tensor(made.rollouts),
+        behaviours(built.sequences),
+        torch.tensor(built.advantages),
+        masks(built.sequences),
+        torch.tensor(built.rollouts),
         options,
-        teacher=teacher_logprobs(made.sequences),
+        teacher=teacher_logprobs(built.sequences),
     )
     ours = torch.autograd.grad(loss, parameters)
 
     lengths = Counter[int]()
-    for sequence, owner in zip(made.sequences, made.rollouts, strict=True):
+    for sequence, owner in zip(built.sequences, built.rollouts, strict=True):
         lengths[owner] += sum(sequence.loss_mask)
     plain: Any = torch.zeros(())
-    for sequence, owner in zip(made.sequences, made.rollouts, strict=True):
+    for sequence, owner in zip(built.sequences, built.rollouts, strict=True):
         logits = updater.model(input_ids=torch.tensor([sequence.token_ids])).logits[0]
         for position, one in enumerate(sequence.loss_mask):
             if one:
                 logprob = logits[position - 1].log_softmax(0)[sequence.token_ids[position]]
                 assert sequence.teacher_logprobs is not None
                 reverse_kl = float(logprob.detach()) - sequence.teacher_logprobs[position]
-                gain = 0.3 * made.advantages[owner] - reverse_kl
+                gain = 0.3 * built.advantages[owner] - reverse_kl
                 plain = plain - gain * logprob / (len(lengths) * lengths[owner])
     for mine, expected in zip(ours, torch.autograd.grad(plain, parameters), strict=True):
         assert torch.allclose(mine, expected, atol=1e-5, rtol=1e-4)
@@ -237,8 +237,8 @@ def test_an_update_brings_the_student_nearer_to_its_teacher(model: Path):
     )
     taught_groups = [structs.replace(groups[0], rollouts=rollouts)]
     updater = Updater(model, DistillOptions(teacher=TEACHER, learning_rate=1e-2))
-    far = [updater.update(taught_groups, step).teacher_kl for step in range(1, 9)]
-    assert abs(far[-1]) < abs(far[0]) / 2
+    teacher_kls = [updater.update(taught_groups, step).teacher_kl for step in range(1, 9)]
+    assert abs(teacher_kls[-1]) < abs(teacher_kls[0]) / 2
 
 
 def test_options_are_read_back_as_what_they_were():

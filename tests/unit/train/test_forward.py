@@ -65,8 +65,8 @@ def some_rollouts(seed: int) -> list[tuple[int, TokenSequence, list[Turn]]]:
     random = Random(seed)
     system = some_tokens(random, 40)
     task = system + some_tokens(random, 15)
-    made = [(0, task), (0, some_tokens(random, 12)), (1, task), (1, task), (2, system), (3, system)]
-    return [(owner, *conversation(random, start, random.randint(1, 4))) for owner, start in made]
+    starts = [(0, task), (0, some_tokens(random, 12)), (1, task), (1, task), (2, system), (3, system)]
+    return [(owner, *conversation(random, start, random.randint(1, 4))) for owner, start in starts]
 
 
 def alone(model: Any, call: Turn) -> torch.Tensor:
@@ -173,10 +173,10 @@ def derivative(batch: Batch, options: GRPOOptions, row: int, column: int, step: 
 def test_only_sampled_tokens_are_targets(model: Any) -> None:
     """Each token in its turn as the last, where it can only be a target: its loss follows its mask."""
     sequence, _ = conversation(Random(3), some_tokens(Random(1), 20), 3)
-    beside, _ = conversation(Random(6), sequence.token_ids[:20], 2)
+    neighbour, _ = conversation(Random(6), sequence.token_ids[:20], 2)
 
     def loss(one: TokenSequence) -> float:
-        rows = [one, beside]
+        rows = [one, neighbour]
         with torch.no_grad():
             now = token_logprobs(model, rows)
             value, _ = policy_loss(
@@ -191,14 +191,14 @@ def test_only_sampled_tokens_are_targets(model: Any) -> None:
         return float(value)
 
     for end in range(21, len(sequence.token_ids)):
-        until = TokenSequence(
+        prefix = TokenSequence(
             token_ids=sequence.token_ids[: end + 1],
             loss_mask=sequence.loss_mask[: end + 1],
             logprobs=None,
         )
-        other = (until.token_ids[-1] + 1) % VOCABULARY
-        changed = structs.replace(until, token_ids=(*until.token_ids[:-1], other))
-        assert (loss(changed) != loss(until)) == bool(sequence.loss_mask[end])
+        other = (prefix.token_ids[-1] + 1) % VOCABULARY
+        changed = structs.replace(prefix, token_ids=(*prefix.token_ids[:-1], other))
+        assert (loss(changed) != loss(prefix)) == bool(sequence.loss_mask[end])
 
 
 def test_entropy_is_that_of_the_distribution(model: Any) -> None:

@@ -156,10 +156,10 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path):
 def test_a_full_disk_leaves_the_state_that_there_was(tmp_path: Path):
     directory = LoopDirectory(tmp_path)
     directory.save(START)
-    grown = START.with_step(begun(1, *(f"task-{number}" for number in range(1000))))
+    larger = START.with_step(begun(1, *(f"task-{number}" for number in range(1000))))
     refused = pytest.raises(StoreError, match=r"state\.json: cannot be written.*same command again")
     with files_of_at_most(4096), refused:
-        directory.save(grown)
+        directory.save(larger)
     assert directory.load() == START
     assert not list(tmp_path.glob(".*.new"))
 

@@ -83,8 +83,8 @@ def test_orders_that_make_no_sense_are_answered_and_it_ends_with_who_started_it(
         answers = [json.loads(parent.stdout.readline())["error"]["message"] for _ in range(2)]
         parent.kill()
     assert "invalid command" in answers[0] and "'dance'" in answers[1]
-    until = time.monotonic() + 60
-    while _runs(worker) and time.monotonic() < until:
+    deadline = time.monotonic() + 60
+    while _runs(worker) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _runs(worker)
 

@@ -75,23 +75,23 @@ def ours(
     mask = tensor(batch.mask, 0, torch.bool)
     owner = torch.tensor(batch.owner)
     whole = tokens_of_rollouts(mask, owner, len(batch.advantages))
-    made = {
+    columns = {
         name: tensor(getattr(batch, name), fill)
         for name in ("logprobs", "old", "behaviour", "reference", "entropy")
     }
-    made = {name: values[rows] for name, values in (made | overrides).items()}
-    logprobs = made["logprobs"].detach().requires_grad_()
+    columns = {name: values[rows] for name, values in (columns | overrides).items()}
+    logprobs = columns["logprobs"].detach().requires_grad_()
     loss, sums = policy_loss(
         logprobs,
-        made["old"],
-        made["behaviour"],
+        columns["old"],
+        columns["behaviour"],
         torch.tensor(batch.advantages, dtype=torch.float64),
         mask[rows],
         owner[rows],
         options,
         rollout_tokens=whole,
-        reference=made["reference"],
-        entropy=made["entropy"],
+        reference=columns["reference"],
+        entropy=columns["entropy"],
     )
     return loss, sums, logprobs
 
@@ -148,8 +148,8 @@ def test_nothing_but_sampled_tokens_counts(loss: Any, poison: float) -> None:
         values[row, column] += 0.25
         # exp(π − old) · exp(old − μ) does not depend on `old`, so without a correction for that one.
         used_options = structs.replace(options, correction="none") if name == "old" else options
-        moved, still = ours(batch, used_options, **{name: values})[0], ours(batch, used_options)[0]
-        assert (number(moved) != number(still)) == bool(mask[row, column]), (name, row, column)
+        moved, unmoved = ours(batch, used_options, **{name: values})[0], ours(batch, used_options)[0]
+        assert (number(moved) != number(unmoved)) == bool(mask[row, column]), (name, row, column)
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["rollout-mean", "token-mean", "constant"]), st.data())
@@ -223,8 +223,8 @@ def test_at_the_weights_that_sampled_the_gradient_is_reinforce() -> None:
 
 def test_absurd_gaps_give_numbers() -> None:
     batch = some_batch(1)
-    far = structs.replace(batch, behaviour=[[-2000.0 for _ in row] for row in batch.old])
-    loss, sums, logprobs = ours(far, GRPOOptions(truncate_at=2.0))
+    distant = structs.replace(batch, behaviour=[[-2000.0 for _ in row] for row in batch.old])
+    loss, sums, logprobs = ours(distant, GRPOOptions(truncate_at=2.0))
     loss.backward()
     assert math.isfinite(number(loss)) and logprobs.grad is not None and bool(logprobs.grad.isfinite().all())
     assert sums.corrected == sums.tokens
@@ -248,8 +248,8 @@ def test_a_policy_far_from_its_reference_is_not_pushed_further() -> None:
     """Where the reference is so much likelier that exp() is no number, k3 has no gradient, not a wrong one."""
     options = GRPOOptions(correction="none", kl_coefficient=1.0)
     mask, zeros = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2)
-    for far in (60.0, 5000.0):
-        logprobs = torch.tensor([[-1.0 - far, -1.5]], requires_grad=True)
+    for distance in (60.0, 5000.0):
+        logprobs = torch.tensor([[-1.0 - distance, -1.5]], requires_grad=True)
         reference = torch.full((1, 2), -1.0)
         loss, _ = policy_loss(
             logprobs, logprobs.detach(), None, torch.zeros(1), mask, torch.tensor([0]), options,

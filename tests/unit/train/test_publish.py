@@ -271,7 +271,7 @@ class Sender:
 
 async def test_a_transfer_goes_through_vllms_four_phases(tmp_path: Path):
     pytest.importorskip("safetensors.torch")
-    made: list[Sender] = []
+    senders: list[Sender] = []
     async with FakeVLLMControl() as server:
         loop = asyncio.get_running_loop()
 
@@ -279,20 +279,20 @@ async def test_a_transfer_goes_through_vllms_four_phases(tmp_path: Path):
             assert (address, workers) == ("127.0.0.1", 2)
             client.init_weight_transfer_engine({"master_address": address})
             source._device = "cpu"
-            made.append(Sender(client, source, server, loop))
-            return made[-1]
+            senders.append(Sender(client, source, server, loop))
+            return senders[-1]
 
         publisher = TransferPublisher(server.url, connect=connect)
         await publisher.publish(tensors(tmp_path / "one", b=b"second ", a=b"first "), "v1")
         assert server.sample() == ("first second ", "v1")
         await publisher.publish(tensors(tmp_path / "two", a=b"other "), "v2")
-        assert server.sample() == ("other ", "v2") and len(made) == 1
+        assert server.sample() == ("other ", "v2") and len(senders) == 1
         server.fails["/start_weight_update"] = web.Response(status=500, text="lost")
         with pytest.raises(BackendError, match="lost"):
             await publisher.publish(tmp_path / "one", "v3")
-        assert server.paused and made[0].left
+        assert server.paused and senders[0].left
         await publisher.publish(tmp_path / "one", "v3")
-        assert server.sample() == ("first second ", "v3") and len(made) == 2
+        assert server.sample() == ("first second ", "v3") and len(senders) == 2
 
 
 def test_a_transfer_without_vllm_or_a_gpu_says_what_is_missing(tmp_path: Path):

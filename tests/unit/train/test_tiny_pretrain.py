@@ -30,9 +30,9 @@ def small(vocabulary: int) -> Any:
 
     from understudy.train.tiny.pretrain import configuration
 
-    less = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "layer_types": None}
-    less |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
-    return Qwen3Config.from_dict(configuration(vocabulary).to_dict() | less)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "layer_types": None}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    return Qwen3Config.from_dict(configuration(vocabulary).to_dict() | sizes)
 
 
 @pytest.mark.services

@@ -79,8 +79,8 @@ def mean_logprob(model: Path, examples: list[TokenSequence]) -> float:
 def test_sft_makes_what_was_sampled_likelier(model: Path, tmp_path: Path):
     examples = sequences()
     reported_steps: list[int] = []
-    course = TrainingContext(on_step=lambda step, of, _: reported_steps.append(step * 1000 + of))
-    trained = train_sft(model, examples, tmp_path / "out", SFT, course)
+    context = TrainingContext(on_step=lambda step, of, _: reported_steps.append(step * 1000 + of))
+    trained = train_sft(model, examples, tmp_path / "out", SFT, context)
     assert (
         trained.rows == 24
         and trained.steps == 18

@@ -97,8 +97,8 @@ def test_the_size_of_a_pass_changes_nothing(model: Path, loss: str, normalisatio
         moved.append({name: value - start[name] for name, value in weights(updater).items()})
     # Adam's first step is the sign of the gradient where there is one worth the name.
     for one in moved[:2]:
-        far = [((one[name] - moved[2][name]).abs() > 1e-3).float().mean() for name in one]
-        assert max(far) < 0.02
+        changed_shares = [((one[name] - moved[2][name]).abs() > 1e-3).float().mean() for name in one]
+        assert max(changed_shares) < 0.02
 
 
 @pytest.mark.parametrize(
@@ -130,16 +130,16 @@ def test_a_resume_is_the_same_to_the_bit(model: Path, tmp_path: Path, options: G
 
 @pytest.mark.parametrize("lora", [None, LoraOptions(rank=4)], ids=["full", "lora"])
 def test_with_gradient_checkpointing_the_update_is_the_same(model: Path, lora: LoraOptions | None):
-    made: list[tuple[float, dict[str, torch.Tensor]]] = []
+    updates: list[tuple[float, dict[str, torch.Tensor]]] = []
     for checkpointing in (False, True):
         # Not Adam's first step, which is the sign of the gradient alone.
         options = structs.replace(OPTIONS, lora=lora, gradient_checkpointing=checkpointing, mini_batches=2)
         updater = Updater(model, options)
-        made.append((updater.update(make_groups(groups=1), 1).grad_norm, weights(updater)))
-    (norm, plain), (norm_again, checkpointed) = made
+        updates.append((updater.update(make_groups(groups=1), 1).grad_norm, weights(updater)))
+    (norm, plain), (norm_again, checkpointed) = updates
     assert norm_again == pytest.approx(norm, rel=1e-4)
-    far = [((plain[name] - checkpointed[name]).abs() > 1e-3).float().mean() for name in plain]
-    assert plain.keys() == checkpointed.keys() and max(far) < 0.02
+    changed_shares = [((plain[name] - checkpointed[name]).abs() > 1e-3).float().mean() for name in plain]
+    assert plain.keys() == checkpointed.keys() and max(changed_shares) < 0.02
 
 
 def test_an_adapter_is_held_to_the_model_beneath_it(model: Path):
@@ -221,7 +221,7 @@ def test_groups_whose_rewards_are_equal_teach_nothing(model: Path):
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "reason"),
     [
         ({"token_ids": (999_999, *range(31))}, batch.UNKNOWN_TOKENS),
         ({"logprobs": (float("nan"),) * 32}, "sequences whose logprobs are not numbers"),
@@ -229,12 +229,12 @@ def test_groups_whose_rewards_are_equal_teach_nothing(model: Path):
         ({"loss_mask": (0,) * 32}, "sequences in which nothing was sampled"),
     ],
 )
-def test_a_bad_sequence_is_skipped_and_counted(model: Path, change: dict[str, object], why: str):
+def test_a_bad_sequence_is_skipped_and_counted(model: Path, change: dict[str, object], reason: str):
     first, *rest = make_groups()
     assert len(first.rollouts[0].sequences[0].token_ids) == 32
     updater = Updater(model, OPTIONS)
     report = updater.update([changed(first, change), *rest], 1)
-    assert report.updated and report.skipped == {why: 1} and report.sequences == 23
+    assert report.updated and report.skipped == {reason: 1} and report.sequences == 23
     assert all(torch.isfinite(value).all() for value in weights(updater).values())
 
 

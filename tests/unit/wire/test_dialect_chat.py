@@ -285,7 +285,7 @@ def test_any_request_is_understood_or_refused(fields: dict[str, Any]) -> None:
 
 
 def test_a_completion() -> None:
-    made = CHAT.message(
+    reply = CHAT.message(
         generation(
             text="hi",
             reasoning="hm",
@@ -296,7 +296,7 @@ def test_a_completion() -> None:
         GatewaySession("attempt", {}),
         "msg_1",
     )
-    whole = json.loads(made.body)
+    whole = json.loads(reply.body)
     assert (whole["id"], whole["object"], whole["model"]) == ("chatcmpl-1", "chat.completion", "asked")
     assert whole["choices"] == [
         {
@@ -319,7 +319,7 @@ def test_a_completion() -> None:
         "total_tokens": 12,
         "prompt_tokens_details": {"cached_tokens": 4},
     }
-    assert made.sampled == {"id": ToolCall("id", "run", "{oops")}
+    assert reply.sampled == {"id": ToolCall("id", "run", "{oops")}
 
 
 @pytest.mark.parametrize("reason", ["abort", "none", ""])
@@ -347,8 +347,8 @@ def test_logprobs_name_tokens_by_their_ids() -> None:
 @pytest.mark.parametrize("include_usage", [True, False])
 def test_a_stream_tells_usage_only_where_it_was_asked_for(include_usage: bool) -> None:
     request = parse(stream=True, stream_options={"include_usage": True} if include_usage else None)
-    made = CHAT.message(generation(text="hi", usage=Usage(3, 1)), request, GatewaySession("attempt", {}), "msg_1")
-    sent_chunks = chunks(CHAT.events(made.body))
+    reply = CHAT.message(generation(text="hi", usage=Usage(3, 1)), request, GatewaySession("attempt", {}), "msg_1")
+    sent_chunks = chunks(CHAT.events(reply.body))
     if include_usage:
         assert sent_chunks[-1]["choices"] == [] and sent_chunks[-1]["usage"]["total_tokens"] == 4
         assert all(chunk["usage"] is None for chunk in sent_chunks[:-1])
@@ -360,19 +360,19 @@ def test_a_stream_tells_usage_only_where_it_was_asked_for(include_usage: bool) -
 def test_the_stream_says_what_the_message_says(
     text: str, reasoning: str | None, calls: list[ToolCall], finish: str
 ) -> None:
-    made = CHAT.message(
+    reply = CHAT.message(
         generation(text=text, reasoning=reasoning, tool_calls=tuple(calls), finish_reason=finish),
         parse(stream=True, stream_options={"include_usage": True}),
         GatewaySession("attempt", {}),
         "msg_1",
     )
-    whole, streamed = json.loads(made.body), put_together(CHAT.events(made.body))
+    whole, streamed = json.loads(reply.body), put_together(CHAT.events(reply.body))
     message = whole["choices"][0]["message"]
     assert streamed["content"] == (message["content"] or "") == text
     assert streamed["reasoning_content"] == message.get("reasoning_content", "") == (reasoning or "")
     flat = [{"id": call["id"], **call["function"]} for call in message.get("tool_calls", [])]
     assert list(streamed["tool_calls"].values()) == flat
-    assert list(made.sampled.values()) == calls
+    assert list(reply.sampled.values()) == calls
     assert streamed["finish_reason"] == whole["choices"][0]["finish_reason"]
     assert streamed["usage"] == whole["usage"]
 

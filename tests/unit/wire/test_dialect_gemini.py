@@ -63,8 +63,8 @@ def generation(**fields: Any) -> Generation:
 
 def whole(written: Generation, session: GatewaySession | None = None) -> tuple[Item, dict[str, ToolCall]]:
     """The response to a generation, and the calls in it by the ids that the agent sees."""
-    made = GEMINI.message(written, parse(), session or GatewaySession("attempt", {}), "msg_1")
-    return json.loads(made.body), made.sampled
+    reply = GEMINI.message(written, parse(), session or GatewaySession("attempt", {}), "msg_1")
+    return json.loads(reply.body), reply.sampled
 
 
 def chunks(stream: bytes) -> list[Item]:
@@ -417,10 +417,10 @@ def test_a_stored_response_has_the_calls_as_the_model_wrote_them(
     text: str, reasoning: str | None, calls: list[ToolCall]
 ) -> None:
     written = generation(text=text, reasoning=reasoning, tool_calls=tuple(calls))
-    made = GEMINI.message(written, parse(), GatewaySession("attempt", {}), "msg_1")
-    blocks = GEMINI.read_response(made.body) or ()
+    reply = GEMINI.message(written, parse(), GatewaySession("attempt", {}), "msg_1")
+    blocks = GEMINI.read_response(reply.body) or ()
     read = [(block.id, block.name) for block in blocks if block.kind == "tool_use"]
-    assert read == [(id_, call.name) for id_, call in made.sampled.items()]
+    assert read == [(id_, call.name) for id_, call in reply.sampled.items()]
     for block, call in zip((b for b in blocks if b.kind == "tool_use"), calls, strict=True):
         assert block.arguments in (call.arguments, "{}") and (block.arguments or not call.arguments.strip())
     assert "".join(block.text for block in blocks if block.kind == "text") == text
@@ -439,8 +439,8 @@ def test_the_stream_says_what_the_message_says(
     text: str, reasoning: str | None, calls: list[ToolCall], finish: str
 ) -> None:
     written = generation(text=text, reasoning=reasoning, tool_calls=tuple(calls), finish_reason=finish)
-    made = GEMINI.message(written, parse(), GatewaySession("attempt", {}), "msg_1")
-    response, streamed = json.loads(made.body), assembled(GEMINI.events(made.body))
+    reply = GEMINI.message(written, parse(), GatewaySession("attempt", {}), "msg_1")
+    response, streamed = json.loads(reply.body), assembled(GEMINI.events(reply.body))
     candidate = response["candidates"][0]
     assert streamed["parts"] == [part for part in candidate["content"]["parts"] if part != {"text": ""}]
     assert streamed["finishReason"] == candidate["finishReason"]
@@ -449,8 +449,8 @@ def test_the_stream_says_what_the_message_says(
 
 def test_arguments_of_several_lines_are_one_event() -> None:
     written = generation(tool_calls=(ToolCall("call_1", "run", '{\r\n "command": "ls\\n",\n "n": 1\n}'),))
-    made = GEMINI.message(written, parse(), GatewaySession("attempt", {}), "msg_1")
-    stream = GEMINI.events(made.body)
+    reply = GEMINI.message(written, parse(), GatewaySession("attempt", {}), "msg_1")
+    stream = GEMINI.events(reply.body)
     assert all(line.startswith(b"data: {") for line in stream.splitlines() if line)
     (part,) = assembled(stream)["parts"]
     assert part["functionCall"]["args"] == {"command": "ls\n", "n": 1}

@@ -60,10 +60,12 @@ def generation(**fields: Any) -> Generation:
 
 
 def answer(
-    made: Generation, incoming: DialectRequest | None = None, session: GatewaySession | None = None
+    generated: Generation, incoming: DialectRequest | None = None, session: GatewaySession | None = None
 ) -> dict[str, Any]:
     request = incoming or parse(tools=TOOLS)
-    return json.loads(RESPONSES.message(made, request, session or GatewaySession("attempt", {}), "msg_1").body)
+    return json.loads(
+        RESPONSES.message(generated, request, session or GatewaySession("attempt", {}), "msg_1").body
+    )
 
 
 def events_of(stream: bytes) -> list[dict[str, Any]]:
@@ -96,7 +98,7 @@ def put_together(stream: bytes) -> dict[str, Any]:
     pieces: dict[int, str] = {}
     done: dict[int, dict[str, Any]] = {}
     for event in events[2:-1]:
-        name, _, what = event["type"].rpartition(".")
+        name, _, action = event["type"].rpartition(".")
         index = event["output_index"]
         if event["type"] == "response.output_item.added":
             assert index == len(added)
@@ -106,7 +108,7 @@ def put_together(stream: bytes) -> dict[str, Any]:
             done[index] = event["item"]
         elif name in _TEXTS:
             assert event["item_id"] == added[index] and index not in done
-            if what == "delta":
+            if action == "delta":
                 pieces[index] += event["delta"]
             else:
                 assert event[_TEXTS[name]] == pieces[index]
@@ -337,11 +339,11 @@ def test_a_response() -> None:
 
 
 @pytest.mark.parametrize(
-    ("finish", "why"), [("length", "max_output_tokens"), ("content_filter", "content_filter")]
+    ("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")]
 )
-def test_an_answer_that_was_cut_is_incomplete(finish: str, why: str) -> None:
+def test_an_answer_that_was_cut_is_incomplete(finish: str, reason: str) -> None:
     whole = answer(generation(text="hi", finish_reason=finish))
-    assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": why})
+    assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": reason})
     assert whole["output"][-1]["status"] == "incomplete"
 
 
@@ -360,14 +362,14 @@ FINISH = st.sampled_from(["stop", "length", "tool_calls"])
 def test_the_stream_says_what_the_message_says(
     text: str, reasoning: str | None, calls: list[ToolCall], finish: str
 ) -> None:
-    made = RESPONSES.message(
+    reply = RESPONSES.message(
         generation(text=text, reasoning=reasoning, tool_calls=tuple(calls), finish_reason=finish),
         parse(tools=TOOLS, stream=True),
         GatewaySession("attempt", {}),
         "msg_1",
     )
-    assert put_together(RESPONSES.events(made.body)) == json.loads(made.body)
-    assert list(made.sampled.values()) == calls
+    assert put_together(RESPONSES.events(reply.body)) == json.loads(reply.body)
+    assert list(reply.sampled.values()) == calls
 
 
 @given(TEXT, TEXT, CALLS, FINISH, st.randoms(use_true_random=False), st.integers(1, 5))

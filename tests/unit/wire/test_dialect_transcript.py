@@ -77,11 +77,11 @@ def anthropic(conversation: Conversation, *, merged: bool) -> dict[str, Any]:
         return [image if part is None else {"type": "text", "text": part} for part in contents]
 
     def encode_turn(turn: Turn) -> Iterator[dict[str, Any]]:
-        thought = [{"type": "thinking", "thinking": turn.reasoning, "signature": ""}] if turn.reasoning else []
+        thinking = [{"type": "thinking", "thinking": turn.reasoning, "signature": ""}] if turn.reasoning else []
         calls = [
             {"type": "tool_use", "id": id_, "name": "run", "input": Raw(arguments(id_))} for id_ in turn.calls
         ]
-        yield {"role": "assistant", "content": [*thought, *parts([turn.text]), *calls]}
+        yield {"role": "assistant", "content": [*thinking, *parts([turn.text]), *calls]}
         results = [
             {"type": "tool_result", "tool_use_id": i, "content": parts(output)} for i, output in turn.results
         ]
@@ -110,8 +110,8 @@ def chat(conversation: Conversation) -> dict[str, Any]:
             {"id": id_, "type": "function", "function": {"name": "run", "arguments": arguments(id_)}}
             for id_ in turn.calls
         ]
-        thought = {"reasoning_content": turn.reasoning} if turn.reasoning else {}
-        yield {"role": "assistant", "content": turn.text, "tool_calls": calls} | thought
+        reasoning = {"reasoning_content": turn.reasoning} if turn.reasoning else {}
+        yield {"role": "assistant", "content": turn.text, "tool_calls": calls} | reasoning
         for id_, output in turn.results:
             yield {"role": "tool", "tool_call_id": id_, "content": parts(output)}
         for message in turn.then:
@@ -160,12 +160,12 @@ def gemini(conversation: Conversation) -> dict[str, Any]:
         return {"functionResponse": {"id": id_, "name": "run"} | response}
 
     def encode_turn(turn: Turn) -> Iterator[dict[str, Any]]:
-        thought = [{"text": turn.reasoning, "thought": True}] if turn.reasoning else []
+        thoughts = [{"text": turn.reasoning, "thought": True}] if turn.reasoning else []
         calls = [
             {"functionCall": {"id": id_, "name": "run", "args": Raw(arguments(id_))}, "thoughtSignature": "c2ln"}
             for id_ in turn.calls
         ]
-        yield {"role": "model", "parts": [*thought, *parts([turn.text]), *calls]}
+        yield {"role": "model", "parts": [*thoughts, *parts([turn.text]), *calls]}
         if turn.results:
             yield {"role": "user", "parts": [result(id_, output) for id_, output in turn.results]}
         for message in turn.then:
@@ -244,14 +244,16 @@ CONVERSATION = Conversation(
 
 @pytest.mark.parametrize("dialect", ["anthropic", "openai-chat", "openai-responses"])
 def test_what_that_prompt_is(dialect: str) -> None:
-    tell = {"openai-chat": chat, "openai-responses": responses}.get(dialect, lambda c: anthropic(c, merged=True))
+    encode_conversation = {"openai-chat": chat, "openai-responses": responses}.get(
+        dialect, lambda c: anthropic(c, merged=True)
+    )
     image = {"type": "image_url", "image_url": {"url": IMAGE}}
 
     def call(id_: str, written: str) -> dict[str, Any]:
         return {"id": id_, "type": "function", "function": {"name": "run", "arguments": written}}
 
     calls = [call("t0", '{"a": [1, "é"]}'), call("backend-1", SAMPLED), call("t2", '{"a": [1, "é"]}')]
-    assert shown(dialect, tell(CONVERSATION)) == [
+    assert shown(dialect, encode_conversation(CONVERSATION)) == [
         {"role": "system", "content": "Be brief.\n\nBe kind."},
         {"role": "user", "content": [{"type": "text", "text": "Look."}, image]},
         {"role": "assistant", "content": "I look.", "reasoning": "hm", "tool_calls": calls},

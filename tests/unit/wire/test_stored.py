@@ -151,6 +151,6 @@ def test_what_changes_all_before_it_is_left_to_be_read_whole():
     added: Item = {"type": "additional_tools", "tools": [{"type": "function", "name": "more", "parameters": {}}]}
     body = json.dumps(RESPONSES | {"input": [*RESPONSES["input"], added]}).encode()
     assert Tree().read("openai-responses", body) is None
-    goes_on = json.dumps(GEMINI | {"contents": [*GEMINI["contents"], GEMINI["contents"][-1]]}).encode()
-    assert Tree().read("gemini", goes_on) is None
+    continued = json.dumps(GEMINI | {"contents": [*GEMINI["contents"], GEMINI["contents"][-1]]}).encode()
+    assert Tree().read("gemini", continued) is None
     assert Tree().read("unknown", b"{}") is None
