@@ -40,11 +40,11 @@ PADDING = b'{"type":"queue-operation","pad":"' + b"x" * 5_000_000 + b'"}\n'
 
 
 def lay(root: Path, *logs: Log, directory: str, padding: bytes = b"") -> Path:
-    place = root / directory
-    place.mkdir(parents=True, exist_ok=True)
+    project = root / directory
+    project.mkdir(parents=True, exist_ok=True)
     for log in logs:
-        (place / f"{log.envelope['sessionId']}.jsonl").write_bytes(log.data() + padding)
-    return place
+        (project / f"{log.envelope['sessionId']}.jsonl").write_bytes(log.data() + padding)
+    return project
 
 
 def told(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
@@ -113,8 +113,8 @@ def test_a_conversation_in_two_places_is_written_once(jobs: str, name: str, tmp_
     output = tmp_path / name
 
     def ids() -> list[str]:
-        found = rows(output) if name.endswith("l") else list(rows_back(output))
-        return [row["message_id"] for row in found]
+        states = rows(output) if name.endswith("l") else list(rows_back(output))
+        return [row["message_id"] for row in states]
 
     once = ["a-m0", "a-m1", "a-m2"]
     counts = told(logs, "--output", output, "--jobs", jobs)
@@ -252,16 +252,16 @@ def test_an_interrupted_ingest_leaves_whole_traces_and_goes_on(jobs: str, tmp_pa
     lay(logs, session("a"), directory="a")
     told(logs, "--dir", store)
     for name in ("b", "c"):
-        place = lay(logs, session(name, turns=6000), directory=name)
-        with (place / f"{name}.jsonl").open("ab") as log:
+        project = lay(logs, session(name, turns=6000), directory=name)
+        with (project / f"{name}.jsonl").open("ab") as log:
             log.write(b'{"type":"queue-operation","pad":"' + b"x" * 8_000_000 + b'"}\n')
     command = [UNDERSTUDY, "ingest", logs, "--dir", store, "--jobs", jobs]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         wait_for(lambda: any(store.glob(".reading.*/part-*")), process)
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "run the same command again to continue" in said
+    assert "run the same command again to continue" in stderr
     assert not list(store.glob(".reading.*"))
     assert {len(trace.turns) for trace in trace_store.traces(store)} <= {2, 6000}
     assert told(logs, "--dir", store)["unchanged"] >= 1
@@ -290,8 +290,8 @@ def test_states_are_shown_as_a_table(store: Path):
 def test_states_are_counted_by_a_column(store: Path):
     counted = understudy("states", str(store), "--by", "project", "--json")
     assert json.loads(counted.stdout)[0] == {"project": "/home/jane/work", "states": 3, "conversations": 1}
-    shown = understudy("states", str(store), "--by", "agent", "--where", "session_id = 'b'")
-    assert shown.returncode == 0 and shown.stdout.splitlines()[-1].split()[-2:] == ["2", "1"], shown.stdout
+    done = understudy("states", str(store), "--by", "agent", "--where", "session_id = 'b'")
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].split()[-2:] == ["2", "1"], done.stdout
     wrong = understudy("states", str(store), "--by", "modle")
     assert wrong.returncode == 2 and "unknown column 'modle'" in wrong.stderr and "model" in wrong.stderr
     both = understudy("states", str(store), "--by", "model", "--limit", "3")

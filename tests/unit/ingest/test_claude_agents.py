@@ -52,10 +52,10 @@ def test_subagents_among_the_lines_of_the_session() -> None:
     log.assistant(NEXT, "Both.")
     traces = read(log)
     assert subagents(traces) == {SUB: TraceParent("s1", "t2", 1), SUB2: TraceParent("s1", "t1", 1)}
-    found = by_message(*traces)
-    assert outline(found[SUB]) == ["user: explore text"]
-    assert outline(found[NEXT])[2:] == ["t2: text found", "t1: code found"]
-    assert len({trace.trace_id for trace in traces}) == 3 and found[SUB].parent == TraceParent("s1", "t2", 1)
+    states = by_message(*traces)
+    assert outline(states[SUB]) == ["user: explore text"]
+    assert outline(states[NEXT])[2:] == ["t2: text found", "t1: code found"]
+    assert len({trace.trace_id for trace in traces}) == 3 and states[SUB].parent == TraceParent("s1", "t2", 1)
 
 
 def test_subagents_in_files_beside_the_session() -> None:
@@ -194,10 +194,10 @@ def test_messages_that_the_records_have_are_not_in_the_ledger_twice() -> None:
     alone = named({"role": "user", "content": results})
     log.aside("api-request", id="r3", base="r1", keep=1, tail=[answer, alone])
     log.assistant(LAST, "Done otherwise.", parent=first, requestRef="r3")
-    found = by_message(*read(log))
-    assert {state.fidelity for state in found.values()} == {"ledger"}
-    assert outline(found[NEXT]) == ["user: hi", "assistant: +t1 +t2", "t2: t2", "t1: t1", "user: Use it so."]
-    assert outline(found[LAST])[2:] == ["t2: t2", "t1: t1"]
+    states = by_message(*read(log))
+    assert {state.fidelity for state in states.values()} == {"ledger"}
+    assert outline(states[NEXT]) == ["user: hi", "assistant: +t1 +t2", "t2: t2", "t1: t1", "user: Use it so."]
+    assert outline(states[LAST])[2:] == ["t2: t2", "t1: t1"]
 
 
 def test_a_fork_finds_its_requests_in_the_ledger_of_the_original() -> None:
@@ -205,13 +205,13 @@ def test_a_fork_finds_its_requests_in_the_ledger_of_the_original() -> None:
     original, _ = with_ledger()
     original.lines[0]["padding"] = "x" * (1 << 17)  # an answer comes late where system prompts are before it
     fork = Log("s0", "2.1.329")
-    spoken = [line for line in original.lines if line["type"] in ("user", "assistant")]
-    fork.lines = [{**line, "sessionId": "s0"} for line in spoken]
+    messages = [line for line in original.lines if line["type"] in ("user", "assistant")]
+    fork.lines = [{**line, "sessionId": "s0"} for line in messages]
     fork.lines[0] = {**fork.lines[0], "timestamp": "2026-11-21T09:00:00.000Z"}
-    found = by_message(*read(fork, original))
-    assert found.keys() == {ANSWER, NEXT}
-    assert {state.fidelity for state in found.values()} == {"ledger"}
-    assert outline(found[NEXT])[-1] == "user: be brief"
+    states = by_message(*read(fork, original))
+    assert states.keys() == {ANSWER, NEXT}
+    assert {state.fidelity for state in states.values()} == {"ledger"}
+    assert outline(states[NEXT])[-1] == "user: be brief"
 
 
 def test_circles_in_a_ledger_end() -> None:

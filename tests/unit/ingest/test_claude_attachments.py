@@ -37,14 +37,14 @@ def test_reminders_are_sent_in_front_of_the_prompt_and_in_the_last_result() -> N
     log.user("thanks")
     tokens(log)
     log.assistant(LAST, "Welcome.")
-    found = by_message(*read(log))
+    states = by_message(*read(log))
     skills = (
         "<system-reminder>\nThe following skills are available for use with the Skill tool:\n\n- demo: shows\n"
     )
-    assert outline(found[ANSWER]) == [f"user: {skills}</system-reminder>\n{TOKENS}\nlook"]
-    assert outline(found[NEXT])[2:] == ["t1: one", f"t2: two\n\n{TOKENS}"]
-    assert outline(found[LAST])[3:] == [f"t2: two\n\n{TOKENS}", "assistant: Done.", f"user: {TOKENS}\nthanks"]
-    assert {state.fidelity for state in found.values()} == {"exact"}
+    assert outline(states[ANSWER]) == [f"user: {skills}</system-reminder>\n{TOKENS}\nlook"]
+    assert outline(states[NEXT])[2:] == ["t1: one", f"t2: two\n\n{TOKENS}"]
+    assert outline(states[LAST])[3:] == [f"t2: two\n\n{TOKENS}", "assistant: Done.", f"user: {TOKENS}\nthanks"]
+    assert {state.fidelity for state in states.values()} == {"exact"}
 
 
 def test_reminders_pass_what_the_user_wrote_since_the_result() -> None:
@@ -57,8 +57,11 @@ def test_reminders_pass_what_the_user_wrote_since_the_result() -> None:
     log.user("go on")
     tokens(log)
     log.assistant(NEXT, "Going.")
-    found = outline(by_message(*read(log))[NEXT])
-    assert found[2:] == [f"t1: stopped\n\n{TOKENS}", "user: [Request interrupted by user for tool use]\n\ngo on"]
+    sent = outline(by_message(*read(log))[NEXT])
+    assert sent[2:] == [
+        f"t1: stopped\n\n{TOKENS}",
+        "user: [Request interrupted by user for tool use]\n\ngo on",
+    ]
 
 
 def test_what_a_hook_says_of_a_call_is_in_its_result() -> None:
@@ -72,9 +75,9 @@ def test_what_a_hook_says_of_a_call_is_in_its_result() -> None:
             "hook_additional_context", content=[f"of {call}"], hookName="PostToolUse:Bash", toolUseID=call
         )
     log.assistant(NEXT, "Done.")
-    found = outline(by_message(*read(log))[NEXT])
-    said = "<system-reminder>\nPostToolUse:Bash hook additional context: of {}\n</system-reminder>"
-    assert found[2:] == [f"t1: one\n\n{said.format('t1')}", f"t2: two\n\n{said.format('t2')}"]
+    messages = outline(by_message(*read(log))[NEXT])
+    reminder = "<system-reminder>\nPostToolUse:Bash hook additional context: of {}\n</system-reminder>"
+    assert messages[2:] == [f"t1: one\n\n{reminder.format('t1')}", f"t2: two\n\n{reminder.format('t2')}"]
 
 
 def test_a_mentioned_file_and_image_are_there() -> None:
@@ -120,10 +123,10 @@ def test_what_the_log_does_not_hold_is_noted_from_there_on(attachment: dict[str,
     log.add("attachment", attachment=attachment)
     tokens(log)
     log.assistant(NEXT, "Done.")
-    found = by_message(*read(log))
-    assert found[ANSWER].fidelity == "exact"
-    assert (found[NEXT].fidelity, found[NEXT].notes) == ("repaired", (note,))
-    assert outline(found[NEXT])[2:] == [f"t1: one\n\n{TOKENS}"]
+    states = by_message(*read(log))
+    assert states[ANSWER].fidelity == "exact"
+    assert (states[NEXT].fidelity, states[NEXT].notes) == ("repaired", (note,))
+    assert outline(states[NEXT])[2:] == [f"t1: one\n\n{TOKENS}"]
 
 
 def test_mentions_and_summaries_of_versions_that_log_no_attachments() -> None:
@@ -137,10 +140,10 @@ def test_mentions_and_summaries_of_versions_that_log_no_attachments() -> None:
     log.system("compact_boundary", parent=None)
     log.user("A summary.", isCompactSummary=True)
     log.assistant("msg_0000000000000004", "On.")
-    found = {name: (state.fidelity, state.notes) for name, state in by_message(*read(log)).items()}
-    assert found[NEXT] == ("exact", ())
-    assert found[LAST] == ("repaired", ("mention_not_logged",))
-    assert found["msg_0000000000000004"] == ("repaired", ("reminders_not_logged",))
+    fidelities = {name: (state.fidelity, state.notes) for name, state in by_message(*read(log)).items()}
+    assert fidelities[NEXT] == ("exact", ())
+    assert fidelities[LAST] == ("repaired", ("mention_not_logged",))
+    assert fidelities["msg_0000000000000004"] == ("repaired", ("reminders_not_logged",))
 
 
 def test_blocks_of_unknown_types_are_noted() -> None:
@@ -242,7 +245,7 @@ def test_the_text_that_was_sent_is_taken_where_the_log_has_it() -> None:
 
 
 def test_reminders_of_plan_mode_and_of_tasks_have_the_text_of_the_program() -> None:
-    found: dict[str, tuple[str, tuple[str, ...]]] = {}
+    sent: dict[str, tuple[str, tuple[str, ...]]] = {}
     path = "/h/.claude/plans/a-plan.md"
     task = {"id": "1", "subject": "Do it", "status": "pending", "blockedBy": []}
     for name, attachment in {
@@ -271,13 +274,13 @@ def test_reminders_of_plan_mode_and_of_tasks_have_the_text_of_the_program() -> N
         log.add("attachment", attachment=attachment)
         log.assistant(ANSWER, "Seen.")
         state = by_message(*read(log))[ANSWER]
-        found[name] = outline(state)[0], state.notes
+        sent[name] = outline(state)[0], state.notes
     unknown = ("user: go on", ("reminders_not_logged",))
-    assert found["short"] == found["no plan"] == found["waiting"] == unknown
-    assert f"create your plan at {path} using" in found["plan"][0] and "{" not in found["plan"][0]
-    assert found["plan"][1] == ("reminder_of_program",)
-    assert f"A plan file exists at {path} from your" in found["again"][0] and not found["again"][1]
-    assert f"is located at {path} if" in found["exit"][0] and not found["exit"][1]
+    assert sent["short"] == sent["no plan"] == sent["waiting"] == unknown
+    assert f"create your plan at {path} using" in sent["plan"][0] and "{" not in sent["plan"][0]
+    assert sent["plan"][1] == ("reminder_of_program",)
+    assert f"A plan file exists at {path} from your" in sent["again"][0] and not sent["again"][1]
+    assert f"is located at {path} if" in sent["exit"][0] and not sent["exit"][1]
     assert (
-        "existing tasks:\n\n#1. [pending] Do it\n</system-reminder>" in found["tasks"][0] and not found["tasks"][1]
+        "existing tasks:\n\n#1. [pending] Do it\n</system-reminder>" in sent["tasks"][0] and not sent["tasks"][1]
     )

@@ -89,15 +89,15 @@ def test_lines_may_stand_between_results() -> None:
 def test_a_branch_that_was_left_keeps_its_turns() -> None:
     log = Log()
     start = log.user("start")
-    left = log.assistant(ANSWER, "first try")
-    log.user("no", parent=left)
+    abandoned = log.assistant(ANSWER, "first try")
+    log.user("no", parent=abandoned)
     log.assistant(NEXT, "sorry")
     log.user("start otherwise", parent=start)
     log.assistant(LAST, "second try")
-    found = by_message(*read(log))
-    assert outline(found[NEXT]) == ["user: start", "assistant: first try", "user: no"]
-    assert outline(found[LAST]) == ["user: start\n\nstart otherwise"]
-    assert [found[key].branch for key in (ANSWER, NEXT, LAST)] == ["branch", "branch", "active"]
+    states = by_message(*read(log))
+    assert outline(states[NEXT]) == ["user: start", "assistant: first try", "user: no"]
+    assert outline(states[LAST]) == ["user: start\n\nstart otherwise"]
+    assert [states[key].branch for key in (ANSWER, NEXT, LAST)] == ["branch", "branch", "active"]
 
 
 def test_a_resume_into_a_new_file_counts_each_turn_once() -> None:
@@ -111,9 +111,9 @@ def test_a_resume_into_a_new_file_counts_each_turn_once() -> None:
     new.user("go on")
     new.assistant(NEXT, "going")
     traces = read(new, old)
-    found = by_message(*traces)
-    assert found.keys() == {ANSWER, NEXT}
-    assert outline(found[NEXT]) == ["user: hi", "assistant: hello", "user: go on"]
+    states = by_message(*traces)
+    assert states.keys() == {ANSWER, NEXT}
+    assert outline(states[NEXT]) == ["user: hi", "assistant: hello", "user: go on"]
     assert sum(trace.losses["copied-turn"] for trace in traces) == 1
 
 
@@ -134,10 +134,10 @@ def test_of_copies_the_one_that_holds_most_has_the_turn() -> None:
     fork.user("now the fork")
     fork.assistant(LAST, "forked")
     traces = read(fork, original)
-    found = by_message(*traces)
-    assert [found[key].session_id for key in (ANSWER, NEXT, LAST)] == ["s2", "s2", "s1"]
-    assert outline(found[NEXT])[2:] == ["t1: one", "t2: two"]
-    assert outline(found[LAST])[1:3] == ["assistant: +t1", "t1: one"]
+    states = by_message(*traces)
+    assert [states[key].session_id for key in (ANSWER, NEXT, LAST)] == ["s2", "s2", "s1"]
+    assert outline(states[NEXT])[2:] == ["t1: one", "t2: two"]
+    assert outline(states[LAST])[1:3] == ["assistant: +t1", "t1: one"]
 
 
 def test_after_a_resume_some_versions_send_only_what_the_parents_lead_to() -> None:
@@ -155,19 +155,19 @@ def test_after_a_resume_some_versions_send_only_what_the_parents_lead_to() -> No
         log.aside("last-prompt", lastPrompt="look")
         log.user("again")
         log.assistant(LAST, "Yes.")
-        found = by_message(*read(log))
-        assert outline(found[NEXT])[1:] == ["assistant: +t1 +t2", "t1: one", "t2: two"]
-        assert outline(found[LAST])[1:3] == calls, version
+        states = by_message(*read(log))
+        assert outline(states[NEXT])[1:] == ["assistant: +t1 +t2", "t1: one", "t2: two"]
+        assert outline(states[LAST])[1:3] == calls, version
 
 
 def test_a_compaction_begins_anew_and_keeps_what_it_names() -> None:
     log = Log(version="2.1.197")
     log.user("start")
     log.assistant(ANSWER, "one")
-    kept = log.user("two?")
+    head = log.user("two?")
     tail = log.assistant(NEXT, "two")
-    segment = {"headUuid": kept, "anchorUuid": "sum", "tailUuid": tail}
-    messages = {"anchorUuid": "sum", "uuids": [kept, tail]}
+    segment = {"headUuid": head, "anchorUuid": "sum", "tailUuid": tail}
+    messages = {"anchorUuid": "sum", "uuids": [head, tail]}
     log.system(
         "compact_boundary", parent=None, logicalParentUuid=tail, compactMetadata={"preservedSegment": segment}
     )
@@ -176,10 +176,10 @@ def test_a_compaction_begins_anew_and_keeps_what_it_names() -> None:
     log.assistant(LAST, "three")
     for metadata in ({"preservedSegment": segment}, {"preservedMessages": messages, "preservedSegment": segment}):
         log.lines[4]["compactMetadata"] = metadata
-        found = by_message(*read(log))
-        assert outline(found[LAST]) == ["user: Summary: one\n\ntwo?", "assistant: two", "user: three?"]
-        assert outline(found[NEXT]) == ["user: start", "assistant: one", "user: two?"]
-        assert {state.branch for state in found.values()} == {"active"}
+        states = by_message(*read(log))
+        assert outline(states[LAST]) == ["user: Summary: one\n\ntwo?", "assistant: two", "user: three?"]
+        assert outline(states[NEXT]) == ["user: start", "assistant: one", "user: two?"]
+        assert {state.branch for state in states.values()} == {"active"}
     log.lines[4]["compactMetadata"] = {"trigger": "auto"}
     assert outline(by_message(*read(log))[LAST]) == ["user: Summary: one\n\nthree?"]
 
@@ -193,16 +193,16 @@ def test_a_microcompaction_clears_results_from_then_on() -> None:
     log.result("t2", "short")
     log.system("microcompact_boundary", microcompactMetadata={"compactedToolIds": ["t1"]})
     log.assistant(LAST, "Done.")
-    found = by_message(*read(log))
-    assert outline(found[NEXT])[2:] == ["t1: long"]
-    assert outline(found[LAST])[1:] == ["assistant: +t1", f"t1: {CLEARED_RESULT}", "assistant: +t2", "t2: short"]
+    states = by_message(*read(log))
+    assert outline(states[NEXT])[2:] == ["t1: long"]
+    assert outline(states[LAST])[1:] == ["assistant: +t1", f"t1: {CLEARED_RESULT}", "assistant: +t2", "t2: short"]
 
 
 def test_a_reply_whose_link_was_lost_is_put_back() -> None:
     log = Log()
-    asked = log.user("hi")
+    prompt = log.user("hi")
     log.assistant(ANSWER, "hello")
-    log.system("informational", parent=asked, content="note")
+    log.system("informational", parent=prompt, content="note")
     log.user("more")
     log.assistant(NEXT, "yes")
     assert outline(by_message(*read(log))[NEXT]) == ["user: hi", "assistant: hello", "user: more"]
@@ -268,10 +268,10 @@ def test_plans_are_sent_back_as_the_version_does() -> None:
         log.assistant(ANSWER, ("t1", "ExitPlanMode", {"plan": "# do"}))
         log.result("t1", "approved")
         log.assistant(NEXT, "Doing.")
-        found = by_message(*read(log))
-        (call,) = found[NEXT].messages[1]["tool_calls"]
+        states = by_message(*read(log))
+        (call,) = states[NEXT].messages[1]["tool_calls"]
         assert msgspec.json.decode(call["function"]["arguments"]) == sent, version
-        (call,) = found[ANSWER].student_action.tool_calls
+        (call,) = states[ANSWER].student_action.tool_calls
         assert msgspec.json.decode(call["function"]["arguments"]) == {"plan": "# do"}
 
 
@@ -292,9 +292,9 @@ def test_a_server_that_gives_all_answers_one_id_has_many_turns() -> None:
     log.user("more")
     log.assistant("chatcmpl", "yes", model="glm-4.7")
     (trace,) = read(log)
-    found = list(by_message(trace).values())
-    assert [outline(state)[-1] for state in found] == ["user: hi", "user: more"]
-    assert {state.source_family for state in found} == {"glm"}
+    states = list(by_message(trace).values())
+    assert [outline(state)[-1] for state in states] == ["user: hi", "user: more"]
+    assert {state.source_family for state in states} == {"glm"}
 
 
 def test_state_ids_stay_when_the_log_grows() -> None:

@@ -16,23 +16,23 @@ FIDELITY = runpy.run_path(str(ROOT / "bench/fidelity.py"))
 
 def wanted(version: Path) -> dict[str, list[dict[str, Any]]]:
     """The context of each turn by its message id."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    contexts: dict[str, list[dict[str, Any]]] = {}
     context: list[dict[str, Any]] = []
     for line in (version / "expected.jsonl").read_text().splitlines():
         row = json.loads(line)
         context = [*context[: row["keep"]], *row["context"]]
-        found[row["message_id"]] = FIDELITY["expected"](json.loads(json.dumps(context)))
-    return found
+        contexts[row["message_id"]] = FIDELITY["expected"](json.loads(json.dumps(context)))
+    return contexts
 
 
 @pytest.mark.parametrize("version", sorted(path.parent.name for path in SENT.glob("*/expected.jsonl")))
 def test_every_turn_is_as_it_was_sent(version: str) -> None:
     files = sorted(path for path in (SENT / version / "projects").rglob("*") if path.is_file())
-    found = FIDELITY["ours"](files)
+    contexts = FIDELITY["ours"](files)
     want = wanted(SENT / version)
-    assert found.keys() >= want.keys() and want
+    assert contexts.keys() >= want.keys() and want
     for key, context in want.items():
-        assert found[key][0] == context, key
+        assert contexts[key][0] == context, key
 
 
 def test_a_ledger_is_what_newer_versions_are_read_from() -> None:

@@ -196,7 +196,7 @@ def test_newer_versions_send_reminders_to_newer_models_as_system_messages(
 
 def test_a_reminder_goes_into_a_result_that_is_a_list_in_newer_versions() -> None:
     """As 2.1.280 sent it: as a text of its own, a newline behind the one before."""
-    found: dict[str, object] = {}
+    contents: dict[str, object] = {}
     for version in ("2.1.197", "2.1.280"):
         log = Log(version=version)
         log.user("go")
@@ -204,10 +204,10 @@ def test_a_reminder_goes_into_a_result_that_is_a_list_in_newer_versions() -> Non
         log.result("t1", [{"type": "text", "text": "Launched."}])
         log.attachment("total_tokens_reminder", text="9 left")
         log.assistant(SECOND, "Done.")
-        found[version] = [message["content"] for message in by_message(*read(log))[SECOND].messages[2:]]
+        contents[version] = [message["content"] for message in by_message(*read(log))[SECOND].messages[2:]]
     reminder = "<system-reminder>\n9 left\n</system-reminder>"
-    assert found["2.1.197"] == ["Launched.", reminder]
-    assert found["2.1.280"] == [[{"type": "text", "text": "Launched.\n"}, {"type": "text", "text": reminder}]]
+    assert contents["2.1.197"] == ["Launched.", reminder]
+    assert contents["2.1.280"] == [[{"type": "text", "text": "Launched.\n"}, {"type": "text", "text": reminder}]]
 
 
 @pytest.mark.parametrize(("version", "end"), [("2.1.280", "\n</system-reminder>"), ("2.1.212", "")])
@@ -232,14 +232,14 @@ def test_the_environment_of_a_session_is_there_where_its_text_is_known() -> None
         "osVersion": "Linux 6",
     }
     notes: dict[str, tuple[str, ...]] = {}
-    for name, version, seen in (
+    for name, version, environment in (
         ("known", "2.1.280", snapshot),
         ("worktree", "2.1.280", snapshot | {"isWorktree": True}),
         ("newer", "2.1.330", snapshot),
     ):
         log = Log(version=version)
         log.user("go")
-        log.attachment("environment", snapshot=seen)
+        log.attachment("environment", snapshot=environment)
         log.attachment("instructions", files=[{"path": "/w/CLAUDE.md", "type": "Project", "content": "Be brief."}])
         log.attachment("session_context", context={"gitStatus": "clean"})
         log.attachment("date", date="2026-11-21")
@@ -379,7 +379,7 @@ def test_a_call_by_the_old_name_of_the_tool_is_sent_back_by_the_new_one(version:
 
 
 def test_a_plan_is_sent_back_as_logged_where_the_tool_was_to_be_searched_for() -> None:
-    found: list[str] = []
+    arguments: list[str] = []
     for deferred in ([], ["WebFetch"], ["ExitPlanMode"]):
         log = Log(version="2.1.250")
         log.user("go")
@@ -391,8 +391,8 @@ def test_a_plan_is_sent_back_as_logged_where_the_tool_was_to_be_searched_for() -
         log.assistant(FIRST, ("t1", "ExitPlanMode", {"plan": "Do it."}))
         log.result("t1", "fine")
         log.assistant(SECOND, "Done.")
-        found.append(by_message(*read(log))[SECOND].messages[1]["tool_calls"][0]["function"]["arguments"])
-    assert found == ["{}", "{}", '{"plan":"Do it."}']
+        arguments.append(by_message(*read(log))[SECOND].messages[1]["tool_calls"][0]["function"]["arguments"])
+    assert arguments == ["{}", "{}", '{"plan":"Do it."}']
 
 
 def test_files_and_the_attribution_are_the_users_texts_where_reminders_are_system_messages() -> None:
@@ -400,7 +400,7 @@ def test_files_and_the_attribution_are_the_users_texts_where_reminders_are_syste
     file = {"content": "<system-reminder>\nA file.\n</system-reminder>"}
     change = {"content": "<system-reminder>\nAttribution.\n</system-reminder>"}
     tokens = {"content": "<system-reminder>\n9 left\n</system-reminder>"}
-    found: dict[str, list[str]] = {}
+    sent: dict[str, list[str]] = {}
     for model in ("claude-opus-4-8", "claude-sonnet-4-5"):
         log = Log(version="2.1.330")
         log.user("go")
@@ -413,10 +413,10 @@ def test_files_and_the_attribution_are_the_users_texts_where_reminders_are_syste
         ):
             log.add("attachment", attachment={"type": kind}, rendered=[rendered])
         log.assistant(SECOND, "Done.", model=model)
-        found[model] = outline(by_message(*read(log))[SECOND])[2:]
+        sent[model] = outline(by_message(*read(log))[SECOND])[2:]
     texts = [one["content"] for one in (file, change, tokens)]
-    assert found["claude-opus-4-8"] == ["t1: one", f"user: {texts[0]}\n\n{texts[1]}\n\n9 left"]
-    assert found["claude-sonnet-4-5"][0] == f"t1: one\n\n{texts[0]}" and texts[1] in found["claude-sonnet-4-5"][1]
+    assert sent["claude-opus-4-8"] == ["t1: one", f"user: {texts[0]}\n\n{texts[1]}\n\n9 left"]
+    assert sent["claude-sonnet-4-5"][0] == f"t1: one\n\n{texts[0]}" and texts[1] in sent["claude-sonnet-4-5"][1]
 
 
 def test_what_is_sent_before_a_summary_stays_before_it() -> None:
@@ -451,8 +451,8 @@ def test_the_status_of_a_task_has_the_text_that_was_recorded() -> None:
         log.user("go")
         log.attachment("task_status", **status, status=state, outputFilePath="/t/a1.output")
         log.assistant(FIRST, "Done.")
-        found = by_message(*read(log))[FIRST]
-        notes.append(found.notes)
+        first = by_message(*read(log))[FIRST]
+        notes.append(first.notes)
         if state == "completed":
-            assert "(status: completed) (description: Look) Read the output file" in outline(found)[0]
+            assert "(status: completed) (description: Look) Read the output file" in outline(first)[0]
     assert notes == [(), ("attachment_unknown",)]

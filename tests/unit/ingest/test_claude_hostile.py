@@ -65,9 +65,9 @@ def check(data: bytes, name: str = "s1.jsonl") -> Counter[str]:
     losses: Counter[str] = Counter()
     for trace in ClaudeCodeFormat().read([of_bytes(f"/logs/p/{name}", data)]):
         losses += trace.losses
-        found = list(expand(trace))
-        assert len({state.message_id for state in found}) == len(found) == len(trace.turns)
-        for state in found:
+        states = list(expand(trace))
+        assert len({state.message_id for state in states}) == len(states) == len(trace.turns)
+        for state in states:
             msgspec.json.encode(state).decode()
             assert (state.fidelity == "repaired") == bool(state.notes)
     return losses

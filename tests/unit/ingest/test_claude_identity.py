@@ -71,9 +71,9 @@ def test_a_fork_that_lies_elsewhere_does_not_repeat_turns() -> None:
     fork = session("s-one", ANSWERS[:3])
     for line in fork.lines:
         line.update(sessionId="s-fork", forkedFrom={"sessionId": "s-one", "messageUuid": line["uuid"]})
-    found = turns(collected({"/a/full.jsonl": original.data(), "/b/full.jsonl": fork.data()}))
-    assert sorted(answer for own in found.values() for answer in own) == ANSWERS[:3]
-    assert found["s-fork"][-1] == ANSWERS[2]
+    answers = turns(collected({"/a/full.jsonl": original.data(), "/b/full.jsonl": fork.data()}))
+    assert sorted(answer for own in answers.values() for answer in own) == ANSWERS[:3]
+    assert answers["s-fork"][-1] == ANSWERS[2]
 
 
 def test_a_file_that_begins_with_another_sessions_records_is_the_last_one() -> None:
@@ -103,9 +103,9 @@ def test_a_store_that_knew_a_conversation_by_its_file_does_not_hold_it_twice(tmp
         for expected in ((2, 0, 0), (0, 0, 2)):
             changes = trace_store.store_trace(store.sessions, now).result()
             assert (changes.new, changes.changed, changes.same) == expected
-        found = list(trace_store.traces(store))
-        assert turns(found) == {"s-one": ANSWERS[:2]}
-        states = [state.state_id for state in expand(found[0])]
+        traces = list(trace_store.traces(store))
+        assert turns(traces) == {"s-one": ANSWERS[:2]}
+        states = [state.state_id for state in expand(traces[0])]
         assert states == [state_id("s-one", answer) for answer in ANSWERS[:2]]
     with closing(sqlite3.connect(tmp_path / "store" / FILE)) as raw:
         assert raw.execute("SELECT state_id FROM asks").fetchall() == [(states[0],)]

@@ -20,10 +20,10 @@ def test_calls_that_were_killed_are_left_out_when_the_session_goes_on() -> None:
     log.result("t1", "one", parent=first)
     log.user("go on")
     log.assistant(NEXT, "Going.")
-    found = by_message(*read(log))
-    assert outline(found[NEXT])[1:] == ["assistant: Looking. +t1", "t1: one", "user: go on"]
-    assert (found[NEXT].fidelity, found[NEXT].notes) == ("repaired", ("missing-result",))
-    assert [call["id"] for call in found[ANSWER].student_action.tool_calls] == ["t1", "t2"]
+    states = by_message(*read(log))
+    assert outline(states[NEXT])[1:] == ["assistant: Looking. +t1", "t1: one", "user: go on"]
+    assert (states[NEXT].fidelity, states[NEXT].notes) == ("repaired", ("missing-result",))
+    assert [call["id"] for call in states[ANSWER].student_action.tool_calls] == ["t1", "t2"]
 
 
 QUEUED_2_1_9 = (
@@ -45,10 +45,10 @@ def test_a_queued_prompt_of_which_only_the_queue_is_logged() -> None:
     log.assistant(LAST, "That too.")
     log.user("thanks")
     log.assistant("msg_0000000000000004", "Welcome.")
-    found = by_message(*read(log))
-    assert outline(found[NEXT])[-1] == f"t1: one\n\n{QUEUED_2_1_9}"
-    assert outline(found[LAST])[-2:] == ["assistant: Looked.", "user: and that?"]
-    later = outline(found["msg_0000000000000004"])
+    states = by_message(*read(log))
+    assert outline(states[NEXT])[-1] == f"t1: one\n\n{QUEUED_2_1_9}"
+    assert outline(states[LAST])[-2:] == ["assistant: Looked.", "user: and that?"]
+    later = outline(states["msg_0000000000000004"])
     assert later[2] == f"t1: one\n\n{QUEUED_2_1_9}"
     assert later[-2:] == ["assistant: Looked.\n\nThat too.", "user: thanks"]
 
@@ -67,9 +67,9 @@ def test_a_queued_prompt_that_stands_before_the_result_it_followed() -> None:
     log.assistant(NEXT, ("t3", "Bash"))
     log.result("t3", "three")
     log.assistant(LAST, "Done.")
-    found = by_message(*read(log))
-    assert outline(found[ANSWER]) == ["user: look"]
-    one, two = outline(found[NEXT])[2:]
+    states = by_message(*read(log))
+    assert outline(states[ANSWER]) == ["user: look"]
+    one, two = outline(states[NEXT])[2:]
     assert one == "t1: one"
     first, second = (
         f"<system-reminder>\nThe user sent a new message while you were working:\n{prompt}\n\nIMPORTANT: After "
@@ -78,7 +78,7 @@ def test_a_queued_prompt_that_stands_before_the_result_it_followed() -> None:
         for prompt in ("first", "second")
     )
     assert two == f"t2: two\n\n{first}\n\n{second}"
-    assert outline(found[LAST])[2:4] == [one, two]
+    assert outline(states[LAST])[2:4] == [one, two]
 
 
 def test_a_queued_prompt_is_not_in_the_context_of_a_response_that_began_before() -> None:
@@ -89,9 +89,9 @@ def test_a_queued_prompt_is_not_in_the_context_of_a_response_that_began_before()
     log.assistant(ANSWER, ("t1", "Bash"))
     log.result("t1", "one")
     log.assistant(NEXT, "Both.")
-    found = by_message(*read(log))
-    assert outline(found[ANSWER]) == ["user: look"]
-    assert "and that?" in outline(found[NEXT])[-1]
+    states = by_message(*read(log))
+    assert outline(states[ANSWER]) == ["user: look"]
+    assert "and that?" in outline(states[NEXT])[-1]
 
 
 def test_a_queued_prompt_that_is_logged_as_a_message_is_sent_once() -> None:
@@ -103,8 +103,8 @@ def test_a_queued_prompt_that_is_logged_as_a_message_is_sent_once() -> None:
     log.attachment("queued_command", prompt="and that?", commandMode="prompt")
     log.aside("queue-operation", operation="remove")
     log.assistant(NEXT, "Both.")
-    found = by_message(*read(log))
-    assert "\n".join(outline(found[NEXT])).count("and that?") == 1
+    states = by_message(*read(log))
+    assert "\n".join(outline(states[NEXT])).count("and that?") == 1
 
 
 def test_a_resumed_session_does_not_know_of_queued_prompts_that_were_not_logged() -> None:
@@ -119,9 +119,9 @@ def test_a_resumed_session_does_not_know_of_queued_prompts_that_were_not_logged(
     log.aside("queue-operation", operation="dequeue")
     log.user("go on")
     log.assistant(LAST, "Going.")
-    found = by_message(*read(log))
-    assert "and that?" in outline(found[NEXT])[-1]
-    assert outline(found[LAST])[2] == "t1: one"
+    states = by_message(*read(log))
+    assert "and that?" in outline(states[NEXT])[-1]
+    assert outline(states[LAST])[2] == "t1: one"
 
 
 def test_the_prompt_to_continue_is_forgotten_with_the_next_prompt() -> None:
@@ -132,17 +132,17 @@ def test_the_prompt_to_continue_is_forgotten_with_the_next_prompt() -> None:
     log.assistant(NEXT, "and continued.")
     log.user("thanks")
     log.assistant(LAST, "Welcome.")
-    found = by_message(*read(log))
-    assert outline(found[NEXT])[-1].startswith("user: Output token limit hit.")
-    assert (found[NEXT].fidelity, found[NEXT].notes) == ("repaired", ("continuation-not-logged",))
-    assert outline(found[LAST]) == ["user: look", "assistant: Cut\n\nand continued.", "user: thanks"]
-    assert found[LAST].fidelity == "exact"
+    states = by_message(*read(log))
+    assert outline(states[NEXT])[-1].startswith("user: Output token limit hit.")
+    assert (states[NEXT].fidelity, states[NEXT].notes) == ("repaired", ("continuation-not-logged",))
+    assert outline(states[LAST]) == ["user: look", "assistant: Cut\n\nand continued.", "user: thanks"]
+    assert states[LAST].fidelity == "exact"
 
 
 @pytest.mark.parametrize(
-    ("queued", "taken"), [("<task-notification>\nb1\n</task-notification>", 6.01), ("and that?", 7.8)]
+    ("queued", "dequeued"), [("<task-notification>\nb1\n</task-notification>", 6.01), ("and that?", 7.8)]
 )
-def test_a_prompt_from_the_queue_is_no_start_of_the_program(queued: str, taken: float) -> None:
+def test_a_prompt_from_the_queue_is_no_start_of_the_program(queued: str, dequeued: float) -> None:
     """A notification is taken at once, and what the user typed after a while: the calls before are not lost.
 
     So in 2.1.49 and 2.1.37, which wrote the response that had come meanwhile behind both operations.
@@ -155,11 +155,11 @@ def test_a_prompt_from_the_queue_is_no_start_of_the_program(queued: str, taken: 
     log.result("t2", "two", parent=second)
     log.assistant(NEXT, "Done.")
     log.aside("queue-operation", operation="enqueue", content=queued, timestamp="2026-11-21T10:00:06.000Z")
-    log.aside("queue-operation", operation="dequeue", timestamp=f"2026-11-21T10:00:0{taken:.3f}Z")
+    log.aside("queue-operation", operation="dequeue", timestamp=f"2026-11-21T10:00:0{dequeued:.3f}Z")
     log.user(queued)
     log.assistant(LAST, "Good.")
-    found = by_message(*read(log))
-    assert outline(found[LAST])[1:4] == ["assistant: +t1 +t2", "t1: one", "t2: two"]
+    states = by_message(*read(log))
+    assert outline(states[LAST])[1:4] == ["assistant: +t1 +t2", "t1: one", "t2: two"]
 
 
 def test_the_queue_tells_when_the_program_was_started_again() -> None:
@@ -193,8 +193,8 @@ def test_errors_were_sent_as_answers_once() -> None:
         log.assistant("e1", "API Error", model="<synthetic>", isApiErrorMessage=True)
         log.user("again")
         log.assistant(ANSWER, "hello")
-        found = by_message(*read(log))
-        assert found.keys() == {ANSWER} and outline(found[ANSWER]) == lines
+        states = by_message(*read(log))
+        assert states.keys() == {ANSWER} and outline(states[ANSWER]) == lines
 
 
 def test_after_an_error_of_too_long_an_answer_another_sentence_continues_it() -> None:
@@ -218,8 +218,8 @@ def test_the_first_versions_sent_the_first_answer_twice_in_print_mode() -> None:
         log.assistant(NEXT, "Done.")
         if prompts == 2:
             log.user("thanks")
-        found = by_message(*read(log))
-        assert len(outline(found[NEXT])) == (5 if prompts == 1 else 3)
+        states = by_message(*read(log))
+        assert len(outline(states[NEXT])) == (5 if prompts == 1 else 3)
 
 
 def test_what_a_hook_said_to_a_prompt_is_sent() -> None:
@@ -257,8 +257,8 @@ def test_a_rule_that_changed_between_two_recorded_versions_is_not_exact_between_
     log.result("t1", "one")
     log.aside("queue-operation", operation="remove")
     log.assistant(NEXT, "Looked.")
-    found = by_message(*read(log))
-    assert (found[ANSWER].notes, found[NEXT].notes) == ((), notes)
+    states = by_message(*read(log))
+    assert (states[ANSWER].notes, states[NEXT].notes) == ((), notes)
 
 
 def test_a_version_newer_than_all_recorded_ones_is_exact_only_where_no_rule_was_applied() -> None:
@@ -268,8 +268,8 @@ def test_a_version_newer_than_all_recorded_ones_is_exact_only_where_no_rule_was_
     log.result("t1", "one")
     log.attachment("queued_command", prompt="and the docs", commandMode="prompt")
     log.assistant(NEXT, "Looked.")
-    found = by_message(*read(log))
-    assert (found[ANSWER].notes, found[NEXT].notes) == ((), ("version_not_recorded",))
+    states = by_message(*read(log))
+    assert (states[ANSWER].notes, states[NEXT].notes) == ((), ("version_not_recorded",))
 
 
 @pytest.mark.parametrize(("version", "notes"), [("2.1.58", ("resume_not_logged",)), ("2.1.117", ())])
@@ -286,8 +286,8 @@ def test_parallel_calls_before_a_prompt_may_have_been_lost_by_a_resume(
     log.assistant(NEXT, "Looked.")
     log.user("go on")
     log.assistant(LAST, ("t3", "Bash"))
-    found = by_message(*read(log))
-    assert (found[NEXT].notes, found[LAST].notes) == ((), notes)
+    states = by_message(*read(log))
+    assert (states[NEXT].notes, states[LAST].notes) == ((), notes)
 
 
 def test_a_resume_from_a_result_leaves_out_what_was_sent_behind_a_later_result() -> None:
@@ -302,9 +302,9 @@ def test_a_resume_from_a_result_leaves_out_what_was_sent_behind_a_later_result()
     log.assistant(NEXT, "Looked.")
     log.user("Continue from where you left off.", parent=one, isMeta=True)
     log.assistant(LAST, "Going on.")
-    found = by_message(*read(log))
-    assert "9 left" in outline(found[NEXT])[-1]
-    assert outline(found[LAST])[2:] == ["t1: one", "t2: two", "user: Continue from where you left off."]
+    states = by_message(*read(log))
+    assert "9 left" in outline(states[NEXT])[-1]
+    assert outline(states[LAST])[2:] == ["t1: one", "t2: two", "user: Continue from where you left off."]
 
 
 @pytest.mark.parametrize(

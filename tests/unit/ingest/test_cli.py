@@ -41,10 +41,10 @@ def session(name: str, turns: int = 2, **envelope: Any) -> Log:
 
 
 def lay(root: Path, *logs: Log, directory: str = "-home-dev-proj") -> Path:
-    place = root / "projects" / directory
-    place.mkdir(parents=True, exist_ok=True)
+    project = root / "projects" / directory
+    project.mkdir(parents=True, exist_ok=True)
     for log in logs:
-        (place / f"{log.envelope['sessionId']}.jsonl").write_bytes(log.data())
+        (project / f"{log.envelope['sessionId']}.jsonl").write_bytes(log.data())
     return root / "projects"
 
 
@@ -65,11 +65,11 @@ def names(directory: Path) -> list[str]:
 def test_formats_in_one_directory_each_become_states(tmp_path: Path):
     output = tmp_path / "states.jsonl"
     done = ingest(DATA, "--output", output)
-    found = rows(output)
-    assert all(row.keys() == KEYS and row["schema"] == SCHEMA for row in found)
-    assert {"codex", "gemini", "atif", "aider", "swe-smith", "openhands"} <= {row["format"] for row in found}
-    assert len({row["state_id"] for row in found}) == len(found)
-    assert f"{len(found)} states of" in done.stdout
+    states = rows(output)
+    assert all(row.keys() == KEYS and row["schema"] == SCHEMA for row in states)
+    assert {"codex", "gemini", "atif", "aider", "swe-smith", "openhands"} <= {row["format"] for row in states}
+    assert len({row["state_id"] for row in states}) == len(states)
+    assert f"{len(states)} states of" in done.stdout
     assert "redacted" in done.stderr and "Keep it to yourself" in done.stderr
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
     assert names(tmp_path) == [".states.jsonl.understudy", "states.jsonl"]
@@ -85,10 +85,10 @@ def test_a_line_holds_what_the_model_saw_and_did(tmp_path: Path):
     assert second["student_action"] == {
         "content": "all done", "thinking": None, "thinking_hidden": False, "tool_calls": [],
     }  # fmt: skip
-    told = {
+    metadata = {
         key: second[key] for key in ("session_id", "message_id", "source_family", "fidelity", "role", "project")
     }
-    assert told == {
+    assert metadata == {
         "session_id": "s1", "message_id": "s1-m1", "source_family": "claude", "fidelity": "exact", "role": "main",
         "project": "/home/dev/proj",
     }  # fmt: skip
@@ -138,7 +138,7 @@ def test_a_dry_run_counts_and_writes_nothing(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("options", "left", "reason"),
+    ("options", "remaining", "reason"),
     [
         (["--project", "other"], {"s2"}, {"other_project": 2}),
         (["--min-turns", "3"], {"s2"}, {"few_turns": 2}),
@@ -147,13 +147,13 @@ def test_a_dry_run_counts_and_writes_nothing(tmp_path: Path):
     ],
 )
 def test_filters_leave_out_and_say_how_many(
-    options: list[str], left: set[str], reason: dict[str, int], tmp_path: Path
+    options: list[str], remaining: set[str], reason: dict[str, int], tmp_path: Path
 ):
     logs = lay(tmp_path, session("s1"), session("s2", turns=3, cwd="/home/dev/other"))
     output = tmp_path / "states.jsonl"
     done = ingest(logs, "--output", output, "--json", *options)
     assert json.loads(done.stdout)["left_out"] == reason
-    assert {row["session_id"] for row in rows(output)} == left
+    assert {row["session_id"] for row in rows(output)} == remaining
     assert f"left out: {sum(reason.values())} states" in ingest(logs, "--dry-run", *options).stderr
 
 
@@ -189,27 +189,27 @@ def test_a_format_can_be_chosen(tmp_path: Path):
 
 def test_what_cannot_be_read_is_counted_and_the_rest_is_read(tmp_path: Path):
     logs = lay(tmp_path, session("s1"))
-    place = logs / "-home-dev-proj"
-    (place / "notes.txt").write_text("nothing of the kind")
-    (place / "empty.jsonl").touch()
-    (place / "bad.zip").write_bytes(b"PK no zip")
-    (place / "torn.jsonl").write_bytes(session("torn").data() + b'{"type":"assist')
+    project = logs / "-home-dev-proj"
+    (project / "notes.txt").write_text("nothing of the kind")
+    (project / "empty.jsonl").touch()
+    (project / "bad.zip").write_bytes(b"PK no zip")
+    (project / "torn.jsonl").write_bytes(session("torn").data() + b'{"type":"assist')
     whole = gzip.compress(b"".join(session(f"z{n}").data() for n in range(400)), 1)
-    (place / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    (place / "no.jsonl.gz").write_bytes(b"no gzip")
+    (project / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    (project / "no.jsonl.gz").write_bytes(b"no gzip")
     output = tmp_path / "states.jsonl"
     for jobs in ("1", "2"):
-        told = json.loads(ingest(logs, DATA, "--output", output, "--json", "--jobs", jobs).stdout)
+        report = json.loads(ingest(logs, DATA, "--output", output, "--json", "--jobs", jobs).stdout)
         # What a zip gives before it breaks off is read, and nothing is written twice.
-        assert {key: told["skipped"][key] for key in ("unknown_format", "empty_file", "bad_archive")} == {
+        assert {key: report["skipped"][key] for key in ("unknown_format", "empty_file", "bad_archive")} == {
             "unknown_format": 1, "empty_file": 1, "bad_archive": 1,
         }  # fmt: skip
-        assert told["skipped"]["unreadable_file"] == 1
-        assert told["losses"]["unreadable_rest"] == 1
-        found = rows(output)
-        assert len({(row["source"], row["state_id"]) for row in found}) == len(found) == told["states"]
-        assert {"s1", "torn"} < {row["session_id"] for row in found}
-        assert any(row["source"].endswith("cut.jsonl.gz") for row in found)
+        assert report["skipped"]["unreadable_file"] == 1
+        assert report["losses"]["unreadable_rest"] == 1
+        states = rows(output)
+        assert len({(row["source"], row["state_id"]) for row in states}) == len(states) == report["states"]
+        assert {"s1", "torn"} < {row["session_id"] for row in states}
+        assert any(row["source"].endswith("cut.jsonl.gz") for row in states)
     done = ingest(logs, "--dry-run")
     assert "files not read: " in done.stderr and "1 unknown format" in done.stderr
     assert "lost in reading: " in done.stderr
@@ -240,7 +240,7 @@ def test_the_default_is_the_users_claude_code_directory(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["logs", "--output", "out.jsonl", "--dir", "store"], "give only one of them"),
         (["logs", "--redact"], "--redact needs --output FILE"),
@@ -253,13 +253,13 @@ def test_the_default_is_the_users_claude_code_directory(tmp_path: Path):
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_changed(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    for place, text in (("logs/s1.jsonl", session("s1").data()), ("other/a.txt", b"text")):
-        Path(place).parent.mkdir()
-        Path(place).write_bytes(text)
-    assert said in ingest(*arguments, code=2).stderr
+    for path, text in (("logs/s1.jsonl", session("s1").data()), ("other/a.txt", b"text")):
+        Path(path).parent.mkdir()
+        Path(path).write_bytes(text)
+    assert message in ingest(*arguments, code=2).stderr
     assert sorted(map(str, Path().rglob("*"))) == ["logs", "logs/s1.jsonl", "other", "other/a.txt"]
     assert Path("logs/s1.jsonl").read_bytes() == session("s1").data()
 
@@ -317,9 +317,9 @@ def test_an_interrupt_leaves_what_was_there(jobs: str, number: signal.Signals, t
         else:
             process.send_signal(number)
         os.killpg(process.pid, signal.SIGCONT)
-        _, said = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
-    *progress, last = said.splitlines()
+    *progress, last = stderr.splitlines()
     assert last == "understudy: interrupted; nothing was written"
     # On a busy machine ten seconds may have passed, and the progress is printed.
     assert all(line.startswith(("read ", "looking for logs")) for line in progress)

@@ -22,19 +22,19 @@ GOLDEN = Path(__file__).parents[2] / "data" / "ingest-golden"
 @pytest.mark.parametrize("log", LOGS)
 def test_a_log_is_read_as_the_golden_file_says(log: str) -> None:
     expected = GOLDEN / f"{log.replace('/', '_')}.json"
-    found = [golden(trace) for trace in read(DATA / log)]
+    traces = [golden(trace) for trace in read(DATA / log)]
     if os.environ.get("UNDERSTUDY_GOLDEN") == "write":
         expected.parent.mkdir(exist_ok=True)
-        expected.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    assert found == json.loads(expected.read_text())
+        expected.write_text(json.dumps(traces, indent=1, ensure_ascii=False) + "\n")
+    assert traces == json.loads(expected.read_text())
 
 
 @pytest.mark.parametrize(("log", "name"), LOGS.items())
 def test_no_format_claims_the_log_of_another(log: str, name: str) -> None:
     for file in walk_logs([DATA / log], Counter()):
         beginning = read_head(file)
-        found = detect(file.path, beginning)
-        assert found is not None and found.name == name
+        detected = detect(file.path, beginning)
+        assert detected is not None and detected.name == name
         # Claude Code's lines may be cut anywhere, so that it goes by little; it stands behind Gemini for that.
         others = [one for one in FORMATS if one.name not in (name, "claude-code")]
         assert not [one.name for one in others if one.detect(file.path, beginning)]
@@ -44,8 +44,8 @@ def test_no_format_claims_the_log_of_another(log: str, name: str) -> None:
 def test_a_format_is_known_by_less_than_its_whole_beginning(log: str, name: str) -> None:
     for file in walk_logs([DATA / log], Counter()):
         for size in (600, 4096):
-            found = detect(file.path, read_head(file)[:size])
-            assert found is not None and found.name == name, (file.path, size)
+            detected = detect(file.path, read_head(file)[:size])
+            assert detected is not None and detected.name == name, (file.path, size)
 
 
 def test_what_is_no_log_is_claimed_by_no_format() -> None:
@@ -78,13 +78,13 @@ def test_every_state_is_fit_for_a_chat_template() -> None:
             assert len({turn.message_id for turn in trace.turns}) == len(trace.turns)
             for state in expand(trace):
                 assert state.messages[0]["role"] == "system"
-                asked: set[str] = set()
+                call_ids: set[str] = set()
                 for message in state.messages:
-                    asked.update(call["id"] for call in message.get("tool_calls", ()))
+                    call_ids.update(call["id"] for call in message.get("tool_calls", ()))
                     for call in message.get("tool_calls", ()):
                         assert isinstance(json.loads(call["function"]["arguments"]), dict)
                     if message["role"] == "tool":
-                        assert message["tool_call_id"] in asked, (log, message)
+                        assert message["tool_call_id"] in call_ids, (log, message)
                     assert "reasoning_content" not in message
 
 
@@ -92,12 +92,12 @@ def test_a_turn_keeps_its_id_when_the_log_grows(tmp_path: Path) -> None:
     for log in ("gemini.jsonl", "codex/sessions/2026/10/03/rollout-2026-10-03T09-00-00-019a-codex.jsonl"):
         whole = (DATA / log).read_bytes()
         path = tmp_path / Path(log).name
-        seen: list[str] = []
+        earlier: list[str] = []
         for lines in range(4, whole.count(b"\n") + 1):
             path.write_bytes(b"\n".join(whole.split(b"\n")[:lines]) + b"\n")
             ids = [state.state_id for state in expand(read(path)[0])]
-            assert ids[: len(seen)] == seen
-            seen = ids
+            assert ids[: len(earlier)] == earlier
+            earlier = ids
 
 
 def test_a_log_read_alone_is_not_detected(tmp_path: Path) -> None:

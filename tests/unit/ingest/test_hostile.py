@@ -41,9 +41,9 @@ def read(name: str, files: dict[str, bytes]) -> list[Trace]:
     traces = list(format_named(name).read([of_bytes(path, data) for path, data in files.items()]))
     for trace in traces:
         assert all(isinstance(kind, str) and count > 0 for kind, count in trace.losses.items())
-        found = list(expand(trace))
-        assert len(found) == len(trace.turns) == len({state.state_id for state in found})
-        for state in found:
+        states = list(expand(trace))
+        assert len(states) == len(trace.turns) == len({state.state_id for state in states})
+        for state in states:
             msgspec.json.encode(state).decode()
             for message in state.messages:
                 assert message["role"] in ("system", "user", "assistant", "tool")
@@ -127,15 +127,15 @@ def parsed(data: bytes) -> tuple[list[Any], Callable[[list[Any]], bytes]] | None
 def test_any_value_may_stand_anywhere(log: str) -> None:
     name, files = LOGS[log]
     for path, content in files.items():
-        found = parsed(content)
-        assert found is not None
-        values, write = found
+        parts = parsed(content)
+        assert parts is not None
+        values, write = parts
         for holder, key in list(places(values)):
-            kept = holder[key]
+            original = holder[key]
             for odd in (["x"], {"a": ["b"]}, 7):
                 holder[key] = odd
                 read(name, {**files, path: write(values)})
-            holder[key] = kept
+            holder[key] = original
 
 
 @pytest.mark.parametrize("name", [format.name for format in FORMATS if format.name != "claude-code"])
@@ -168,10 +168,10 @@ def test_each_line_that_is_no_json_is_counted_and_nothing_else_is_lost(log: str,
             [b'{"a": 1', b"\x00\xff\x00", b"<<<<<<< HEAD", b'{"type":}', data[:30].replace(b"\n", b"")]
         )
         lines.insert(dice.randrange(len(lines) + 1), broken)
-    whole, found = read(name, files), read(name, {**files, path: b"\n".join(lines)})
-    losses = sum((trace.losses for trace in found), Counter[str]())
+    whole, damaged = read(name, files), read(name, {**files, path: b"\n".join(lines)})
+    losses = sum((trace.losses for trace in damaged), Counter[str]())
     assert losses["bad-json" if name == "claude-code" else "bad_json"] == count
-    assert sum(len(trace.turns) for trace in found) == sum(len(trace.turns) for trace in whole)
+    assert sum(len(trace.turns) for trace in damaged) == sum(len(trace.turns) for trace in whole)
 
 
 @pytest.mark.parametrize("log", [log for log in LOGS if log.endswith((".json", ".traj"))])
@@ -180,8 +180,8 @@ def test_each_line_that_is_no_json_is_counted_and_nothing_else_is_lost(log: str,
 def test_a_document_that_is_cut_is_a_loss(log: str, part: float) -> None:
     name, files = LOGS[log]
     ((path, data),) = files.items()
-    found = read(name, {path: data[: int(len(data) * part)]})
-    assert sum(sum(trace.losses.values()) for trace in found) >= 1
+    traces = read(name, {path: data[: int(len(data) * part)]})
+    assert sum(sum(trace.losses.values()) for trace in traces) >= 1
 
 
 def test_a_line_that_is_too_long_is_skipped_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,21 +212,21 @@ def test_lines_are_those_of_the_file_however_it_comes(rows: Sequence[bytes], chu
 
     data = b"\n".join(rows)
     losses: Counter[str] = Counter()
-    found = list(log_reader.read_lines(LogFile("x", len(data), lambda: Slow(data)), losses))
-    assert found == [row for row in rows if row.strip()] and not losses
+    lines = list(log_reader.read_lines(LogFile("x", len(data), lambda: Slow(data)), losses))
+    assert lines == [row for row in rows if row.strip()] and not losses
 
 
 def test_a_stream_that_breaks_off_loses_only_what_comes_after() -> None:
     class Broken(BytesIO):
         def read1(self, size: int | None = -1, /) -> bytes:
-            found = super().read1(10)
-            if not found:
+            chunk = super().read1(10)
+            if not chunk:
                 raise OSError("cut")
-            return found
+            return chunk
 
     losses: Counter[str] = Counter()
-    found = list(log_reader.read_lines(LogFile("x", 9, lambda: Broken(b"one\ntwo\nthree and more")), losses))
-    assert found[:2] == [b"one", b"two"] and losses == {"unreadable_rest": 1}
+    lines = list(log_reader.read_lines(LogFile("x", 9, lambda: Broken(b"one\ntwo\nthree and more")), losses))
+    assert lines[:2] == [b"one", b"two"] and losses == {"unreadable_rest": 1}
 
 
 def test_halves_of_surrogates_and_bad_bytes_are_replaced_and_counted() -> None:
@@ -243,19 +243,19 @@ def test_halves_of_surrogates_and_bad_bytes_are_replaced_and_counted() -> None:
 @given(value=VALUES, cut=st.integers(0, 200))
 def test_an_outline_of_any_beginning_can_be_made(value: Any, cut: int) -> None:
     data = json.dumps(value).encode()
-    seen = log_reader.outline(data[:cut])
-    assert seen.kind in ("", "{", "[")
+    outline = log_reader.outline(data[:cut])
+    assert outline.kind in ("", "{", "[")
     if isinstance(value, dict) and cut >= len(data):
-        assert set(seen.keys) == {json.dumps(key)[1:-1] for key in value}
+        assert set(outline.keys) == {json.dumps(key)[1:-1] for key in value}
 
 
 def test_compactions_without_end_do_not_fill_the_memory() -> None:
-    said = {"type": "message", "role": "user", "content": "x"}
+    message = {"type": "message", "role": "user", "content": "x"}
     rows: list[dict[str, Any]] = []
     for _ in range(3000):
-        rows.append({"type": "response_item", "payload": said})
+        rows.append({"type": "response_item", "payload": message})
         rows.append({"type": "compacted", "payload": {"message": "s"}})
-    rows.append({"type": "response_item", "payload": {**said, "role": "assistant"}})
+    rows.append({"type": "response_item", "payload": {**message, "role": "assistant"}})
     (trace,) = read("codex", {"x.jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in rows)})
     assert len(trace.nodes) < 100_000 and trace.losses["compaction_left_out"] > 0
     assert trace.turns[-1].fidelity == "lossy"

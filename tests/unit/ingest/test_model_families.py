@@ -49,7 +49,7 @@ def test_families(model: str | None, expected: str | None) -> None:
 
 def test_messages_are_put_in_order() -> None:
     call = {"id": "t1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    given = [
+    messages = [
         {"role": "user", "content": "one"},
         {"role": "user", "content": ""},
         {"role": "user", "content": "two"},
@@ -60,37 +60,37 @@ def test_messages_are_put_in_order() -> None:
         {"role": "user", "content": "then"},
         {"role": "assistant", "content": ""},
     ]
-    before = [dict(message) for message in given]
-    assert normalise_messages(given) == [
+    before = [dict(message) for message in messages]
+    assert normalise_messages(messages) == [
         {"role": "user", "content": "one\n\ntwo"},
         {"role": "assistant", "content": "a", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "t1", "content": "r"},
         {"role": "user", "content": [{"type": "text", "text": "meanwhile"}, {"type": "text", "text": "then"}]},
     ]
-    assert given == before
+    assert messages == before
 
 
 def test_every_call_has_one_result() -> None:
     calls = [
         {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}} for name in ("t1", "t2")
     ]
-    asked = {"role": "assistant", "content": None, "tool_calls": calls}
+    request = {"role": "assistant", "content": None, "tool_calls": calls}
     result = {"role": "tool", "tool_call_id": "t2", "content": "two"}
     missing = {"role": "tool", "tool_call_id": "t1", "content": MISSING_RESULT}
-    assert normalise_messages([asked, result]) == [asked, result, missing]
-    assert normalise_messages([asked, result, result, {"role": "assistant", "content": "a"}]) == [
-        asked,
+    assert normalise_messages([request, result]) == [request, result, missing]
+    assert normalise_messages([request, result, result, {"role": "assistant", "content": "a"}]) == [
+        request,
         result,
         missing,
         {"role": "user", "content": "two"},
         {"role": "assistant", "content": "a"},
     ]
-    assert normalise_messages([{**asked, "tool_calls": calls[:1]}, {"role": "assistant", "content": "a"}]) == [
-        {**asked, "tool_calls": calls[:1]},
+    assert normalise_messages([{**request, "tool_calls": calls[:1]}, {"role": "assistant", "content": "a"}]) == [
+        {**request, "tool_calls": calls[:1]},
         missing,
         {"role": "assistant", "content": "a"},
     ]
-    assert normalise_messages([{"role": "assistant", "content": None, "tool_calls": calls[:1]}, asked])[0][
+    assert normalise_messages([{"role": "assistant", "content": None, "tool_calls": calls[:1]}, request])[0][
         "tool_calls"
     ] == [
         calls[0],
@@ -114,9 +114,9 @@ def test_plain_messages_keep_their_thinking_for_the_action() -> None:
         )
     )
 )
-def test_what_is_put_in_order_is_a_conversation(given: list[tuple[str, str, int]]) -> None:
+def test_what_is_put_in_order_is_a_conversation(turns: list[tuple[str, str, int]]) -> None:
     messages: list[dict[str, Any]] = []
-    for role, content, number in given:
+    for role, content, number in turns:
         message: dict[str, Any] = {"role": role, "content": content}
         if role == "tool":
             message["tool_call_id"] = f"t{number}"

@@ -61,8 +61,8 @@ SESSION = {
 def store(root: Path, session: dict[str, Any]) -> None:
     """Write a session as OpenCode stores it: a file for each session, message and part."""
 
-    def put(place: str, value: dict[str, Any]) -> None:
-        path = root / "storage" / place
+    def put(key: str, value: dict[str, Any]) -> None:
+        path = root / "storage" / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(value, indent=2))
 
@@ -124,15 +124,15 @@ def test_opencode_goes_on_from_a_summary_and_says_what_was_only_sent(tmp_path: P
         assistant(4, {"type": "text", "text": "third"}, finish="stop"),
     ]
     (tmp_path / "x.json").write_text(json.dumps({**SESSION, "messages": messages}))
-    trace, found = only(tmp_path / "x.json")
-    assert [state.student_action.content for state in found] == ["first", "second", "third"]
-    assert [message["content"] for message in found[-1].messages] == [
+    trace, states = only(tmp_path / "x.json")
+    assert [state.student_action.content for state in states] == ["first", "second", "third"]
+    assert [message["content"] for message in states[-1].messages] == [
         "What did we do so far?",
         "We did one.",
         "two",
     ]
-    assert [state.fidelity for state in found] == ["exact", "repaired", "repaired"]
-    assert found[1].notes == ("reminders_not_logged",) and {state.branch for state in found} == {"active"}
+    assert [state.fidelity for state in states] == ["exact", "repaired", "repaired"]
+    assert states[1].notes == ("reminders_not_logged",) and {state.branch for state in states} == {"active"}
     assert trace.losses == {"summary_left_out": 1}
 
 
@@ -140,15 +140,15 @@ PYTHON = {"type": "function", "name": "python", "parameters": {"type": "object"}
 
 
 def rollout(number: int, **row: Any) -> dict[str, Any]:
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I try."}]}
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I try."}]}
     output = [
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hard."}]},
-        said,
+        message,
         {"type": "function_call", "call_id": "call_1", "name": "python", "arguments": '{"code": "1"}'},
         {"type": "function_call", "call_id": "call_2", "name": "python", "arguments": '{"code": "2"}'},
         {"type": "function_call_output", "call_id": "call_1", "output": "1"},
         {"type": "function_call_output", "call_id": "call_2", "output": "2"},
-        {**said, "content": [{"type": "output_text", "text": "It is 9."}]},
+        {**message, "content": [{"type": "output_text", "text": "It is 9."}]},
     ]
     params = {
         "input": [{"role": "system", "content": "Be exact."}, {"role": "user", "content": f"task {number}"}],

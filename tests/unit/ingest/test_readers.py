@@ -42,11 +42,11 @@ def test_openhands_without_function_calls_is_repaired(tmp_path: Path) -> None:
 
 
 def test_openhands_v1_shows_a_summary_in_place_of_what_was_condensed() -> None:
-    trace, found = only(DATA / "openhands_v1")
-    assert [len(state.student_action.tool_calls) for state in found] == [2, 1, 1, 0]
-    assert "Action rejected" not in str(found[2].messages)
-    assert found[2].messages[-1]["content"][-1]["text"] == "The typo is in greet.py; the user wants sed."
-    assert {state.branch for state in found} == {"active"}
+    trace, states = only(DATA / "openhands_v1")
+    assert [len(state.student_action.tool_calls) for state in states] == [2, 1, 1, 0]
+    assert "Action rejected" not in str(states[2].messages)
+    assert states[2].messages[-1]["content"][-1]["text"] == "The typo is in greet.py; the user wants sed."
+    assert {state.branch for state in states} == {"active"}
     assert trace.project == "/work/greet"
 
 
@@ -67,10 +67,10 @@ def test_swe_agent_keeps_many_requests_in_the_room_of_one(tmp_path: Path) -> Non
         history.append({"role": "assistant", "content": f"r{n}", "action": f"a{n}"})
         history.append({"role": "user", "content": f"o{n}"})
     (tmp_path / "x.traj").write_text(json.dumps({"environment": "x", "trajectory": steps, "history": history}))
-    trace, found = only(tmp_path / "x.traj")
-    assert len(found) == turns and {state.fidelity for state in found} == {"ledger"}
+    trace, states = only(tmp_path / "x.traj")
+    assert len(states) == turns and {state.fidelity for state in states} == {"ledger"}
     assert len(trace.nodes) <= 5 * turns
-    assert [message["content"] for message in found[-1].messages[-2:]] == [f"r{turns - 2}", f"o{turns - 2}"]
+    assert [message["content"] for message in states[-1].messages[-2:]] == [f"r{turns - 2}", f"o{turns - 2}"]
 
 
 def test_atif_leaves_out_steps_that_are_no_training_targets() -> None:
@@ -103,8 +103,8 @@ def test_atif_of_the_package_itself_comes_back_whole(tmp_path: Path) -> None:
     atif: Any = pytest.importorskip("atif")
     written = atif.Trajectory.model_validate(json.loads((DATA / "atif.json").read_text()))
     (tmp_path / "atif.json").write_text(json.dumps(written.to_json_dict()))
-    told = [golden(trace) for trace in read(tmp_path / "atif.json")]
-    assert told == [golden(trace) for trace in read(DATA / "atif.json")]
+    traces = [golden(trace) for trace in read(tmp_path / "atif.json")]
+    assert traces == [golden(trace) for trace in read(DATA / "atif.json")]
     # The other way: what was read, written as ATIF, is valid and is read alike.
     trace = read(DATA / "atif.json")[0]
     state = list(expand(trace, system=None))[-1]
@@ -132,17 +132,17 @@ def test_atif_of_the_package_itself_comes_back_whole(tmp_path: Path) -> None:
         {"schema_version": "ATIF-v1.8", "session_id": "x", "agent": agent, "steps": steps}
     )
     (tmp_path / "again.json").write_text(json.dumps(again.to_json_dict()))
-    _, found = only(tmp_path / "again.json")
+    _, states = only(tmp_path / "again.json")
     made = [message for message in state.messages if message["role"] == "assistant"]
-    assert [one.student_action.tool_calls for one in found] == [message.get("tool_calls", []) for message in made]
+    assert [one.student_action.tool_calls for one in states] == [message.get("tool_calls", []) for message in made]
 
 
 def test_codex_follows_rollback_and_compaction() -> None:
-    trace, found = only(DATA / "codex")
-    assert [state.branch for state in found] == ["active", "active", "active", "branch", "active"]
-    assert "French" not in str(found[-1].messages)
-    assert found[-1].messages[-1]["content"].endswith("Thanks. Anything else?")
-    assert found[1].student_action.thinking_hidden and not found[0].student_action.thinking_hidden
+    trace, states = only(DATA / "codex")
+    assert [state.branch for state in states] == ["active", "active", "active", "branch", "active"]
+    assert "French" not in str(states[-1].messages)
+    assert states[-1].messages[-1]["content"].endswith("Thanks. Anything else?")
+    assert states[1].student_action.thinking_hidden and not states[0].student_action.thinking_hidden
     assert trace.losses == {"call_left_out:web_search_call": 1}
 
 
@@ -157,9 +157,9 @@ def test_codex_before_it_had_envelopes(tmp_path: Path) -> None:
     ]
     path = tmp_path / "rollout-2025-08-01T00-00-00-old.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    trace, found = only(path)
+    trace, states = only(path)
     assert trace.session_id == "old" and not trace.losses
-    assert [state.student_action.content for state in found] == [None, "gone"]
+    assert [state.student_action.content for state in states] == [None, "gone"]
 
 
 def test_codex_with_a_summary_that_is_enciphered_is_lossy(tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ def test_codex_with_a_summary_that_is_enciphered_is_lossy(tmp_path: Path) -> Non
             row["payload"]["replacement_history"].append({"type": "compaction", "encrypted_content": "gA"})
     path = tmp_path / "rollout.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    trace, found = only(path)
-    assert [state.fidelity for state in found] == ["exact"] * 4 + ["lossy"]
+    trace, states = only(path)
+    assert [state.fidelity for state in states] == ["exact"] * 4 + ["lossy"]
     assert trace.losses["hidden_summary"] == 1
 
 
@@ -181,17 +181,17 @@ def test_codex_compaction_by_reference_and_the_first_versions(tmp_path: Path) ->
     def line(kind: str, payload: dict[str, Any]) -> str:
         return json.dumps({"timestamp": "2026-11-01T00:00:00Z", "type": kind, "payload": payload}) + "\n"
 
-    said = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go"}]}
+    prompt = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go"}]}
     answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "gone"}]}
     entries: list[dict[str, Any]] = [
         {"type": "reference", "item_id": "msg-1"},
         {"type": "reference", "item_id": "nowhere"},
-        {"type": "inline", "item": {**said, "content": "a summary"}},
+        {"type": "inline", "item": {**prompt, "content": "a summary"}},
     ]
     path = tmp_path / "rollout.jsonl"
     path.write_text(
         line("session_meta", {"id": "s", "parent_thread_id": "above"})
-        + line("response_item", {**said, "id": "msg-1"})
+        + line("response_item", {**prompt, "id": "msg-1"})
         + line("response_item", answer)
         + line("compacted", {"message": "", "replacement_history_entries": entries})
         + line("response_item", answer)
@@ -199,7 +199,7 @@ def test_codex_compaction_by_reference_and_the_first_versions(tmp_path: Path) ->
     trace, (_, last) = only(path)
     assert last.messages == [{"role": "user", "content": "go\n\na summary"}]
     assert trace.parent == TraceParent("above") and trace.losses["lost_reference"] == 1
-    oldest = {"session": {"id": "t", "timestamp": "2025-05-01"}, "items": [said, answer]}
+    oldest = {"session": {"id": "t", "timestamp": "2025-05-01"}, "items": [prompt, answer]}
     (tmp_path / "rollout-2025-05-01-t.json").write_text(json.dumps(oldest, indent=2))
     trace, (state,) = only(tmp_path / "rollout-2025-05-01-t.json")
     assert trace.session_id == "t" and state.student_action.content == "gone" and not trace.losses
@@ -257,17 +257,17 @@ def test_a_gemini_session_is_read_whatever_its_file_is_called(
 
 
 def test_gemini_takes_back_what_was_rewound_and_replaces_what_was_compressed() -> None:
-    trace, found = only(DATA / "gemini.jsonl")
-    assert [(state.message_id, state.branch) for state in found] == [
+    trace, states = only(DATA / "gemini.jsonl")
+    assert [(state.message_id, state.branch) for state in states] == [
         ("m3", "active"),
         ("m4", "active"),
         ("m6", "branch"),
         ("m8", "active"),
         ("m10", "active"),
     ]
-    assert found[1].messages[-1] == {"role": "tool", "content": "print('helo')", "tool_call_id": "read_file-1"}
-    assert "French" not in str(found[3].messages)
-    assert [message["content"] for message in found[-1].messages] == [
+    assert states[1].messages[-1] == {"role": "tool", "content": "print('helo')", "tool_call_id": "read_file-1"}
+    assert "French" not in str(states[3].messages)
+    assert [message["content"] for message in states[-1].messages] == [
         "<state>greet.py was mended</state>",
         "Got it.",
         "And now?",
@@ -328,33 +328,33 @@ def test_aider_tells_chats_apart_and_follows_the_model() -> None:
 
 
 def test_terminal_text_is_lossy_and_says_what_it_can() -> None:
-    trace, found = only(DATA / "claude_terminal.txt")
-    assert {state.fidelity for state in found} == {"lossy"}
-    calls = [call["function"] for state in found for call in state.student_action.tool_calls]
+    trace, states = only(DATA / "claude_terminal.txt")
+    assert {state.fidelity for state in states} == {"lossy"}
+    calls = [call["function"] for state in states for call in state.student_action.tool_calls]
     assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [
         ("Read", {"file_path": "greet.py"}),
         ("Bash", {"command": "python greet.py"}),
         ("Edit", {"file_path": "greet.py"}),
     ]
-    assert found[3].student_action.thinking == "The edit is small."
-    assert found[2].student_action.content == "One letter is missing:\n\n- the l"
-    assert (trace.version, trace.project, found[0].source_family) == ("2.1.34", "/home/dev/greet", "claude")
+    assert states[3].student_action.thinking == "The edit is small."
+    assert states[2].student_action.content == "One letter is missing:\n\n- the l"
+    assert (trace.version, trace.project, states[0].source_family) == ("2.1.34", "/home/dev/greet", "claude")
 
 
 def test_terminal_text_with_colours_wrapped_calls_and_words_in_brackets(tmp_path: Path) -> None:
-    shown = (
+    transcript = (
         "\x1b[1m❯\x1b[0m find it\n\n"
         '⏺ Search(pattern: "set(Timer|Time), ", path:\n      "src/main")\n  ⎿  Found 1 file (ctrl+r to expand)\n\n'
         '⏺ Nothing (so far)\n\n⏺ pathfinder - definition (MCP)(uri: "file:///a.py", line: 0)\n'
         '  ⎿  {\n       "x": 1\n     }\n\n'
         "❯ /cost\n  ⎿  Total cost: $0.10\n"
     )
-    (tmp_path / "copied.txt").write_text(shown)
-    trace, found = only(tmp_path / "copied.txt")
-    calls = [call["function"] for state in found for call in state.student_action.tool_calls]
+    (tmp_path / "copied.txt").write_text(transcript)
+    trace, states = only(tmp_path / "copied.txt")
+    calls = [call["function"] for state in states for call in state.student_action.tool_calls]
     assert [call["name"] for call in calls] == ["Search", "mcp__pathfinder__definition"]
     assert json.loads(calls[0]["arguments"]) == {"pattern": "set(Timer|Time), ", "path": "src/main"}
-    assert found[1].student_action.content == "Nothing (so far)"
+    assert states[1].student_action.content == "Nothing (so far)"
     assert trace.losses == {"folded": 1, "command_left_out": 1, "result_without_call": 1}
 
 
@@ -368,21 +368,21 @@ def test_terminal_text_of_early_versions_has_its_calls(tmp_path: Path) -> None:
         "  \u23bf \u00a0 Done (1 tool use)\n\n"
         '\u23fa Web Search("how to")\n  \u23bf \u00a0 Did 1 search in 6s\n\n\u23fa Done.\n'
     )
-    trace, found = only(tmp_path / "a.txt")
-    calls = [call["function"] for state in found for call in state.student_action.tool_calls]
+    trace, states = only(tmp_path / "a.txt")
+    calls = [call["function"] for state in states for call in state.student_action.tool_calls]
     assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [
         ("Read", {"file_path": "TODO.md"}),
         ("Bash", {"command": 'git add -A && git commit -m "x (y)"'}),
         ("Call", {"shown": "Check the environment"}),
         ("WebSearch", {"query": "how to"}),
     ]
-    results = [message["content"] for message in found[-1].messages if message["role"] == "tool"]
+    results = [message["content"] for message in states[-1].messages if message["role"] == "tool"]
     assert results[2] == "Bash(python --version)\u2026\nDone (1 tool use)"
     assert not trace.losses
 
 
 def test_terminal_text_has_its_directory_its_first_command_and_the_names_of_tools(tmp_path: Path) -> None:
-    shown = (
+    transcript = (
         "╭──────────────────────────────────╮\n│ ✻ Welcome to Claude Code!        │\n"
         "│   /help for help, /status for your current setup  │\n│   cwd: /Users/dev/algo   │\n"
         "╰──────────────────────────────────╯\n\n"
@@ -390,17 +390,17 @@ def test_terminal_text_has_its_directory_its_first_command_and_the_names_of_tool
         "⏺ I look around.\n\n⏺ Update Todos\n  ⎿  ☐ Look\n     ☐ Write\n\n⏺ List(.)\n  ⎿  Listed 24 paths\n\n"
         "> /cost\n  ⎿  Total cost: $0.10\n\n> /clear\n\n> /review\n  ⎿  /review is running…\n\n⏺ Reviewed.\n"
     )
-    (tmp_path / "copied.txt").write_text(shown)
-    trace, found = only(tmp_path / "copied.txt")
+    (tmp_path / "copied.txt").write_text(transcript)
+    trace, states = only(tmp_path / "copied.txt")
     assert trace.project == "/Users/dev/algo"
-    calls = [call["function"] for state in found for call in state.student_action.tool_calls]
+    calls = [call["function"] for state in states for call in state.student_action.tool_calls]
     assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [
         ("TodoWrite", {}),
         ("LS", {"path": "."}),
     ]
-    prompts = [message["content"] for message in found[-1].messages if message["role"] == "user"]
+    prompts = [message["content"] for message in states[-1].messages if message["role"] == "user"]
     assert prompts == ["/init is analyzing your codebase…", "/review"]
-    assert trace.losses["command_left_out"] == 2 and {state.fidelity for state in found} == {"lossy"}
+    assert trace.losses["command_left_out"] == 2 and {state.fidelity for state in states} == {"lossy"}
 
 
 def test_rows_of_parquet_are_read_like_lines(tmp_path: Path) -> None:
@@ -414,12 +414,12 @@ def test_rows_of_parquet_are_read_like_lines(tmp_path: Path) -> None:
                 row["messages"] = json.dumps(row["messages"])
             for message in row.get("trajectory", ()):
                 for call in message.get("tool_calls") or ():
-                    if isinstance(given := call["function"]["arguments"], dict):
-                        call["function"]["arguments"] = json.dumps(given, separators=(",", ":"))
+                    if isinstance(arguments := call["function"]["arguments"], dict):
+                        call["function"]["arguments"] = json.dumps(arguments, separators=(",", ":"))
         path = tmp_path / log.replace("jsonl", "parquet")
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-        found, expected = read(path), read(DATA / log)
-        assert [golden(trace) for trace in found] == [golden(trace) for trace in expected]
+        traces, expected = read(path), read(DATA / log)
+        assert [golden(trace) for trace in traces] == [golden(trace) for trace in expected]
     broken = tmp_path / "broken.parquet"
     broken.write_bytes((tmp_path / "swesmith.parquet").read_bytes()[:-40])
     assert [trace.losses for trace in read(broken)] == [{"bad_parquet": 1}]
@@ -429,7 +429,7 @@ def test_codex_does_not_tell_the_turns_of_a_fork_twice(tmp_path: Path) -> None:
     def line(at: str, kind: str, payload: dict[str, Any]) -> str:
         return json.dumps({"timestamp": f"2026-11-01T00:{at}Z", "type": kind, "payload": payload}) + "\n"
 
-    def said(role: str, text: str) -> dict[str, Any]:
+    def message_payload(role: str, text: str) -> dict[str, Any]:
         part = "output_text" if role == "assistant" else "input_text"
         return {"type": "message", "role": role, "content": [{"type": part, "text": text}]}
 
@@ -437,10 +437,10 @@ def test_codex_does_not_tell_the_turns_of_a_fork_twice(tmp_path: Path) -> None:
     lines = [
         line("10:00.100", "session_meta", {"id": "child", "forked_from_id": "above"}),
         line("10:00.100", "session_meta", {"id": "above"}),
-        line("10:00.102", "response_item", said("user", "go")),
-        line("10:00.103", "response_item", said("assistant", "gone")),
-        line("10:07.000", "response_item", said("user", "go on")),
-        line("10:09.000", "response_item", said("assistant", "on")),
+        line("10:00.102", "response_item", message_payload("user", "go")),
+        line("10:00.103", "response_item", message_payload("assistant", "gone")),
+        line("10:07.000", "response_item", message_payload("user", "go on")),
+        line("10:09.000", "response_item", message_payload("assistant", "on")),
     ]
     path.write_text("".join(lines))
     trace, (state,) = only(path)

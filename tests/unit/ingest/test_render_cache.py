@@ -41,9 +41,9 @@ def test_signals_states_and_the_store_render_a_node_once() -> None:
         trace.renderer = RenderCache(counting)
         annotate(trace)
         trace_rows(trace, Packer())
-        found = list(expand(trace))
-        assert [state.messages for state in found] == [state.messages for state in expected]
-        assert [state.student_action for state in found] == [state.student_action for state in expected]
+        states = list(expand(trace))
+        assert [state.messages for state in states] == [state.messages for state in expected]
+        assert [state.student_action for state in states] == [state.student_action for state in expected]
         assert set(counting.asked.values()) == {1}
 
 

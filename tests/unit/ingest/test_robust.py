@@ -66,7 +66,7 @@ def talk(turns: int = 12) -> Log:
 
 
 def answers(lines: list[bytes]) -> set[str]:
-    found: set[str] = set()
+    ids: set[str] = set()
     for line in lines:
         try:
             record = json.loads(line)
@@ -75,8 +75,8 @@ def answers(lines: list[bytes]) -> set[str]:
         if record.get("type") == "assistant" and not record.get("isApiErrorMessage"):
             message = record.get("message")
             if message and message.get("model") != "<synthetic>":
-                found.add(message.get("id") or record.get("requestId") or record["uuid"])
-    return found
+                ids.add(message.get("id") or record.get("requestId") or record["uuid"])
+    return ids
 
 
 # --- lines removed, repeated, in another order ------------------------------------------------------------
@@ -89,9 +89,9 @@ def accounted(lines: list[bytes]) -> None:
     uuids = [record["uuid"] for line in lines if "uuid" in (record := parsed(line))]
     assert losses["repeated-uuid"] == len(uuids) - len(set(uuids))
     assert losses["bad-json"] == sum(parsed(line) == {} for line in lines)
-    wanted = answers(lines)
+    expected = answers(lines)
     got = {turn.message_id.partition("#")[0] for trace in traces for turn in trace.turns}
-    assert got == wanted
+    assert got == expected
 
 
 def parsed(line: bytes) -> dict[str, object]:
@@ -241,7 +241,7 @@ def test_a_tree_with_everything_in_it(tmp_path: Path) -> None:
         archive.writestr("bomb.jsonl", b"\0" * 200_000_000)
     (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(good + b"\0" * 100_000_000))
     traces, skipped = everything(tmp_path)
-    known = {
+    expected = {
         "special_file": 1,
         "link": 3,
         "unknown_format": 1,
@@ -249,7 +249,7 @@ def test_a_tree_with_everything_in_it(tmp_path: Path) -> None:
         "oversized_member": 1,
         "broken": 1,
     }
-    assert skipped == known
+    assert skipped == expected
     assert {Path(trace.source).name for trace in traces} >= {"good.jsonl", "s2.jsonl"}
     assert not list(tmp_path.parent.glob("etc"))
 
@@ -293,10 +293,10 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path, change: Callable[[
     path.write_bytes(talk(400).data())
     file = log_file_at(str(path))
     stream = file.open()
-    opened = [stream]
+    pending = [stream]
 
     def once() -> object:
-        return opened.pop() if opened else path.open("rb")
+        return pending.pop() if pending else path.open("rb")
 
     assert stream.peek(1)[:1] == b"{"  # type: ignore[attr-defined]
     change(path)
@@ -333,8 +333,8 @@ def test_a_large_log_is_not_held_in_memory_but_for_what_states_need(monkeypatch:
     for at in range(20):
         log.assistant(f"msg_{at:016}", thinking(f"Thought {at}."), f"Step {at}.", (f"t{at}", "Task", {"n": at}))
         log.add("progress", data={"type": "hook_progress", "hookEvent": "PostToolUse", "shown": "y" * (1 << 18)})
-        shown = {"agentId": f"a{at}"} if at == 3 else {"shown": "x" * (1 << 18)}
-        log.result(f"t{at}", f"It says {at}.", toolUseResult=shown)
+        tool_result = {"agentId": f"a{at}"} if at == 3 else {"shown": "x" * (1 << 18)}
+        log.result(f"t{at}", f"It says {at}.", toolUseResult=tool_result)
     agent = Log("s1", isSidechain=True, agentId="a3")
     agent.user("Explore.")
     agent.assistant("msg_00000000000000a3", "Explored.")
@@ -348,8 +348,8 @@ def test_a_large_log_is_not_held_in_memory_but_for_what_states_need(monkeypatch:
     tracemalloc.start()
     try:
         lines = records.read_log(of_bytes("/p/s1.jsonl", log.data()))
-        held, _ = tracemalloc.get_traced_memory()
+        allocated, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert len(lines.records) == 101
-    assert held < 1 << 20  # of 10 MB
+    assert allocated < 1 << 20  # of 10 MB

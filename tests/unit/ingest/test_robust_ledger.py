@@ -32,13 +32,13 @@ def chat(messages: list[dict[str, Any]]) -> list[Message]:
     made: list[Message] = []
     for message in messages:
         if message["role"] == "assistant":
-            said = [block["text"] for block in message["content"] if block["type"] == "text" and block["text"]]
+            texts = [block["text"] for block in message["content"] if block["type"] == "text" and block["text"]]
             calls = [
                 (block["id"], block["name"], block["input"])
                 for block in message["content"]
                 if block["type"] == "tool_use"
             ]
-            made.append({"role": "assistant", "said": "\n".join(said) or None, "calls": calls})
+            made.append({"role": "assistant", "said": "\n".join(texts) or None, "calls": calls})
         elif isinstance(message["content"], str):
             made.append({"role": "user", "said": message["content"]})
         else:
@@ -143,10 +143,10 @@ def test_what_was_written_into_a_ledger_is_read_from_it(seed: int, turns: int) -
     written = Written(seed, turns)
     log = written.whole()
     random.Random(seed).shuffle(written.ledger)
-    found = by_message(*read(log))
-    assert found.keys() == written.sent.keys()
+    states = by_message(*read(log))
+    assert states.keys() == written.sent.keys()
     for key, context in written.sent.items():
-        state = found[key]
+        state = states[key]
         assert (state.fidelity, state.notes) == ("ledger", ())
         assert state.messages[0] == {"role": "system", "content": "Be real."}
         assert state.tools is not None and state.tools[0]["function"]["name"] == "Read"
@@ -161,10 +161,10 @@ def test_what_is_missing_in_a_ledger_is_not_made_up(seed: int, turns: int) -> No
     dice = random.Random(seed)
     lost = dice.choice(written.ledger)
     written.ledger.remove(lost)
-    found = by_message(*read(written.whole()))
-    assert found.keys() == written.sent.keys()
+    states = by_message(*read(written.whole()))
+    assert states.keys() == written.sent.keys()
     # A message may be lost that the records have too: then it is found there by its hash.
-    for key, state in found.items():
+    for key, state in states.items():
         if state.fidelity == "ledger":
             state.messages = state.messages[1:] if state.messages[0]["role"] == "system" else state.messages
             assert plain(state) == chat(written.sent[key])
@@ -183,10 +183,10 @@ def test_the_ledger_of_a_session_tells_of_its_subagents_too() -> None:
                 line["base"] = "sub" + line["base"]
     main.ledger += agent.ledger
     log = main.whole()
-    found = by_message(*read(log, **{"s1/subagents/agent-a1.jsonl": agent.log.data()}))
-    assert {state.fidelity for state in found.values()} == {"ledger"}
-    assert sum(state.role == "subagent" for state in found.values()) == 4
+    states = by_message(*read(log, **{"s1/subagents/agent-a1.jsonl": agent.log.data()}))
+    assert {state.fidelity for state in states.values()} == {"ledger"}
+    assert sum(state.role == "subagent" for state in states.values()) == 4
     for key, context in agent.sent.items():
-        state = found[f"sub_{key}"]
+        state = states[f"sub_{key}"]
         state.messages = state.messages[1:]
         assert plain(state) == chat(context)

@@ -61,8 +61,8 @@ def test_a_session_tells_where_it_is_from_and_what_its_turns_did(store: Path):
 def test_a_state_is_what_the_model_saw_and_did_then(store: Path):
     first, second = (turn["state_id"] for turn in shown_json(store, "aaaa-1")["conversations"][0]["turns"])
     page = show(store, first[:10])
-    story = ["turn 1 of 2", "tools", "version", "0 system", "1 user", "add a test", "next action", "I look first."]
-    at = [page.index(part) for part in story]
+    parts = ["turn 1 of 2", "tools", "version", "0 system", "1 user", "add a test", "next action", "I look first."]
+    at = [page.index(part) for part in parts]
     assert at == sorted(at)
     assert "→ Bash" in page and "command: pytest -q" in page
     state = shown_json(store, second[:10])

@@ -124,10 +124,10 @@ def test_results_of_parallel_calls_are_each_their_own() -> None:
 
 def test_a_rewound_edit_did_not_survive() -> None:
     log = Log()
-    asked = log.user("go")
+    prompt = log.user("go")
     log.assistant("msg_000000000001", ("t1", "Write", {"file_path": "a.py", "content": "a"}))
     log.result("t1", "File created successfully at: a.py")
-    log.user("again, differently", parent=asked)
+    log.user("again, differently", parent=prompt)
     log.assistant("msg_000000000002", ("t2", "Write", {"file_path": "b.py", "content": "b"}))
     log.result("t2", "File created successfully at: b.py")
     first, second = of(log).values()
@@ -203,8 +203,8 @@ def test_a_subagent_gets_no_feedback() -> None:
 )
 def test_every_program_has_its_own_words(format: str, text: str, expected: str) -> None:
     (one,) = signals(("shell", {"command": "x"}, text), format=format)
-    found = {"denied": one.denied, "interrupted": one.interrupted, "failed": one.tool_errors}
-    assert [name for name, there in found.items() if there] == ([] if expected == "fine" else [expected])
+    outcomes = {"denied": one.denied, "interrupted": one.interrupted, "failed": one.tool_errors}
+    assert [name for name, there in outcomes.items() if there] == ([] if expected == "fine" else [expected])
 
 
 def test_an_interruption_of_codex_and_of_cline() -> None:
@@ -213,19 +213,19 @@ def test_an_interruption_of_codex_and_of_cline() -> None:
         {"role": "user", "content": "<turn_aborted>\nx"},
     ]
     assert annotated(trace_of(messages))[0].interrupted
-    said: list[Message] = [{"role": "assistant", "content": "I will\n\n[Response interrupted by user]"}]
-    assert annotated(trace_of(said, "cline"))[0].interrupted
+    cline_messages: list[Message] = [{"role": "assistant", "content": "I will\n\n[Response interrupted by user]"}]
+    assert annotated(trace_of(cline_messages, "cline"))[0].interrupted
 
 
 def test_calls_that_are_written_into_words() -> None:
-    def one(format: str, words: str, after: str) -> TurnSignals:
-        messages: list[Message] = [{"role": "assistant", "content": words}, {"role": "user", "content": after}]
+    def one(format: str, text: str, after: str) -> TurnSignals:
+        messages: list[Message] = [{"role": "assistant", "content": text}, {"role": "user", "content": after}]
         return annotated(trace_of(messages, format))[0]
 
-    ran = one(
+    mini_swe = one(
         "mini-swe-agent", "Run them.\n\n```bash\npytest -q\n```", "<returncode>1</returncode>\n1 failed in 0.1s"
     )
-    assert (ran.tool_calls, ran.tool_errors, ran.tests) == (1, 1, "failed")
+    assert (mini_swe.tool_calls, mini_swe.tool_errors, mini_swe.tests) == (1, 1, "failed")
     xml = "<function=bash>\n<parameter=command>pytest</parameter>\n</function>"
     assert one("swe-smith", xml, "OBSERVATION:\n2 passed in 0.1s").tests == "passed"
     edit = "<function=str_replace_editor><parameter=command>create</parameter><parameter=path>/a</parameter>"
@@ -277,7 +277,10 @@ def test_a_result_is_found_by_its_id_also_on_another_branch() -> None:
         TraceNode(2, {"role": "assistant", "content": "hm"}),
         TraceNode(3, {"role": "tool", "tool_call_id": "c1", "content": "2 passed in 0.1s"}),
     ]
-    found = [TraceTurn(message_id="a", context=0, action=(1,)), TraceTurn(message_id="b", context=2, action=(3,))]
+    trace_turns = [
+        TraceTurn(message_id="a", context=0, action=(1,)),
+        TraceTurn(message_id="b", context=2, action=(3,)),
+    ]
     trace = Trace(
         trace_id="t",
         session_id="t",
@@ -285,7 +288,7 @@ def test_a_result_is_found_by_its_id_also_on_another_branch() -> None:
         source="x",
         renderer=PlainRenderer(),
         nodes=nodes,
-        turns=found,
+        turns=trace_turns,
     )
     assert [one.tests for one in annotated(trace)] == ["passed", None]
 

@@ -124,7 +124,7 @@ DIFF = "<<<<<<< SEARCH\nx = 1\n=======\nx = 2\n>>>>>>> REPLACE\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "edits", "left"),
+    ("name", "arguments", "edits", "surviving"),
     [
         ("Edit", {"file_path": "a.py", "old_string": "x = 1", "new_string": "x = 2"}, 1, 1),
         ("MultiEdit", {"file_path": "a.py", "edits": [{"old_string": "x = 1", "new_string": "x = 2"}]}, 1, 1),
@@ -153,13 +153,13 @@ DIFF = "<<<<<<< SEARCH\nx = 1\n=======\nx = 2\n>>>>>>> REPLACE\n"
         ("Edit", {}, 1, None),
     ],
 )
-def test_the_editing_tools_of_every_program(name: str, arguments: Any, edits: int, left: int | None) -> None:
+def test_the_editing_tools_of_every_program(name: str, arguments: Any, edits: int, surviving: int | None) -> None:
     (one,) = signals((name, arguments, "ok"))
-    assert (one.edits, one.edits_survived) == (edits, left)
+    assert (one.edits, one.edits_survived) == (edits, surviving)
 
 
 def test_a_patch_takes_out_what_another_tool_put_in() -> None:
     patch = "*** Begin Patch\n*** Update File: p/a.py\n-x = 2\n+x = 1\n*** End Patch"
     assert survived(edit("x = 1", "x = 2", "p/a.py"), ("apply_patch", {"input": patch}, "Success.")) == [0, 1]
-    gone = "*** Begin Patch\n*** Delete File: p/a.py\n*** End Patch"
-    assert survived(edit("x = 1", "x = 2", "p/a.py"), ("apply_patch", {"input": gone}, "Success.")) == [0, 1]
+    deletion = "*** Begin Patch\n*** Delete File: p/a.py\n*** End Patch"
+    assert survived(edit("x = 1", "x = 2", "p/a.py"), ("apply_patch", {"input": deletion}, "Success.")) == [0, 1]

@@ -161,13 +161,13 @@ NEITHER = [
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
-    [("negative", said) for said in NEGATIVE]
-    + [("positive", said) for said in POSITIVE]
-    + [(None, said) for said in NEITHER],
+    ("expected", "text"),
+    [("negative", text) for text in NEGATIVE]
+    + [("positive", text) for text in POSITIVE]
+    + [(None, text) for text in NEITHER],
 )
-def test_only_plain_words_are_feedback(found: str | None, said: str) -> None:
-    assert feedback(said) == found
+def test_only_plain_words_are_feedback(expected: str | None, text: str) -> None:
+    assert feedback(text) == expected
 
 
 def test_an_interruption_is_the_note_itself_and_not_a_word_of_it() -> None:

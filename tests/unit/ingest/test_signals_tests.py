@@ -189,13 +189,13 @@ def test_a_command_that_only_speaks_of_tests_runs_none(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "said"),
-    [("passed", said) for said in PASSED]
-    + [("failed", said) for said in FAILED]
-    + [(None, said) for said in UNTOLD],
+    ("outcome", "text"),
+    [("passed", text) for text in PASSED]
+    + [("failed", text) for text in FAILED]
+    + [(None, text) for text in UNTOLD],
 )
-def test_what_a_program_says_at_last_tells_how_its_tests_ended(outcome: str | None, said: str) -> None:
-    assert result_from_output(f"collecting\n{said}\n") == outcome
+def test_what_a_program_says_at_last_tells_how_its_tests_ended(outcome: str | None, text: str) -> None:
+    assert result_from_output(f"collecting\n{text}\n") == outcome
 
 
 def ran(command: str, text: str, *, error: bool = False, marked: bool = True) -> str | None:

@@ -29,8 +29,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
     )
     log.answer(log.result(first, "c1", "config.toml: no such file " + "x" * 300), "The CONFIG is missing.")
     put_sessions(tmp_path, [session("one"), log.trace])
-    with Store.open(tmp_path) as opened:
-        yield opened
+    with Store.open(tmp_path) as new_store:
+        yield new_store
 
 
 def found(store: Store, query: str, where: str | None = None) -> list[tuple[str, str]]:

@@ -47,13 +47,13 @@ REAL = Path(__file__).parents[4] / "shared" / "sessions-real"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store") as opened:
-        yield opened
+    with Store.open(tmp_path / "store") as new_store:
+        yield new_store
 
 
 def back(store: Store, trace: Trace) -> Trace:
     """The trace as the store has it."""
-    own = [found for found in trace_store.traces(store) if found.trace_id == trace.trace_id]
+    own = [loaded for loaded in trace_store.traces(store) if loaded.trace_id == trace.trace_id]
     assert len(own) == 1
     return own[0]
 
@@ -192,17 +192,17 @@ def test_an_action_that_leaves_out_a_node_with_messages_is_stored_whole(tmp_path
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
-@given(given=st.lists(traces(), max_size=3, unique_by=lambda trace: trace.trace_id))
-def test_the_states_of_what_was_stored_are_those_of_what_was_read(given: list[Trace]):
+@given(originals=st.lists(traces(), max_size=3, unique_by=lambda trace: trace.trace_id))
+def test_the_states_of_what_was_stored_are_those_of_what_was_read(originals: list[Trace]):
     with tempfile.TemporaryDirectory() as directory, Store.open(copied(Path(directory, "store"))) as store:
-        for trace in given:
+        for trace in originals:
             assert put(store, trace) == TraceChanges(new=len(trace.turns))
-        found = {trace.trace_id: trace for trace in trace_store.traces(store)}
-        assert found.keys() == {trace.trace_id for trace in given if trace.turns}
-        for trace in given:
+        stored = {trace.trace_id: trace for trace in trace_store.traces(store)}
+        assert stored.keys() == {trace.trace_id for trace in originals if trace.turns}
+        for trace in originals:
             if not trace.turns:
                 continue
-            loaded = found[trace.trace_id]
+            loaded = stored[trace.trace_id]
             assert list(expand(loaded)) == list(expand(trace))
             for name in (
                 "session_id",
@@ -218,8 +218,8 @@ def test_the_states_of_what_was_stored_are_those_of_what_was_read(given: list[Tr
                 assert getattr(loaded, name) == getattr(trace, name)
             # What came out goes in again.
             assert put(store, loaded).new == 0
-        found = {trace.trace_id: trace for trace in trace_store.traces(store)}
-        assert all(list(expand(found[one.trace_id])) == list(expand(one)) for one in given if one.turns)
+        stored = {trace.trace_id: trace for trace in trace_store.traces(store)}
+        assert all(list(expand(stored[one.trace_id])) == list(expand(one)) for one in originals if one.turns)
 
 
 @pytest.mark.parametrize("log", [*LOGS, REAL])
@@ -233,11 +233,11 @@ def test_the_law_holds_of_real_logs(log: str | Path, store: Store):
         if trace.turns and trace.trace_id not in own:
             own[trace.trace_id] = trace
             put(store, trace)
-    found = list(trace_store.traces(store))
-    assert [trace.trace_id for trace in found] == list(own)
-    for trace in found:
+    stored = list(trace_store.traces(store))
+    assert [trace.trace_id for trace in stored] == list(own)
+    for trace in stored:
         assert list(expand(trace)) == list(expand(own[trace.trace_id]))
-    assert sum(len(trace.turns) for trace in found) == store.sessions.count()[0] > 0
+    assert sum(len(trace.turns) for trace in stored) == store.sessions.count()[0] > 0
 
 
 def read_any(path: Path) -> list[Trace]:
@@ -249,10 +249,10 @@ def read_any(path: Path) -> list[Trace]:
 # --- a log that changes --------------------------------------------------------------------------------
 
 
-def conversation(turns: int, words: str = "do it", session: str = "s") -> Trace:
+def conversation(turns: int, prompt: str = "do it", session: str = "s") -> Trace:
     """A trace in which each turn goes on from the last."""
     trace = Trace(trace_id=session, session_id=session, format="codex", source="a.jsonl", renderer=PlainRenderer())
-    trace.nodes.append(TraceNode(-1, {"role": "user", "content": words}))
+    trace.nodes.append(TraceNode(-1, {"role": "user", "content": prompt}))
     for number in range(turns):
         trace.nodes.append(TraceNode(len(trace.nodes) - 1, {"role": "assistant", "content": f"answer {number}"}))
         end = len(trace.nodes) - 1
@@ -365,8 +365,8 @@ def test_a_limit_with_a_seed_is_a_random_sample(store: Store):
     put(store, conversation(10, session="other"))
 
     def sample(limit: int, seed: int, where: str | None = None) -> list[tuple[str, str]]:
-        found = trace_store.states(store, where, limit=limit, seed=seed)
-        return [(state.trace_id, state.message_id) for state in found]
+        states = trace_store.states(store, where, limit=limit, seed=seed)
+        return [(state.trace_id, state.message_id) for state in states]
 
     ten = sample(10, 0)
     assert len(ten) == 10 and ten == sample(10, 0)
@@ -396,7 +396,7 @@ def test_ctrl_c_while_sqlite_works_is_ctrl_c(store: Store):
 
 
 @pytest.mark.parametrize(
-    ("where", "said"),
+    ("where", "message"),
     [
         ("", "it is empty"),
         ("modle = 'x'", "no such column: modle"),
@@ -413,12 +413,12 @@ def test_ctrl_c_while_sqlite_works_is_ctrl_c(store: Store):
         ("model = '\ud800'", "surrogates not allowed"),
     ],
 )
-def test_an_expression_that_is_none_is_named_with_the_columns_there_are(where: str, said: str, store: Store):
+def test_an_expression_that_is_none_is_named_with_the_columns_there_are(where: str, message: str, store: Store):
     put(store, conversation(1))
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error:
         list(trace_store.states(store, where))
-    assert said in str(told.value)
-    assert repr(where) in str(told.value) and "tool_errors" in str(told.value)
+    assert message in str(error.value)
+    assert repr(where) in str(error.value) and "tool_errors" in str(error.value)
     assert store.sessions.count() == (1, 1)
 
 
