@@ -156,15 +156,15 @@ REFUSED: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_makes_no_sense_is_refused_by_file_and_key(tmp_path: Path, name: str) -> None:
     text, message = REFUSED[name]
-    with pytest.raises(ConfigError, match=message) as refused:
+    with pytest.raises(ConfigError, match=message) as error:
         read(tmp_path, text)
-    assert str(refused.value).startswith(f"{tmp_path / 'gateway.toml'}")
+    assert str(error.value).startswith(f"{tmp_path / 'gateway.toml'}")
 
 
 def test_a_password_in_an_address_is_refused_and_not_repeated(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="api_key_env") as refused:
+    with pytest.raises(ConfigError, match="api_key_env") as error:
         read(tmp_path, model(base_url="https://me:s3cret@host/v1"))
-    assert "s3cret" not in str(refused.value)
+    assert "s3cret" not in str(error.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -324,17 +324,17 @@ async def test_a_vocabulary_that_looks_beyond_a_piece_is_used_whole(tmp_path: Pa
 async def test_arguments_that_are_no_object_are_the_string_that_they_are(tmp_path: Path) -> None:
     llama = codec_of(tmp_path / "llama", LLAMA3)
     assert '"parameters": "{\\"a\\":"}' in await text_of(llama, [user("a"), calling('{"a":')])
-    with pytest.raises(BackendError, match="the chat template rejected") as caught:
+    with pytest.raises(BackendError, match="the chat template rejected") as error:
         await codec_of(tmp_path / "glm", GLM).render([user("a"), calling('{"a":')], [])
-    assert caught.value.status == 400
+    assert error.value.status == 400
 
 
 async def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:
     turn = calling("{}")
     turn["tool_calls"] *= 2
-    with pytest.raises(BackendError, match="only supports single tool-calls") as caught:
+    with pytest.raises(BackendError, match="only supports single tool-calls") as error:
         await codec_of(tmp_path, LLAMA3).render([user("a"), turn], [])
-    assert caught.value.status == 400
+    assert error.value.status == 400
 
 
 @pytest.mark.parametrize(

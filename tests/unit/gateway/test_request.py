@@ -97,10 +97,12 @@ def _answer_in_the_order_of_calls(body: dict[str, Any]) -> None:
     """Put the tool results of each message in the order of their calls."""
     for call, answer in pairwise(body["messages"]):
         if isinstance(answer["content"], list):
-            used = [block.get("id") for block in call["content"] if isinstance(block, dict)]
-            places = [n for n, block in enumerate(answer["content"]) if block["type"] == "tool_result"]
-            results = sorted((answer["content"][n] for n in places), key=lambda b: used.index(b["tool_use_id"]))
-            for position, result in zip(places, results, strict=True):
+            call_ids = [block.get("id") for block in call["content"] if isinstance(block, dict)]
+            positions = [n for n, block in enumerate(answer["content"]) if block["type"] == "tool_result"]
+            results = sorted(
+                (answer["content"][n] for n in positions), key=lambda b: call_ids.index(b["tool_use_id"])
+            )
+            for position, result in zip(positions, results, strict=True):
                 answer["content"][position] = result
 
 
@@ -124,10 +126,10 @@ def test_recordings_lose_nothing_and_keep_their_order(path: Path) -> None:
         assert "x-anthropic-billing-header" not in output
 
         blocks = [b for m in body["messages"] if isinstance(m["content"], list) for b in m["content"]]
-        used = [block for block in blocks if block["type"] == "tool_use"]
+        tool_calls = [block for block in blocks if block["type"] == "tool_use"]
         calls = [call for message in chat.messages for call in message.get("tool_calls", [])]
-        assert [call["id"] for call in calls] == [block["id"] for block in used]
-        assert [json.loads(call["function"]["arguments"]) for call in calls] == [b["input"] for b in used]
+        assert [call["id"] for call in calls] == [block["id"] for block in tool_calls]
+        assert [json.loads(call["function"]["arguments"]) for call in calls] == [b["input"] for b in tool_calls]
 
         results = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
         answers = [message for message in chat.messages if message["role"] == "tool"]

@@ -54,15 +54,15 @@ def test_the_stream_says_what_the_message_says(
     )
     whole = json.loads(reply.body)
     streamed = sse.message(to_events(reply.body))
-    used = [block for block in streamed["content"] if block["type"] == "tool_use"]
-    for block, call in zip(used, calls, strict=True):
+    tool_calls = [block for block in streamed["content"] if block["type"] == "tool_use"]
+    for block, call in zip(tool_calls, calls, strict=True):
         if isinstance(_json(call.arguments), dict):
             assert block["input"] == call.arguments, "the sampled bytes are streamed as they are"
         block["input"] = json.loads(block["input"])
     assert streamed == whole
-    assert len({block["id"] for block in used}) == len(used)
-    assert list(reply.sampled) == [block["id"] for block in used]
-    assert all(isinstance(block["input"], dict) for block in used)
+    assert len({block["id"] for block in tool_calls}) == len(tool_calls)
+    assert list(reply.sampled) == [block["id"] for block in tool_calls]
+    assert all(isinstance(block["input"], dict) for block in tool_calls)
 
 
 def _json(raw: str) -> Any:
@@ -223,9 +223,9 @@ def test_tokens_written_to_a_cache_are_counted_apart() -> None:
 
 
 def test_models_are_listed_in_the_apis_shape() -> None:
-    listed = json.loads(Anthropic().models(["high", "low"]))
-    assert [(model["type"], model["id"]) for model in listed["data"]] == [("model", "high"), ("model", "low")]
-    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "high", "low")
+    listing = json.loads(Anthropic().models(["high", "low"]))
+    assert [(model["type"], model["id"]) for model in listing["data"]] == [("model", "high"), ("model", "low")]
+    assert (listing["has_more"], listing["first_id"], listing["last_id"]) == (False, "high", "low")
     assert json.loads(Anthropic().models([]))["first_id"] is None
 
 

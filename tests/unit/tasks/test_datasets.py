@@ -285,9 +285,9 @@ def test_a_file_may_mix_formats_and_our_own_records(tmp_path: Path):
         "owner__name-1",
     ]
     assert loaded.tasks[1] == calc_task()
-    (refused,) = loaded.refused
-    assert refused.where == f"{tmp_path}/mixed.jsonl:6"
-    assert "log_parser: is missing" in refused.reason
+    (refusal,) = loaded.refused
+    assert refusal.where == f"{tmp_path}/mixed.jsonl:6"
+    assert "log_parser: is missing" in refusal.reason
 
 
 def test_refused_rows_are_counted_by_reason(tmp_path: Path):

@@ -43,8 +43,8 @@ def first(seed: int, split: Split, count: int = 1) -> list[ModuleSpec]:
 
 def words(module: ModuleSpec) -> list[str]:
     """The made-up ones."""
-    named = [name for function in module.functions for name in (function.name, *function.arguments)]
-    return [*named, Path(module.path).stem]
+    names = [name for function in module.functions for name in (function.name, *function.arguments)]
+    return [*names, Path(module.path).stem]
 
 
 def sources(task: Task) -> dict[str, str]:
@@ -123,10 +123,10 @@ def test_the_splits_share_no_word(one: int, other: int) -> None:
 @given(seeds, splits)
 def test_the_names_of_a_module_are_all_different_and_shadow_nothing_it_uses(seed: int, split: Split) -> None:
     for module in first(seed, split, 4):
-        named = words(module)
-        assert len(set(named)) == len(named)
-        assert not {"max", "min", "len", "src", "lib", "app", "core", "util"} & set(named)
-        assert all(name.isidentifier() for name in named)
+        names = words(module)
+        assert len(set(names)) == len(names)
+        assert not {"max", "min", "len", "src", "lib", "app", "core", "util"} & set(names)
+        assert all(name.isidentifier() for name in names)
 
 
 @given(seeds, splits)

@@ -342,9 +342,9 @@ def test_law_one_list_ignores_what_all_gitignore_files_do(
         (tree / f"{directory}.gitignore").write_text("".join(line + "\n" for line in lines))
     listing = "\0".join(f"{directory}.gitignore" for directory in rules).encode()
     (tree / ".git" / "one-list").write_bytes(ignore_rules(tree, listing))
-    theirs = git(tree, "ls-files", "-oz", "--exclude-per-directory=.gitignore")
+    git_untracked = git(tree, "ls-files", "-oz", "--exclude-per-directory=.gitignore")
     ours = git(tree, "ls-files", "-oz", f"--exclude-from={tree / '.git' / 'one-list'}")
-    assert ours == theirs
+    assert ours == git_untracked
 
 
 # --- the environment -----------------------------------------------------------------------------------------

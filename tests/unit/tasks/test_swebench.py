@@ -115,8 +115,8 @@ def test_lists_of_tests_may_be_lists_or_json():
 )
 def test_images_are_chosen_for_classic_and_new_rows_alike(choice: ImageChoice, image: str):
     assert task_of(row(instance_id="A__b-1"), choice).image == image
-    named = fifth(script(), image="swebench/sweb.eval.x86_64.a_1776_b-1:latest")
-    assert task_of(named, choice).image == image
+    row_with_image = fifth(script(), image="swebench/sweb.eval.x86_64.a_1776_b-1:latest")
+    assert task_of(row_with_image, choice).image == image
 
 
 @pytest.mark.parametrize("choice", [{"namespace": "Not An Image"}, {"instance_image_tag": "a b"}])

@@ -162,12 +162,12 @@ def test_the_gradient_is_that_of_one_sample_a_call(model: Any, loss: Any, normal
 
 
 def derivative(batch: Batch, options: GRPOOptions, row: int, column: int, step: float = 1e-6) -> float:
-    sides: list[float] = []
+    losses: list[float] = []
     for sign in (1, -1):
-        moved = [list(one) for one in batch.logprobs]
-        moved[row][column] += sign * step
-        sides.append(plain_policy_loss(structs.replace(batch, logprobs=moved), options, frozen=batch.logprobs))
-    return (sides[0] - sides[1]) / (2 * step)
+        shifted = [list(one) for one in batch.logprobs]
+        shifted[row][column] += sign * step
+        losses.append(plain_policy_loss(structs.replace(batch, logprobs=shifted), options, frozen=batch.logprobs))
+    return (losses[0] - losses[1]) / (2 * step)
 
 
 def test_only_sampled_tokens_are_targets(model: Any) -> None:

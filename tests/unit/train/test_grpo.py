@@ -39,10 +39,10 @@ def test_it_goes_on_from_a_checkpoint_to_the_same_weights(model: Path, tmp_path:
         train_grpo(model, groups, output, options, groups_per_update=1, save_steps=2, watch=killed)
     assert not (output / "config.json").exists()
     checkpoint = output / "training" / "checkpoints" / "checkpoint-2"
-    named = Path(shutil.copytree(checkpoint, tmp_path / "kept"))
-    for resume, target in ((True, output), (named, tmp_path / "other")):
-        again = train_grpo(model, groups, target, options, groups_per_update=1, resume=resume)
-        assert again.updates == 2
+    copied_checkpoint = Path(shutil.copytree(checkpoint, tmp_path / "kept"))
+    for resume, target in ((True, output), (copied_checkpoint, tmp_path / "other")):
+        resumed = train_grpo(model, groups, target, options, groups_per_update=1, resume=resume)
+        assert resumed.updates == 2
         for part in ("model.safetensors", *(["adapter/adapter_model.safetensors"] if lora else [])):
             assert (target / part).read_bytes() == (tmp_path / "whole" / part).read_bytes()
     steps = [line["step"] for line in read_metrics(output / "training" / "metrics.jsonl")]

@@ -194,11 +194,11 @@ def test_micro_batches_add_up_to_the_batch(seed: int, setting: dict[str, Any], r
     cut = random.randint(1, len(order) - 1)
     total, parts, gradient = Sums(), 0.0, torch.zeros_like(logprobs)
     for rows in (order[:cut], order[cut:]):
-        loss, some, part = ours(batch, options, rows)
+        loss, part_sums, part = ours(batch, options, rows)
         loss.backward()
         assert part.grad is not None
         gradient[rows] = part.grad
-        total, parts = total + some, parts + number(loss)
+        total, parts = total + part_sums, parts + number(loss)
     assert parts == pytest.approx(number(whole), abs=1e-7)
     assert logprobs.grad is not None and torch.allclose(gradient, logprobs.grad, atol=1e-8)
     assert total.means() == pytest.approx(sums.means(), abs=1e-7)

@@ -114,17 +114,17 @@ async def test_the_gateway_and_transformers_render_and_encode_alike(
     name: str, tools: list[dict[str, Any]], generation_prompt: bool, tiny_tokenizer: Path, reader: Any
 ) -> None:
     messages = CONVERSATIONS[name]
-    theirs = reader.apply_chat_template(
+    transformers_text = reader.apply_chat_template(
         messages, tools=tools or None, add_generation_prompt=generation_prompt, tokenize=False
     )
     ours = ChatTemplate({"default": tokenizer.chat_template()}, {}, str).render(
         messages, tools, {"add_generation_prompt": generation_prompt}
     )
-    assert ours == theirs
+    assert ours == transformers_text
     codec = LocalCodec.load(str(tiny_tokenizer))
     rendered = await codec.render(messages, tools, generation_prompt=generation_prompt)
-    assert rendered == ids(reader, theirs)
-    assert await codec.decode(rendered) == theirs
+    assert rendered == ids(reader, transformers_text)
+    assert await codec.decode(rendered) == transformers_text
     assert await codec.context_length() == tokenizer.CONTEXT
 
 

@@ -153,8 +153,10 @@ def test_what_is_not_sampled_is_not_learned(model: Path, tmp_path: Path):
     # Not bit by bit: a longer sequence is another shape, which a processor may add up in another order. Adam's
     # first step is about the sign of the gradient, so a weight whose gradient is nearly nothing may go elsewhere;
     # hence a share of weights, and a tenth of the step that each of them makes.
-    apart = [float(((other - without).abs() > options.learning_rate / 10).float().mean()) for other in weights]
-    assert apart[1] < 0.005 and apart[2] > 0.05, apart
+    changed_shares = [
+        float(((other - without).abs() > options.learning_rate / 10).float().mean()) for other in weights
+    ]
+    assert changed_shares[1] < 0.005 and changed_shares[2] > 0.05, changed_shares
 
 
 @FULL_AND_LORA
@@ -174,18 +176,20 @@ def test_a_training_goes_on_from_a_checkpoint_to_the_same_weights(
     with pytest.raises(Killed):
         train_sft(model, examples, output, options, TrainingContext(on_step=killed, save_steps=3))
     assert not (output / "config.json").exists()
-    named = Path(shutil.copytree(output / "training" / "checkpoints" / "checkpoint-6", tmp_path / "named"))
+    copied_checkpoint = Path(
+        shutil.copytree(output / "training" / "checkpoints" / "checkpoint-6", tmp_path / "named")
+    )
     whole = read_metrics(tmp_path / "whole" / "training" / "metrics.jsonl")
-    for resume, target in ((True, output), (named, tmp_path / "other")):
-        again = train_sft(model, examples, target, options, TrainingContext(resume=resume, save_steps=3))
-        assert again.steps == 18
+    for resume, target in ((True, output), (copied_checkpoint, tmp_path / "other")):
+        resumed = train_sft(model, examples, target, options, TrainingContext(resume=resume, save_steps=3))
+        assert resumed.steps == 18
         for part in ("model.safetensors", *(["adapter/adapter_model.safetensors"] if lora else [])):
             assert (target / part).read_bytes() == (tmp_path / "whole" / part).read_bytes()
     assert read_metrics(output / "training" / "metrics.jsonl") == whole
     assert read_metrics(tmp_path / "other" / "training" / "metrics.jsonl") == whole[6:]
-    (named / "trainer_state.json").write_text("{}")
+    (copied_checkpoint / "trainer_state.json").write_text("{}")
     with pytest.raises(ConfigError, match="invalid checkpoint"):
-        train_sft(model, examples, tmp_path / "third", options, TrainingContext(resume=named))
+        train_sft(model, examples, tmp_path / "third", options, TrainingContext(resume=copied_checkpoint))
 
 
 @pytest.mark.parametrize("size", [60_000, 150_000], ids=["weights", "optimizer"])
@@ -346,9 +350,9 @@ def test_loss_and_gradient_of_dpo_are_those_of_its_formula(
     # The chain rule by hand: the formula's slope at each answer, times the answer's own gradient.
     slope = torch.tensor(slopes(lambda rows: plain_dpo_loss(rows, options), table))[:, :2].flatten()
     (ours * slope).sum().backward()
-    named = dict(policy.named_parameters())
+    parameters = dict(policy.named_parameters())
     for name, value in plain.named_parameters():
-        torch.testing.assert_close(named[name].grad, value.grad, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(parameters[name].grad, value.grad, atol=1e-5, rtol=1e-4)
 
 
 def test_store_and_export_of_tokens_train_the_same_model(run: Path, model: Path, tmp_path: Path):

@@ -162,8 +162,8 @@ def test_what_is_saved_is_a_whole_model_with_the_tokenizer_byte_for_byte(model: 
     for name in COPIED:
         assert (saved / name).read_bytes() == (model / name).read_bytes()
     check_model(saved)
-    again = load_model(saved, OPTIONS)
-    assert same(dict(again.named_parameters()), weights(updater))
+    reloaded = load_model(saved, OPTIONS)
+    assert same(dict(reloaded.named_parameters()), weights(updater))
     written = read_weights_record(saved)
     assert written is not None and (written.version, written.step) == ("v7", 1)
     assert {path.name for path in (tmp_path / "deep").iterdir()} == {"saved"}
@@ -188,9 +188,11 @@ def test_an_adapter_is_saved_merged_and_alone(model: Path, tmp_path: Path):
         expected = token_logprobs(updater.model.eval(), sequences)
         merged = token_logprobs(load_model(saved, OPTIONS).eval(), sequences)
         original = load_model(model, OPTIONS)
-        alone = token_logprobs(PeftModel.from_pretrained(original, str(saved / "adapter")).eval(), sequences)
+        adapter_logprobs = token_logprobs(
+            PeftModel.from_pretrained(original, str(saved / "adapter")).eval(), sequences
+        )
     torch.testing.assert_close(merged, expected, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(alone, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(adapter_logprobs, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_weights_keep_their_type_and_training_its_precision(tmp_path: Path):

@@ -60,10 +60,10 @@ def chunks(stream: bytes) -> list[dict[str, Any]]:
 def put_together(stream: bytes) -> dict[str, Any]:
     """A stream as a client takes it in: the message, why it ended, and the usage."""
     message: dict[str, Any] = {"role": None, "content": "", "reasoning_content": "", "tool_calls": {}}
-    ended: list[str] = []
+    finish_reasons: list[str] = []
     for chunk in chunks(stream):
         for choice in chunk["choices"]:
-            assert not ended, "nothing follows the finish reason"
+            assert not finish_reasons, "nothing follows the finish reason"
             delta = choice["delta"]
             message["role"] = message["role"] or delta.get("role")
             for name in ("content", "reasoning_content"):
@@ -75,9 +75,9 @@ def put_together(stream: bytes) -> dict[str, Any]:
                 assembled_call["id"] = assembled_call["id"] or call.get("id")
                 assembled_call["name"] = call["function"].get("name", assembled_call["name"])
                 assembled_call["arguments"] += call["function"].get("arguments", "")
-            ended += [choice["finish_reason"]] if choice["finish_reason"] else []
-    assert len(ended) == 1
-    return message | {"finish_reason": ended[0], "usage": chunks(stream)[-1].get("usage")}
+            finish_reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
+    assert len(finish_reasons) == 1
+    return message | {"finish_reason": finish_reasons[0], "usage": chunks(stream)[-1].get("usage")}
 
 
 # --- requests ------------------------------------------------------------------------------------------
@@ -231,9 +231,9 @@ def test_each_form_of_tool_choice(choice: Any, names: list[str], expected: Any) 
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidRequest) as refused:
+    with pytest.raises(InvalidRequest) as error:
         parse(**fields)
-    assert field in str(refused.value)
+    assert field in str(error.value)
 
 
 def test_what_says_nothing_is_not_refused() -> None:
@@ -443,9 +443,9 @@ def test_an_overflow_is_told_as_clients_know_it() -> None:
 
 
 def test_models_are_listed() -> None:
-    listed = json.loads(CHAT.models(["a", "b"]))
-    assert listed["object"] == "list"
-    assert [model["id"] for model in listed["data"]] == ["a", "b"]
+    listing = json.loads(CHAT.models(["a", "b"]))
+    assert listing["object"] == "list"
+    assert [model["id"] for model in listing["data"]] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -76,20 +76,20 @@ def chunks(stream: bytes) -> list[Item]:
 def assembled(stream: bytes) -> Item:
     """A stream as a client takes it in: texts of a kind that follow one another are one part."""
     parts: list[Item] = []
-    ended: list[str] = []
+    finish_reasons: list[str] = []
     received = chunks(stream)
     for chunk in received:
         (candidate,) = chunk["candidates"]
-        assert not ended, "nothing follows the finish reason"
+        assert not finish_reasons, "nothing follows the finish reason"
         for part in candidate["content"]["parts"]:
             if "text" in part and parts and "text" in parts[-1] and _kind(parts[-1]) == _kind(part):
                 parts[-1] = part | {"text": parts[-1]["text"] + part["text"]}
             elif part != {"text": ""}:
                 parts.append(part)
-        ended += [candidate["finishReason"]] if "finishReason" in candidate else []
-    assert len(ended) == 1
+        finish_reasons += [candidate["finishReason"]] if "finishReason" in candidate else []
+    assert len(finish_reasons) == 1
     assert len({(chunk["responseId"], chunk["modelVersion"]) for chunk in received}) == 1
-    return {"parts": parts, "finishReason": ended[0], "usage": received[-1]["usageMetadata"]}
+    return {"parts": parts, "finishReason": finish_reasons[0], "usage": received[-1]["usageMetadata"]}
 
 
 def _kind(part: Item) -> bool:
@@ -193,8 +193,8 @@ def test_calls_without_ids_get_the_same_ones_in_a_response_and_in_the_requests_t
     conversation = GEMINI.read_request(body(*turns, content(*results)))
     blocks = conversation.blocks
     assert [block.id for block in blocks if block.kind == "tool_use"] == sampled
-    answered = {block.id: block.text for block in blocks if block.kind == "tool_result"}
-    assert answered == {sampled[0]: "0", sampled[1]: "2", sampled[2]: "1"}
+    results_by_id = {block.id: block.text for block in blocks if block.kind == "tool_result"}
+    assert results_by_id == {sampled[0]: "0", sampled[1]: "2", sampled[2]: "1"}
 
 
 def test_the_configuration_becomes_sampling_parameters() -> None:
@@ -301,9 +301,9 @@ def test_each_mode_of_function_calling(choice: Item, names: list[str], expected:
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused_by_name(fields: Item, field: str) -> None:
-    with pytest.raises(InvalidRequest) as refused:
+    with pytest.raises(InvalidRequest) as error:
         parse(**fields)
-    assert field in str(refused.value)
+    assert field in str(error.value)
 
 
 @pytest.mark.parametrize("junk", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"contents": "\\ud800"'])
@@ -515,8 +515,8 @@ def test_an_overflow_is_worded_as_clients_know_it() -> None:
 
 
 def test_models_are_listed() -> None:
-    listed = json.loads(GEMINI.models(["a", "b"]))
-    assert [model["name"] for model in listed["models"]] == ["models/a", "models/b"]
+    listing = json.loads(GEMINI.models(["a", "b"]))
+    assert [model["name"] for model in listing["models"]] == ["models/a", "models/b"]
 
 
 def test_branches_by_a_header_of_ones_own() -> None:

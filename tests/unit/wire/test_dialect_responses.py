@@ -282,9 +282,9 @@ def test_a_format_is_passed_on() -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidRequest) as refused:
+    with pytest.raises(InvalidRequest) as error:
         parse(**({"input_": fields.pop("input", "hi")} | fields))
-    assert field in str(refused.value)
+    assert field in str(error.value)
 
 
 FIELDS = ["model", "input", "role", "content", "type", "text", "tools", "name", "id", "call_id", "arguments"]
