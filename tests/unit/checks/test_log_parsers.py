@@ -88,9 +88,9 @@ def test_made_up_logs_are_read_as_the_package_reads_them(harness: Harness, name:
     @settings(max_examples=example_count(500))
     @given(LOGS)
     def same(log: str) -> None:
-        theirs = harness.parse(name, log)
-        assume(theirs is not None)
-        assert ours(name, log) == theirs
+        expected = harness.parse(name, log)
+        assume(expected is not None)
+        assert ours(name, log) == expected
 
     same()
 

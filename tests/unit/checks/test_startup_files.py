@@ -92,11 +92,11 @@ async def test_what_golds_install_adds_is_usual_whatever_its_version(
     sandboxes: LocalSandboxes, environment: TaskEnvironment, tmp_path: Path
 ) -> None:
     task = Task("core", "example/core", "mend it", Files(TREE), CHECKS, core_patch(PLUGIN, LINE, MODULE))
-    made = await validate(
+    validated = await validate(
         prepare(task, tmp_path, sandboxes), sandboxes=sandboxes, environment=environment, cache=tmp_path
     )
-    assert made.options.usual_installed is not None
-    assert len(made.options.usual_installed) == 3
+    assert validated.options.usual_installed is not None
+    assert len(validated.options.usual_installed) == 3
     again = core_patch(PLUGIN, LINE.replace("made17", "made18"), MODULE).encode()
-    verdict = await grade(made, again, sandboxes=sandboxes, environment=environment)
+    verdict = await grade(validated, again, sandboxes=sandboxes, environment=environment)
     assert verdict.reward == 1.0, verdict.reason

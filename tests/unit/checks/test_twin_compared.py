@@ -62,8 +62,8 @@ def test_only_a_value_that_is_equal_may_say_so(name: str, tmp_path: Path, monkey
     observed = load(report.read_bytes())["t.py::test_values"]
     results = {number: site for number, site in version.sites.items() if site.operation == "result"}
     assert sorted(site.operator for site in results.values()) == ["!=", "==", "=="]
-    judged = {judge(site, [], observed[number]) for number, site in results.items() if number in observed}
-    assert (judged == {"agrees"}) == (name in ("gold", "float", "subclass")), judged
+    judgements = {judge(site, [], observed[number]) for number, site in results.items() if number in observed}
+    assert (judgements == {"agrees"}) == (name in ("gold", "float", "subclass")), judgements
 
 
 def test_what_is_not_reached_agrees():

@@ -404,11 +404,11 @@ call = unittest.mock.call
 def test_calls_count_as_far_as_the_assertion_looks(
     assertion: str, make: Callable[[], Any], gold: list[Any], observed: list[Any], agrees: bool
 ):
-    (sites, then), (_, now) = (
+    (sites, of_gold), (_, of_patch) = (
         observe(assertion, m=mocked(make, *calls), ANY=unittest.mock.ANY) for calls in (gold, observed)
     )
-    assert holds(sites[0], then[0], then[0])
-    assert holds(sites[0], then[0], now[0]) is agrees
+    assert holds(sites[0], of_gold[0], of_gold[0])
+    assert holds(sites[0], of_gold[0], of_patch[0]) is agrees
 
 
 @pytest.mark.parametrize(
@@ -429,9 +429,9 @@ def test_calls_count_as_far_as_the_assertion_looks(
     ],
 )
 def test_a_kind_may_be_an_abstract_one(assertion: str, gold: Any, observed: Any, judgement: str):
-    (sites, then), (_, now) = (observe(assertion, f=each) for each in (gold, observed))
-    assert holds(sites[0], then[0], then[0])
-    assert judge(sites[0], then[0], now[0]) == judgement
+    (sites, of_gold), (_, of_patch) = (observe(assertion, f=each) for each in (gold, observed))
+    assert holds(sites[0], of_gold[0], of_gold[0])
+    assert judge(sites[0], of_gold[0], of_patch[0]) == judgement
 
 
 class Missing(KeyError, AttributeError): ...
@@ -468,5 +468,5 @@ def noted() -> KeyError:
 def test_exceptions_may_be_of_more_classes(expected: str, error: BaseException | None, judgement: str):
     text = f"with pytest.raises({expected}):\n        f()"
     gold = noted()
-    (sites, then), (_, now) = (observe(text, pytest=pytest, f=raises(each)) for each in (gold, error))
-    assert judge(sites[0], then[0], now[0]) == judgement
+    (sites, of_gold), (_, of_patch) = (observe(text, pytest=pytest, f=raises(each)) for each in (gold, error))
+    assert judge(sites[0], of_gold[0], of_patch[0]) == judgement

@@ -66,13 +66,13 @@ def test_elsewhere_than_on_a_terminal_news_is_told_at_once_and_once():
 
 def test_on_a_terminal_what_was_said_stays_above_the_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "xterm")
-    ours, theirs = pty.openpty()
+    master, terminal = pty.openpty()
     display = Told()
-    with os.fdopen(theirs, "w") as stream, live(display, stream):
+    with os.fdopen(terminal, "w") as stream, live(display, stream):
         until(lambda: not display.lines)
         display.lines = ["at the end"]
-    output = b"".join(iter(partial(said_on, ours), b"")).decode()
-    os.close(ours)
+    output = b"".join(iter(partial(said_on, master), b"")).decode()
+    os.close(master)
     assert output.index("before\r\n") < output.index("starting") < output.index("at the end\r\n")
 
 

@@ -21,7 +21,7 @@ from support import understudy
 
 
 @pytest.mark.parametrize(
-    ("former", "now"),
+    ("old_command", "new_command"),
     [
         (
             "--model_name_or_path Qwen/Q --server_address localhost:8000/v1 --dataset_path x.jsonl --max_step 5 "
@@ -39,13 +39,13 @@ from support import understudy
         ("run openai --backend_model_high m -t x", "openai --backend-model-high m -t x"),
     ],
 )
-def test_a_former_command_line_is_answered_with_the_present_one(former: str, now: str):
-    arguments = shlex.split(former)
-    assert current_spelling(arguments) == f"understudy run {now}"
+def test_a_former_command_line_is_answered_with_the_present_one(old_command: str, new_command: str):
+    arguments = shlex.split(old_command)
+    assert current_spelling(arguments) == f"understudy run {new_command}"
     with pytest.raises(ConfigError, match="old syntax"):
         refuse_old_spelling(arguments)
     # What is answered is no former spelling itself.
-    refuse_old_spelling(shlex.split(now, posix=True) and ["run", *shlex.split(now)])
+    refuse_old_spelling(shlex.split(new_command, posix=True) and ["run", *shlex.split(new_command)])
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.services  # two trainings again
 def test_grpo_then_sft_from_what_it_made(place: Path, tmp_path: Path):
     common = ("--track", "none", "--learning-rate", "0.01")
-    made = understudy(
+    completed = understudy(
         *("train", "grpo", str(place / "model"), "--from", str(place / "run"), "-o", str(tmp_path / "one")),
         *(*common, "--groups-per-update", "1", "--json"),
         env=ONE_THREAD,
     )
-    assert made.returncode == 0, made.stderr
-    summary = json.loads(made.stdout)
+    assert completed.returncode == 0, completed.stderr
+    summary = json.loads(completed.stdout)
     assert (summary["groups"], summary["updates"], summary["updated"]) == (2, 2, 2) and summary["skipped"] == {}
     assert [line["step"] for line in read_metrics(tmp_path / "one" / "training" / "metrics.jsonl")] == [1, 2]
     again = understudy(

@@ -145,10 +145,10 @@ def test_a_patch_of_100_mb_is_refused_without_being_held(tmp_path: Path):
         "print(grown, *map(len, patches), patches[1].decode())"
     )
     done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
-    grown, small, large, last, *large_text = done.stdout.split()
+    memory_growth_kib, small, large, last, *large_text = done.stdout.split()
     assert (int(small), int(last)) == (len(PATCH.encode()),) * 2
     assert int(large) < 200
-    assert int(grown) * 1024 < 2.5 * path.stat().st_size
+    assert int(memory_growth_kib) * 1024 < 2.5 * path.stat().st_size
     refused = gate_of(" ".join(large_text).encode(), calc_task()).refused
     assert refused == f"the patch is larger than {MAX_PATCH_BYTES} bytes"
 

@@ -17,7 +17,7 @@ optional("torch", "transformers")
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("damage", "message"),
     [
         (lambda path: (path / "config.json").unlink(), "has no config.json"),
         (lambda path: (path / "tokenizer.json").unlink(), "has no tokenizer.json"),
@@ -32,12 +32,14 @@ optional("torch", "transformers")
         (lambda path: (path / "config.json").write_text("{"), "expected a readable JSON object"),
     ],
 )  # fmt: skip
-def test_a_directory_that_cannot_be_served_is_told_in_words(model: Path, tmp_path: Path, spoil: Any, message: str):
+def test_a_directory_that_cannot_be_served_is_told_in_words(
+    model: Path, tmp_path: Path, damage: Any, message: str
+):
     from understudy.model.causal.checkpoint import load_model, read_checkpoint
 
     path = tmp_path / "model"
     shutil.copytree(model, path)
-    spoil(path)
+    damage(path)
     with pytest.raises(ConfigError, match=message):
         read_checkpoint(path)
         load_model(path)

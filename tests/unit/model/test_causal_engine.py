@@ -41,8 +41,8 @@ def engine(module: Any, token_bytes: list[bytes]) -> Iterator[CausalEngine]:
 def test_logprobs_are_those_of_a_plain_forward_after_temperature(
     engine: CausalEngine, module: Any, temperature: float
 ) -> None:
-    asks = [ask(prompt, sampling=SamplingSettings(temperature=temperature)) for prompt in prompts(6)]
-    for one, outcome in zip(asks, done(engine, *asks), strict=True):
+    requests = [ask(prompt, sampling=SamplingSettings(temperature=temperature)) for prompt in prompts(6)]
+    for one, outcome in zip(requests, done(engine, *requests), strict=True):
         assert len(outcome.ids) == len(outcome.logprobs) == 24 and outcome.finish_reason == "length"
         assert_logprobs(module, one, outcome, temperature)
 
@@ -50,8 +50,8 @@ def test_logprobs_are_those_of_a_plain_forward_after_temperature(
 def test_greedy_takes_the_likeliest_and_tells_the_models_own_probability(
     engine: CausalEngine, module: Any
 ) -> None:
-    asks = [ask(prompt, sampling=SamplingSettings(temperature=0)) for prompt in prompts(3)]
-    for one, outcome in zip(asks, done(engine, *asks), strict=True):
+    requests = [ask(prompt, sampling=SamplingSettings(temperature=0)) for prompt in prompts(3)]
+    for one, outcome in zip(requests, done(engine, *requests), strict=True):
         logits = plain_logits(module, one.prompt, outcome.ids)
         chosen = logits.gather(1, torch.tensor(outcome.ids)[:, None])[:, 0]
         # Of two that are equally likely but for rounding either may be taken: the shapes of the passes differ.
@@ -99,10 +99,10 @@ def test_what_is_drawn_is_distributed_as_the_model_says(engine: CausalEngine, mo
 
 
 def test_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(module: Any, token_bytes: list[bytes]) -> None:
-    asks = [ask(prompt, 8 + 3 * number) for number, prompt in enumerate(prompts(12))]
-    asks += [ask(asks[3].prompt[:5] + asks[4].prompt, 9), ask(asks[5].prompt, 7, seed=6)]
+    requests = [ask(prompt, 8 + 3 * number) for number, prompt in enumerate(prompts(12))]
+    requests += [ask(requests[3].prompt[:5] + requests[4].prompt, 9), ask(requests[5].prompt, 7, seed=6)]
     alone: list[SamplingResult] = []
-    for one in asks:  # without anything remembered, in one go
+    for one in requests:  # without anything remembered, in one go
         engine = CausalEngine(
             {"m": ModelWeights(module, "v0")}, token_bytes, limits=EngineLimits(slots=1, cache_bytes=0)
         )
@@ -112,10 +112,13 @@ def test_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(module: Any, to
     try:
         for _ in range(2):
             parted = 0
-            for one, outcome, expected in zip(asks, done(engine, *asks), alone, strict=True):
+            for one, outcome, expected in zip(requests, done(engine, *requests), alone, strict=True):
                 # Other shapes are rounded otherwise, on some processors: the one draw in a million that is that
                 # near to the border between two tokens may come to another, and all that follows it too.
-                same = [ours == theirs for ours, theirs in zip(outcome.ids, expected.ids, strict=False)]
+                same = [
+                    actual_id == expected_id
+                    for actual_id, expected_id in zip(outcome.ids, expected.ids, strict=False)
+                ]
                 count = same.index(False) if False in same else len(same)
                 parted += outcome.ids != expected.ids
                 torch.testing.assert_close(
@@ -126,10 +129,10 @@ def test_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(module: Any, to
                 )
                 assert outcome.cached < len(one.prompt)
             assert parted <= 1
-        assert outcome.cached == len(asks[-1].prompt) - 1
-        grown = ask(asks[0].prompt + alone[0].ids + [50, 51, 52], 5)
-        (outcome,) = done(engine, grown)
-        assert outcome.cached == len(grown.prompt) - 4  # the last token of an answer is not read
+        assert outcome.cached == len(requests[-1].prompt) - 1
+        extended = ask(requests[0].prompt + alone[0].ids + [50, 51, 52], 5)
+        (outcome,) = done(engine, extended)
+        assert outcome.cached == len(extended.prompt) - 4  # the last token of an answer is not read
     finally:
         engine.close()
 
@@ -226,8 +229,8 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_weights_are_exchanged_in_the_middle_of_requests_and_each_token_tells_whose_it_is(
     engine: CausalEngine, module: Any, other: Any
 ) -> None:
-    asks = [ask(prompt, 100) for prompt in prompts(10)]
-    futures = [engine.submit(one) for one in asks]
+    requests = [ask(prompt, 100) for prompt in prompts(10)]
+    futures = [engine.submit(one) for one in requests]
     (first,) = done(engine, ask([9, 10], 1))  # it waited for a slot: the first eight are done by now
     assert first.spans[0].version == "v0"
     engine.pause("keep", clear_cache=True).result(10)
@@ -235,7 +238,7 @@ def test_weights_are_exchanged_in_the_middle_of_requests_and_each_token_tells_wh
     engine.resume().result(10)
     late = ask(prompts(1)[0], 30)
     assert [span.version for span in done(engine, late)[0].spans] == ["v1"]
-    for one, outcome in zip(asks, [future.result(60) for future in futures], strict=True):
+    for one, outcome in zip(requests, [future.result(60) for future in futures], strict=True):
         edges = [0, *(span.end for span in outcome.spans)]
         assert edges[-1] == len(outcome.ids) and [span.start for span in outcome.spans] == edges[:-1]
         for span in outcome.spans:
@@ -316,10 +319,10 @@ def test_weights_that_are_gone_fail_their_requests_only(engine: CausalEngine, ot
 
 def test_several_weights_are_served_side_by_side(engine: CausalEngine, module: Any, other: Any) -> None:
     engine.set_weights("adapter", ModelWeights(other, "v0")).result(10)
-    asks = [
+    requests = [
         SamplingRequest(prompt=prompt, limit=20, model=model, seed=2)
         for prompt in prompts(4)
         for model in ("m", "adapter")
     ]
-    for one, outcome in zip(asks, done(engine, *asks), strict=True):
+    for one, outcome in zip(requests, done(engine, *requests), strict=True):
         assert_logprobs(module if one.model == "m" else other, one, outcome)

@@ -53,8 +53,8 @@ def test_numbers_beyond_measure_hurt_neither_their_request_nor_another(
     engine: CausalEngine, module: Any, wild: dict[str, Any]
 ) -> None:
     tame = ask(prompts(1)[0], 6)
-    beside, outcome = done(engine, ask(prompts(2)[1], 6, sampling=SamplingSettings(**wild)), tame)
-    assert len(beside.ids) == 6 and all(-60 < logprob <= 0 for logprob in beside.logprobs)
+    wild_outcome, outcome = done(engine, ask(prompts(2)[1], 6, sampling=SamplingSettings(**wild)), tame)
+    assert len(wild_outcome.ids) == 6 and all(-60 < logprob <= 0 for logprob in wild_outcome.logprobs)
     assert_logprobs(module, tame, outcome)
 
 

@@ -37,21 +37,33 @@ def test_the_trainers_logprobs_are_the_servers(
     try:
         first_outcomes = done(engine, *firsts)
         seconds = [
-            ask([*one.prompt, *outcome.ids, *task], 7, sampling=drawing)
-            for one, outcome, task in zip(firsts, first_outcomes, prompts(64, 12), strict=True)
+            ask([*first.prompt, *outcome.ids, *task], 7, sampling=drawing)
+            for first, outcome, task in zip(firsts, first_outcomes, prompts(64, 12), strict=True)
         ]
         second_outcomes = done(engine, *seconds)
     finally:
         engine.close()
     assert all(outcome.cached for outcome in second_outcomes)
     sequences: list[TokenSequence] = []
-    for first, then, one, two in zip(firsts, seconds, first_outcomes, second_outcomes, strict=True):
-        between = len(then.prompt) - len(first.prompt) - len(one.ids)
+    for first, second, first_outcome, second_outcome in zip(
+        firsts, seconds, first_outcomes, second_outcomes, strict=True
+    ):
+        between = len(second.prompt) - len(first.prompt) - len(first_outcome.ids)
         sequences.append(
             TokenSequence(
-                token_ids=(*then.prompt, *two.ids),
-                loss_mask=(*[0] * len(first.prompt), *[1] * len(one.ids), *[0] * between, *[1] * len(two.ids)),
-                logprobs=(*[0.0] * len(first.prompt), *one.logprobs, *[0.0] * between, *two.logprobs),
+                token_ids=(*second.prompt, *second_outcome.ids),
+                loss_mask=(
+                    *[0] * len(first.prompt),
+                    *[1] * len(first_outcome.ids),
+                    *[0] * between,
+                    *[1] * len(second_outcome.ids),
+                ),
+                logprobs=(
+                    *[0.0] * len(first.prompt),
+                    *first_outcome.logprobs,
+                    *[0.0] * between,
+                    *second_outcome.logprobs,
+                ),
             )
         )
     trained = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).train()

@@ -71,10 +71,13 @@ def test_a_gguf_file_is_a_model_with_the_values_that_its_blocks_stand_for(gguf_f
     assert directory.parent == cache / "models"
     weights = load_file(directory / "model.safetensors")
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(gguf_file).tensors}
-    for ours, theirs in (("model.embed_tokens", "token_embd"), ("model.layers.1.mlp.down_proj", "blk.1.ffn_down")):
-        tensor = tensors[f"{theirs}.weight"]
+    for weight_name, gguf_name in (
+        ("model.embed_tokens", "token_embd"),
+        ("model.layers.1.mlp.down_proj", "blk.1.ffn_down"),
+    ):
+        tensor = tensors[f"{gguf_name}.weight"]
         expected = torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
-        assert torch.equal(weights[f"{ours}.weight"], expected)
+        assert torch.equal(weights[f"{weight_name}.weight"], expected)
     # Served as any other directory, which compares it with and without a cache.
     load_model(directory)
     checkpoint = read_checkpoint(directory)

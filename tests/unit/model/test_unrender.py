@@ -52,20 +52,20 @@ tools = st.builds(
 )
 
 
-def encode(messages: list[ModelMessage], offered: list[ModelTool] | None = None) -> list[int]:
-    return TOKENIZER.encode_marked(render(messages, offered))[0]
+def encode(messages: list[ModelMessage], tools: list[ModelTool] | None = None) -> list[int]:
+    return TOKENIZER.encode_marked(render(messages, tools))[0]
 
 
 @given(st.lists(turns, max_size=6), st.none() | st.lists(tools, min_size=1, max_size=2))
 def test_what_was_rendered_comes_back(
-    conversation: list[list[ModelMessage]], offered: list[ModelTool] | None
+    conversation: list[list[ModelMessage]], offered_tools: list[ModelTool] | None
 ) -> None:
     messages = [message for turn in conversation for message in turn]
-    if offered and messages and messages[0] == ModelMessage("system", ""):
+    if offered_tools and messages and messages[0] == ModelMessage("system", ""):
         messages.pop(0)  # The template makes the same of none.
     if not messages:
         messages = [ModelMessage("user", "x")]
-    assert unrender(TOKENIZER, encode(messages, offered)) == UnrenderedPrompt(messages, offered)
+    assert unrender(TOKENIZER, encode(messages, offered_tools)) == UnrenderedPrompt(messages, offered_tools)
 
 
 def test_two_calls_with_thinking_and_their_results() -> None:

@@ -182,11 +182,11 @@ def test_what_the_judge_of_the_replay_chose_decides(store: Store):
     state = state_id("a", "m0")
     replayed(store, trace("a", bash("ls")), votes={("a", 0): {"gpt": bash("pwd"), "qwen": bash("whoami")}})
     asks = [ask.id for ask in store.asks.of_state(state)]
-    judged = judge_ask_id("r", state, judge_name("jury", "jury"), asks)
+    judge_id = judge_ask_id("r", state, judge_name("jury", "jury"), asks)
     best = next(ask.id for ask in store.asks.of_state(state) if ask.teacher == "qwen")
-    number = shown_order(judged, asks).index(best) + 1
+    number = shown_order(judge_id, asks).index(best) + 1
     assert list(replay_pairs(store)) == []
-    answered(store, state, "jury", {"role": "assistant", "content": str(number)}, ask_id=judged, kind="judge")
+    answered(store, state, "jury", {"role": "assistant", "content": str(number)}, ask_id=judge_id, kind="judge")
     (pair,) = replay_pairs(store)
     assert (pair.evidence["by"], pair.evidence["chosen_from"]) == ("judge", "qwen")
     assert pair.evidence["asked"] == ["gpt", "qwen"]
@@ -335,13 +335,13 @@ def test_answers_to_what_was_redacted_are_not_mixed_with_what_is_not(store: Stor
 
 def test_messages_in_turns():
     system, user = {"role": "system", "content": "S"}, {"role": "user", "content": "x"}
-    did, result = bash("ls"), {"role": "tool", "tool_call_id": "c1", "content": "ok"}
+    tool_call_turn, result = bash("ls"), {"role": "tool", "tool_call_id": "c1", "content": "ok"}
     assistant = {"role": "assistant", "content": "Done."}
     for good in (
         [user],
         [system, user],
-        [user, did, result],
-        [system, user, did, result, user],
+        [user, tool_call_turn, result],
+        [system, user, tool_call_turn, result, user],
         [user, assistant, user],
     ):
         assert in_turns(good)
@@ -350,13 +350,13 @@ def test_messages_in_turns():
         [system],
         [assistant],
         [user, user],
-        [user, did],
+        [user, tool_call_turn],
         [user, result],
-        [user, did, result, result],
+        [user, tool_call_turn, result, result],
         [user, assistant],
         [user, system],
         [assistant, user],
-        [user, did, user],
+        [user, tool_call_turn, user],
         [user, {"role": "assistant", "content": ""}, user],
     ):
         assert not in_turns(bad)

@@ -46,8 +46,8 @@ def test_the_command_previews_a_store_a_log_and_a_file(tmp_path: Path) -> None:
     env = {"XDG_DATA_HOME": str(tmp_path / "data")}
     log = tmp_path / "session.txt"
     log.write_text(LOG)
-    made = understudy("ingest", log, "--format", "claude-text", "--dir", tmp_path / "store", env=env)
-    assert made.returncode == 0, made.stderr
+    ingested = understudy("ingest", log, "--format", "claude-text", "--dir", tmp_path / "store", env=env)
+    assert ingested.returncode == 0, ingested.stderr
     for source in (log, tmp_path / "store"):
         done = understudy("redact", "preview", source, "--json", env=env)
         assert set(json.loads(done.stdout)["replaced"]) == {"assignment", "home-path"}

@@ -96,13 +96,13 @@ def test_any_conversation_is_one_that_the_gateway_takes_as_chat(messages: list[d
     for message in messages:
         if message["role"] == "tool":
             message["tool_call_id"] = message["tool_call_id"] or "x"
-    made = build_request(TeacherConfig(backend="openai", model="m"), messages, TOOLS)
-    incoming = OpenAIChat().parse(made.body, GatewaySession("a", {}), Branch(None, None))
+    request = build_request(TeacherConfig(backend="openai", model="m"), messages, TOOLS)
+    incoming = OpenAIChat().parse(request.body, GatewaySession("a", {}), Branch(None, None))
     assert incoming.chat.messages[-1]["role"] in ("user", "tool")
-    text = json.dumps([part for m in json.loads(made.body)["messages"] for part in [m.get("content")]])
+    text = json.dumps([part for m in json.loads(request.body)["messages"] for part in [m.get("content")]])
     images = text.count('"image_url":')
-    sent = len(made.body) - images * len(IMAGE["image_url"]["url"])  # pyright: ignore[reportIndexIssue, reportArgumentType]
-    assert made.size.most_tokens >= sent + images * IMAGE_TOKENS
+    sent = len(request.body) - images * len(IMAGE["image_url"]["url"])  # pyright: ignore[reportIndexIssue, reportArgumentType]
+    assert request.size.most_tokens >= sent + images * IMAGE_TOKENS
 
 
 EVERY_BLOCK: list[dict[str, Any]] = [
@@ -165,14 +165,16 @@ def test_images_are_bounded_by_what_they_can_count_not_by_their_bytes():
     url = "data:image/png;base64," + "A" * 2_000_000
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
     for backend in ("openai", "anthropic"):
-        made = build_request(TeacherConfig(backend=backend, model="m"), messages, None)
-        assert IMAGE_TOKENS < made.size.most_tokens < IMAGE_TOKENS + 10_000
+        request = build_request(TeacherConfig(backend=backend, model="m"), messages, None)
+        assert IMAGE_TOKENS < request.size.most_tokens < IMAGE_TOKENS + 10_000
 
 
 def test_letters_beyond_ascii_count_as_they_may_be_written():
     plain = build_request(TeacherConfig(backend="openai", model="m"), [{"role": "user", "content": "ab"}], None)
-    odd = build_request(TeacherConfig(backend="openai", model="m"), [{"role": "user", "content": "é😀"}], None)
-    assert odd.size.most_tokens - plain.size.most_tokens == 6 + 12 - 2
+    non_ascii = build_request(
+        TeacherConfig(backend="openai", model="m"), [{"role": "user", "content": "é😀"}], None
+    )
+    assert non_ascii.size.most_tokens - plain.size.most_tokens == 6 + 12 - 2
 
 
 def test_half_a_letter_is_sent_as_something_else():
@@ -181,8 +183,8 @@ def test_half_a_letter_is_sent_as_something_else():
         {"role": "assistant", "content": "", "tool_calls": [call("a", '{"x": "\udfff"}')]},
     ]
     for backend in ("openai", "anthropic"):
-        made = build_request(TeacherConfig(backend=backend, model="m"), messages, TOOLS)
-        assert "a?b" in json.dumps(json.loads(made.body))
+        request = build_request(TeacherConfig(backend=backend, model="m"), messages, TOOLS)
+        assert "a?b" in json.dumps(json.loads(request.body))
 
 
 def test_tools_are_such_as_every_api_takes():
@@ -196,10 +198,10 @@ def test_tools_are_such_as_every_api_takes():
         {"type": "web_search"},
     ]
     empty = {"type": "object", "properties": {}}
-    first, odd, long = [tool["function"] for tool in sendable(given_tools)]
+    first, renamed, long = [tool["function"] for tool in sendable(given_tools)]
     assert first == {"name": "A", "parameters": empty | {"required": []}}
-    assert (odd["parameters"], long["parameters"]) == (empty, empty)
-    assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", tool["name"]) for tool in (odd, long))
+    assert (renamed["parameters"], long["parameters"]) == (empty, empty)
+    assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", tool["name"]) for tool in (renamed, long))
     assert len({sent_name(name) for name in ("a b", "a.b", "a_b", "n" * 100, "n" * 101)}) == 5
 
 

@@ -124,8 +124,8 @@ def test_tasks_of_two_runs_are_compared_one_by_one():
 
 def test_agents_are_compared_with_that_of_the_first_run(tmp_path: Path):
     unchanged = {f"t{n}": (2, 2) for n in range(8)}
-    lost = {f"t{n}": (2 * (n < 2), 2) for n in range(8)}
-    for name, counts_of in (("codex", unchanged), ("pi", lost)):
+    worse = {f"t{n}": (2 * (n < 2), 2) for n in range(8)}
+    for name, counts_of in (("codex", unchanged), ("pi", worse)):
         put_run(tmp_path / "runs" / name, solved(counts_of))
     assert run_locations([tmp_path / "runs"]) == [tmp_path / "runs" / "codex", tmp_path / "runs" / "pi"]
     assert run_locations([tmp_path / "runs" / "pi"]) == [tmp_path / "runs" / "pi"]

@@ -132,8 +132,8 @@ def test_the_files_of_an_instance(tmp_path: Path):
     directory = instance_dir(tmp_path, "run", "org/model", "calc-0")
     assert directory == tmp_path / "logs" / "run_evaluation" / "run" / "org__model" / "calc-0"
     integrity = Integrity("suspicious", "it exits", (Evidence("exit", "calc.py", 3, "os._exit(0)"),))
-    judged = verdict(tests={SHIFT: "failed"}, log="1 failed\n", integrity=integrity)
-    assert write_report(directory, suite(), PATCH, judged, took_s=1.5, key="k") == directory / "report.json"
+    graded = verdict(tests={SHIFT: "failed"}, log="1 failed\n", integrity=integrity)
+    assert write_report(directory, suite(), PATCH, graded, took_s=1.5, key="k") == directory / "report.json"
     assert sorted(path.name for path in directory.iterdir()) == [
         "eval.sh",
         "patch.diff",
@@ -155,10 +155,10 @@ def test_the_files_of_an_instance(tmp_path: Path):
         "pip install -e .",
         "pytest -rA test_calc.py",
     ]
-    assert read_verdict(directory, "k") == judged
+    assert read_verdict(directory, "k") == graded
     assert read_verdict(directory, "other") is None
     commands = ("env -C /workspace bash -c 'pytest -rA test_calc.py'",)
-    write_report(directory, suite(), PATCH, msgspec.structs.replace(judged, grader="1+7", commands=commands))
+    write_report(directory, suite(), PATCH, msgspec.structs.replace(graded, grader="1+7", commands=commands))
     assert (directory / "eval.sh").read_text().splitlines() == ["#!/bin/bash", *commands]
 
 

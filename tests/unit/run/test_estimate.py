@@ -81,8 +81,8 @@ def test_memory_is_calculated_of_the_weights_that_are_there(place: Path):
     per_token = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
     assert small.kv_cache == per_token * 200
     assert small.optimizer == 16 * shape.parameters and small.weights == shape.weight_bytes
-    less = estimate_memory(shape, context=100, sequences=2, micro_batch_tokens=64, checkpointing=True)
-    assert less.activations < small.activations and less.serving == small.serving
+    checkpointed = estimate_memory(shape, context=100, sequences=2, micro_batch_tokens=64, checkpointing=True)
+    assert checkpointed.activations < small.activations and checkpointed.serving == small.serving
 
 
 def test_a_model_without_weights_or_with_damaged_ones_is_said(place: Path, tmp_path: Path):

@@ -117,8 +117,8 @@ async def test_of_what_is_half_written_only_its_own_is_removed(tmp_path: Path):
     run, out = config(), tmp_path / "out"
     with Store.open(out) as store:
         begun(store, run)
-        theirs = [".notes.new", ".summary.json.new", f".big.other{run.run_id[1:]}.json.7.new", ".a.json.x.new"]
-        for name in theirs:
+        foreign = [".notes.new", ".summary.json.new", f".big.other{run.run_id[1:]}.json.7.new", ".a.json.x.new"]
+        for name in foreign:
             (out / name).write_text("kept")
         (out / ".directory.7.new").mkdir()
         half = out / f".big.{run.run_id}.json.4711.new"
@@ -127,7 +127,7 @@ async def test_of_what_is_half_written_only_its_own_is_removed(tmp_path: Path):
         await outputs.catch_up()
         assert outputs.notes() == ()
         assert not half.exists()
-        assert [(out / name).read_text() for name in theirs] == ["kept"] * 4
+        assert [(out / name).read_text() for name in foreign] == ["kept"] * 4
         assert (out / ".directory.7.new").is_dir()
 
 

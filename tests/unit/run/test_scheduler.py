@@ -140,12 +140,14 @@ async def test_drain_lets_the_running_ones_finish(store: Store):
     go_on = asyncio.Event()
     well = ending_well(store)
 
-    async def waits(rollout: Rollout, attempt: Attempt, final: bool, leave: Callable[[], None]) -> Verdict:
+    async def run_until_released(
+        rollout: Rollout, attempt: Attempt, final: bool, leave: Callable[[], None]
+    ) -> Verdict:
         started.set()
         await go_on.wait()
         return await well(rollout, attempt, final, leave)
 
-    running = scheduler(store, waits)
+    running = scheduler(store, run_until_released)
     task = asyncio.create_task(running.run())
     await started.wait()
     running.drain()

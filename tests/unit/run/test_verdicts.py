@@ -75,20 +75,20 @@ async def grade_three(
 async def test_equal_patches_are_graded_once(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, text: str, reward: float
 ) -> None:
-    made, sandbox_count = await grade_three(prepared, text, sandboxes, environment)
+    verdicts, sandbox_count = await grade_three(prepared, text, sandboxes, environment)
     assert sandbox_count == 1
-    assert [verdict.reward for verdict in made] == [reward] * 3
-    assert [verdict.reused_from for verdict in made] == ["", "a", "a"]
-    assert made[0].checks_s > 0.0 == made[1].checks_s == made[2].checks_s
+    assert [verdict.reward for verdict in verdicts] == [reward] * 3
+    assert [verdict.reused_from for verdict in verdicts] == ["", "a", "a"]
+    assert verdicts[0].checks_s > 0.0 == verdicts[1].checks_s == verdicts[2].checks_s
 
 
 @pytest.mark.parametrize("text", ["slow\n", "lost\n"])
 async def test_what_may_come_out_otherwise_is_graded_each_time(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, text: str
 ) -> None:
-    made, sandbox_count = await grade_three(prepared, text, sandboxes, environment)
+    verdicts, sandbox_count = await grade_three(prepared, text, sandboxes, environment)
     assert sandbox_count == 3
-    assert [(verdict.reward, verdict.reused_from) for verdict in made] == [(0.0, "")] * 3
+    assert [(verdict.reward, verdict.reused_from) for verdict in verdicts] == [(0.0, "")] * 3
 
 
 async def test_a_patch_that_is_graded_in_another_way_is_graded_itself(

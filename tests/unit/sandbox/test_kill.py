@@ -161,12 +161,12 @@ print(group.name)
 """
     name = run(script, tree).stdout.strip()
     assert (parent / name).is_dir()
-    mine = holder.reserve_group(parent)
-    holder.create_group(mine, 1 << 30)
+    group = holder.reserve_group(parent)
+    holder.create_group(group, 1 << 30)
     assert holder.find_group_parent() == parent
     assert not (parent / name).exists()
-    assert mine.is_dir()
-    holder.remove_group(mine)
+    assert group.is_dir()
+    holder.remove_group(group)
 
 
 def test_it_works_without_root(tree: Path) -> None:

@@ -62,8 +62,8 @@ def test_calls_into_other_processes_and_past_the_network_are_denied(tmp_path: Pa
         "io_uring_setup": ([1, 0], errno.ENOSYS),
         "memfd_secret": ([0], errno.ENOSYS),
     }
-    got = answers(tmp_path, [[NUMBERS[name], *arguments] for name, (arguments, _) in calls.items()])
-    assert got == [[-1, error] for _, error in calls.values()]
+    results = answers(tmp_path, [[NUMBERS[name], *arguments] for name, (arguments, _) in calls.items()])
+    assert results == [[-1, error] for _, error in calls.values()]
 
 
 def test_which_files_are_in_memory_cannot_be_asked_or_decided(tmp_path: Path) -> None:
@@ -73,15 +73,15 @@ def test_which_files_are_in_memory_cannot_be_asked_or_decided(tmp_path: Path) ->
         "cachestat": ([-1, 0, 0, 0], -1, errno.ENOSYS),
         "fadvise64": ([-1, 0, 0, 4], 0, 0),  # POSIX_FADV_DONTNEED, of a file that is not open
     }
-    got = answers(tmp_path, [[NUMBERS[name], *arguments] for name, (arguments, _, _) in calls.items()])
-    assert got == [[result, error] for _, result, error in calls.values()]
+    results = answers(tmp_path, [[NUMBERS[name], *arguments] for name, (arguments, _, _) in calls.items()])
+    assert results == [[result, error] for _, result, error in calls.values()]
 
 
 def test_keys_that_the_kernel_keeps_for_a_user_are_no_place_for_notes(tmp_path: Path) -> None:
     # Each would work: a key in the user's keyring, asking for one, and the id of that keyring.
     names = ("add_key", "request_key", "keyctl")
-    got = answers(tmp_path, [[NUMBERS[name], 0, -4, 0, 0, -4] for name in names])
-    assert got == [[-1, errno.ENOSYS]] * 3
+    results = answers(tmp_path, [[NUMBERS[name], 0, -4, 0, 0, -4] for name in names])
+    assert results == [[-1, errno.ENOSYS]] * 3
 
 
 def test_other_sockets_work(tmp_path: Path) -> None:

@@ -26,10 +26,10 @@ def attempt(store: Store, rollout_id: str, reward: float | None, rollout_status:
     """One more attempt of a rollout, graded where it has a reward."""
     started = store.runs.start_attempt(rollout_id).result()
     store.runs.mark_running(started.id).result()
-    judged = None if reward is None else Verdict(reward=reward, reason="r", **verdict)
+    graded = None if reward is None else Verdict(reward=reward, reason="r", **verdict)
     error = ErrorInfo("sandbox", "SandboxError", "gone") if reward is None else None
     status = "failed" if reward is None else "succeeded"
-    store.runs.finish_attempt(started.id, status, rollout_status, verdict=judged, error=error).result()
+    store.runs.finish_attempt(started.id, status, rollout_status, verdict=graded, error=error).result()
 
 
 def fill(store: Store, count: int) -> None:

@@ -20,7 +20,7 @@ Item = dict[str, Any]
 
 
 def call(number: int, dialect: str, request: object, response: object, **changes: Any) -> Call:
-    made = Call(
+    default_call = Call(
         id=f"c{number}",
         attempt_id="a1",
         sequence=number,
@@ -34,7 +34,7 @@ def call(number: int, dialect: str, request: object, response: object, **changes
         started_at=number,
         ended_at=number + 0.5,
     )
-    return msgspec.structs.replace(made, **changes)
+    return msgspec.structs.replace(default_call, **changes)
 
 
 def kinds(call: Call) -> list[tuple[int, str, str, str]]:
@@ -105,8 +105,8 @@ def test_tool_results_are_laid_out_in_the_order_of_their_calls(dialect: str):
         body: Item = {"messages": [{"role": "user", "content": "go"}, turn, *results, turn, results[0]]}
     else:
         calls = [{"type": "function_call", "call_id": f"t{n}", "name": "sh", "arguments": "{}"} for n in range(3)]
-        gave = [{"type": "function_call_output", "call_id": f"t{n}", "output": f"r{n}"} for n in (2, 0, 1)]
-        body = {"input": [{"role": "user", "content": "go"}, *calls, *gave, *calls, gave[0]]}
+        outputs = [{"type": "function_call_output", "call_id": f"t{n}", "output": f"r{n}"} for n in (2, 0, 1)]
+        body = {"input": [{"role": "user", "content": "go"}, *calls, *outputs, *calls, outputs[0]]}
     messages = shown_messages(read_request(call(0, dialect, {"model": "m"} | body, {})))
     assert [message["content"] for message in messages] == ["go", "", "r0", "r1", "r2", "", "r2"]
     assert [message["tool_call_id"] for message in messages[2:5]] == ["t0", "t1", "t2"]

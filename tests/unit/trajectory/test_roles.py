@@ -53,7 +53,7 @@ def compacted(summary: str = SUMMARY, question: dict[str, Any] = SUM_UP) -> Sess
 
 
 @pytest.mark.parametrize(
-    ("question", "answer", "aside", "role"),
+    ("question", "answer", "marked", "role"),
     [
         (SUM_UP, "It was mended.", False, "compaction"),
         (
@@ -71,10 +71,10 @@ def compacted(summary: str = SUMMARY, question: dict[str, Any] = SUM_UP) -> Sess
     ],
 )
 def test_what_a_question_at_the_end_of_a_conversation_is_for(
-    question: dict[str, Any], answer: str, aside: bool, role: Role
+    question: dict[str, Any], answer: str, marked: bool, role: Role
 ):
     calls = compacted(answer, question).calls
-    calls[1] = marked_before(calls[1]) if aside else calls[1]
+    calls[1] = marked_before(calls[1]) if marked else calls[1]
     tree = build(calls)
     assert [node.role for node in tree.nodes] == ["main", role]
     assert list(tree.branches) == (["main"] if role == "main" else ["main", role])

@@ -242,9 +242,9 @@ def test_order_and_repetition_of_the_input_do_not_matter():
 )
 def test_a_hostile_body_is_a_call_like_any_other(body: bytes):
     call = Session().ask([ASK], [text("Hm.")])
-    odd = msgspec.structs.replace(call, id="odd", sequence=1, request=body, response=body)
+    hostile = msgspec.structs.replace(call, id="odd", sequence=1, request=body, response=body)
     follower = msgspec.structs.replace(call, id="last", sequence=2)
-    nodes = build([call, odd, follower]).nodes
+    nodes = build([call, hostile, follower]).nodes
     assert [node.call.id for node in nodes] == [call.id, "odd", "last"]
     for node in nodes:
         assert isinstance(node.messages, list)

@@ -92,9 +92,9 @@ async def test_a_request_is_sent_again_only_as_the_caller_allows() -> None:
 
     async with serving(handler) as url:
         connection = HttpConnection(url)
-        with pytest.raises(aiohttp.ServerDisconnectedError) as lost:
+        with pytest.raises(aiohttp.ServerDisconnectedError) as caught:
             await connection.open("POST", url, b"{}", timeouts=TIMEOUTS, retry_pauses_s=(0.0, 0.0))
-        assert not was_not_sent(lost.value)
+        assert not was_not_sent(caught.value)
         assert requests == 1
         with pytest.raises(aiohttp.ServerDisconnectedError):
             await connection.open(
