@@ -39,17 +39,17 @@ atif: Any = optional("atif")
 WORK: tuple[Role, ...] = ("main", "subagent")
 
 
-def valid(told: dict[str, Any]) -> dict[str, Any]:
+def valid(document: dict[str, Any]) -> dict[str, Any]:
     """The document as the package keeps it: with nothing it does not know, and all that was there."""
-    kept = atif.Trajectory.model_validate(told).to_json_dict()
-    assert {key: value for key, value in told.items() if value is not None} == kept
-    return told
+    validated = atif.Trajectory.model_validate(document).to_json_dict()
+    assert {key: value for key, value in document.items() if value is not None} == validated
+    return document
 
 
-def back(told: dict[str, Any]) -> list[Trace]:
-    with tempfile.TemporaryDirectory() as place:
-        (Path(place) / "t.json").write_text(json.dumps(told))
-        return read(Path(place) / "t.json")
+def back(document: dict[str, Any]) -> list[Trace]:
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "t.json").write_text(json.dumps(document))
+        return read(Path(directory) / "t.json")
 
 
 def contents(trace: Trace) -> list[tuple[Any, Any]]:
@@ -80,11 +80,11 @@ def told(
 
 def test_a_rollout_has_its_tokens_reward_mask_and_policy_version(tmp_path: Path):
     put_rollouts(tmp_path / "store", tasks=1, samples=2)
-    found = exported(tmp_path / "store", tmp_path / "out", origins=("rollouts",), test_share=0.0)
-    assert list(found) == ["calc-0-0.json", "calc-0-1.json"]
-    for document in found.values():
+    documents = exported(tmp_path / "store", tmp_path / "out", origins=("rollouts",), test_share=0.0)
+    assert list(documents) == ["calc-0-0.json", "calc-0-1.json"]
+    for document in documents.values():
         valid(document)
-    good, bad = found.values()
+    good, bad = documents.values()
     assert (good["extra"]["reward"], bad["extra"]["reward"]) == (1.0, 0.0)
     assert good["extra"]["task"] == "calc-0" and good["extra"]["policy_versions"] == ["3"]
     assert [step["source"] for step in good["steps"]] == ["system", "user", "agent", "agent"]
@@ -139,18 +139,18 @@ def compacted() -> Session:
 
 
 def test_what_goes_on_after_a_compaction_is_a_file_that_the_first_one_names():
-    found = told(compacted())
-    assert list(found) == ["r.json", "r.cont-1.json"]
-    assert found["r.json"]["continued_trajectory_ref"] == "r.cont-1.json"
-    assert "continued_trajectory_ref" not in found["r.cont-1.json"]
-    assert found["r.cont-1.json"]["session_id"] == found["r.json"]["session_id"]
-    assert [step["message"] for step in found["r.json"]["steps"]] == ["S", "Work.", "Half."]
-    assert found["r.cont-1.json"]["steps"][-1]["message"] == "Whole."
+    documents = told(compacted())
+    assert list(documents) == ["r.json", "r.cont-1.json"]
+    assert documents["r.json"]["continued_trajectory_ref"] == "r.cont-1.json"
+    assert "continued_trajectory_ref" not in documents["r.cont-1.json"]
+    assert documents["r.cont-1.json"]["session_id"] == documents["r.json"]["session_id"]
+    assert [step["message"] for step in documents["r.json"]["steps"]] == ["S", "Work.", "Half."]
+    assert documents["r.cont-1.json"]["steps"][-1]["message"] == "Whole."
 
 
 def test_a_summary_that_is_asked_for_is_a_trajectory_in_it_whose_context_is_copied():
-    found = told(compacted(), roles=("main", "compaction"))
-    (summary,) = found["r.json"]["subagent_trajectories"]
+    documents = told(compacted(), roles=("main", "compaction"))
+    (summary,) = documents["r.json"]["subagent_trajectories"]
     agents = [step for step in summary["steps"] if step["source"] == "agent"]
     assert [step.get("is_copied_context") for step in agents] == [True, None]
     assert summary["extra"]["role"] == "compaction"
@@ -162,9 +162,9 @@ def test_a_way_that_was_given_up_is_a_file_of_its_own():
     log.ask(ask, [text("First.")])
     log.ask([*ask, assistant(text("First.")), user(text("On."))], [text("Second.")])
     log.ask([*ask, assistant(text("First.")), user(text("Otherwise."))], [text("Third.")])
-    found = told(log)
-    assert list(found) == ["r.json", "r.branch-1.json"]
-    agents = [step for step in found["r.branch-1.json"]["steps"] if step["source"] == "agent"]
+    documents = told(log)
+    assert list(documents) == ["r.json", "r.branch-1.json"]
+    agents = [step for step in documents["r.branch-1.json"]["steps"] if step["source"] == "agent"]
     assert [(step["message"], step.get("is_copied_context")) for step in agents] == [
         ("First.", True),
         ("Third.", None),
@@ -175,17 +175,17 @@ def test_every_turn_of_a_session_is_learned_once_and_redacted(tmp_path: Path):
     log = session("s", project="/home/ann/project", outcome=TraceOutcome(resolved=False, reward=0.0, task="t-1"))
     log.turns[0].timestamp, log.turns[1].timestamp = "2026-10-03T09:00:00Z", "yesterday"
     put_sessions(tmp_path / "store", [log])
-    found = exported(tmp_path / "store", tmp_path / "out", origins=("sessions",))
-    assert list(found) == ["s.json", "s.branch-1.json"]
+    documents = exported(tmp_path / "store", tmp_path / "out", origins=("sessions",))
+    assert list(documents) == ["s.json", "s.branch-1.json"]
     learned: list[str] = []
-    for document in found.values():
+    for document in documents.values():
         valid(document)
         agents = [step for step in document["steps"] if step["source"] == "agent"]
         learned += [step["extra"]["message_id"] for step in agents if not step.get("is_copied_context")]
         assert document["extra"]["reward"] == 0.0 and document["extra"]["task"] == "t-1"
     assert sorted(learned) == ["m0", "m1", "m2", "m3"]
-    assert "/home/ann" not in json.dumps(found)
-    steps = found["s.branch-1.json"]["steps"]
+    assert "/home/ann" not in json.dumps(documents)
+    steps = documents["s.branch-1.json"]["steps"]
     assert [step["extra"].get("timestamp") for step in steps if step["source"] == "agent"] == [
         None,
         "yesterday",
@@ -201,10 +201,10 @@ def test_a_session_that_was_compacted_goes_on_in_the_file_that_the_first_one_nam
     log.answer(log.user(half, "On."), "More.")
     log.answer(log.user(-1, "This session is being continued: more is done."), "Whole.")
     put_sessions(tmp_path / "store", [log.trace])
-    found = exported(tmp_path / "store", tmp_path / "out", origins=("sessions",))
-    last = {name: valid(document)["steps"][-1]["message"] for name, document in found.items()}
+    documents = exported(tmp_path / "store", tmp_path / "out", origins=("sessions",))
+    last = {name: valid(document)["steps"][-1]["message"] for name, document in documents.items()}
     assert last == {"c.json": "Whole.", "c.branch-1.json": "More.", "c.branch-2.json": "Given up."}
-    follows = {name: document.get("continued_trajectory_ref") for name, document in found.items()}
+    follows = {name: document.get("continued_trajectory_ref") for name, document in documents.items()}
     assert follows == {"c.json": None, "c.branch-1.json": "c.json", "c.branch-2.json": None}
 
 
@@ -212,10 +212,10 @@ def test_subagents_of_sessions_are_named_by_the_call_that_started_them(tmp_path:
     main = session("m")
     sub = session("sub/agent", parent=TraceParent(main.session_id, "c1"), role="subagent")
     put_sessions(tmp_path / "store", [main, sub])
-    found = exported(tmp_path / "store", tmp_path / "out", origins=("sessions",), test_share=0.0)
-    results = found["m.json"]["steps"][2]["observation"]["results"]
+    documents = exported(tmp_path / "store", tmp_path / "out", origins=("sessions",), test_share=0.0)
+    results = documents["m.json"]["steps"][2]["observation"]["results"]
     (reference,) = results[0]["subagent_trajectory_ref"]
-    assert found[reference["trajectory_path"]]["extra"]["parent"]["tool_use_id"] == "c1"
+    assert documents[reference["trajectory_path"]]["extra"]["parent"]["tool_use_id"] == "c1"
 
 
 @pytest.mark.parametrize("written", ["not json", '{"__unparsedToolInput":{"raw":"not json","len":8}}'])
@@ -227,9 +227,9 @@ def test_what_is_no_object_or_no_text_is_kept_beside(written: str):
     failed = log.say(first, {"role": "tool", "tool_call_id": "c1", "content": "no", "is_error": True})
     log.answer(failed, "Oh.")
     (document,) = session_documents(log.trace, {}).values()
-    _, asked, did, _ = valid(document)["steps"]
-    assert asked["message"][1]["source"] == {"media_type": "image/jpeg", "path": "https://x.example/a.jpg"}
-    assert asked["message"][2] == {"type": "text", "text": "[audio]"}
+    _, prompt, did, _ = valid(document)["steps"]
+    assert prompt["message"][1]["source"] == {"media_type": "image/jpeg", "path": "https://x.example/a.jpg"}
+    assert prompt["message"][2] == {"type": "text", "text": "[audio]"}
     (again,) = back(document)
     assert [node.body.get("is_error") for node in again.nodes if node.body["role"] == "tool"] == [True]
     assert did["tool_calls"][0] == {
@@ -270,17 +270,17 @@ ANSWER = st.tuples(
 def test_conversations_come_back_as_they_were(turns: list[Any]):
     log = Log("x")
     tip = -1
-    for number, (words, (said, thinking, calls), goes_back) in enumerate(turns):
-        for word in words:
+    for number, (prompts, (response, thinking, calls), goes_back) in enumerate(turns):
+        for word in prompts:
             tip = log.user(tip, word)
         before = tip
         made = [(f"c{number}-{at}", name, arguments) for at, (name, arguments) in enumerate(calls)]
-        tip = log.answer(tip, said or None, made, thinking=thinking or None)
+        tip = log.answer(tip, response or None, made, thinking=thinking or None)
         for call_id, _, _ in made:
             tip = log.result(tip, call_id, f"result of {call_id}")
         tip = before if goes_back and number else tip
     documents = [valid(document) for document in session_documents(log.trace, {}).values()]
-    found = [state for document in documents for trace in back(document) for state in contents(trace)]
+    actual = [state for document in documents for trace in back(document) for state in contents(trace)]
     expected = contents(log.trace)
-    assert len(found) == len(expected)
-    assert all(state in found for state in expected)
+    assert len(actual) == len(expected)
+    assert all(state in actual for state in expected)

@@ -40,21 +40,21 @@ def of(trace, unit: str = "conversation") -> list[Example]:
 
 def test_turns_are_the_states_with_their_action():
     trace = session()
-    found = of(trace, "turn")
+    examples = of(trace, "turn")
     expected = list(expand(trace))
-    assert [example.example_id for example in found] == [state.state_id for state in expected]
-    for example, state in zip(found, expected, strict=True):
+    assert [example.example_id for example in examples] == [state.state_id for state in expected]
+    for example, state in zip(examples, expected, strict=True):
         assert example.messages[:-1] == [textual(message) for message in state.messages]
         assert example.trained == (len(state.messages),)
         assert example.tools == state.tools
-    assert [example.messages[-1].get("reasoning_content") for example in found] == [
+    assert [example.messages[-1].get("reasoning_content") for example in examples] == [
         "Where is it?",
         None,
         "All good.",
         None,
     ]
-    assert [example.desirable for example in found] == [None, True, True, False]
-    assert {(e.group, e.family, e.model, e.source, e.licence) for e in found} == {
+    assert [example.desirable for example in examples] == [None, True, True, False]
+    assert {(e.group, e.family, e.model, e.source, e.licence) for e in examples} == {
         ("/home/ann/project", "glm", "glm-5", "chat", None)
     }
 
@@ -100,8 +100,8 @@ def test_every_chosen_turn_is_learned_exactly_once_whatever_the_tree(parents: li
     for number, parent in enumerate(parents):
         answer = log.answer(ends[parent % len(ends)], f"answer {data.draw(st.integers(0, 3))}")
         ends.append(log.user(answer, f"on {number}"))
-    kept = data.draw(st.sets(st.integers(0, len(parents) - 1), min_size=1))
-    log.trace.turns = [turn for number, turn in enumerate(log.trace.turns) if number in kept]
+    chosen = data.draw(st.sets(st.integers(0, len(parents) - 1), min_size=1))
+    log.trace.turns = [turn for number, turn in enumerate(log.trace.turns) if number in chosen]
     whole = {state.state_id: state for state in expand(log.trace)}
     learned: list[tuple[str, ...]] = []
     for example in of(log.trace):
@@ -120,9 +120,9 @@ def test_what_is_nothing_to_learn_from_is_left_out(tmp_path: Path):
     broken = log.answer(ask, "I try.", [("c1", "Bash", '{"command": "l')])
     wrapped = '{"__unparsedToolInput": {"raw": "{\\"command\\": \\"l", "len": 14}}'
     again = log.answer(log.result(broken, "c1", "no"), "I try.", [("c2", "Bash", wrapped)])
-    seen = log.result(again, "c2", "no")
-    log.answer(seen, "  ")
-    log.answer(seen, "Well.")
+    result = log.result(again, "c2", "no")
+    log.answer(result, "  ")
+    log.answer(result, "Well.")
     put_sessions(tmp_path, [log.trace])
     with Store.open(tmp_path, create=False) as store:
         corpus = Corpus(store, ExportSelection(), unredacted=True)
@@ -306,8 +306,8 @@ def test_a_group_is_in_one_split(group: str, seed: int):
 
 
 def test_the_share_is_about_what_was_asked_for():
-    found = [split(f"project-{number}", share=0.2) for number in range(2_000)]
-    assert 340 < found.count("test") < 460
+    splits = [split(f"project-{number}", share=0.2) for number in range(2_000)]
+    assert 340 < splits.count("test") < 460
 
 
 def test_an_answer_is_found_though_it_was_rewritten():

@@ -60,8 +60,8 @@ def render(messages: list[dict[str, Any]], tools: Any) -> str:
     return jinja2.Environment(autoescape=False).from_string(TEMPLATE).render(messages=messages, tools=tools)
 
 
-def export(directory: Path, name: str, output: Path, *, unredacted: bool = False, **given: Any) -> ExportSummary:
-    chosen = {key: given.pop(key) for key in list(given) if key in ExportSelection.__struct_fields__}
+def export(directory: Path, name: str, output: Path, *, unredacted: bool = False, **options: Any) -> ExportSummary:
+    chosen = {key: options.pop(key) for key in list(options) if key in ExportSelection.__struct_fields__}
     function = plugins.load("exports", name)
     traits = traits_of(function)
     with Store.open(directory, create=False) as store:
@@ -69,7 +69,7 @@ def export(directory: Path, name: str, output: Path, *, unredacted: bool = False
             **{"roles": traits.roles, "origins": traits.origins, "test_share": 0.0, **chosen}
         )
         corpus = Corpus(store, selection, Redactor(bytes(32)), unredacted=unredacted)
-        return function(corpus, output, **given)
+        return function(corpus, output, **options)
 
 
 def understudy(*arguments: object, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -168,17 +168,17 @@ def test_what_a_template_renders_is_the_same_after_loading(full: Path, tmp_path:
 
 def test_exact_rows_have_each_chosen_message_once(full: Path, tmp_path: Path):
     export(full, "trl-sft", tmp_path / "out", exact=True, origins=("sessions",))
-    found = rows(tmp_path / "out" / "train.parquet")
-    learned = [m["content"] for row in found for m in row["completion"] if m["role"] == "assistant"]
+    exported_rows = rows(tmp_path / "out" / "train.parquet")
+    learned = [m["content"] for row in exported_rows for m in row["completion"] if m["role"] == "assistant"]
     assert sorted(learned) == sorted(["I look.", "", "Done ✓.", "Then I stop."] * 3)
-    assert all(row["prompt"][-1]["role"] in ("user", "tool") for row in found)
+    assert all(row["prompt"][-1]["role"] in ("user", "tool") for row in exported_rows)
 
 
 def test_turns_are_prompt_and_completion(full: Path, tmp_path: Path):
     exported = export(full, "trl-sft", tmp_path / "out", unit="turn", solved_only=True)
-    found = rows(tmp_path / "out" / "train.parquet")
-    assert exported.rows == len(found) == 12 + 4
-    assert all(len(row["completion"]) == 1 for row in found)
+    exported_rows = rows(tmp_path / "out" / "train.parquet")
+    assert exported.rows == len(exported_rows) == 12 + 4
+    assert all(len(row["completion"]) == 1 for row in exported_rows)
     assert exported.left_out == {"calls without an answer": 2, "not solved": 2}
     assert exported.origins == {"session": 12, "rollout": 4}
     assert exported.licences == {"unknown": 16}
@@ -186,8 +186,8 @@ def test_turns_are_prompt_and_completion(full: Path, tmp_path: Path):
 
 def test_kto_has_labels_and_leaves_out_what_nothing_is_known_of(full: Path, tmp_path: Path):
     exported = export(full, "trl-kto", tmp_path / "out")
-    found = rows(tmp_path / "out" / "train.parquet")
-    labels = [(row["origin"], row["label"]) for row in found]
+    exported_rows = rows(tmp_path / "out" / "train.parquet")
+    labels = [(row["origin"], row["label"]) for row in exported_rows]
     assert labels.count(("session", True)) == 6 and labels.count(("session", False)) == 3
     assert labels.count(("rollout", True)) == labels.count(("rollout", False)) == 4
     assert exported.left_out["turns of which nothing tells whether they were good"] == 3
@@ -196,23 +196,23 @@ def test_kto_has_labels_and_leaves_out_what_nothing_is_known_of(full: Path, tmp_
 
 def test_tokens_are_exactly_those_that_were_sampled(full: Path, tmp_path: Path):
     export(full, "trl-tokens", tmp_path / "out")
-    found = rows(tmp_path / "out" / "train.parquet")
-    assert len(found) == 4
-    row = found[0]
+    exported_rows = rows(tmp_path / "out" / "train.parquet")
+    assert len(exported_rows) == 4
+    row = exported_rows[0]
     assert row["input_ids"] == [*range(20), 100, 101, 102, 5, 6, 7, 110, 111]
     assert row["labels"] == [-100] * 20 + [100, 101, 102] + [-100] * 3 + [110, 111]
     assert row["assistant_masks"] == [int(label != -100) for label in row["labels"]]
     assert row["logprobs"] == [-0.25 if mask else 0.0 for mask in row["assistant_masks"]]
     assert (row["reward"], row["policy_version"], row["policy_versions"]) == (1.0, "3", ["3", "3"])
-    assert [each["reward"] for each in found] == [1.0, 0.0, 1.0, 0.0]
+    assert [each["reward"] for each in exported_rows] == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_pairs_of_rollouts_are_preferences(full: Path, tmp_path: Path):
     exported = export(full, "trl-dpo", tmp_path / "out")
-    found = rows(tmp_path / "out" / "train.parquet")
-    assert exported.rows == len(found) == 1
+    exported_rows = rows(tmp_path / "out" / "train.parquet")
+    assert exported.rows == len(exported_rows) == 1
     assert sum(exported.left_out.values()) == 1, "the other task's is nearly the same"
-    for row in found:
+    for row in exported_rows:
         assert [message["role"] for message in row["prompt"]] == ["system", "user", "assistant", "tool"]
         assert row["prompt"][2]["tool_calls"][0]["function"]["arguments"] == {"command": "ls"}
         (chosen,), (rejected,) = row["chosen"], row["rejected"]
@@ -229,16 +229,16 @@ def test_openai_has_weights_and_keeps_to_the_limits(full: Path, tmp_path: Path):
     named.answer(named.user(-1, "go"), None, [("c", "not a name!", {})])
     put_sessions(full, [long.trace, named.trace])
     exported = export(full, "openai", tmp_path / "out", max_tokens=2_000)
-    found = rows(tmp_path / "out" / "train.jsonl")
-    assert exported.rows == len(found) == 10
+    exported_rows = rows(tmp_path / "out" / "train.jsonl")
+    assert exported.rows == len(exported_rows) == 10
     assert exported.left_out["rows of more than 2000 tokens by estimate"] == 1
     assert exported.left_out["rows with a tool whose name OpenAI does not take"] == 1
-    branch, main = found[:2]
+    branch, main = exported_rows[:2]
     assert [m.get("weight") for m in branch["messages"]] == [None, None, 1, None, None, 1]
     assert [m.get("weight") for m in main["messages"]] == [None, None, 0, None, 1, None, 1]
     assert main["messages"][4]["content"] is None
     assert main["messages"][4]["tool_calls"][0]["function"]["arguments"] == '{"path":"a.py","old":"x","new":"y"}'
-    assert not any("reasoning_content" in message for row in found for message in row["messages"])
+    assert not any("reasoning_content" in message for row in exported_rows for message in row["messages"])
     export(full, "openai", tmp_path / "out", max_tokens=0, where="project = '/srv/long'", origins=("sessions",))
     (row,) = rows(tmp_path / "out" / "train.jsonl")
     assert len(row["messages"][-1]["tool_calls"][0]["id"]) == 40
@@ -259,10 +259,10 @@ def test_splits_never_cut_a_group_and_the_card_loads(full: Path, tmp_path: Path)
     manifest = json.loads((tmp_path / "out" / MANIFEST).read_text())
     assert manifest["unredacted"] is False
     assert manifest["selection"]["seed"] == 3
-    for name, told in manifest["files"].items():
+    for name, entry in manifest["files"].items():
         content = (tmp_path / "out" / name).read_bytes()
-        assert (told["bytes"], told["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
-        assert told.get("kept", False) is (name == "redaction.json")
+        assert (entry["bytes"], entry["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+        assert entry.get("kept", False) is (name == "redaction.json")
     assert "redaction.json" in manifest["files"]
     again = export(full, "trl-sft", tmp_path / "again", test_share=0.4, seed=3)
     for name in again.files:
@@ -328,12 +328,12 @@ JSON = st.recursive(
 def test_json_columns_read_back_as_they_were(
     tmp_path_factory: pytest.TempPathFactory, values: list[dict[str, Any]]
 ):
-    place = tmp_path_factory.mktemp("json")
-    file = ExportParquetWriter(place / "train.parquet", {"messages": ["json"], "one": "json"})
+    directory = tmp_path_factory.mktemp("json")
+    file = ExportParquetWriter(directory / "train.parquet", {"messages": ["json"], "one": "json"})
     for value in values:
         file.write({"messages": values, "one": value})
     file.close()
-    loaded = rows(place / "train.parquet")
+    loaded = rows(directory / "train.parquet")
     assert [row["messages"] for row in loaded] == [values] * len(values)
     assert [row["one"] for row in loaded] == values
 
@@ -358,17 +358,17 @@ def test_the_command_redacts_splits_and_says_what_next(full: Path, tmp_path: Pat
     assert "10 rows as trl-sft" in done.stdout
     assert "load_dataset" in done.stdout and "understudy push" in done.stdout
     assert "/srv" not in done.stdout
-    told = understudy(
+    as_json = understudy(
         "export", "trl-sft", full, "-o", tmp_path / "out", "--from", "sessions", "--json", home=tmp_path
     )
-    exported = json.loads(told.stdout)
+    exported = json.loads(as_json.stdout)
     assert (exported["rows"], exported["origins"]) == (6, {"session": 6})
     loud = understudy("export", "openai", full, "-o", tmp_path / "raw", "--unredacted", home=tmp_path)
     assert loud.returncode == 0 and "is redacted" in loud.stderr and "understudy push" not in loud.stdout
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("trl-sft", "{store}"), "--output"),
         (("trl-sft", "{store}", "-o", "{out}", "--from", "logs"), "rollouts or all, got 'logs'"),
@@ -381,27 +381,27 @@ def test_the_command_redacts_splits_and_says_what_next(full: Path, tmp_path: Pat
         (("nothing", "{store}"), "No such command"),
     ],
 )
-def test_what_cannot_be_exported_is_said(full: Path, tmp_path: Path, arguments: tuple[str, ...], words: str):
+def test_what_cannot_be_exported_is_said(full: Path, tmp_path: Path, arguments: tuple[str, ...], message: str):
     (full / "understudy.db").touch()
     filled = [each.format(store=full, out=tmp_path / "out") for each in arguments]
     done = understudy("export", *filled, home=tmp_path)
     assert done.returncode == 2
-    assert re.sub(r"\s+", " ", words) in re.sub(r"[\s│]+", " ", done.stderr)
+    assert re.sub(r"\s+", " ", message) in re.sub(r"[\s│]+", " ", done.stderr)
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("out/*"))
 
 
 def test_help_lists_every_format_and_its_own_options():
-    def said(*arguments: str) -> str:
+    def help_text(*arguments: str) -> str:
         done = CliRunner().invoke(app, [*arguments, "--help"])
         assert done.exit_code == 0, done.output
         return done.output
 
-    listed = said()
+    listed = help_text()
     for name in plugins.names("exports"):
         assert f"{name} " in listed
-        assert ("--from" in said(name)) == (len(traits_of(plugins.load("exports", name)).origins) > 1)
-    assert "--exact" in said("trl-sft")
+        assert ("--from" in help_text(name)) == (len(traits_of(plugins.load("exports", name)).origins) > 1)
+    assert "--exact" in help_text("trl-sft")
 
 
 def test_a_summary_names_a_few_files_of_many(tmp_path: Path):

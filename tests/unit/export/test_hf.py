@@ -39,13 +39,13 @@ def converse(
     """Two turns, a tool between them, with the embedded model's tokens."""
     session = Session(attempt_id)
     encode = scripted_tokenizer().encode
-    said = ["I look.\n<tool_call>\n{}\n</tool_call>" + END, "Done, naïvely ✓." + END]
+    completions = ["I look.\n<tool_call>\n{}\n</tool_call>" + END, "Done, naïvely ✓." + END]
     prompts = [f"<|im_start|>user\n{instruction}{END}\n<|im_start|>assistant\n"]
-    prompts.append(f"{prompts[0]}{said[0]}\n<|im_start|>user\nok{END}\n<|im_start|>assistant\n")
+    prompts.append(f"{prompts[0]}{completions[0]}\n<|im_start|>user\nok{END}\n<|im_start|>assistant\n")
     ask = user(text(instruction))
     messages = [[ask], [ask, assistant(text("I look."), tool_use("t1", command="ls")), user(tool_result("t1"))]]
     answers = [[text("I look."), tool_use("t1", command="ls")], [text("Done, naïvely ✓.")]]
-    for sent, answer, prompt, completion in zip(messages, answers, prompts, said, strict=True):
+    for sent, answer, prompt, completion in zip(messages, answers, prompts, completions, strict=True):
         ids = encode(completion)
         session.ask(
             sent,
@@ -134,10 +134,10 @@ def test_only_the_roles_that_are_asked_for(tmp_path: Path):
     fill(tmp_path, [calc_task()])
     with Store.open(tmp_path, create=False) as store:
         whole = export(store, tmp_path / "all")
-        kept = export(store, tmp_path / "main", roles=("main",))
+        main_only = export(store, tmp_path / "main", roles=("main",))
         none = export(store, tmp_path / "none", roles=("subagent", "compaction"))
-    assert whole.roles == kept.roles == none.roles == {"main": 3}
-    assert (whole.rows, kept.rows, none.rows) == (2, 2, 0)
+    assert whole.roles == main_only.roles == none.roles == {"main": 3}
+    assert (whole.rows, main_only.rows, none.rows) == (2, 2, 0)
     assert none.segments == {}
     assert set(datasets.load_from_disk(str(tmp_path / "main" / "dataset-calc-0"))["role"][:]) == {"main"}
     spans = lines(tmp_path / "main" / "stream_calc-0.json")
@@ -238,7 +238,7 @@ def test_the_export_has_a_card_that_loads_and_a_manifest_by_which_it_is_pushed(t
 
 def test_a_saved_dataset_is_what_datasets_itself_saves(tmp_path: Path):
     columns = {"words": ["string"], "n": "float64", "deep": [{"a": "string", "b": [{"c": "int32"}]}], "s": "bool"}
-    given = [
+    rows = [
         {
             "words": ["x", "ü\ud800"],
             "n": 0.5,
@@ -248,12 +248,12 @@ def test_a_saved_dataset_is_what_datasets_itself_saves(tmp_path: Path):
         {"words": [], "n": None, "deep": [], "s": None},
     ]
     file = SavedDatasetWriter(tmp_path / "ours", columns)
-    for row in given:
+    for row in rows:
         file.write(row)
     file.close()
     ours = datasets.load_from_disk(str(tmp_path / "ours"))
-    given[0]["words"] = ["x", "ü?"]
-    theirs = datasets.Dataset.from_list(given, features=ours.features)
+    rows[0]["words"] = ["x", "ü?"]
+    theirs = datasets.Dataset.from_list(rows, features=ours.features)
     theirs.save_to_disk(str(tmp_path / "theirs"))
     theirs = datasets.load_from_disk(str(tmp_path / "theirs"))
     assert ours[:] == theirs[:] and ours.data.schema == theirs.data.schema and ours.info == theirs.info

@@ -65,11 +65,11 @@ def turns(row: made.Row | made.RowFlaw) -> list[tuple[str, str]]:
     return [(turn["from"], turn["value"]) for turn in row["conversations"]]
 
 
-def exported(directory: Path, output: Path, **given: Any) -> ExportSummary:
-    chosen = {key: given.pop(key) for key in list(given) if key in ExportSelection.__struct_fields__}
+def exported(directory: Path, output: Path, **options: Any) -> ExportSummary:
+    chosen = {key: options.pop(key) for key in list(options) if key in ExportSelection.__struct_fields__}
     with Store.open(directory, create=False) as store:
         selection = ExportSelection(**{"test_share": 0.0, **chosen})
-        return export(Corpus(store, selection, Redactor(bytes(32))), output, **given)
+        return export(Corpus(store, selection, Redactor(bytes(32))), output, **options)
 
 
 def lines(path: Path) -> list[Any]:
@@ -107,10 +107,10 @@ def test_turns_alternate_and_nothing_that_was_said_is_lost():
 
 def test_words_that_a_template_looks_for_are_escaped_in_calls_and_refused_in_text():
     command = "grep '</tool_call>' <think>"
-    (_, said) = turns(
+    (_, call_turn) = turns(
         row_or_flaw(made.sft, example([USER, says(None, ("a", "Bash", {"command": command}))]), QWEN, "sharegpt")
     )
-    assert "<" not in said[1] and json.loads(said[1])[0]["arguments"] == {"command": command}
+    assert "<" not in call_turn[1] and json.loads(call_turn[1])[0]["arguments"] == {"command": command}
     for text in ("I write <tool_call> now.", "<think>\nno\n</think>\n\n"):
         row = row_or_flaw(made.sft, example([USER, says(text, ("a", "Bash", {}))]), QWEN, "sharegpt")
         assert reason(row) == made.MARKERS
@@ -232,22 +232,22 @@ def test_a_directory_for_each_experiment_and_one_list_of_all(full: Path, tmp_pat
     output.mkdir()
     before = '{"mine": {"hf_hub_url": "a/b", "num_samples": 1e3, "k": "\\u00e9"}}'
     (output / "dataset_info.json").write_text(before)
-    told = exported(full, output, name="first", solved_only=True)
+    summary = exported(full, output, name="first", solved_only=True)
     exported(full, output, name="second", form="alpaca", unit="turn")
     info = (output / "dataset_info.json").read_text()
     assert '"mine": {"hf_hub_url": "a/b", "num_samples": 1e3, "k": "\\u00e9"}' in info
-    known = json.loads(info)
-    assert list(known) == ["mine", "first", "second"]
-    assert known["first"] == {
+    entries = json.loads(info)
+    assert list(entries) == ["mine", "first", "second"]
+    assert entries["first"] == {
         "file_name": "first/train.jsonl",
         "formatting": "sharegpt",
         "columns": {"messages": "conversations", "system": "system", "tools": "tools"},
     }
-    assert known["second"]["columns"]["prompt"] == "instruction"
-    assert known["second"]["columns"]["response"] == "output"
+    assert entries["second"]["columns"]["prompt"] == "instruction"
+    assert entries["second"]["columns"]["response"] == "output"
     # One path of the session goes off another, and is learned only in part.
-    assert told.rows == 4 and told.left_out[made.PARTLY] == 1
-    assert told.origins == {"session": 2, "rollout": 2}
+    assert summary.rows == 4 and summary.left_out[made.PARTLY] == 1
+    assert summary.origins == {"session": 2, "rollout": 2}
     assert len(lines(output / "first" / "train.jsonl")) == 4
     assert "/home/ann" not in (output / "first" / "train.jsonl").read_text()
     config = (output / "first" / "train.yaml").read_text()
@@ -260,7 +260,7 @@ def test_a_directory_for_each_experiment_and_one_list_of_all(full: Path, tmp_pat
     ):
         assert line in config.splitlines()
     assert "mask_history: true" in (output / "second" / "train.yaml").read_text()
-    assert shlex.split(told.load) == ["llamafactory-cli", "train", str(output / "first" / "train.yaml")]
+    assert shlex.split(summary.load) == ["llamafactory-cli", "train", str(output / "first" / "train.yaml")]
     exported(full, output, name="first", stage="kto", finetuning="full")
     again = json.loads((output / "dataset_info.json").read_text())
     assert again["first"]["columns"]["kto_tag"] == "kto_tag" and "mine" in again
@@ -269,9 +269,10 @@ def test_a_directory_for_each_experiment_and_one_list_of_all(full: Path, tmp_pat
 
 
 def test_pairs_of_rollouts(full: Path, tmp_path: Path):
-    told = exported(full, tmp_path / "out", stage="dpo", name="pairs")
+    summary = exported(full, tmp_path / "out", stage="dpo", name="pairs")
     assert (
-        told.rows and json.loads((tmp_path / "out" / "dataset_info.json").read_text())["pairs"]["ranking"] is True
+        summary.rows
+        and json.loads((tmp_path / "out" / "dataset_info.json").read_text())["pairs"]["ranking"] is True
     )
     row = lines(tmp_path / "out" / "pairs" / "train.jsonl")[0]
     assert row["chosen"]["value"] == "Done." and row["rejected"]["value"].startswith("I give up")
@@ -279,10 +280,10 @@ def test_pairs_of_rollouts(full: Path, tmp_path: Path):
 
 
 def test_a_test_split_is_a_data_set_of_its_own(full: Path, tmp_path: Path):
-    told = exported(full, tmp_path / "out", test_share=0.5, seed=3)
-    assert set(told.splits) == {"train", "test"}
-    known = json.loads((tmp_path / "out" / "dataset_info.json").read_text())
-    assert known["understudy_test"]["file_name"] == "understudy/test.jsonl"
+    summary = exported(full, tmp_path / "out", test_share=0.5, seed=3)
+    assert set(summary.splits) == {"train", "test"}
+    entries = json.loads((tmp_path / "out" / "dataset_info.json").read_text())
+    assert entries["understudy_test"]["file_name"] == "understudy/test.jsonl"
     config = (tmp_path / "out" / "understudy" / "train.yaml").read_text()
     assert 'eval_dataset: "understudy_test"' in config and "\neval_strategy" in config
     exported(full, tmp_path / "out", test_share=0.0)
@@ -290,11 +291,11 @@ def test_a_test_split_is_a_data_set_of_its_own(full: Path, tmp_path: Path):
 
 
 def test_rows_that_are_too_long_are_left_out_and_the_config_has_room_for_the_rest(full: Path, tmp_path: Path):
-    told = exported(full, tmp_path / "out", unit="turn", origins=("sessions",))
+    summary = exported(full, tmp_path / "out", unit="turn", origins=("sessions",))
     assert "cutoff_len: 1024" in (tmp_path / "out" / "understudy" / "train.yaml").read_text()
-    assert any("cutoff_len" in note and "about" in note for note in told.notes)
+    assert any("cutoff_len" in note and "about" in note for note in summary.notes)
     short = exported(full, tmp_path / "short", unit="turn", cutoff=560, origins=("sessions",))
-    assert 0 < short.rows < told.rows and short.left_out[TOO_LONG] == told.rows - short.rows
+    assert 0 < short.rows < summary.rows and short.left_out[TOO_LONG] == summary.rows - short.rows
     assert sum(short.origins.values()) == short.rows
     with pytest.raises(ConfigError, match="longer than --cutoff"):
         exported(full, tmp_path / "none", cutoff=10)
@@ -329,8 +330,8 @@ def test_a_tokenizer_at_hand_counts(full: Path, tmp_path: Path):
 
     (tmp_path / "model").mkdir()
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "model" / "tokenizer.json"))
-    told = exported(full, tmp_path / "out", model=str(tmp_path / "model"))
-    assert any("cutoff_len" in note and "about" not in note for note in told.notes)
+    summary = exported(full, tmp_path / "out", model=str(tmp_path / "model"))
+    assert any("cutoff_len" in note and "about" not in note for note in summary.notes)
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="invalid tokenizer"):
         exported(full, tmp_path / "out", model=str(tmp_path / "model"))
@@ -351,9 +352,9 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(NAMES, VALUES, max_size=4))
 def test_other_entries_stay_as_they_are(tmp_path_factory: pytest.TempPathFactory, others: dict[str, Any]):
-    place = tmp_path_factory.mktemp("info")
-    (place / "dataset_info.json").write_text(json.dumps(others))
-    files.merge_entries(place, {"ours": files.dataset_entry("ours/train.jsonl", "sharegpt", "sft")})
-    assert json.loads((place / "dataset_info.json").read_text()).pop("ours")["formatting"] == "sharegpt"
-    files.merge_entries(place, {"ours": None})
-    assert json.loads((place / "dataset_info.json").read_text()) == others
+    directory = tmp_path_factory.mktemp("info")
+    (directory / "dataset_info.json").write_text(json.dumps(others))
+    files.merge_entries(directory, {"ours": files.dataset_entry("ours/train.jsonl", "sharegpt", "sft")})
+    assert json.loads((directory / "dataset_info.json").read_text()).pop("ours")["formatting"] == "sharegpt"
+    files.merge_entries(directory, {"ours": None})
+    assert json.loads((directory / "dataset_info.json").read_text()) == others

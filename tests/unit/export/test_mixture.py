@@ -32,8 +32,8 @@ def export(directory: Path, output: Path, *weights: str, unit: str = "turn", **o
 
 def last_words(output: Path) -> Counter[str]:
     """The last message of each row."""
-    found = [row["messages"][-1] for row in rows(output / "train.jsonl")]
-    return Counter(message.get("content") or message["tool_calls"][0]["function"]["name"] for message in found)
+    messages = [row["messages"][-1] for row in rows(output / "train.jsonl")]
+    return Counter(message.get("content") or message["tool_calls"][0]["function"]["name"] for message in messages)
 
 
 @pytest.fixture
@@ -44,14 +44,19 @@ def store(tmp_path: Path) -> Path:
 
 def test_turns_stand_as_often_as_they_weigh(store: Path, tmp_path: Path):
     exported = export(store, tmp_path / "out", f"3: {PASSED}", f"0: {STOPPED}", "0.5: commits > 0")
-    words = last_words(tmp_path / "out")
-    assert (words["I look."], words["Edit"], words["Then I stop."]) == (8, 24, 0)
-    assert 0 < words["Done ✓."] < 8
-    assert exported.left_out[NOT_DRAWN] == 8 + 8 - words["Done ✓."]
-    told = [(part.weight, part.condition, part.answers, part.learned) for part in exported.mixture]
-    done = words["Done ✓."]
-    assert told == [(3, PASSED, 8, 24), (0, STOPPED, 8, 0), (0.5, "commits > 0", 8, done), (1, "all others", 8, 8)]
-    assert exported.rows == words.total() == exported.origins["session"]
+    counts = last_words(tmp_path / "out")
+    assert (counts["I look."], counts["Edit"], counts["Then I stop."]) == (8, 24, 0)
+    assert 0 < counts["Done ✓."] < 8
+    assert exported.left_out[NOT_DRAWN] == 8 + 8 - counts["Done ✓."]
+    parts = [(part.weight, part.condition, part.answers, part.learned) for part in exported.mixture]
+    done = counts["Done ✓."]
+    assert parts == [
+        (3, PASSED, 8, 24),
+        (0, STOPPED, 8, 0),
+        (0.5, "commits > 0", 8, done),
+        (1, "all others", 8, 8),
+    ]
+    assert exported.rows == counts.total() == exported.origins["session"]
 
 
 def test_the_first_rule_counts_and_the_seed_decides(store: Path, tmp_path: Path):

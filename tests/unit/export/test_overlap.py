@@ -64,8 +64,8 @@ def test_a_copy_with_a_few_other_lines_is_a_near_duplicate_and_other_work_is_not
 def test_what_is_of_a_benchmark_is_known_by_id_repository_and_patch(
     name: str, text: str, reason: str | None
 ) -> None:
-    found = Benchmark([ROW]).overlap(name, [text])
-    assert found is None if reason is None else found is not None and found.startswith(reason)
+    overlap = Benchmark([ROW]).overlap(name, [text])
+    assert overlap is None if reason is None else overlap is not None and overlap.startswith(reason)
 
 
 def stored(tmp_path: Path, projects: list[str], body: str) -> Store:
@@ -91,13 +91,13 @@ def test_splits_share_no_near_duplicates_and_copies_are_left_out_when_asked(tmp_
     train = [name for name in names if split(name) == "train"][:2]
     [test] = [name for name in names if split(name) == "test"][:1]
     with stored(tmp_path, [*train, test], "\n".join(LINES)) as store:
-        kept, left_out = groups(store)
-        assert {split(name) for name in kept} in ({"train"}, {"test"})
-        assert sum(left_out.values()) == 3 - len(kept)
+        remaining, left_out = groups(store)
+        assert {split(name) for name in remaining} in ({"train"}, {"test"})
+        assert sum(left_out.values()) == 3 - len(remaining)
         assert set(left_out) == {"near-duplicate of a session in the other split"}
         assert groups(store, test_share=0.0) == ({*train, test}, {})
-        kept, left_out = groups(store, test_share=0.0, drop_near_duplicates=True)
-        assert len(kept) == 1 and left_out == {"near-duplicate of another session": 2}
+        remaining, left_out = groups(store, test_share=0.0, drop_near_duplicates=True)
+        assert len(remaining) == 1 and left_out == {"near-duplicate of another session": 2}
 
 
 def test_an_export_holds_nothing_of_excluded_tasks(tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_sessions_of_other_stores_count_as_exported_before(tmp_path: Path) -> No
     elsewhere = {"apart_from": (tmp_path / "elsewhere" / "store",)}
     with stored(tmp_path / "here", [other, test], "\n".join(LINES)) as store:
         assert groups(store, **elsewhere) == ({other}, {"near-duplicate of a session in the other split": 1})
-        kept, left_out = groups(store, drop_near_duplicates=True, **elsewhere)
-        assert (kept, left_out) == (set(), {"near-duplicate of another session": 2})
+        remaining, left_out = groups(store, drop_near_duplicates=True, **elsewhere)
+        assert (remaining, left_out) == (set(), {"near-duplicate of another session": 2})
         with pytest.raises(StoreError):
             groups(store, apart_from=(tmp_path / "nothing",))
         with pytest.raises(StoreError) as error:

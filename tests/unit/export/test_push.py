@@ -72,9 +72,9 @@ def test_everything_of_an_export_and_nothing_else_arrives_once(tmp_path: Path, h
 def test_a_dry_run_sends_nothing(tmp_path: Path, hub: Hub):
     out = exported(tmp_path)
     done = understudy("push", out, "ann/traces", "--dry-run", "--json", home=tmp_path, HF_ENDPOINT=hub.url)
-    told = json.loads(done.stdout)
-    assert (told["repo"], told["private"], told["url"]) == ("ann/traces", True, None)
-    assert told["files"]["README.md"] == (out / "README.md").stat().st_size
+    report = json.loads(done.stdout)
+    assert (report["repo"], report["private"], report["url"]) == ("ann/traces", True, None)
+    assert report["files"]["README.md"] == (out / "README.md").stat().st_size
     assert hub.requests == []
 
 
@@ -97,8 +97,8 @@ def test_sessions_that_are_not_redacted_stay_here(tmp_path: Path, hub: Hub):
     refused = understudy("push", out, "ann/traces", home=tmp_path, **environment)
     assert refused.returncode == 2 and "--unredacted" in refused.stderr
     assert hub.requests == []
-    meant = understudy("push", out, "ann/traces", "--unredacted", home=tmp_path, **environment)
-    assert meant.returncode == 0, meant.stderr
+    confirmed = understudy("push", out, "ann/traces", "--unredacted", home=tmp_path, **environment)
+    assert confirmed.returncode == 0, confirmed.stderr
 
 
 def test_what_does_not_say_that_it_is_redacted_is_taken_not_to_be(tmp_path: Path, hub: Hub):

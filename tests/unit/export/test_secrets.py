@@ -104,9 +104,9 @@ def plant(store: Store, seed: int) -> list[str]:
         signals = TurnSignals(tool_calls=1, tests="passed")
         call = ("c1", "Bash", {"command": planted(), "env": [{"deep": planted()}], "cwd": HOME})
         first = log.answer(more, planted(), [call], thinking=planted(), signals=signals, model="claude-opus-4-5")
-        seen = log.result(first, "c1", planted())
+        result = log.result(first, "c1", planted())
         nested = json.dumps({"file": json.dumps({"content": planted()})})
-        second = log.answer(seen, None, [("c2", "Bash", nested)], signals=signals, model="claude-opus-4-5")
+        second = log.answer(result, None, [("c2", "Bash", nested)], signals=signals, model="claude-opus-4-5")
         done = log.result(second, "c2", json.dumps({"stdout": planted()}))
         log.answer(done, planted(), signals=TurnSignals(commits=1), model="claude-opus-4-5")
         wait(trace_store.store_trace(store.sessions, log.trace))
@@ -118,11 +118,11 @@ def teach(store: Store, trace: Trace) -> None:
     """Two teachers agree on something else at the first turn, with the secrets that they were shown."""
     client = wait(store.keys.add_client("teachers"))
     wait(store.asks.put_replay("r", {}))
-    shown = trace.nodes[0].body["content"]
-    arguments = json.dumps({"command": f"cat {HOME}/notes # {shown}"})
+    prompt = trace.nodes[0].body["content"]
+    arguments = json.dumps({"command": f"cat {HOME}/notes # {prompt}"})
     answer = {
         "role": "assistant",
-        "content": shown,
+        "content": prompt,
         "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "Bash", "arguments": arguments}}],
     }
     for teacher in ("gpt", "glm"):

@@ -69,28 +69,28 @@ def shown(*, full: bool = False, color: bool = False) -> str:
     console = Console(
         file=out, force_terminal=color, color_system="standard" if color else None, width=200, markup=False
     )
-    shown = record()
-    TranscriptPrinter(console, full=full).show(shown, build(shown.calls))
+    rollout_record = record()
+    TranscriptPrinter(console, full=full).show(rollout_record, build(rollout_record.calls))
     return out.getvalue()
 
 
 def test_the_story_is_told_in_order():
-    story = shown()
+    output = shown()
     parts = ["calc-0", "reward", "instruction", "branch main", "I look.", "→ Agent", "← error", "patch", "+++ b/x"]
     parts += ["tests", "failed   test_a.py", "passed   test_a.py::test_good", "errors", "sandbox error"]
-    at = [story.index(part) for part in parts]
+    at = [output.index(part) for part in parts]
     assert at == sorted(at)
-    assert "branch sub-1, started by call 1" in story
-    assert "superseded by a retry" in story
-    assert "backend error, BackendError: the model server is down" in story
+    assert "branch sub-1, started by call 1" in output
+    assert "superseded by a retry" in output
+    assert "backend error, BackendError: the model server is down" in output
 
 
 def test_tabs_and_blank_lines_keep_their_places():
     out = io.StringIO()
     session = Session()
     session.ask([user(text("1\tdef f():\n2\n\n3\t    return 1"))], [text("Hm.")])
-    shown = msgspec.structs.replace(record(), calls=session.calls)
-    TranscriptPrinter(Console(file=out, width=200), full=False).show(shown, build(shown.calls))
+    rollout_record = msgspec.structs.replace(record(), calls=session.calls)
+    TranscriptPrinter(Console(file=out, width=200), full=False).show(rollout_record, build(rollout_record.calls))
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     at = lines.index("  1       def f():")
     assert lines[at + 1 : at + 4] == ["  2", "", "  3           return 1"]
@@ -103,24 +103,24 @@ def test_long_values_are_shortened_unless_full():
 
 
 def test_nothing_hostile_reaches_the_terminal():
-    story = shown(full=True)
-    assert not {character for character in story if character != "\n" and not character.isprintable()}
-    assert "[bold red]x[/] :smile:" in story
-    assert "␛]0;pwned␇␛[2J" in story
-    assert "\\u202egnp.exe" in story
+    output = shown(full=True)
+    assert not {character for character in output if character != "\n" and not character.isprintable()}
+    assert "[bold red]x[/] :smile:" in output
+    assert "␛]0;pwned␇␛[2J" in output
+    assert "\\u202egnp.exe" in output
 
 
 def test_on_a_terminal_the_only_escapes_are_colours_of_our_own():
-    story = shown(full=True, color=True)
-    assert "\x1b[32m" in story
-    escapes = {part.split("m")[0] for part in story.split("\x1b")[1:]}
+    output = shown(full=True, color=True)
+    assert "\x1b[32m" in output
+    escapes = {part.split("m")[0] for part in output.split("\x1b")[1:]}
     assert all(part.startswith("[") and set(part[1:]) <= set("0123456789;") for part in escapes)
 
 
 @given(st.text())
-def test_visible_text_is_printable_but_for_line_ends_and_tabs(said: str):
-    assert not set(visible(said)) & {*map(chr, range(9)), *map(chr, range(11, 32)), *map(chr, range(127, 160))}
-    assert visible(visible(said)) == visible(said)
+def test_visible_text_is_printable_but_for_line_ends_and_tabs(raw: str):
+    assert not set(visible(raw)) & {*map(chr, range(9)), *map(chr, range(11, 32)), *map(chr, range(127, 160))}
+    assert visible(visible(raw)) == visible(raw)
 
 
 def test_the_newest_run_is_found(tmp_path: Path):
@@ -161,23 +161,23 @@ def test_the_command_lists_and_shows(tmp_path: Path):
     assert (listing["abc1"]["reward"], listing["abc1"]["attempts"]) == (1.0, 1)
     assert (listing["abd2"]["reward"], listing["abd2"]["status"]) == (None, "queuing")
     assert "abd2" in show()
-    story = show("abc", "--dir", str(directory))
-    assert all(part in story for part in ("calc-0", "I look.", "+new", "t.py::test_x", "resolved"))
+    output = show("abc", "--dir", str(directory))
+    assert all(part in output for part in ("calc-0", "I look.", "+new", "t.py::test_x", "resolved"))
     assert "queuing" in show("abd2")
-    told = json.loads(show("abc1", "--json"))
-    assert list(told["branches"]) == ["main.1", "main", "sub-1"]
-    assert [(b["name"], b["role"], b["above"]) for b in told["outline"]] == [
+    document = json.loads(show("abc1", "--json"))
+    assert list(document["branches"]) == ["main.1", "main", "sub-1"]
+    assert [(b["name"], b["role"], b["above"]) for b in document["outline"]] == [
         ("main.1", "main", None),
         ("main", "main", None),
         ("sub-1", "subagent", "main"),
     ]
-    assert told["figures"]["calls"] == 4
-    assert told["attempt"]["findings"] == [
+    assert document["figures"]["calls"] == 4
+    assert document["attempt"]["findings"] == [
         {"kind": "session-log", "message": "it differs", "call_id": f"{attempt.id}-1"}
     ]
     assert json.loads(show(attempt.id, "--json"))["attempt"]["id"] == attempt.id
-    assert "session-log: it differs (call 1)" in story
-    assert told["verdict"]["reward"] == 1.0
+    assert "session-log: it differs (call 1)" in output
+    assert document["verdict"]["reward"] == 1.0
     show("ab", code=2)
     show("--dir", str(tmp_path / "nowhere"), code=2)
 
@@ -197,10 +197,10 @@ def test_clients_of_a_gateway_are_listed_and_shown(tmp_path: Path):
     assert (listed["name"], listed["calls"], listed["cost_usd"]) == ("codex", 4, 1.0)
     assert "codex" in show() and "$1.0000" in show()
     for name in ("codex", client.id):
-        story = show(name)
-        assert all(part in story for part in ("client   codex", "$1.0000", "branch sub-1", "I look."))
-    told = json.loads(show("codex", "--json"))
-    assert (told["rollout"], told["instruction"], told["figures"]["priced"]) == (None, None, 4)
+        output = show(name)
+        assert all(part in output for part in ("client   codex", "$1.0000", "branch sub-1", "I look."))
+    document = json.loads(show("codex", "--json"))
+    assert (document["rollout"], document["instruction"], document["figures"]["priced"]) == (None, None, 4)
 
 
 def test_a_line_for_each_branch_and_the_figures_come_first():
@@ -218,8 +218,10 @@ def test_a_line_for_each_branch_and_the_figures_come_first():
     )
     session.calls[3] = msgspec.structs.replace(session.calls[3], audit=anew, policy_version="v2")
     out = io.StringIO()
-    told = msgspec.structs.replace(record(), calls=session.calls)
-    TranscriptPrinter(Console(file=out, width=200, markup=False), full=False).show(told, build(told.calls))
+    rollout_record = msgspec.structs.replace(record(), calls=session.calls)
+    TranscriptPrinter(Console(file=out, width=200, markup=False), full=False).show(
+        rollout_record, build(rollout_record.calls)
+    )
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     for line in (
         "calls    4   1,000 prompt tokens, 10 completion tokens, 900 cached",

@@ -105,8 +105,8 @@ def verl(script: str, output: Path) -> Any:
 
 def test_conversations_have_messages_tools_and_what_is_learned(tmp_path: Path):
     put_sessions(tmp_path / "store", [session("s")])
-    told = written(tmp_path / "store", tmp_path / "out", "sft", origins=("sessions",))
-    assert "verl_loader.py" in told.files
+    summary = written(tmp_path / "store", tmp_path / "out", "sft", origins=("sessions",))
+    assert "verl_loader.py" in summary.files
     branch, main = rows(tmp_path / "out")
     assert branch["trained"] == [2, 5] and main["trained"] == [4, 6]
     call = main["messages"][4]["tool_calls"][0]
@@ -118,8 +118,8 @@ def test_conversations_have_messages_tools_and_what_is_learned(tmp_path: Path):
 
 def test_tasks_have_what_grades_them(tmp_path: Path):
     put_rollouts(tmp_path / "store", tasks=2, samples=2)
-    told = written(tmp_path / "store", tmp_path / "out", "rl", solved_only=True)
-    assert told.rows == 2 and told.origins == {"rollout": 4}
+    summary = written(tmp_path / "store", tmp_path / "out", "rl", solved_only=True)
+    assert summary.rows == 2 and summary.origins == {"rollout": 4}
     first, second = rows(tmp_path / "out")
     assert list(first) == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
     assert [message["role"] for message in first["prompt"]] == ["user"]
@@ -163,18 +163,18 @@ def test_verl_learns_the_chosen_answers_with_arguments_as_objects(tmp_path: Path
     bare.answer(bare.user(-1, "Hello."), "Hello ✓.")
     put_sessions(tmp_path / "store", [session("s"), bare.trace])
     written(tmp_path / "store", tmp_path / "out", "sft", origins=("sessions",))
-    told = verl(SFT, tmp_path / "out")
-    learned = [row[1] for row in told["ours"]]
+    datasets = verl(SFT, tmp_path / "out")
+    learned = [row[1] for row in datasets["ours"]]
     look = 'I look.<call>{"name": "Bash", "arguments": {"command": "ls -l"}}</call>'
     edit = '<call>{"name": "Edit", "arguments": {"path": "a.py", "old": "x", "new": "y"}}</call>'
     end = "<|im_end|>\n"
     assert sorted(learned) == sorted(
         [look + end + "Then I stop." + end, edit + end + "Done ✓." + end, "Hello ✓." + end]
     )
-    assert not any("null" in row[0] or "None" in row[0] for row in told["ours"])
-    assert '"command": {"type": "string"}' in told["ours"][0][0]
+    assert not any("null" in row[0] or "None" in row[0] for row in datasets["ours"])
+    assert '"command": {"type": "string"}' in datasets["ours"][0][0]
     # verl's own class reads the same rows; it learns every answer, arguments as text.
-    assert len(told["theirs"]) == 3 and any(row[1].count(end) == 3 for row in told["theirs"])
+    assert len(datasets["theirs"]) == 3 and any(row[1].count(end) == 3 for row in datasets["theirs"])
 
 
 @pytest.mark.skipif(not PYTHON, reason="UNDERSTUDY_VERL_PYTHON names no python with verl")

@@ -36,10 +36,10 @@ def export(
 ) -> ExportSummary:
     chosen = {key: options.pop(key) for key in list(options) if key in ExportSelection.__struct_fields__}
     function = plugins.load("exports", name)
-    given = {"origins": traits_of(function).origins, "test_share": 0.0, **chosen}
+    selection = {"origins": traits_of(function).origins, "test_share": 0.0, **chosen}
     with Store.open(directory, create=False) as store:
         return function(
-            Corpus(store, ExportSelection(**given), Redactor(bytes(32))), output, report=report, **options
+            Corpus(store, ExportSelection(**selection), Redactor(bytes(32))), output, report=report, **options
         )
 
 
@@ -192,8 +192,14 @@ def hostile(directory: Path) -> Path:
         tip = calls.answer(tip, None, [(f"c{number}", "Bash", {"n": number})], signals=good)
     roles, tip = Log("roles"), -1
     odd: list[Any] = [{"type": "text", "text": None}, {"type": "image_url", "image_url": None}, 5, None, "s"]
-    for role, said in (("developer", "d"), ("function", None), ("user", odd), ("system", "s"), ("user", {"a": 1})):
-        tip = roles.say(tip, {"role": role, "content": said})
+    for role, value in (
+        ("developer", "d"),
+        ("function", None),
+        ("user", odd),
+        ("system", "s"),
+        ("user", {"a": 1}),
+    ):
+        tip = roles.say(tip, {"role": role, "content": value})
     tip = roles.say(tip, {"role": "tool", "tool_call_id": None, "content": "of nothing"})
     roles.answer(tip, "Well.", signals=good)
     numbers = Log("numbers")
@@ -215,12 +221,12 @@ def test_hostile_sessions_are_rows_that_load(evil: Path, tmp_path: Path, name: s
     out = tmp_path / "out"
     more = {"unit": "turn", "form": "alpaca"} if name == "llamafactory" else {}
     exported = export(evil, name, out, origins=("sessions",), test_share=0.5, **more)
-    place = Path(exported.output_dir)
-    loaded = datasets.load_dataset(str(place), cache_dir=str(tmp_path / "cache"))
+    directory = Path(exported.output_dir)
+    loaded = datasets.load_dataset(str(directory), cache_dir=str(tmp_path / "cache"))
     assert {split: len(rows) for split, rows in loaded.items()} == exported.splits
-    header = (place / "README.md").read_text().split("\n---\n")[0].removeprefix("---\n")
+    header = (directory / "README.md").read_text().split("\n---\n")[0].removeprefix("---\n")
     assert yaml.safe_load(header)["license"] == "unknown"
-    assert {path.parent for path in place.rglob("*")} == {place}
+    assert {path.parent for path in directory.rglob("*")} == {directory}
 
 
 def test_roles_that_openai_does_not_take_are_refused():
@@ -240,5 +246,5 @@ def test_alpaca_rows_load_when_the_first_history_comes_late(tmp_path: Path):
     assert [bool(line["history"]) for line in lines] == [True] + [False] * 13
     assert len({line["id"] for line in lines}) == 14
     assert [line["output"] for line in lines[1:]] == [f"Said {number}." for number in range(13)]
-    place = str(tmp_path / "out" / "understudy")
-    assert len(datasets.load_dataset(place, cache_dir=str(tmp_path / "cache"))["train"]) == 14
+    directory = str(tmp_path / "out" / "understudy")
+    assert len(datasets.load_dataset(directory, cache_dir=str(tmp_path / "cache"))["train"]) == 14
