@@ -16,8 +16,8 @@ from understudy.preference.equivalence import SIMILAR, differ, effect_of, simila
 from support import example_count
 
 
-def does(name: str, content: str | None = None, **arguments: Any) -> TurnAction:
-    return TurnAction(content=content, tool_calls=[tool_call("c1", name, arguments)])
+def does(name: str, message: str | None = None, **arguments: Any) -> TurnAction:
+    return TurnAction(content=message, tool_calls=[tool_call("c1", name, arguments)])
 
 
 def says(text: str) -> TurnAction:
