@@ -25,30 +25,30 @@ def rig(
 
 async def test_it_reads_edits_and_ends(rig: AgentRig) -> None:
     path = f"/workspace/{FILE}"
-    ran = await rig.run(
+    run = await rig.run(
         Say(text="I look.", tools=[rig.call("a", rig.tools.read(path))]),
         Say(text="I mend.", tools=[rig.call("b", rig.tools.edit(path))]),
         Say(text="I try.", tools=[rig.call("c", rig.tools.shell("echo one; exit 3"))]),
         rig.done(),
     )
-    assert (ran.result.outcome, ran.result.exit_code, ran.result.message) == ("completed", 0, "")
-    assert ran.file == AFTER
-    assert BEFORE.strip() in ran.results()[0]
-    assert "one" in ran.results()[2]
-    assert [call.status for call in ran.work] == ["ok"] * 4
-    assert not any(b"sk-" in log for log in ran.result.logs.values())
+    assert (run.result.outcome, run.result.exit_code, run.result.message) == ("completed", 0, "")
+    assert run.file == AFTER
+    assert BEFORE.strip() in run.results()[0]
+    assert "one" in run.results()[2]
+    assert [call.status for call in run.work] == ["ok"] * 4
+    assert not any(b"sk-" in log for log in run.result.logs.values())
 
 
 async def test_a_fault_that_stays_is_a_crash(rig: AgentRig) -> None:
-    ran = await rig.run(*[Refuse(status=400, message="this model has a cold")] * 12)
+    run = await rig.run(*[Refuse(status=400, message="this model has a cold")] * 12)
     if rig.name.startswith("acp:opencode"):
         # It ends its turn as if nothing had been: what it never got from the model is seen by the run.
-        assert all(call.status == "error" for call in ran.work)
+        assert all(call.status == "error" for call in run.work)
         return
-    assert ran.result.outcome == "crashed"
-    assert ran.file == BEFORE
+    assert run.result.outcome == "crashed"
+    assert run.file == BEFORE
 
 
 async def test_an_agent_that_hangs_is_stopped(rig: AgentRig) -> None:
-    ran = await rig.run(Say(text="Wait.", tools=[rig.call("a", rig.tools.shell("sleep 600"))]), timeout_s=25.0)
-    assert ran.result.outcome == "timeout"
+    run = await rig.run(Say(text="Wait.", tools=[rig.call("a", rig.tools.shell("sleep 600"))]), timeout_s=25.0)
+    assert run.result.outcome == "timeout"

@@ -32,97 +32,97 @@ def rig(
 @pytest.mark.parametrize("streaming", [False, True], ids=["atomic", "streaming"])
 async def test_it_reads_edits_and_ends(rig: AgentRig, streaming: bool) -> None:
     path = f"/workspace/{FILE}"
-    ran = await rig.run(
+    run = await rig.run(
         Say(text="I look.", tools=[rig.call("a", rig.tools.read(path))]),
         Say(text="I mend.", tools=[rig.call("b", rig.tools.edit(path))]),
         rig.done(),
         streaming=streaming,
     )
-    assert (ran.result.outcome, ran.result.exit_code, ran.result.message) == ("completed", 0, "")
-    assert ran.file == AFTER
-    assert [call.status for call in ran.work] == ["ok"] * 3
-    assert BEFORE.strip() in ran.results()[0]
+    assert (run.result.outcome, run.result.exit_code, run.result.message) == ("completed", 0, "")
+    assert run.file == AFTER
+    assert [call.status for call in run.work] == ["ok"] * 3
+    assert BEFORE.strip() in run.results()[0]
     # Each conversation begins with all of the one before, and the tools stay the same.
-    for shorter, longer in zip(ran.seen, ran.seen[1:], strict=False):
+    for shorter, longer in zip(run.seen, run.seen[1:], strict=False):
         assert longer["messages"][: len(shorter["messages"])] == shorter["messages"]
         assert longer["tools"] == shorter["tools"]
-    assert any(name.startswith("session/") for name in ran.result.logs)
-    assert ran.findings == [], "its own log is not what it was answered"
+    assert any(name.startswith("session/") for name in run.result.logs)
+    assert run.findings == [], "its own log is not what it was answered"
 
 
 async def test_parallel_tools_come_back_in_their_order(rig: AgentRig) -> None:
     calls = [rig.call(str(number), rig.tools.shell(f"echo number-{number}")) for number in range(3)]
-    ran = await rig.run(Say(text="Three.", tools=calls), rig.done())
-    assert ran.result.outcome == "completed"
-    assert [f"number-{number}" in result for number, result in enumerate(ran.results())] == [True] * 3
+    run = await rig.run(Say(text="Three.", tools=calls), rig.done())
+    assert run.result.outcome == "completed"
+    assert [f"number-{number}" in result for number, result in enumerate(run.results())] == [True] * 3
 
 
 async def test_a_command_that_fails_and_a_long_output(rig: AgentRig) -> None:
-    ran = await rig.run(
+    run = await rig.run(
         Say(text="Fail.", tools=[rig.call("a", rig.tools.shell("echo broken >&2; exit 3"))]),
         Say(text="Much.", tools=[rig.call("b", rig.tools.shell(LONG))]),
         rig.done(),
     )
-    assert ran.result.outcome == "completed"
-    failed, long = ran.results()
+    assert run.result.outcome == "completed"
+    failed, long = run.results()
     assert "broken" in failed
     assert 500 < len(long) < 200_000
 
 
 async def test_passing_faults_are_waited_out(rig: AgentRig) -> None:
-    ran = await rig.run(
+    run = await rig.run(
         Refuse(status=429, headers={"retry-after": "0"}),
         Refuse(status=500),
         Refuse(status=529),
         rig.done(),
     )
-    assert ran.result.outcome == "completed", ran.result.message
-    assert [call.status for call in ran.work][-1] == "ok"
-    assert len(ran.work) >= 2
+    assert run.result.outcome == "completed", run.result.message
+    assert [call.status for call in run.work][-1] == "ok"
+    assert len(run.work) >= 2
 
 
 async def test_an_answer_that_broke_off_is_no_answer(rig: AgentRig) -> None:
-    ran = await rig.run(Say(text="Half of an answer", cut=2), rig.done("Whole."), streaming=True)
+    run = await rig.run(Say(text="Half of an answer", cut=2), rig.done("Whole."), streaming=True)
     # mini-swe-agent does not stream, so its answers come whole or not at all; two end with the error.
     gives_up = rig.name in ("pi", "qwen-code")
     ends = {"mini-swe-agent": ["ok", "ok"], "pi": ["error"], "qwen-code": ["error"]}
-    assert [call.status for call in ran.work] == ends.get(rig.name, ["error", "ok"])
-    assert ran.result.outcome == ("crashed" if gives_up else "completed"), ran.result.message
-    assert not gives_up or "broke off" in ran.result.message
+    assert [call.status for call in run.work] == ends.get(rig.name, ["error", "ok"])
+    assert run.result.outcome == ("crashed" if gives_up else "completed"), run.result.message
+    assert not gives_up or "broke off" in run.result.message
 
 
 async def test_a_fault_that_stays_is_a_crash_and_says_why(rig: AgentRig) -> None:
-    ran = await rig.run(*[Refuse(status=400, message="this model has a cold")] * 12)
-    assert ran.result.outcome == "crashed"
-    assert "a cold" in ran.result.message or "400" in ran.result.message
-    assert ran.file == BEFORE
+    run = await rig.run(*[Refuse(status=400, message="this model has a cold")] * 12)
+    assert run.result.outcome == "crashed"
+    assert "a cold" in run.result.message or "400" in run.result.message
+    assert run.file == BEFORE
 
 
 async def test_an_agent_that_is_stopped_keeps_its_work_and_its_logs(rig: AgentRig) -> None:
-    ran = await rig.run(
+    run = await rig.run(
         Say(text="I mend.", tools=[rig.call("b", rig.tools.read(f"/workspace/{FILE}"))]),
         Say(text="I mend.", tools=[rig.call("c", rig.tools.edit(f"/workspace/{FILE}"))]),
         Hang(),
         timeout_s=25.0 * (2 if os.environ.get("CI") else 1),
     )
-    assert (ran.result.outcome, ran.result.exit_code) == ("timeout", None)
-    assert ran.file == AFTER
-    assert any(name.startswith("session/") for name in ran.result.logs)
+    assert (run.result.outcome, run.result.exit_code) == ("timeout", None)
+    assert run.file == AFTER
+    assert any(name.startswith("session/") for name in run.result.logs)
 
 
 async def test_it_takes_no_more_turns_than_it_may(rig: AgentRig) -> None:
     steps = [
         Say(text="On.", tools=[rig.call(str(number), rig.tools.shell(f"echo {number}"))]) for number in range(9)
     ]
-    ran = await rig.run(*steps, max_turns=3)
-    assert ran.result.outcome in ("completed", "max_turns")
-    assert len(ran.seen) <= 4
+    run = await rig.run(*steps, max_turns=3)
+    assert run.result.outcome in ("completed", "max_turns")
+    assert len(run.seen) <= 4
 
 
 async def test_a_system_prompt_in_the_place_of_its_own(rig: AgentRig) -> None:
     prompt = "You mend files. {{ curly }} 'quotes' \"and\" more."
-    ran = await rig.run(rig.done(), options={"system_prompt": prompt})
-    assert ran.result.outcome == "completed", ran.result.message
-    (first, *_) = ran.seen[0]["messages"]
+    run = await rig.run(rig.done(), options={"system_prompt": prompt})
+    assert run.result.outcome == "completed", run.result.message
+    (first, *_) = run.seen[0]["messages"]
     assert first["role"] == "system" and prompt in first["content"]
     assert "best coding agent" not in first["content"]

@@ -156,10 +156,10 @@ def test_one_directory_is_used_by_one_run_at_a_time(calc_tasks: Path, tmp_path: 
 
 
 def test_a_taken_port(calc_tasks: Path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
         serve = [sys.executable, "-m", "understudy.model.server", "--policy", "idle", "--port", port]
         done = subprocess.run(
             serve, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=30, check=False

@@ -68,10 +68,12 @@ class Ran:
 
 @pytest.fixture
 def codex() -> Path:
-    found = list((cache_dir() / "codex" / VERSION).glob("node_modules/@openai/codex-linux-*/vendor/*/bin/codex"))
-    if not found:
+    binaries = list(
+        (cache_dir() / "codex" / VERSION).glob("node_modules/@openai/codex-linux-*/vendor/*/bin/codex")
+    )
+    if not binaries:
         pytest.skip(f"Codex {VERSION} is not there; see the head of this file")
-    return found[0]
+    return binaries[0]
 
 
 class Bench:
@@ -144,24 +146,24 @@ def shell(id_: str, command: str) -> tuple[str, str, str]:
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["atomic", "streaming"])
 async def test_a_turn_with_parallel_tools_and_thinking(bench: Bench, streaming: bool) -> None:
-    ran = await bench.run(
+    run = await bench.run(
         Say(reasoning="look", text="Looking.", tools=[shell("a", "cat calc.py"), shell("b", "echo two")]),
         Say(reasoning="mend", tools=[shell("a", "echo 'x = 2' > calc.py")]),
         Say(text="Done."),
         streaming=streaming,
     )
-    assert (ran.code, ran.said) == (0, ["Looking.", "Done."])
-    assert (ran.work / "calc.py").read_text() == "x = 2\n"
-    assert [(call.dialect, call.status) for call in ran.calls] == [("openai-responses", "ok")] * 3
-    assert len({call.session_id for call in ran.calls}) == 1 and ran.calls[0].session_id
-    assert {call.agent_id for call in ran.calls} == {None}
+    assert (run.code, run.said) == (0, ["Looking.", "Done."])
+    assert (run.work / "calc.py").read_text() == "x = 2\n"
+    assert [(call.dialect, call.status) for call in run.calls] == [("openai-responses", "ok")] * 3
+    assert len({call.session_id for call in run.calls}) == 1 and run.calls[0].session_id
+    assert {call.agent_id for call in run.calls} == {None}
     # Each conversation begins with all of the one before, and has what was sampled as it was sampled.
-    for shorter, longer in zip(ran.requests, ran.requests[1:], strict=False):
+    for shorter, longer in zip(run.requests, run.requests[1:], strict=False):
         assert longer["messages"][: len(shorter["messages"])] == shorter["messages"]
         assert longer["tools"] == shorter["tools"]
-    said = [message for message in ran.requests[-1]["messages"] if message["role"] == "assistant"]
-    assert [message["reasoning"] for message in said] == ["look", "mend"]
-    assert [call["function"]["arguments"] for call in said[0]["tool_calls"]] == [
+    answers = [message for message in run.requests[-1]["messages"] if message["role"] == "assistant"]
+    assert [message["reasoning"] for message in answers] == ["look", "mend"]
+    assert [call["function"]["arguments"] for call in answers[0]["tool_calls"]] == [
         json.dumps({"cmd": "cat calc.py"}),
         json.dumps({"cmd": "echo two"}),
     ]
@@ -171,16 +173,16 @@ async def test_a_turn_with_parallel_tools_and_thinking(bench: Bench, streaming: 
 async def test_apply_patch_which_is_a_custom_tool(bench: Bench, streaming: bool) -> None:
     patch = "*** Begin Patch\n*** Update File: calc.py\n@@\n-x = {}\n+x = {}\n*** End Patch"
     raw = json.dumps({"input": patch.format(1, 2)}, indent=1)
-    ran = await bench.run(
+    run = await bench.run(
         Say(tools=[("p", "apply_patch", raw)]),
         Say(tools=[("q", "apply_patch", patch.format(2, 3))]),
         Say(text="Done."),
         model="gpt-5.5",
         streaming=streaming,
     )
-    assert (ran.code, ran.said) == (0, ["Done."])
-    assert (ran.work / "calc.py").read_text() == "x = 3\n"
-    sent = [message for message in ran.requests[-1]["messages"] if message["role"] == "assistant"]
+    assert (run.code, run.said) == (0, ["Done."])
+    assert (run.work / "calc.py").read_text() == "x = 3\n"
+    sent = [message for message in run.requests[-1]["messages"] if message["role"] == "assistant"]
     assert sent[0]["tool_calls"][0]["function"]["arguments"] == raw
 
 
@@ -188,44 +190,44 @@ async def test_a_subagent_is_a_branch(bench: Bench) -> None:
     spawn = ("s", "multi_agent_v1__spawn_agent", json.dumps({"message": "say hi"}))
     hold = asyncio.Event()  # Codex ends with its own answer, whether or not its subagent has asked by then
     asyncio.get_running_loop().call_later(3.0, hold.set)
-    ran = await bench.run(Say(text="Spawning.", tools=[spawn]), Say(text="Done.", hold=hold))
-    assert ran.code == 0
-    assert len({call.session_id for call in ran.calls}) == 1
-    assert len({call.agent_id for call in ran.calls}) == 2
+    run = await bench.run(Say(text="Spawning.", tools=[spawn]), Say(text="Done.", hold=hold))
+    assert run.code == 0
+    assert len({call.session_id for call in run.calls}) == 1
+    assert len({call.agent_id for call in run.calls}) == 2
 
 
 async def test_it_waits_while_pings_come(bench: Bench) -> None:
     hold = asyncio.Event()
     asyncio.get_running_loop().call_later(4.0, hold.set)
-    ran = await bench.run(
+    run = await bench.run(
         Say(text="Late.", hold=hold), limits=RequestLimits(headers_after_s=0.2, ping_every_s=0.5)
     )
-    assert (ran.code, ran.said, len(ran.calls)) == (0, ["Late."], 1)
+    assert (run.code, run.said, len(run.calls)) == (0, ["Late."], 1)
 
 
 async def test_a_passing_fault_is_waited_out_and_a_full_context_is_final(bench: Bench) -> None:
     full = "This model's maximum context length is 10 tokens. However, your request has 20 input tokens."
     busy = Refuse(status=503, headers={"retry-after": "0"})
     limited = Refuse(status=429, headers={"retry-after": "0"})
-    ran = await bench.run(busy, limited, Refuse(status=400, message=full), max_model_len=10)
-    assert ran.code == 1
-    assert [call.status for call in ran.calls] == ["error"] * 3
-    assert "context window" in ran.events[-1]["error"]["message"]
+    run = await bench.run(busy, limited, Refuse(status=400, message=full), max_model_len=10)
+    assert run.code == 1
+    assert [call.status for call in run.calls] == ["error"] * 3
+    assert "context window" in run.events[-1]["error"]["message"]
 
 
 async def test_an_answer_that_broke_off_is_no_answer(bench: Bench) -> None:
-    ran = await bench.run(
+    run = await bench.run(
         Say(text="Half of", finish="abort"),
         Say(text="Whole."),
         limits=RequestLimits(headers_after_s=0.0),
         streaming=True,
     )
-    assert (ran.code, ran.said) == (0, ["Whole."])
-    assert [call.status for call in ran.calls] == ["error", "ok"]
+    assert (run.code, run.said) == (0, ["Whole."])
+    assert [call.status for call in run.calls] == ["error", "ok"]
 
 
 async def test_an_answer_that_was_cut_is_no_success(bench: Bench) -> None:
-    ran = await bench.run(Say(text="Half of", finish="length"))
-    assert ran.code == 1
-    assert [(call.status, call.finish_reason) for call in ran.calls] == [("ok", "length")]
-    assert "max_output_tokens" in ran.events[-1]["error"]["message"]
+    run = await bench.run(Say(text="Half of", finish="length"))
+    assert run.code == 1
+    assert [(call.status, call.finish_reason) for call in run.calls] == [("ok", "length")]
+    assert "max_output_tokens" in run.events[-1]["error"]["message"]

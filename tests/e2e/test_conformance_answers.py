@@ -18,25 +18,25 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(90)]
 DONE = say("Done.")
 
 
-def one_line(_: Rig, ran: CliRun) -> None:
+def one_line(_: Rig, run: CliRun) -> None:
     """Each call follows the one before, none was made twice."""
-    assert [node.parent for node in ran.nodes] == [None, *ran.nodes[:-1]]
-    assert not any(node.superseded for node in ran.nodes)
-    assert set(ran.statuses) == {"ok"}
+    assert [node.parent for node in run.nodes] == [None, *run.nodes[:-1]]
+    assert not any(node.superseded for node in run.nodes)
+    assert set(run.statuses) == {"ok"}
 
 
-def one_segment(rig: Rig, ran: CliRun) -> None:
+def one_segment(rig: Rig, run: CliRun) -> None:
     """One line of calls, and one sequence of tokens where the server tells them."""
-    one_line(rig, ran)
+    one_line(rig, run)
     if rig.way.wire == "chat":
-        assert merge(Trajectory(tuple(ran.nodes))).reasons == {"first call": 1}
+        assert merge(Trajectory(tuple(run.nodes))).reasons == {"first call": 1}
 
 
 def told(*expected: str) -> Check:
     """The tool results that the model was given hold these texts, in this order."""
 
-    def check(_: Rig, ran: CliRun) -> None:
-        results = ran.tool_results()
+    def check(_: Rig, run: CliRun) -> None:
+        results = run.tool_results()
         assert len(results) == len(expected), results
         for text, result in zip(expected, results, strict=True):
             assert text in result
@@ -56,28 +56,28 @@ def untouched(name: str) -> Check:
 def given_back(*arguments: str) -> Check:
     """The model was given its own argument strings back."""
 
-    def check(_: Rig, ran: CliRun) -> None:
-        calls = [call for message in ran.model_requests[-1]["messages"] for call in message.get("tool_calls", [])]
+    def check(_: Rig, run: CliRun) -> None:
+        calls = [call for message in run.model_requests[-1]["messages"] for call in message.get("tool_calls", [])]
         assert [call["function"]["arguments"] for call in calls] == list(arguments)
 
     return check
 
 
-def an_empty_answer_is_nudged(_: Rig, ran: CliRun) -> None:
+def an_empty_answer_is_nudged(_: Rig, run: CliRun) -> None:
     """Both answers are kept, and the second is no retry of the first: it answers to a nudge, no turn before it."""
-    assert ran.statuses == ["ok", "ok"]
-    first, second = ran.nodes
+    assert run.statuses == ["ok", "ok"]
+    first, second = run.nodes
     assert (first.superseded, second.superseded) == (False, False)
     assert second.origin == "first call"
 
 
-def image_seen(_: Rig, ran: CliRun) -> None:
-    assert "iVBORw0KGgo" in json.dumps(ran.model_requests[-1]["messages"][-1])
+def image_seen(_: Rig, run: CliRun) -> None:
+    assert "iVBORw0KGgo" in json.dumps(run.model_requests[-1]["messages"][-1])
 
 
-def ends_as_refused(_: Rig, ran: CliRun) -> None:
-    assert ran.statuses == ["ok"]
-    assert ran.result["is_error"] is True
+def ends_as_refused(_: Rig, run: CliRun) -> None:
+    assert run.statuses == ["ok"]
+    assert run.result["is_error"] is True
 
 
 LONG = "word " * 12_000
@@ -245,12 +245,12 @@ BY_CHAT = [
     indirect=["rig"],
 )
 async def test_an_answer(rig: Rig, behaviour: Behaviour) -> None:
-    ran = await play(rig, behaviour)
+    run = await play(rig, behaviour)
     if rig.way.wire == "messages":
-        assert [body | {"model": MODEL} for body in ran.model_requests] == ran.requests, (
+        assert [body | {"model": MODEL} for body in run.model_requests] == run.requests, (
             "only the model's name may change"
         )
-        assert {call.backend for call in ran.calls} == {"anthropic"}
+        assert {call.backend for call in run.calls} == {"anthropic"}
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ async def test_an_answer_of_a_chat_server(rig: Rig, behaviour: Behaviour) -> Non
 @pytest.mark.parametrize("rig", WAYS, indirect=True, ids=str)
 async def test_an_edited_file_leaves_one_line_of_calls(rig: Rig) -> None:
     path = str(rig.work / "a.py")
-    ran = await play(
+    run = await play(
         rig,
         Behaviour(
             name="edit",
@@ -289,4 +289,4 @@ async def test_an_edited_file_leaves_one_line_of_calls(rig: Rig) -> None:
         ),
     )
     assert "a + b" in (rig.work / "a.py").read_text()
-    assert '"replace_all":false' in ran.calls[-1].request.decode()
+    assert '"replace_all":false' in run.calls[-1].request.decode()

@@ -21,18 +21,18 @@ LOST = say("This text is cut in the middle of the stream.", bash("touch lost"))
 STEP = Turn(thinking="k", text="step", tools=[bash("echo step")])
 
 
-def failed_then_done(rig: Rig, ran: CliRun) -> None:
+def failed_then_done(rig: Rig, run: CliRun) -> None:
     """What failed is kept as failed; the try that worked is the only turn."""
-    assert ran.statuses == ["error"] * (len(ran.calls) - 1) + ["ok"]
-    assert [node.superseded for node in ran.nodes] == [True] * (len(ran.calls) - 1) + [False]
+    assert run.statuses == ["error"] * (len(run.calls) - 1) + ["ok"]
+    assert [node.superseded for node in run.nodes] == [True] * (len(run.calls) - 1) + [False]
     assert not (rig.work / "lost").exists()
 
 
-def failed_for_good(_: Rig, ran: CliRun) -> None:
+def failed_for_good(_: Rig, run: CliRun) -> None:
     """The agent was told, gave up, and nothing passes for an answer."""
-    assert set(ran.statuses) == {"error"}
-    assert ran.result["is_error"] is True
-    assert all(call.error is not None for call in ran.calls)
+    assert set(run.statuses) == {"error"}
+    assert run.result["is_error"] is True
+    assert all(call.error is not None for call in run.calls)
 
 
 def fatal(name: str, step: Fail, status: int, like: str | None = None, request_count: int = 1) -> Behaviour:
@@ -114,13 +114,13 @@ async def test_an_answer_that_breaks_off_is_asked_for_again(rig: Rig, where: Whe
 
 @pytest.mark.parametrize("rig", WAYS, indirect=True, ids=str)
 async def test_a_connection_that_is_lost_before_the_answer_is_made_anew_by_the_gateway(rig: Rig) -> None:
-    ran = await play(rig, Behaviour(name="lost", script=[Drop(turn=LOST, where="nothing"), DONE]))
-    assert ran.statuses == ["ok"]
+    run = await play(rig, Behaviour(name="lost", script=[Drop(turn=LOST, where="nothing"), DONE]))
+    assert run.statuses == ["ok"]
 
 
 @pytest.mark.parametrize("rig", [ATOMIC, Way("messages")], indirect=True, ids=str)
 async def test_a_fault_in_the_middle_of_a_session_is_a_retry_of_one_turn(rig: Rig) -> None:
-    ran = await play(
+    run = await play(
         rig,
         Behaviour(
             name="mid",
@@ -128,8 +128,8 @@ async def test_a_fault_in_the_middle_of_a_session_is_a_retry_of_one_turn(rig: Ri
             retries=[529, 529],
         ),
     )
-    assert ran.statuses == ["ok", "error", "error", "ok"]
-    first, *tries = ran.nodes
+    assert run.statuses == ["ok", "error", "error", "ok"]
+    first, *tries = run.nodes
     assert [node.parent for node in tries] == [first] * 3
     assert [node.superseded for node in tries] == [True, True, False]
     assert first.heir is tries[-1]
@@ -161,15 +161,15 @@ async def test_a_chat_server_that_asks_for_minutes_is_waited_for_half_a_minute_a
 @pytest.mark.parametrize("rig", WAYS, indirect=True, ids=str)
 async def test_a_server_that_stalls_is_left_when_the_agent_leaves(rig: Rig) -> None:
     stall = Stall()
-    ran = await play(
+    run = await play(
         rig,
         Behaviour(
             name="stall", script=[stall, DONE], env={"API_TIMEOUT_MS": "3000"}, request_count=2, retries=[None]
         ),
     )
     assert stall.disconnected.is_set()
-    assert ran.statuses == ["abandoned", "ok"]
-    assert [node.superseded for node in ran.nodes] == [True, False]
+    assert run.statuses == ["abandoned", "ok"]
+    assert [node.superseded for node in run.nodes] == [True, False]
 
 
 async def test_a_server_that_is_away_is_waited_for(rig: Rig) -> None:
@@ -178,14 +178,14 @@ async def test_a_server_that_is_away_is_waited_for(rig: Rig) -> None:
     process = await rig.start("go")
     assert (await process.event("api_retry"))["error_status"] == 529
     await rig.model.come_back()
-    ran = await process.end()
-    assert ran.result["result"] == "Done."
-    failed_then_done(rig, ran)
-    assert len(ran.model_requests) == 1
+    run = await process.end()
+    assert run.result["result"] == "Done."
+    failed_then_done(rig, run)
+    assert len(run.model_requests) == 1
 
 
 async def test_the_fallback_model_answers_when_the_first_does_not(rig: Rig) -> None:
-    ran = await play(
+    run = await play(
         rig,
         Behaviour(
             name="fallback",
@@ -197,7 +197,7 @@ async def test_the_fallback_model_answers_when_the_first_does_not(rig: Rig) -> N
             like="29_fallback_model",
         ),
     )
-    assert [call.requested_model for call in ran.calls] == [*["qwen3-coder"] * 3, "my-fallback"]
+    assert [call.requested_model for call in run.calls] == [*["qwen3-coder"] * 3, "my-fallback"]
 
 
 async def test_an_agent_that_is_interrupted_leaves_an_abandoned_call(rig: Rig) -> None:
@@ -206,11 +206,11 @@ async def test_an_agent_that_is_interrupted_leaves_an_abandoned_call(rig: Rig) -
     process = await rig.start("go")
     await process.requests_received(2)
     process.interrupt()
-    ran = await process.end()
+    run = await process.end()
     async with asyncio.timeout(5):
         await stall.disconnected.wait()
     assert await rig.settled(2) == ["ok", "abandoned"]
-    assert ran.results == [] or ran.result["is_error"] is True
+    assert run.results == [] or run.result["is_error"] is True
 
 
 async def test_a_failure_after_the_first_ping_is_tried_again(tmp_path: Path, claude: Path) -> None:
@@ -223,22 +223,22 @@ async def test_a_failure_after_the_first_ping_is_tried_again(tmp_path: Path, cla
         await process.requests_received()
         await asyncio.sleep(0.5)
         hold.set()
-        ran = await process.end()
-    assert ran.result["result"] == "Done."
+        run = await process.end()
+    assert run.result["result"] == "Done."
     # A busy CLI that reads the ping and the error at once asks again without a word of it.
-    assert ran.retries in ([529], [])
-    failed_then_done(rig, ran)
+    assert run.retries in ([529], [])
+    failed_then_done(rig, run)
 
 
 async def test_a_wrong_key_ends_the_run_at_once(rig: Rig) -> None:
-    ran = await rig.claude(key="sk-understudy-wrong")
-    assert ran.result["api_error_status"] == 403
-    assert (ran.retries, ran.calls, ran.model_requests) == ([], [], [])
+    run = await rig.claude(key="sk-understudy-wrong")
+    assert run.result["api_error_status"] == 403
+    assert (run.retries, run.calls, run.model_requests) == ([], [], [])
 
 
 async def test_a_failure_that_no_retry_can_mend_says_so(rig: Rig) -> None:
     """The store refuses the call: the CLI is told not to try again, and nothing is sampled twice."""
     rig.script(DONE)
-    ran = await rig.claude(key=rig.keys.issue("an attempt that the store does not know"))
-    assert ran.result["api_error_status"] == 500
-    assert (ran.retries, len(ran.model_requests)) == ([], 1)
+    run = await rig.claude(key=rig.keys.issue("an attempt that the store does not know"))
+    assert run.result["api_error_status"] == 500
+    assert (run.retries, len(run.model_requests)) == ([], 1)

@@ -54,32 +54,32 @@ HOOKS = {
 SCHEMA = '{"type":"object","properties":{"answer":{"type":"integer"}},"required":["answer"]}'
 
 
-def hooked(rig: Rig, ran: CliRun) -> None:
+def hooked(rig: Rig, run: CliRun) -> None:
     assert not (rig.work / "denied").exists()
-    told = json.dumps(ran.model_requests[-1])
-    for words in ("SESSION CONTEXT", "no-bash", "POST CONTEXT", "not yet"):
-        assert words in told
+    request = json.dumps(run.model_requests[-1])
+    for hook_output in ("SESSION CONTEXT", "no-bash", "POST CONTEXT", "not yet"):
+        assert hook_output in request
 
 
-def structured(_: Rig, ran: CliRun) -> None:
-    assert ran.result["structured_output"] == {"answer": 3}
+def structured(_: Rig, run: CliRun) -> None:
+    assert run.result["structured_output"] == {"answer": 3}
 
 
 def tools_offered(*names: str) -> Check:
-    def check(_: Rig, ran: CliRun) -> None:
-        offered = [tool["function"]["name"] for tool in ran.model_requests[0].get("tools", ())]
+    def check(_: Rig, run: CliRun) -> None:
+        offered = [tool["function"]["name"] for tool in run.model_requests[0].get("tools", ())]
         assert sorted(offered) == sorted(names)
 
     return check
 
 
-def holds(*words: str) -> Check:
+def holds(*texts: str) -> Check:
     """The last request to the model has these words in it."""
 
-    def check(_: Rig, ran: CliRun) -> None:
-        told = json.dumps(ran.model_requests[-1], ensure_ascii=False)
-        for word in words:
-            assert word in told
+    def check(_: Rig, run: CliRun) -> None:
+        request = json.dumps(run.model_requests[-1], ensure_ascii=False)
+        for text in texts:
+            assert text in request
 
     return check
 
@@ -87,24 +87,24 @@ def holds(*words: str) -> Check:
 def sent(**fields: object) -> Check:
     """What the CLI asked for."""
 
-    def check(_: Rig, ran: CliRun) -> None:
-        assert {name: ran.requests[0].get(name) for name in fields} == fields
+    def check(_: Rig, run: CliRun) -> None:
+        assert {name: run.requests[0].get(name) for name in fields} == fields
 
     return check
 
 
-def counted(rig: Rig, ran: CliRun) -> None:
+def counted(rig: Rig, run: CliRun) -> None:
     """The model's server counted, and was asked for nothing else."""
     assert rig.model.counted
-    assert ran.calls == []
+    assert run.calls == []
 
 
-def searched_in_vain(_: Rig, ran: CliRun) -> None:
+def searched_in_vain(_: Rig, run: CliRun) -> None:
     """The search within the search is refused once, and no model is asked to make results up."""
-    assert ran.statuses == ["ok", "error", "ok"]
-    assert [node.role for node in ran.nodes] == ["main", "auxiliary", "main"]
-    assert "'web_search'" in ran.tool_results()[0]
-    assert "Unable to verify if domain example.com is safe" in ran.tool_results()[1]
+    assert run.statuses == ["ok", "error", "ok"]
+    assert [node.role for node in run.nodes] == ["main", "auxiliary", "main"]
+    assert "'web_search'" in run.tool_results()[0]
+    assert "Unable to verify if domain example.com is safe" in run.tool_results()[1]
 
 
 BEHAVIOURS = [
@@ -254,11 +254,11 @@ async def test_plain_text(rig: Rig) -> None:
 @pytest.mark.parametrize("rig", WAYS, indirect=True, ids=str)
 async def test_partial_messages_say_what_the_whole_message_says(rig: Rig) -> None:
     turn = Turn(thinking="thinking here", text="hello partial", tools=[bash("echo a")])
-    ran = await play(
+    run = await play(
         rig,
         Behaviour(name="partial", script=[turn, DONE], flags=["--include-partial-messages"], like="15_partial"),
     )
-    deltas = [e["event"]["delta"] for e in ran.events if e["type"] == "stream_event" and "delta" in e["event"]]
+    deltas = [e["event"]["delta"] for e in run.events if e["type"] == "stream_event" and "delta" in e["event"]]
     assert "".join(delta.get("text", "") for delta in deltas) == "hello partialDone."
     assert "".join(delta.get("thinking", "") for delta in deltas) == "thinking here"
     assert "".join(delta.get("partial_json", "") for delta in deltas) == turn.tools[0].arguments
@@ -270,8 +270,8 @@ async def test_an_image_from_the_user(rig: Rig) -> None:
     source = {"type": "base64", "media_type": "image/png", "data": data}
     process = await rig.start(None, "--input-format", "stream-json", stdin=True)
     await process.say([{"type": "text", "text": "what is this?"}, {"type": "image", "source": source}])
-    ran = await process.end()
-    assert data in json.dumps(ran.model_requests)
+    run = await process.end()
+    assert data in json.dumps(run.model_requests)
 
 
 MORE = pytest.mark.services
@@ -288,14 +288,14 @@ NAMES = [
 
 @pytest.mark.parametrize(("model", "served"), NAMES)
 async def test_a_model_of_any_name(rig: Rig, model: str, served: str) -> None:
-    ran = await play(rig, Behaviour(name="name", model=model, script=[DONE]))
-    assert [body["model"] for body in ran.model_requests] == [served]
-    assert ran.calls[0].backend_model == served
-    assert list(ran.result["modelUsage"]) == [ran.calls[0].requested_model] or model.endswith("]")
+    run = await play(rig, Behaviour(name="name", model=model, script=[DONE]))
+    assert [body["model"] for body in run.model_requests] == [served]
+    assert run.calls[0].backend_model == served
+    assert list(run.result["modelUsage"]) == [run.calls[0].requested_model] or model.endswith("]")
 
 
 async def test_the_key_may_be_an_api_key(rig: Rig) -> None:
     rig.script(DONE)
-    ran = await rig.claude(env={"ANTHROPIC_API_KEY": rig.key, "ANTHROPIC_AUTH_TOKEN": ""})
-    assert ran.result["result"] == "Done."
-    assert ran.calls[0].requested_model == MODEL
+    run = await rig.claude(env={"ANTHROPIC_API_KEY": rig.key, "ANTHROPIC_AUTH_TOKEN": ""})
+    assert run.result["result"] == "Done."
+    assert run.calls[0].requested_model == MODEL

@@ -223,8 +223,8 @@ async def test_a_background_command_reports_into_the_same_line_of_calls(rig: Rig
 async def test_two_sessions_at_once_do_not_mix(rig: Rig) -> None:
     rig.script(LEFT=[say("", bash("echo l")), say("left")], RIGHT=[say("", bash("echo r")), say("right")])
     left, right = await asyncio.gather(rig.start("LEFT"), rig.start("RIGHT"))
-    said = [(await process.end()).result["result"] for process in (left, right)]
-    assert said == ["left", "right"]
+    results = [(await process.end()).result["result"] for process in (left, right)]
+    assert results == ["left", "right"]
     roots = [node for node in rig.tree().nodes if node.parent is None]
     assert len(roots) == 2
     assert all(len(root.children) == 1 for root in roots)

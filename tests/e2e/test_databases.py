@@ -96,8 +96,8 @@ async def test_one_gateway_answers_the_clients_of_a_database(tmp_path: Path, pos
             assert await moved.stop() == 0
         assert PASSWORD.encode() not in served.stderr + moved.stderr
     for directory in ("one", "two"):
-        left = {each.name: content_of(each) for each in files_of(tmp_path / directory)}
-        assert "admin.key" in left and "store.db" not in left and PASSWORD not in "".join(left.values())
+        files = {each.name: content_of(each) for each in files_of(tmp_path / directory)}
+        assert "admin.key" in files and "store.db" not in files and PASSWORD not in "".join(files.values())
     with Store.open(postgresql_store, create=False) as store:
         first, second = store.calls.of_attempt("client-me")
         assert (first.sequence, second.sequence) == (0, 1)
@@ -138,10 +138,10 @@ async def test_teachers_are_asked_about_the_sessions_in_a_database(
     async with OpenAITeacher() as gpt:
         file = teachers_of(tmp_path, table("gpt", gpt, family="gpt"))
         arguments = ("replay", postgresql_store.secret_url, "-t", file)
-        for asked in (1, 1):
+        for request_count in (1, 1):
             done = await asyncio.to_thread(understudy, *arguments)
             assert done.returncode == 0, done.stderr
-            assert len(gpt.requests) == asked
+            assert len(gpt.requests) == request_count
         with Store.open(postgresql_store) as store, store.hold(".replay-replay.lock", busy="x"):
             refused = await asyncio.to_thread(understudy, *arguments)
     assert refused.returncode == 2 and "another process is at work on the replay" in refused.stderr

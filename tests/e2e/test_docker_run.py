@@ -97,8 +97,8 @@ async def test_killed_in_the_middle_and_continued(engine: Engine, tmp_path: Path
     dump(tasks, tmp_path / "tasks.jsonl")
     async with ChatModel() as server:
         teach(server, tasks, solves=2)
-        held = asyncio.Event()
-        server.play.lanes[tasks[1].instruction].insert(0, say("I wait.", bash("true"), hold=held))
+        release = asyncio.Event()
+        server.play.lanes[tasks[1].instruction].insert(0, say("I wait.", bash("true"), hold=release))
         arguments = ["run", "vllm", "--backend-model-high", "fake", "--base-url", server.url, "-j", "2", "--json"]
         arguments += ["--tasks", str(tmp_path / "tasks.jsonl"), "-o", str(out)]
         process = started(arguments)
@@ -110,7 +110,7 @@ async def test_killed_in_the_middle_and_continued(engine: Engine, tmp_path: Path
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-        held.set()
+        release.set()
         before = len(server.requests)
         done = await asyncio.to_thread(understudy, *arguments)
         assert done.returncode == 0, done.stderr

@@ -104,10 +104,10 @@ def run_script(page: str, text: str, tmp_path: Path, *, timeout: float) -> Path:
 def usage(*command: str) -> str:
     """What a command's help says, asked for once, however many lines of the pages give it."""
     if command[0] == "understudy":
-        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as said:
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as stdout:
             patch.setenv("COLUMNS", "200")
             assert app.app([*command[1:], "--help"], standalone_mode=False) in (None, 0)
-        return said.getvalue()
+        return stdout.getvalue()
     arguments = [sys.executable, *command[1:], "--help"]
     return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
 
@@ -117,17 +117,19 @@ def test_blocks_whose_options_must_exist(page: str, text: str):
     """Those for other machines may have other commands too."""
     elsewhere = blocks("sh", "elsewhere")
     for line in text.replace("\\\n", "").strip().splitlines():
-        words = shlex.split(line, comments=True)
-        if not words:
+        arguments = shlex.split(line, comments=True)
+        if not arguments:
             continue
-        ours = words[:1] == ["understudy"] or (words[:2] == ["python", "-m"] and "understudy" in words[2])
+        ours = arguments[:1] == ["understudy"] or (
+            arguments[:2] == ["python", "-m"] and "understudy" in arguments[2]
+        )
         if (page, text) in elsewhere and not ours:
             continue
         assert ours, f"{page}: {line}"
-        count = 3 if words[0] == "python" or "COMMAND [ARGS]" in usage(*words[:2]) else 2
-        said = usage(*words[:count])
-        for option in (word.partition("=")[0] for word in words[count:] if word.startswith("--")):
-            assert re.search(rf"(?<![\w-]){option}(?![\w-])", said), f"{page}: {option}"
+        count = 3 if arguments[0] == "python" or "COMMAND [ARGS]" in usage(*arguments[:2]) else 2
+        help_text = usage(*arguments[:count])
+        for option in (word.partition("=")[0] for word in arguments[count:] if word.startswith("--")):
+            assert re.search(rf"(?<![\w-]){option}(?![\w-])", help_text), f"{page}: {option}"
 
 
 def test_no_other_command_stands_there():

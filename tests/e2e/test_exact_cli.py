@@ -152,8 +152,8 @@ async def test_subagents_are_a_sequence_each(tmp_path: Path, claude: Path) -> No
     (tmp_path / "work" / "a.txt").write_text("one\n")
 
     def agent(task: str, kind: str) -> str:
-        asked = {"subagent_type": kind, "prompt": f"{task}: list the files", "description": "explore"}
-        return call("Agent", json.dumps(asked | {"run_in_background": False}))
+        arguments = {"subagent_type": kind, "prompt": f"{task}: list the files", "description": "explore"}
+        return call("Agent", json.dumps(arguments | {"run_in_background": False}))
 
     def shell(number: int) -> Sample:
         return Sample(

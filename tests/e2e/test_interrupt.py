@@ -29,9 +29,9 @@ def start(arguments: list[str]) -> subprocess.Popen[str]:
 
 def is_running(*command: bytes) -> Iterator[bool]:
     """Of every process, whether it runs just that."""
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            yield place.read_bytes() == b"".join(word + b"\0" for word in command)
+            yield cmdline.read_bytes() == b"".join(word + b"\0" for word in command)
 
 
 def test_the_first_lets_what_runs_finish(calc_tasks: Path, tmp_path: Path):

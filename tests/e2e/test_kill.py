@@ -78,10 +78,10 @@ def gone(pids: list[int], seconds: float = 5.0) -> bool:
     return False
 
 
-def mounts_of(place: Path) -> list[str]:
-    """What is mounted that names a path below `place`, or a sandbox's box; others may mount what they like."""
+def mounts_of(directory: Path) -> list[str]:
+    """What is mounted that names a path below `directory`, or a sandbox's box; others may mount what they like."""
     lines = Path("/proc/self/mounts").read_text().splitlines()
-    return [line for line in lines if str(place) in line or BOX in line]
+    return [line for line in lines if str(directory) in line or BOX in line]
 
 
 def kill_and_resume(arguments: list[str], out: Path, moments: random.Random, longest: float) -> int:
@@ -124,13 +124,13 @@ def test_the_real_cli_killed_and_resumed(tmp_path: Path):
                 sequence = [call.sequence for call in store.calls.of_attempt(attempt.id)]
                 assert sequence == list(range(len(sequence)))
     outputs = ("stream_calc-", "dataset-calc-", "logs", "understudy-embedded.")
-    left = {path.name for path in out.iterdir() if not path.name.startswith(outputs)}
+    remaining = {path.name for path in out.iterdir() if not path.name.startswith(outputs)}
     assert len(list(out.glob("stream_*.json"))) == rollouts
-    assert left <= {"store.db", "store.db-wal", "store.db-shm", "tasks.jsonl", "gateway.sock", ".lock"}
+    assert remaining <= {"store.db", "store.db-wal", "store.db-shm", "tasks.jsonl", "gateway.sock", ".lock"}
 
 
 def test_every_answer_an_agent_received_is_in_the_store_once(tmp_path: Path):
-    tasks, out, seen, client = (tmp_path / name for name in ("tasks.jsonl", "out", "seen", "client.py"))
+    tasks, out, received_file, client = (tmp_path / name for name in ("tasks.jsonl", "out", "seen", "client.py"))
     dump([calc_task(number) for number in range(4)], tasks)
     client.write_text(CLIENT)
     arguments = [
@@ -139,7 +139,7 @@ def test_every_answer_an_agent_received_is_in_the_store_once(tmp_path: Path):
             "--agent",
             "shell",
             "--agent-command",
-            f"python3 {client} 6 {seen}",
+            f"python3 {client} 6 {received_file}",
             "--sandbox",
             "unsafe-local",
             "--json",
@@ -148,7 +148,7 @@ def test_every_answer_an_agent_received_is_in_the_store_once(tmp_path: Path):
     kill_and_resume(arguments, out, random.Random(3), 2.0)
     done = understudy(*arguments)
     assert done.returncode == 0, done.stderr
-    received = Counter(seen.read_text().split())
+    received = Counter(received_file.read_text().split())
     with Store.open(out, create=False) as store:
         attempts = [attempt for rollout in store.runs.rollouts() for attempt in store.runs.attempts(rollout.id)]
         stored = Counter(

@@ -332,10 +332,10 @@ def test_the_real_server_and_trainer_come_to_the_same_weights(tmp_path: Path):
     assert summary.updates > 0, "nothing was learned, so nothing is shown"
     # But for rounding: a server that begins in the middle of a wave has nothing that it remembers of its prompts.
     one, other = ((root / "steps" / "step-0001") for root in (whole, killed))
-    (made, told), (again, said) = (
+    (groups, logprobs), (other_groups, other_logprobs) = (
         groups_in(step / "groups.msgpack", with_logprobs=False) for step in (one, other)
     )
-    assert made == again and told == pytest.approx(said, abs=1e-4)
+    assert groups == other_groups and logprobs == pytest.approx(other_logprobs, abs=1e-4)
     weights = [step / "weights" / "model.safetensors" for step in (one, other)]
     assert weights[0].exists() == weights[1].exists()
     if weights[0].exists():

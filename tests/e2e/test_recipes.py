@@ -83,13 +83,13 @@ def commands() -> Iterator[list[str]]:
 
 
 def test_their_commands_have_the_options_that_they_give() -> None:
-    seen: list[str] = []
+    subcommands: list[str] = []
     for command in commands():
-        seen.append(command[0])
+        subcommands.append(command[0])
         help_text = understudy(command[0], "--help", env={"COLUMNS": "200"}).stdout
         for option in (word.partition("=")[0] for word in command if word.startswith("--")):
             assert re.search(rf"(?<![\w-]){option}(?![\w-])", help_text), option
-    assert set(seen) == {"run", "worker"} and len(seen) >= 4
+    assert set(subcommands) == {"run", "worker"} and len(subcommands) >= 4
 
 
 def unit() -> str:

@@ -177,7 +177,7 @@ async def test_a_dry_run_estimates_and_sends_nothing(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nowhere", "-t", "good.toml"], "nowhere does not exist"),
         (["s", "-t", "none.toml"], "cannot read none.toml"),
@@ -192,7 +192,7 @@ async def test_a_dry_run_estimates_and_sends_nothing(
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ):
     fill(tmp_path / "s", session("a"))
     (tmp_path / "good.toml").write_text(
@@ -203,7 +203,7 @@ def test_what_is_wrong_is_said_before_anything_is_sent(
     (tmp_path / "bad.toml").write_text('[teachers.one]\nbackend = "oracle"\nmodel = "m"\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    with pytest.raises(UnderstudyError, match=re.escape(said)):
+    with pytest.raises(UnderstudyError, match=re.escape(message)):
         app(["replay", *arguments], standalone_mode=False)
 
 

@@ -32,12 +32,12 @@ def test_only_the_tools_and_the_prompt_that_were_asked_for_reach_the_model(metho
         calls = [*store.calls.of_attempt(attempt.id)]
     assert attempt.findings == ()
     for call in calls:
-        asked = json.loads(call.request)
-        assert [tool["name"] for tool in asked["tools"]] == ["Edit", "Read"]
-        said = "\n".join(block["text"] for block in asked["system"])
-        assert PROMPT in said
+        request = json.loads(call.request)
+        assert [tool["name"] for tool in request["tools"]] == ["Edit", "Read"]
+        system_prompt = "\n".join(block["text"] for block in request["system"])
+        assert PROMPT in system_prompt
         # Claude Code's own is above 5,000 characters.
-        assert len(said) < 1000
+        assert len(system_prompt) < 1000
     # What is trained on is short: a prompt of a few hundred tokens beside the schemas of two tools.
     assert 0 < calls[0].usage.prompt_tokens < 4000
 

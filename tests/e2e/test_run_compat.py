@@ -144,9 +144,9 @@ async def test_driven_by_the_sdk_inside_the_sandbox(tmp_path: Path):
         assert [attempt.findings for attempt in attempts] == [(), ()]
         (first, *_) = store.calls.of_attempt(attempts[0].id)
     # It is Claude Code itself that asks, with its own system prompt and tools, not the SDK's bare agent.
-    asked = json.loads(first.request)
-    assert len(json.dumps(asked["system"])) > 5000
-    assert {"Bash", "Edit", "Read"} <= {tool["name"] for tool in asked["tools"]}
+    request = json.loads(first.request)
+    assert len(json.dumps(request["system"])) > 5000
+    assert {"Bash", "Edit", "Read"} <= {tool["name"] for tool in request["tools"]}
 
 
 def test_what_is_missing_is_written_again_and_nothing_is_repeated(calc_tasks: Path, tmp_path: Path):
@@ -170,11 +170,11 @@ def test_what_is_missing_is_written_again_and_nothing_is_repeated(calc_tasks: Pa
     before = {path: path.read_bytes() for path in files}
     (out / "stream_calc-0.0.json").unlink()
     (out / "logs" / "calc-1.1" / "rollout.json").unlink()
-    kept = out / "logs" / "calc-1.0" / "patch.diff"
-    kept.write_text("as it was left\n")
+    patch = out / "logs" / "calc-1.0" / "patch.diff"
+    patch.write_text("as it was left\n")
     again = understudy(*arguments)
     assert again.returncode == 0, again.stderr
-    assert kept.read_text() == "as it was left\n"
+    assert patch.read_text() == "as it was left\n"
     assert json.loads(again.stdout)["rollouts"] == 4
     assert understudy(*arguments, "--rewrite-reports").returncode == 0
     same = {path: path.read_bytes() for path in before}

@@ -42,8 +42,8 @@ class Rig:
         status, body = await self.served.ask(self.http, key or self.key, text, **fields)
         return status, json.loads(body)
 
-    async def order(self, *words: str) -> dict[str, Any]:
-        return json.loads(await gateway(*words, "--dir", str(self.served.directory)))
+    async def order(self, *arguments: str) -> dict[str, Any]:
+        return json.loads(await gateway(*arguments, "--dir", str(self.served.directory)))
 
     async def until_waiting(self, count: int) -> dict[str, Any]:
         """What the gateway says of itself once so many requests wait."""
@@ -77,21 +77,21 @@ def kept(tmp_path: Path, name: str = "me") -> list[Any]:
 async def test_the_viewer_pauses_a_gateway_and_lets_it_go_on(tmp_path: Path) -> None:
     async with serving(tmp_path, default=Say(text="here")) as rig, viewing(rig.served.directory) as client:
         store = await client.store("gateway")
-        seen = await client.get(f"{store}/gateway")
-        assert (seen["reachable"], seen["paused"]) == (True, False), seen["note"]
+        state = await client.get(f"{store}/gateway")
+        assert (state["reachable"], state["paused"]) == (True, False), state["note"]
         assert (await client.post(f"{store}/gateway/pause", {"paused": True}))["stored"]
-        held = asyncio.create_task(rig.ask("hi"))
+        waiting_request = asyncio.create_task(rig.ask("hi"))
         async with asyncio.timeout(30):
-            while (seen := await client.get(f"{store}/gateway"))["waiting"] != 1:
+            while (state := await client.get(f"{store}/gateway"))["waiting"] != 1:
                 pass
-        assert seen["paused"] and not held.done()
-        (call,) = seen["calls"]
+        assert state["paused"] and not waiting_request.done()
+        (call,) = state["calls"]
         assert (call["attempt_id"], call["model"], call["generating"]) == ("client-me", "m", False)
-        assert call["started_at"] <= seen["read_at"] and call["request_bytes"] > 50
+        assert call["started_at"] <= state["read_at"] and call["request_bytes"] > 50
         assert (await client.post(f"{store}/gateway/pause", {"paused": False}))["stored"]
-        assert (await held)[0] == 200
-        seen = await client.get(f"{store}/gateway")
-        assert not seen["paused"] and seen["calls"] == []
+        assert (await waiting_request)[0] == 200
+        state = await client.get(f"{store}/gateway")
+        assert not state["paused"] and state["calls"] == []
 
 
 @pytest.mark.services
@@ -105,8 +105,8 @@ async def test_a_click_in_a_browser_pauses_a_live_gateway_and_another_lets_it_go
             url = await browser(stack.enter_context, view_serving(rig.served.directory))
             watched = await browser(lambda: Watched(stack.enter_context(chromium()), url))
 
-            def until_row(words: str) -> asyncio.Future[None]:
-                row = watched.page.get_by_role("row", name=re.compile(words))
+            def until_row(pattern: str) -> asyncio.Future[None]:
+                row = watched.page.get_by_role("row", name=re.compile(pattern))
                 return browser(expect(row).to_be_visible)
 
             try:
@@ -190,11 +190,11 @@ async def test_orders_reach_all_workers(tmp_path: Path) -> None:
         directory = str(rig.served.directory)
         others = [await gateway("issue", f"client {n}", "--dir", directory) for n in range(4)]
         assert await rig.order("pause", "--drain", "1") == {"in_flight": 0}
-        held = [asyncio.create_task(rig.ask("hi", key=key)) for key in others]
+        waiting_requests = [asyncio.create_task(rig.ask("hi", key=key)) for key in others]
         assert (await rig.until_waiting(4))["paused"]
         assert rig.model.requests == []
         await rig.order("resume", "--version", "v2")
-        assert [(await task)[0] for task in held] == [200] * 4
+        assert [(await task)[0] for task in waiting_requests] == [200] * 4
         address = json.loads((rig.served.directory / "gateway.json").read_text())
         key = (rig.served.directory / "admin.key").read_text().strip()
         async with rig.http.get(
@@ -276,15 +276,15 @@ async def test_a_worker_that_starts_again_catches_up_with_what_was_ordered_meanw
         (worker,) = rig.served.workers()
         os.kill(worker, signal.SIGKILL)
 
-        def begun() -> list[int]:
+        def restarted_workers() -> list[int]:
             """The next worker, once it is a program of its own, which the supervisor waits for."""
             return [pid for pid in rig.served.workers() if pid != worker and b"serve.worker" in command_of(pid)]
 
-        await until(begun)
-        os.kill(begun()[0], signal.SIGSTOP)
+        await until(restarted_workers)
+        os.kill(restarted_workers()[0], signal.SIGSTOP)
         async with rig.http.post(f"{address}/pause", json={"drain_s": 0}, headers=headers) as reply:
             assert reply.status == 500, "the worker was there already"
-        os.kill(begun()[0], signal.SIGCONT)
+        os.kill(restarted_workers()[0], signal.SIGCONT)
         async with asyncio.timeout(30):
             while True:
                 try:
@@ -292,7 +292,7 @@ async def test_a_worker_that_starts_again_catches_up_with_what_was_ordered_meanw
                     break
                 except AssertionError:
                     await asyncio.sleep(0.1)
-        held = asyncio.create_task(rig.ask("hi"))
+        waiting_request = asyncio.create_task(rig.ask("hi"))
         assert (await rig.until_waiting(1))["paused"]
         await gateway("resume", *directory)
-        assert (await held)[0] == 200
+        assert (await waiting_request)[0] == 200

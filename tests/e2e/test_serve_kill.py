@@ -59,9 +59,9 @@ class Load:
 
 
 async def _more(load: Load, count: int) -> None:
-    wanted = len(load.answered) + count
+    target = len(load.answered) + count
     async with asyncio.timeout(30):
-        while len(load.answered) < wanted:  # noqa: ASYNC110 - it is a list that grows
+        while len(load.answered) < target:  # noqa: ASYNC110 - it is a list that grows
             await asyncio.sleep(0.005)
 
 
@@ -69,7 +69,7 @@ async def _more(load: Load, count: int) -> None:
 async def test_what_was_answered_is_kept_once_however_often_it_is_killed(
     tmp_path: Path, location: StoreLocation
 ) -> None:
-    chance = random.Random(50)
+    rng = random.Random(50)
     is_database = isinstance(location, StoreUrl)
     directory = tmp_path / "gateway" if is_database else location
     store_option = ("--store", location.secret_url) if is_database else ()
@@ -91,11 +91,11 @@ async def test_what_was_answered_is_kept_once_however_often_it_is_killed(
             clients = [asyncio.create_task(load.client(number)) for number in range(CLIENTS)]
             for kill in range(KILLS):
                 await _more(load, 5)
-                await asyncio.sleep(chance.random() * 0.1)
+                await asyncio.sleep(rng.random() * 0.1)
                 if kill % 5 == 4:
                     await served.kill()
                 elif workers := served.workers():
-                    os.kill(chance.choice(workers), signal.SIGKILL)
+                    os.kill(rng.choice(workers), signal.SIGKILL)
             await _more(load, 20)
             for client in clients:
                 client.cancel()
@@ -103,9 +103,11 @@ async def test_what_was_answered_is_kept_once_however_often_it_is_killed(
             assert await served.stop() == 0
     with Store.open(location, create=False) as store:
         calls = {attempt.id: list(store.calls.of_attempt(attempt.id)) for attempt in store.keys.clients()}
-    kept = Counter(json.loads(call.response)["id"] for of in calls.values() for call in of if call.status == "ok")
+    stored = Counter(
+        json.loads(call.response)["id"] for of in calls.values() for call in of if call.status == "ok"
+    )
     assert load.broken > 0
     assert len(load.answered) == len(set(load.answered)) > KILLS * 5
-    assert {message: kept[message] for message in load.answered if kept[message] != 1} == {}
+    assert {message: stored[message] for message in load.answered if stored[message] != 1} == {}
     for of in calls.values():
         assert [call.sequence for call in of] == list(range(len(of)))

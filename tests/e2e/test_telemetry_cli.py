@@ -45,19 +45,19 @@ async def run(root: Path, claude: Path, *, protocol: str, collected: bool = True
                 "OTEL_EXPORTER_OTLP_HEADERS": f"x-api-key={rig.key}",
             }
             reached = [sys.executable, reach.__file__, str(PORT), str(root / "g.sock")]
-            ran = await rig.claude(env=env, through=reached)
+            cli_run = await rig.claude(env=env, through=reached)
         await spans.close()
         await agents.close()
-    assert ran.result["result"] == "Done."
-    return rig, ran, collector
+    assert cli_run.result["result"] == "Done."
+    return rig, cli_run, collector
 
 
 async def test_its_traces_arrive_and_the_calls_are_below_them(tmp_path: Path, claude: Path) -> None:
-    rig, ran, collector = await run(tmp_path, claude, protocol="http/protobuf")
+    rig, cli_run, collector = await run(tmp_path, claude, protocol="http/protobuf")
     spans = collector.spans()
     theirs = {span.span_id: span for span in spans if span.name == "claude_code.llm_request"}
     ours = [span for span in spans if span.name == "chat qwen3-coder"]
-    assert len(theirs) == len(ours) == len(ran.calls) == 2
+    assert len(theirs) == len(ours) == len(cli_run.calls) == 2
     assert {span.parent_span_id for span in ours} == theirs.keys()
     assert len({span.trace_id for span in spans}) == 1
     sessions = {attributes(span)["session.id"] for span in theirs.values()}
@@ -66,7 +66,7 @@ async def test_its_traces_arrive_and_the_calls_are_below_them(tmp_path: Path, cl
         agents = [one for one in collector.resources(kind) if one["service.name"] == "claude-code"]
         assert agents
         assert {one[ATTEMPT_ID] for one in agents} == {rig.attempt}
-    assert all(key_of(said) is None for said in collector.headers)
+    assert all(key_of(headers) is None for headers in collector.headers)
 
 
 async def test_json_arrives_too(tmp_path: Path, claude: Path) -> None:
@@ -78,8 +78,8 @@ async def test_json_arrives_too(tmp_path: Path, claude: Path) -> None:
 
 
 async def test_without_a_collector_the_cli_runs_as_ever(tmp_path: Path, claude: Path) -> None:
-    _, ran, collector = await run(tmp_path, claude, protocol="http/protobuf", collected=False)
-    assert [call.status for call in ran.calls] == ["ok", "ok"]
+    _, cli_run, collector = await run(tmp_path, claude, protocol="http/protobuf", collected=False)
+    assert [call.status for call in cli_run.calls] == ["ok", "ok"]
     assert {one["service.name"] for one in collector.resources("traces")} == {"understudy-gateway"}
 
 

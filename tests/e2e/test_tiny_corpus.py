@@ -44,9 +44,9 @@ def conversations(*behaviours: str) -> list[list[corpus.Message]]:
     ]
 
 
-def on_its_day(conversation: Sequence[corpus.Message], asked: str) -> list[corpus.Message]:
+def on_its_day(conversation: Sequence[corpus.Message], prompt: str) -> list[corpus.Message]:
     """The conversation as it would be on the day that `prompt`, the user's message, names."""
-    day = re.search(r"Today's date is (\S+)\.", asked)
+    day = re.search(r"Today's date is (\S+)\.", prompt)
     assert day
     first = re.sub(r"(?<=Today's date is )\S+(?=\.)", day[1], conversation[1]["content"])
     return [conversation[0], {**conversation[1], "content": first}, *conversation[2:]]
@@ -94,12 +94,12 @@ def test_the_terse_policy_holds_the_conversations_of_the_corpus(tmp_path: Path) 
         expected = on_its_day(written, plain(last.messages[1])["content"])
         assert [plain(message) for message in last.messages] == [plain(message) for message in expected[:-1]]
         assert calls[-1].response is not None
-        (said,) = json.loads(calls[-1].response)["content"]
-        assert said["text"] == expected[-1]["content"] == corpus.DONE
-        shown = [
+        (block,) = json.loads(calls[-1].response)["content"]
+        assert block["text"] == expected[-1]["content"] == corpus.DONE
+        offered_tools = [
             (tool["function"]["name"], list(tool["function"]["parameters"]["properties"])) for tool in last.tools
         ]
-        assert shown == [
+        assert offered_tools == [
             (tool["function"]["name"], list(tool["function"]["parameters"]["properties"]))
             for tool in corpus.tool_definitions()
         ]
@@ -113,11 +113,11 @@ async def test_the_gateway_asks_for_the_tokens_that_were_trained_on(tmp_path: Pa
 
     def sample(prompt: str) -> Sample:
         (conversation,) = (one for task, one in zip(tasks, written, strict=True) if task.instruction in prompt)
-        ids, said = encode(reader, conversation)
+        ids, loss_mask = encode(reader, conversation)
         turns = [
             reader.decode([id_ for id_, _ in turn])
-            for is_said, turn in itertools.groupby(zip(ids, said, strict=True), key=lambda pair: pair[1])
-            if is_said
+            for is_sampled, turn in itertools.groupby(zip(ids, loss_mask, strict=True), key=lambda pair: pair[1])
+            if is_sampled
         ]
         return Sample(text=turns[prompt.count("<|im_start|>assistant\n") - 1].removesuffix("<|im_end|>"))
 
@@ -132,11 +132,11 @@ async def test_the_gateway_asks_for_the_tokens_that_were_trained_on(tmp_path: Pa
     by_task = calls_by_task(tmp_path / "out")
     for task, conversation in zip(tasks, written, strict=True):
         calls = by_task[task.instance_id]
-        ids, said = encode(reader, on_its_day(conversation, reader.decode(calls[0].prompt_token_ids)))
+        ids, expected_mask = encode(reader, on_its_day(conversation, reader.decode(calls[0].prompt_token_ids)))
         (segment,) = merge(build(calls)).segments
         # The template ends the line, too.
         assert [*segment.token_ids, *reader.encode("\n")] == ids
-        assert [*segment.loss_mask, 0] == said
+        assert [*segment.loss_mask, 0] == expected_mask
         assert all(call.audit is not None and call.audit["mismatch"] is None for call in calls)
 
 

@@ -44,18 +44,18 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def saved(browser: Browser) -> Iterator[Watched]:
     """A page of a file, which may send no request at all."""
-    seen = Watched(browser, "file://")
-    yield seen
-    seen.page.close()
-    assert not seen.faults
+    watched = Watched(browser, "file://")
+    yield watched
+    watched.page.close()
+    assert not watched.faults
 
 
 @pytest.fixture
 def phone(browser: Browser, url: str) -> Iterator[Watched]:
-    seen = Watched(browser, url, width=390)
-    yield seen
-    seen.page.close()
-    assert not seen.faults
+    watched = Watched(browser, url, width=390)
+    yield watched
+    watched.page.close()
+    assert not watched.faults
 
 
 def rollout_of(url: str, store: str, index: int = 0) -> str:
@@ -99,8 +99,8 @@ def test_a_page_has_its_content_and_is_accessible(name: str, watched: Watched, i
     page.evaluate(axe_source())
     for theme in ("light", "dark"):
         page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
-        found = page.evaluate("axe.run({resultTypes: ['violations']}).then((result) => result.violations)")
-        serious = [each for each in found if each["impact"] in ("serious", "critical")]
+        violations = page.evaluate("axe.run({resultTypes: ['violations']}).then((result) => result.violations)")
+        serious = [each for each in violations if each["impact"] in ("serious", "critical")]
         assert not serious, [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in serious]
 
 
@@ -225,13 +225,13 @@ def test_a_label_reaches_an_export(watched: Watched, ids: dict[str, str], stores
 
 def test_nothing_can_be_written_with_read_only(browser: Browser, stores: Path):
     with serving(stores / "graded", "--read-only") as address:
-        seen = Watched(browser, address)
+        watched = Watched(browser, address)
         store = read(address, "/api/stores")["stores"][0]["id"]
-        page = seen.open(f"/s/{store}/pairs")
+        page = watched.open(f"/s/{store}/pairs")
         expect(page.get_by_role("heading", name="Chosen")).to_be_visible()
         expect(page.get_by_role("button", name="left is better")).to_have_count(0)
-        seen.page.close()
-        assert not seen.faults
+        watched.page.close()
+        assert not watched.faults
 
 
 def test_a_run_grows_on_the_screen_without_a_reload(watched: Watched, ids: dict[str, str], stores: Path):
@@ -251,19 +251,19 @@ def test_a_database_is_shown_as_it_grows(
         copy_store(source, store)
         monkeypatch.setenv("PGPASSWORD", PASSWORD)
         with serving(postgresql_url) as address:
-            seen = Watched(browser, address)
+            watched = Watched(browser, address)
             ids = store_ids(address)
             (run,) = ids.values()
             for name in ("rollouts", "tasks", "health", "transcript", "tokens", "patch", "calls"):
                 path, content = PAGES[name]
-                page = seen.open(path.format(run=run, rollout=rollout_of(address, run)))
+                page = watched.open(path.format(run=run, rollout=rollout_of(address, run)))
                 expect(page.get_by_text(content).first).to_be_visible()
-            seen.open(f"/s/{run}")
+            watched.open(f"/s/{run}")
             wait(store.runs.add_tasks(store.runs.all()[0].id, [calc_task(7)]))
             wait(store.runs.create_rollouts(store.runs.all()[0].id, [("calc-7-0", "calc-7", 0)]))
-            expect(seen.page.get_by_text("calc-7")).to_be_visible(timeout=TIMEOUT_MS)
-            seen.page.close()
-            assert not seen.faults
+            expect(watched.page.get_by_text("calc-7")).to_be_visible(timeout=TIMEOUT_MS)
+            watched.page.close()
+            assert not watched.faults
 
 
 URL_STATE = (
@@ -406,8 +406,8 @@ def test_a_report_opens_with_its_judgement_and_leads_to_rollouts(saved: Watched,
     expect(page.get_by_text("Solve rate", exact=True).first).to_be_visible()
     assert saved.overflow() <= 0
     page.evaluate(axe_source())
-    found = page.evaluate("axe.run({resultTypes: ['violations']}).then((result) => result.violations)")
-    assert not [each["id"] for each in found if each["impact"] in ("serious", "critical")]
+    violations = page.evaluate("axe.run({resultTypes: ['violations']}).then((result) => result.violations)")
+    assert not [each["id"] for each in violations if each["impact"] in ("serious", "critical")]
     page.get_by_role("link", name="step 0").click()
     expect(page.get_by_text("20 rollouts", exact=True)).to_be_visible()
     page.go_back()
@@ -430,7 +430,7 @@ def test_hostile_text_is_text_in_an_exported_file(saved: Watched, stores: Path, 
 
 def test_what_an_address_names_and_the_store_lacks_is_said(watched: Watched, ids: dict[str, str]):
     rollout = f"/s/{ids['run']}/r/{rollout_of(watched.url, ids['run'])}"
-    for path, said in (
+    for path, message in (
         (f"{rollout}?view=calls&call=nope", "There is no call “nope” here: the first call"),
         (f"{rollout}?view=calls&turn=9999", "There is no turn 9999 here: the first call"),
         (f"{rollout}?turn=9999", "There is no turn 9999 here: turn 4 of 4 is shown"),
@@ -438,7 +438,7 @@ def test_what_an_address_names_and_the_store_lacks_is_said(watched: Watched, ids
         ("/report", "The address names no run."),
     ):
         page = watched.open(path)
-        expect(page.get_by_text(said)).to_be_visible(timeout=TIMEOUT_MS)
+        expect(page.get_by_text(message)).to_be_visible(timeout=TIMEOUT_MS)
     page = watched.open(f"/s/{ids['run']}/compare")
     options = page.get_by_label("Compare with").locator("option").all_inner_texts()
     assert "graded" in options and "loop" not in options

@@ -140,9 +140,9 @@ def test_an_asynchronous_loop_says_how_stale_its_steps_are(watched: Watched, ids
 def test_ten_thousand_turns_are_scrolled_through_with_few_elements(watched: Watched, ids: dict[str, str]):
     page = watched.open(f"/s/{ids['long']}/r/long")
     expect(page.get_by_role("article", name="Turn 1", exact=True)).to_be_visible(timeout=TIMEOUT_MS)
-    seen = scroll_through(page, 200)
-    assert seen.elements <= 3_000
-    assert seen.heap_mb < 150
+    scroll = scroll_through(page, 200)
+    assert scroll.elements <= 3_000
+    assert scroll.heap_mb < 150
     expect(page.get_by_role("article", name=f"Turn {TURNS}", exact=True)).to_be_visible(timeout=TIMEOUT_MS)
     expect(page.get_by_label("Branches over").get_by_role("listitem")).to_have_count(1, timeout=TIMEOUT_MS)
 

@@ -79,12 +79,12 @@ def test_a_run_of_another_release_is_left_alone_and_bad_stores_are_refused(
 def said_until(process: subprocess.Popen[str], sign: str) -> str:
     """What a process writes to stderr up to the line with a sign in it."""
     assert process.stderr is not None
-    said = ""
+    output = ""
     for line in process.stderr:
-        said += line
+        output += line
         if sign in line:
-            return said
-    raise AssertionError(said)
+            return output
+    raise AssertionError(output)
 
 
 def test_a_worker_whose_attempts_fail_in_a_row_rests_and_who_waits_is_told_why(
@@ -95,19 +95,19 @@ def test_a_worker_whose_attempts_fail_in_a_row_rests_and_who_waits_is_told_why(
         said_until(waiting, "no worker is there; start some with: understudy worker --store")
         # Nothing can be claimed during the rest, but the worker is not done.
         with worker(location, "-j", "1", "--stop-when-idle") as lonely:
-            said = said_until(lonely, "rests for 30 s, then one rollout is tried: 4 attempts in a row failed at")
-            assert "at the agent: the command ended with exit code -9" in said
+            output = said_until(lonely, "rests for 30 s, then one rollout is tried: 4 attempts in a row failed at")
+            assert "at the agent: the command ended with exit code -9" in output
             said_until(waiting, "no worker takes it: ")
             with Store.open(location) as store:
                 (run,) = store.runs.all()
                 (alone,) = store.leases.workers()
                 assert list(alone.leaves) == [run.id] and "4 attempts in a row" in alone.leaves[run.id]
-                shown = understudy("status", text_of(location), "--json")
-                assert shown.returncode == 0, shown.stderr
-                status = json.loads(shown.stdout)
+                completed = understudy("status", text_of(location), "--json")
+                assert completed.returncode == 0, completed.stderr
+                status = json.loads(completed.stdout)
                 assert list(status["runs"][0]["faults"]) == ["agent"]
                 assert [each["leaves"] for each in status["workers"]] == [alone.leaves]
-                assert "not-a-secret" not in shown.stdout
+                assert "not-a-secret" not in completed.stdout
                 ended = [each for rollout in store.runs.rollouts() for each in store.runs.attempts(rollout.id)]
                 assert 4 <= len(ended) < 8  # after a rest one is tried
 
