@@ -76,8 +76,8 @@ class Script:
             case _:
                 return f"  {self._line()}\n\n```py\n{self._line()}  \n```\n"
 
-    def _line(self, words: int = 12) -> str:
-        return " ".join(self._dice.choice(_WORDS) for _ in range(self._dice.randrange(1, words)))
+    def _line(self, limit: int = 12) -> str:
+        return " ".join(self._dice.choice(_WORDS) for _ in range(self._dice.randrange(1, limit)))
 
     def _action(self) -> Calls:
         kind = self._dice.choices(
@@ -170,7 +170,7 @@ def behaviours(agent: str, seed: int, sessions: int) -> list[Behaviour]:
 def misses(run: ScriptedRun, agent: Any) -> tuple[int, list[dict[str, str]]]:
     """How many turns a run has, and those that are not exact, each with its class."""
     findings = {finding.call_id: finding.message for finding in run.findings if finding.call_id}
-    found = [
+    problems = [
         {"class": _class_of(finding.message), "what": finding.message}
         for finding in run.findings
         if not finding.call_id
@@ -178,10 +178,10 @@ def misses(run: ScriptedRun, agent: Any) -> tuple[int, list[dict[str, str]]]:
     nodes = [node for node in build(run.calls).nodes if node.role in WORK_ROLES and node.call.status == "ok"]
     for node in nodes:
         if message := findings.get(node.call.id):
-            found.append({"class": _class_of(message), "what": message})
+            problems.append({"class": _class_of(message), "what": message})
         elif reason := _not_compared(node, agent):
-            found.append({"class": reason, "what": repr(answered_turn(node))[:300]})
-    return len(nodes), found
+            problems.append({"class": reason, "what": repr(answered_turn(node))[:300]})
+    return len(nodes), problems
 
 
 def _not_compared(node: Node, agent: Any) -> str:
@@ -196,18 +196,18 @@ def _not_compared(node: Node, agent: Any) -> str:
 
 
 def _class_of(message: str) -> str:
-    return next((name for words, name in _CLASSES.items() if words in message), "other")
+    return next((name for part, name in _CLASSES.items() if part in message), "other")
 
 
 async def measure(name: str, seed: int, sessions: int) -> dict[str, Any]:
     """Run an agent through its sessions."""
     package, agent = agent_package(name), make_agent(name, {})
-    turns, ends, found, start = 0, Counter[str](), list[dict[str, str]](), time.monotonic()
+    turns, ends, problems, start = 0, Counter[str](), list[dict[str, str]](), time.monotonic()
     async for run in scripted_runs(package, behaviours(name, seed, sessions)):
         more, wrong = misses(run, agent)
         turns += more
         ends[run.result.outcome] += 1
-        found += [{"session": run.behaviour.name, **each} for each in wrong]
+        problems += [{"session": run.behaviour.name, **each} for each in wrong]
         print(
             f"{name}: {run.behaviour.name}: {run.result.outcome}, {more} turns, {len(wrong)} not exact", flush=True
         )
@@ -217,10 +217,10 @@ async def measure(name: str, seed: int, sessions: int) -> dict[str, Any]:
         "seed": seed,
         "sessions": dict(ends),
         "turns": turns,
-        "exact": turns - len(found),
-        "percent": round(100 * (turns - len(found)) / max(1, turns), 2),
-        "classes": dict(Counter(each["class"] for each in found)),
-        "misses": found,
+        "exact": turns - len(problems),
+        "percent": round(100 * (turns - len(problems)) / max(1, turns), 2),
+        "classes": dict(Counter(each["class"] for each in problems)),
+        "misses": problems,
         "seconds": round(time.monotonic() - start, 1),
     }
 

@@ -205,13 +205,13 @@ def bench_idle(server: PostgresqlServer, directory: Path, agents: int, seconds: 
     url, gate = server.new_store(), directory / "gate"
     enqueue(directory, url, f"read line < {gate}", samples=agents // 4, tasks=4)
     os.mkfifo(gate)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with workers(url, 2, "-j", str(agents // 2)) as started, Store.open(url) as store:
         while (running := sum(queue.rollouts.get("running", 0) for queue in store.leases.queues())) < agents:
-            if time.perf_counter() - begun > 1200:
+            if time.perf_counter() - start > 1200:
                 raise SystemExit(f"bench: only {running} of {agents} agents run after 20 minutes")
             time.sleep(0.5)
-        ready = time.perf_counter() - begun
+        ready = time.perf_counter() - start
         cpu, theirs = sum(cpu_own(each.pid) for each in started), cpu_of(server.pid)
         time.sleep(seconds)
         cpu, theirs = sum(cpu_own(each.pid) for each in started) - cpu, cpu_of(server.pid) - theirs

@@ -53,15 +53,15 @@ def words(text: str, left_out: re.Pattern[str]) -> str:
 def pieces(content: Any, left_out: re.Pattern[str]) -> list[str]:
     """The parts of a tool result: its texts, and `[image]` for each image."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-    found = []
+    texts = []
     for part in parts:
         if isinstance(part, str):
             part = {"type": "text", "text": part}
         kind = part.get("type")
-        found.append(
+        texts.append(
             part.get("text") or "" if kind == "text" else "[image]" if "image" in str(kind) else f"[{kind}]"
         )
-    return [text for text in (left_out.sub("", piece).strip() for piece in found) if text]
+    return [text for text in (left_out.sub("", piece).strip() for piece in texts) if text]
 
 
 class Merged:
@@ -258,12 +258,12 @@ class LoggedText:
 
     def reduced(self, messages: list[dict[str, Any]], state: Normal) -> list[dict[str, Any]]:
         """The messages of a request without the reminders that are neither in the logs nor in our state."""
-        known = folded(state)
-        return [{**message, "content": self._reduced(message["content"], known)} for message in messages]
+        state_text = folded(state)
+        return [{**message, "content": self._reduced(message["content"], state_text)} for message in messages]
 
-    def _reduced(self, content: Any, known: str) -> Any:
+    def _reduced(self, content: Any, state_text: str) -> Any:
         if isinstance(content, str):
-            return self._without_others(content, known)
+            return self._without_others(content, state_text)
         if not isinstance(content, list):
             return content
         changed: list[Any] = []
@@ -271,10 +271,10 @@ class LoggedText:
             key = (
                 "text" if block.get("type") == "text" else "content" if block.get("type") == "tool_result" else ""
             )
-            changed.append({**block, key: self._reduced(block.get(key), known)} if key else block)
+            changed.append({**block, key: self._reduced(block.get(key), state_text)} if key else block)
         return changed
 
-    def _without_others(self, text: str, known: str) -> str:
+    def _without_others(self, text: str, state_text: str) -> str:
         remaining, at = "", 0
         while (begin := text.find(_BEGIN, at)) >= 0:
             end, depth = begin + len(_BEGIN), 1
@@ -287,7 +287,7 @@ class LoggedText:
             own = _QUOTED.sub("", text[begin + len(_BEGIN) : end - len(_END)])
             longest = max((fold(line) for line in own.split("\n")), key=len)
             remaining += text[at:begin]
-            if longest in self.logged or fold(element) in known:
+            if longest in self.logged or fold(element) in state_text:
                 remaining += element
             elif remaining.endswith("\n\n") and text.startswith("\n\n", end):
                 end += 2  # the blank lines around what is left out are one
@@ -352,7 +352,7 @@ def kind_of_miss(got: Normal | None, want: Normal) -> str:
     return "messages missing at the end" if len(got) < len(want) else "messages too many at the end"
 
 
-def measured(directory: Path, shown: int) -> dict[str, Any]:
+def measured(directory: Path, limit: int) -> dict[str, Any]:
     """The figures of each version: turns, and for each reader how many are exact; ours with its misses."""
     versions: dict[str, Any] = {}
     for version in sorted(path.parent for path in directory.glob("*/expected.jsonl")):
@@ -362,41 +362,41 @@ def measured(directory: Path, shown: int) -> dict[str, Any]:
         if "messages" in rows[0]:
             ids = {(record.get("message") or {}).get("id") for file in files for record in records(file)}
             rows = [row for row in rows if row["message_id"] in ids]
-        wanted = {
+        expected_turns = {
             row["message_id"]: sent(row["messages"]) if "messages" in row else expected(row["context"])
             for row in rows
         }
         logged = LoggedText(files) if left_out is _CONTEXT else None
-        figures: dict[str, Any] = {"turns": len(wanted), "exact": {}, "misses": {}, "fidelity": {}}
+        figures: dict[str, Any] = {"turns": len(expected_turns), "exact": {}, "misses": {}, "fidelity": {}}
         for name, reader in READERS.items():
-            found = reader(files, left_out)
-            hits = [key for key, want in wanted.items() if key in found and found[key][0] == want]
+            turns = reader(files, left_out)
+            hits = [key for key, want in expected_turns.items() if key in turns and turns[key][0] == want]
             figures["exact"][name] = len(hits)
             if reader is not ours:
                 continue
             tags = {True: Counter(), False: Counter()}
             misses: Counter[str] = Counter()
             reduced = {
-                row["message_id"]: sent(logged.reduced(row["messages"], found[row["message_id"]][0]))
+                row["message_id"]: sent(logged.reduced(row["messages"], turns[row["message_id"]][0]))
                 for row in rows
-                if logged and row["message_id"] in found
+                if logged and row["message_id"] in turns
             }
             figures["logged"] = sum(
-                found.get(key, (None,))[0] in (wanted[key], reduced.get(key)) for key in wanted
+                turns.get(key, (None,))[0] in (expected_turns[key], reduced.get(key)) for key in expected_turns
             )
-            for key, want in wanted.items():
-                got, tag = found.get(key, (None, "none"))
+            for key, want in expected_turns.items():
+                got, tag = turns.get(key, (None, "none"))
                 if got == reduced.get(key):
                     want = reduced[key]
                 tags[got == want][tag] += 1
                 if got != want:
                     kind = kind_of_miss(got, want)
                     misses[kind] += 1
-                    if misses[kind] <= shown:
+                    if misses[kind] <= limit:
                         show(version.name, key, kind, got or [], want)
             figures["misses"] = dict(misses)
             figures["fidelity"] = {"exact": dict(tags[True]), "missed": dict(tags[False])}
-            figures["not_expected"] = len(found.keys() - wanted.keys())
+            figures["not_expected"] = len(turns.keys() - expected_turns.keys())
         versions[version.name] = figures
     return versions
 

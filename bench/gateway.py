@@ -52,29 +52,29 @@ def measured(stack: Stack, spec: Spec) -> tuple[Seen, float]:
     return figures, (stack.cpu_s() - before) / figures.calls * 1000
 
 
-def bench(name: str, opened: AbstractContextManager[Stack], model: str, calls: dict[int, int]) -> dict[str, Any]:
+def bench(name: str, context: AbstractContextManager[Stack], model: str, calls: dict[int, int]) -> dict[str, Any]:
     """The figures of one stack: at full speed by how many ask at once, then paced."""
     figures: dict[str, Any] = {}
-    with opened as stack:
+    with context as stack:
         stacks.pace(model, 0.0)
         measured(stack, Spec(stack.url, stack.keys, connections=max(calls), calls=max(calls)))  # warm
         for at_once, number in calls.items():
-            seen, cpu = measured(stack, Spec(stack.url, stack.keys, connections=at_once, calls=number))
+            timings, cpu = measured(stack, Spec(stack.url, stack.keys, connections=at_once, calls=number))
             figures[f"c{at_once}"] = {
-                "calls_per_s": round(number / seen.wall_s, 1),
+                "calls_per_s": round(number / timings.wall_s, 1),
                 "cpu_ms_per_call": round(cpu, 3),
-                "first_ms": seen.first_ms,
-                "whole_ms": seen.whole_ms,
+                "first_ms": timings.first_ms,
+                "whole_ms": timings.whole_ms,
             }
         stacks.pace(model, PACED_S)
         paced = Spec(stack.url, stack.keys, connections=PACED_AT_ONCE, calls=PACED_CALLS, pause_s=PACED_S)
-        seen, cpu = measured(stack, paced)
+        timings, cpu = measured(stack, paced)
         figures["paced"] = {
             "cpu_ms_per_call": round(cpu, 3),
-            "request_ms": seen.request_ms,
-            "end_ms": seen.end_ms,
-            "added_ms": seen.added_ms,
-            "chunk_ms": seen.chunk_ms,
+            "request_ms": timings.request_ms,
+            "end_ms": timings.end_ms,
+            "added_ms": timings.added_ms,
+            "chunk_ms": timings.chunk_ms,
         }
         figures["peak_mb"] = round(stack.peak_mb())
     show(name, figures)
@@ -160,14 +160,16 @@ def soak(model: str, directory: Path, *, streaming: bool) -> dict[str, Any]:
 
 def peers(model: str, directory: Path) -> dict[str, dict[str, Any] | str]:
     """The figures of other gateways, or why there are none."""
-    place = stacks.environment("litellm", stacks.LITELLM)
+    environment = stacks.environment("litellm", stacks.LITELLM)
     figures: dict[str, dict[str, Any] | str] = {
-        "LiteLLM": place
-        if isinstance(place, str)
-        else bench("LiteLLM", stacks.litellm(model, directory / "litellm", place), model, PEER_CALLS)
+        "LiteLLM": environment
+        if isinstance(environment, str)
+        else bench("LiteLLM", stacks.litellm(model, directory / "litellm", environment), model, PEER_CALLS)
     }
-    place = stacks.environment("agent-lightning", "agentlightning>=1")
-    figures["agent-lightning"] = place if isinstance(place, str) else "installable, but not measured here yet"
+    environment = stacks.environment("agent-lightning", "agentlightning>=1")
+    figures["agent-lightning"] = (
+        environment if isinstance(environment, str) else "installable, but not measured here yet"
+    )
     return figures
 
 
@@ -213,35 +215,35 @@ def main() -> None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
-def measure(model: str, directory: Path, found: dict[str, Any]) -> None:
+def measure(model: str, directory: Path, figures: dict[str, Any]) -> None:
     """The figures of what needs nothing installed but nginx."""
-    opened: dict[str, AbstractContextManager[Stack]] = {
+    stacks_by_name: dict[str, AbstractContextManager[Stack]] = {
         "direct, chat": stacks.direct(model, "/v1/chat/completions"),
         "nginx": stacks.nginx(model, directory / "nginx"),
         "ours, atomic": stacks.ours(model, directory / "atomic"),
         "ours, streaming": stacks.ours(model, directory / "streaming", streaming=True),
         "ours, relay": stacks.ours(model, directory / "relay", backend="anthropic", streaming=True),
     }
-    for name, stack in opened.items():
+    for name, stack in stacks_by_name.items():
         if name == "nginx" and not stacks.has_nginx():
             print("nginx                  is not installed; the floor is left out")
             continue
-        found[name] = bench(name, stack, model, CALLS)
-        found[name]["disk_ms"] = disk_ms(directory)  # now, as a disk that is shared has its moods
+        figures[name] = bench(name, stack, model, CALLS)
+        figures[name]["disk_ms"] = disk_ms(directory)  # now, as a disk that is shared has its moods
 
 
-def report(found: dict[str, Any]) -> dict[str, Any]:
+def report(figures: dict[str, Any]) -> dict[str, Any]:
     """Print how ours stand to the targets and to the floor; what they add to a paced answer."""
     result: dict[str, Any] = {}
-    floor = found.get("nginx")
-    for name in (name for name in found if name.startswith("ours")):
-        cpu = found[name]["c64"]["cpu_ms_per_call"]
+    floor = figures.get("nginx")
+    for name in (name for name in figures if name.startswith("ours")):
+        cpu = figures[name]["c64"]["cpu_ms_per_call"]
         above = (
             f"; nginx {floor['c64']['cpu_ms_per_call']}, so {cpu / floor['c64']['cpu_ms_per_call']:.1f} x"
             if floor
             else ""
         )
-        result[name] = row = added(found[name], found["direct, chat"])
+        result[name] = row = added(figures[name], figures["direct, chat"])
         print(f"{name}: {cpu} ms CPU/call at c=64 (target <= {CPU_TARGET_MS}{above})")
         print(
             f"{name}: added at c=16 paced p50 {row['added_ms']['p50']} ms (target <= {P50_TARGET_MS:.0f}), "
@@ -249,7 +251,7 @@ def report(found: dict[str, Any]) -> dict[str, Any]:
             f"{row['request_ms']['p50']}, after its end {row['end_ms']['p50']}; a chunk is late by "
             f"p50 {row['chunk_ms']['p50']} p99 {row['chunk_ms']['p99']} ms"
         )
-        disk = found[name]["disk_ms"]
+        disk = figures[name]["disk_ms"]
         print(
             f"{name}: of the added p50 the disk's own fdatasync has {disk} ms; "
             f"net of it {row['added_ms']['p50'] - disk:.2f} ms",
@@ -258,7 +260,7 @@ def report(found: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def report_peers(found: dict[str, Any], others: dict[str, dict[str, Any] | str]) -> None:
+def report_peers(figures: dict[str, Any], others: dict[str, dict[str, Any] | str]) -> None:
     """Print how ours stand to the other gateways."""
     for name, other in others.items():
         if isinstance(other, str):
@@ -267,15 +269,15 @@ def report_peers(found: dict[str, Any], others: dict[str, dict[str, Any] | str])
         for at_once in CALLS:
             theirs = other[f"c{at_once}"]["cpu_ms_per_call"]
             times = {
-                mode: round(theirs / found[mode][f"c{at_once}"]["cpu_ms_per_call"])
+                mode: round(theirs / figures[mode][f"c{at_once}"]["cpu_ms_per_call"])
                 for mode in ("ours, atomic", "ours, streaming")
             }
             print(f"{name}: {theirs} ms CPU/call at c={at_once}: {times} x ours (target >= {PEER_TARGET:.0f})")
 
 
-def report_soak(found: dict[str, dict[str, Any]]) -> None:
+def report_soak(figures: dict[str, dict[str, Any]]) -> None:
     """Print what became of the thousand agents."""
-    for mode, row in found.items():
+    for mode, row in figures.items():
         print(
             f"soak, {mode}: {row['agents']} agents for {row['held_s']} s in one process: "
             f"{row['answered']} answers, {row['lost']} lost, {row['answered_twice']} twice; "

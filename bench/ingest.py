@@ -73,7 +73,7 @@ def made_up(seed: int) -> bytes:
     lines: list[dict[str, Any]] = []
     last: str | None = None
 
-    def said(size: int) -> str:
+    def prose(size: int) -> str:
         at = dice.randrange(max(1, len(vocabulary) - size))
         return " ".join(vocabulary[at : at + size])
 
@@ -102,11 +102,11 @@ def made_up(seed: int) -> bytes:
         key, call = (f"{kind}_{dice.getrandbits(96):024x}" for kind in ("msg", "toolu"))
         answer = {"id": key, "type": "message", "role": "assistant", "model": "claude-opus-4-5"}
         usage = {"input_tokens": dice.randrange(9), "output_tokens": dice.randrange(900)}
-        add("user", {"role": "user", "content": said(60)})
-        add("assistant", {**answer, "content": [{"type": "text", "text": said(50)}], "usage": usage})
+        add("user", {"role": "user", "content": prose(60)})
+        add("assistant", {**answer, "content": [{"type": "text", "text": prose(50)}], "usage": usage})
         use = {"type": "tool_use", "id": call, "name": "Read", "input": {"file_path": "/a.py"}}
         add("assistant", {**answer, "content": [use], "stop_reason": "tool_use", "usage": usage})
-        result = said(dice.choice((20, 300, 900)))
+        result = prose(dice.choice((20, 300, 900)))
         blocks = [{"tool_use_id": call, "type": "tool_result", "content": result}]
         add("user", {"role": "user", "content": blocks}, toolUseResult={"file": {"content": result}})
     return b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines)
@@ -123,8 +123,8 @@ def synthesised(sources: Sequence[bytes], projects: Path, size: int) -> int:
         for source in sources:
             fresh: dict[bytes, bytes] = {}
 
-            def other(found: re.Match[bytes], fresh: dict[bytes, bytes] = fresh) -> bytes:
-                old = found[0]
+            def other(match: re.Match[bytes], fresh: dict[bytes, bytes] = fresh) -> bytes:
+                old = match[0]
                 if old not in fresh:
                     kind, _, rest = old.partition(b"_")
                     fresh[old] = (
@@ -283,8 +283,8 @@ def main() -> None:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def shown(found: dict[str, Any], size: int) -> dict[str, Any]:
-    figures = found["figures"]
+def shown(measured: dict[str, Any], size: int) -> dict[str, Any]:
+    figures = measured["figures"]
     print(f"{'':<32}{'CPU s':>8}{'MB/CPU-s':>10}{'wall s':>8}{'peak MB':>9}")
     for name, one in figures.items():
         speed = "" if name in ("start", "again, unchanged") else f"{rate(one, size):.0f}"
@@ -295,25 +295,25 @@ def shown(found: dict[str, Any], size: int) -> dict[str, Any]:
     peak = max(one["peak_mb"] for one in figures.values())
     results = {
         "mb_per_cpu_s": rate(alone, size),
-        "parser_mb_per_cpu_s": found["limit"],
+        "parser_mb_per_cpu_s": measured["limit"],
         "mb_per_cpu_s_without_start": rate(net, size),
-        "states": found["states"],
-        "states_per_cpu_s": found["states"] / net["cpu_s"],
-        "states_per_s_all_cores": found["states"] / figures["dry run, all cores"]["wall_s"],
+        "states": measured["states"],
+        "states_per_cpu_s": measured["states"] / net["cpu_s"],
+        "states_per_s_all_cores": measured["states"] / figures["dry run, all cores"]["wall_s"],
         "peak_mb": peak,
         "again_s": figures["again, unchanged"]["wall_s"],
-        "store_mb": found["store_mb"],
-        "losses": found["losses"],
+        "store_mb": measured["store_mb"],
+        "losses": measured["losses"],
         "runs": {name: {key: one[key] for key in ("cpu_s", "wall_s", "peak_mb")} for name, one in figures.items()},
     }
     print(
-        f"{found['states']} states: {results['states_per_cpu_s']:.0f} a CPU second, "
-        f"{results['states_per_s_all_cores']:.0f} a second on all cores; store {found['store_mb']:.0f} MB"
+        f"{measured['states']} states: {results['states_per_cpu_s']:.0f} a CPU second, "
+        f"{results['states_per_s_all_cores']:.0f} a second on all cores; store {measured['store_mb']:.0f} MB"
     )
     print(f"parse and linearise {results['mb_per_cpu_s_without_start']:.0f} MB per CPU second", end=" ")
     print(f"(with the start {results['mb_per_cpu_s']:.0f}), target {RATE_TARGET:.0f}:", end=" ")
     print("met" if results["mb_per_cpu_s_without_start"] >= RATE_TARGET else "MISSED")
-    print(f"msgspec's parser alone, the limit: {found['limit']:.0f} MB per CPU second")
+    print(f"msgspec's parser alone, the limit: {measured['limit']:.0f} MB per CPU second")
     print(f"memory {peak:.0f} MB, target {MEMORY_TARGET:.0f}: {'met' if peak < MEMORY_TARGET else 'MISSED'}")
     again = results["again_s"]
     met = "met" if again < AGAIN_TARGET else "MISSED"

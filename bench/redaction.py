@@ -86,8 +86,8 @@ def real(directory: Path) -> list[str]:
     return [text for text in texts if text]
 
 
-def survived(one: Planted, left: str) -> bool:
-    return any(part in left for part in one.parts)
+def survived(one: Planted, redacted: str) -> bool:
+    return any(part in redacted for part in one.parts)
 
 
 def of_redactor(betterleaks: bool, plants: list[Planted], text: str, speed: list[str]) -> dict[str, Any]:
@@ -118,10 +118,10 @@ def of_finder(
     missed: Counter[str] = Counter()
     findings, _ = find([one.text for one in plants])
     for one, secrets in zip(plants, findings, strict=True):
-        left = one.text
+        redacted = one.text
         for secret in secrets:
-            left = left.replace(secret, "")
-        if survived(one, left):
+            redacted = redacted.replace(secret, "")
+        if survived(one, redacted):
             missed[one.kind] += 1
     wrong, _ = find([text])
     _, seconds = find(speed)

@@ -190,9 +190,9 @@ def in_parallel(work: Callable[[Call], object], jobs: Sequence[Sequence[Call]]) 
     def run(job: Sequence[Call], took: list[float]) -> None:
         start.wait()
         for call in job:
-            begun = time.perf_counter()
+            call_start = time.perf_counter()
             work(call)
-            took.append(time.perf_counter() - begun)
+            took.append(time.perf_counter() - call_start)
 
     threads = [threading.Thread(target=run, args=pair) for pair in zip(jobs, latencies, strict=True)]
     for thread in threads:

@@ -70,8 +70,8 @@ def rollout(number: int, turns: int, compaction: bool) -> Sampled:
     tokenizer, dice = scripted_tokenizer(), random.Random(number)
     session = Session(f"rollout-{number}")
 
-    def turn(role: str, words: str) -> tuple[int, ...]:
-        return tuple(tokenizer.encode(f"<|im_start|>{role}\n{words}<|im_end|>\n"))
+    def turn(role: str, content: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(f"<|im_start|>{role}\n{content}<|im_end|>\n"))
 
     opening = tuple(tokenizer.encode("<|im_start|>assistant\n"))
     start = turn("system", prose(random.Random(-1), 120))
@@ -82,15 +82,16 @@ def rollout(number: int, turns: int, compaction: bool) -> Sampled:
         if compaction and at == turns * 2 // 3:
             summary = prose(dice, 40)
             messages, prompt = [user(text(summary))], start + turn("user", summary) + opening
-        words, seen, id = prose(dice, dice.randint(4, 20)), prose(dice, dice.randint(5, 40)), f"t{number}-{at}"
-        answer = tuple(tokenizer.encode(f"{words}<|im_end|>"))
-        said = assistant(text(words), tool_use(id, command=words))
+        answer_text, output = prose(dice, dice.randint(4, 20)), prose(dice, dice.randint(5, 40))
+        id = f"t{number}-{at}"
+        answer = tuple(tokenizer.encode(f"{answer_text}<|im_end|>"))
+        message = assistant(text(answer_text), tool_use(id, command=answer_text))
         logprobs = [dice.uniform(-8, -6) for _ in answer]
         session.ask(
-            messages, said["content"], prompt=prompt, completion=answer, logprobs=logprobs, policy="step-0000"
+            messages, message["content"], prompt=prompt, completion=answer, logprobs=logprobs, policy="step-0000"
         )
-        messages = [*messages, said, user(tool_result(id, seen))]
-        prompt = prompt + answer + tuple(tokenizer.encode("\n")) + turn("user", seen) + opening
+        messages = [*messages, message, user(tool_result(id, output))]
+        prompt = prompt + answer + tuple(tokenizer.encode("\n")) + turn("user", output) + opening
     calls = [
         TokenSequence(
             token_ids=(*(call.prompt_token_ids or ()), *(call.completion_token_ids or ())),

@@ -257,7 +257,7 @@ _OFFLINE: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_
 
 
 @contextmanager
-def litellm(url: str, directory: Path, place: Path) -> Generator[Stack]:
+def litellm(url: str, directory: Path, environment: Path) -> Generator[Stack]:
     """LiteLLM's proxy with one worker, from its own virtual environment, translating as we do."""
     directory.mkdir()
     port, log = _free_port(), directory / "log"
@@ -265,9 +265,9 @@ def litellm(url: str, directory: Path, place: Path) -> Generator[Stack]:
     # JSON is YAML.
     config = {"model_list": [{"model_name": MODEL, "litellm_params": parameters}]}
     (directory / "config.yaml").write_text(json.dumps(config))
-    command = [place / "bin" / "litellm", "--config", directory / "config.yaml", "--host", "127.0.0.1"]
+    command = [environment / "bin" / "litellm", "--config", directory / "config.yaml", "--host", "127.0.0.1"]
     command += ["--port", str(port), "--num_workers", "1"]
-    path = f"{place / 'bin'}:{os.environ.get('PATH', '')}"
+    path = f"{environment / 'bin'}:{os.environ.get('PATH', '')}"
     with _process(command, log, env=os.environ | _OFFLINE | {"PATH": path}) as process:
         _until(lambda: _answers(f"http://127.0.0.1:{port}/health/liveliness"), process, log)
         yield Stack(f"http://127.0.0.1:{port}/v1/messages", ["none"], process.pid)

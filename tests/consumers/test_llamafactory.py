@@ -205,27 +205,27 @@ def cases() -> dict[str, tuple[files.Stage, rows.Form, TemplateRules, bool, list
     }
 
 
-def written(place: Path, model: Path, name: str) -> Path:
+def written(directory: Path, model: Path, name: str) -> Path:
     """A data set, beside another's, and its config."""
     stage, form, template, masked, made = cases()[name]
-    (place / name).mkdir(parents=True)
-    if not (place / "dataset_info.json").exists():
-        (place / "dataset_info.json").write_text('{"other": {"hf_hub_url": "some/where"}}')
-    (place / name / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
-    files.merge_entries(place, {name: files.dataset_entry(f"{name}/train.jsonl", form, stage)})
-    config = place / name / "train.yaml"
+    (directory / name).mkdir(parents=True)
+    if not (directory / "dataset_info.json").exists():
+        (directory / "dataset_info.json").write_text('{"other": {"hf_hub_url": "some/where"}}')
+    (directory / name / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    files.merge_entries(directory, {name: files.dataset_entry(f"{name}/train.jsonl", form, stage)})
+    config = directory / name / "train.yaml"
     config.write_text(
         files.training_config(
             stage=stage,
             model=str(model),
             template=template.name,
             finetuning="full",
-            dataset_dir=place,
+            dataset_dir=directory,
             name=name,
             test=None,
             cutoff=4096,
             mask_history=masked,
-            output=place / name / "model",
+            output=directory / name / "model",
         )
     )
     return config
@@ -243,8 +243,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def loaded(place: Path) -> dict[str, list[dict[str, Any]]]:
     """What LLaMA-Factory makes of each data set: the texts of its rows, and the parts that are learned."""
-    found = json.loads((place / "loaded.json").read_text())
-    return {Path(path).parent.name: rows for path, rows in found.items()}
+    rows_by_path = json.loads((place / "loaded.json").read_text())
+    return {Path(path).parent.name: rows for path, rows in rows_by_path.items()}
 
 
 def test_every_answer_of_a_conversation_is_learned_and_nothing_else(loaded: dict[str, list[dict[str, Any]]]):
@@ -275,17 +275,17 @@ def test_good_and_bad_answers_keep_their_tag(loaded: dict[str, list[dict[str, An
 
 
 def test_the_alpaca_form_has_tool_calls_and_results_as_text(loaded: dict[str, list[dict[str, Any]]]):
-    said = '<tool_call>\n{"name":"Bash","arguments":{"command":"pytest"}}\n</tool_call>' + END
+    tool_call = '<tool_call>\n{"name":"Bash","arguments":{"command":"pytest"}}\n</tool_call>' + END
     later, first = loaded["alpaca-sft"]
-    assert later["learned"] == [said] and first["learned"][0].startswith(THOUGHT + "I look.\n<tool_call>")
+    assert later["learned"] == [tool_call] and first["learned"][0].startswith(THOUGHT + "I look.\n<tool_call>")
     (judged,), (ranked,) = loaded["alpaca-kto"], loaded["alpaca-dpo"]
-    assert (judged["tag"], judged["learned"]) == (True, [said])
+    assert (judged["tag"], judged["learned"]) == (True, [tool_call])
     assert ranked["rejected_learned"] == ["No." + END] and ranked["chosen_learned"][0].startswith(
         "So.\n<tool_call>"
     )
-    for asked in (later["text"], judged["text"], ranked["chosen_text"]):
-        assert "<tool_response>\ntwo\n</tool_response>\nAnd quickly.<|im_end|>" in asked
-        assert asked.startswith("<|im_start|>system\nYou work.\n\n# Tools")
+    for conversation in (later["text"], judged["text"], ranked["chosen_text"]):
+        assert "<tool_response>\ntwo\n</tool_response>\nAnd quickly.<|im_end|>" in conversation
+        assert conversation.startswith("<|im_start|>system\nYou work.\n\n# Tools")
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -49,13 +49,13 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     work = tmp_path_factory.mktemp("trl")
     put_sessions(work / "store", [session(f"s{n}", project=f"/srv/p{n}") for n in range(2)])
     put_rollouts(work / "store")
-    with Store.open(work / "store", create=False) as opened:
-        for place, (_, name, options) in EXPORTS.items():
+    with Store.open(work / "store", create=False) as store:
+        for export, (_, name, options) in EXPORTS.items():
             function = plugins.load("exports", name)
             selection = ExportSelection(test_share=0.0, origins=traits_of(function).origins)
-            function(Corpus(opened, selection, Redactor(bytes(32))), work / place, **options)
+            function(Corpus(store, selection, Redactor(bytes(32))), work / export, **options)
     done = subprocess.run(
-        [sys.executable, PROGRAM, work, *(f"{kind}={work / place}" for place, (kind, _, _) in EXPORTS.items())],
+        [sys.executable, PROGRAM, work, *(f"{kind}={work / export}" for export, (kind, _, _) in EXPORTS.items())],
         capture_output=True,
         text=True,
         timeout=400,
@@ -79,8 +79,8 @@ STOP = "Then I stop.<|im_end|>"
 
 @pytest.mark.parametrize("name", EXPORTS)
 def test_it_trains_on_every_export(told: dict[str, dict[str, Any]], name: str):
-    found = told[name]
-    assert found["steps"] == 1 and math.isfinite(found["loss"]) and found["moved"]
+    report = told[name]
+    assert report["steps"] == 1 and math.isfinite(report["loss"]) and report["moved"]
 
 
 def test_sft_learns_the_assistants_messages(told: dict[str, dict[str, Any]]):
@@ -99,18 +99,18 @@ def test_sft_of_turns_learns_the_completion(told: dict[str, dict[str, Any]]):
 
 
 def test_sft_takes_tokens_as_they_are(told: dict[str, dict[str, Any]]):
-    found = told["tokens"]["labels"]
-    assert found and all(
-        [label for label in labels if label != -100] == [100, 101, 102, 110, 111] for labels in found
+    rows = told["tokens"]["labels"]
+    assert rows and all(
+        [label for label in labels if label != -100] == [100, 101, 102, 110, 111] for labels in rows
     )
 
 
 def test_dpo_has_the_better_and_the_worse_answer(told: dict[str, dict[str, Any]]):
-    found = told["pairs"]
-    assert found["chosen"] == ["Done.<|im_end|>"] and found["rejected"] == ["I give up 1.<|im_end|>"]
+    report = told["pairs"]
+    assert report["chosen"] == ["Done.<|im_end|>"] and report["rejected"] == ["I give up 1.<|im_end|>"]
 
 
 def test_kto_has_turns_and_labels(told: dict[str, dict[str, Any]]):
-    found = told["judged"]
-    assert found["completions"].count(EDIT) == 2 and found["completions"].count(STOP) == 2
-    assert all(prompt.endswith("<|im_start|>assistant\n") for prompt in found["prompts"])
+    report = told["judged"]
+    assert report["completions"].count(EDIT) == 2 and report["completions"].count(STOP) == 2
+    assert all(prompt.endswith("<|im_start|>assistant\n") for prompt in report["prompts"])

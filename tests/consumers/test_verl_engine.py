@@ -180,11 +180,11 @@ asyncio.run(main())
 """
 
 
-def with_verl(program: str, place: Path, *arguments: str) -> Any:
+def with_verl(program: str, directory: Path, *arguments: str) -> Any:
     """Run a program in verl's python; what it wrote to its result."""
     quiet = {
         "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(place / "hf"),
+        "HF_HOME": str(directory / "hf"),
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
     }
@@ -193,7 +193,7 @@ def with_verl(program: str, place: Path, *arguments: str) -> Any:
         capture_output=True,
         text=True,
         env={**os.environ, **quiet, "OMP_NUM_THREADS": "1"},
-        cwd=place,
+        cwd=directory,
         timeout=280,
         check=False,
     )
@@ -257,7 +257,7 @@ def test_its_agent_loop_runs_rollouts_of_ours_on_its_own_servers(tmp_path: Path,
 
 @needs_it
 def test_the_recipe_is_a_configuration_that_verl_takes(tmp_path: Path):
-    place = Path(__file__).parents[2] / "recipes" / "verl"
+    recipe = Path(__file__).parents[2] / "recipes" / "verl"
     environment = {
         "TASKS": str(tmp_path / "t.jsonl"),
         "DATA": str(tmp_path),
@@ -265,7 +265,7 @@ def test_the_recipe_is_a_configuration_that_verl_takes(tmp_path: Path):
         "RUNS": str(tmp_path / "r"),
     }
     done = subprocess.run(
-        ["sh", str(place / "train.sh"), "trainer.nnodes=2", "--cfg", "job"],
+        ["sh", str(recipe / "train.sh"), "trainer.nnodes=2", "--cfg", "job"],
         capture_output=True,
         text=True,
         env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},

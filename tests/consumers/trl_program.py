@@ -55,7 +55,7 @@ def model(vocabulary: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def train(kind: str, export: str, work: Path, words: PreTrainedTokenizerFast) -> dict:
+def train(kind: str, export: str, work: Path, tokenizer: PreTrainedTokenizerFast) -> dict:
     """Train a step; what the trainer made of the rows, and whether it learned."""
     dataset = load_dataset(export, cache_dir=str(work / "cache"))["train"]
     common = {
@@ -72,43 +72,45 @@ def train(kind: str, export: str, work: Path, words: PreTrainedTokenizerFast) ->
         "disable_tqdm": True,
     }
     made = Qwen3ForCausalLM.from_pretrained(str(work / "model"))
-    given = {"train_dataset": dataset, "processing_class": words}
+    inputs = {"train_dataset": dataset, "processing_class": tokenizer}
     if kind == "sft":
-        trainer = SFTTrainer(made, args=SFTConfig(**common, assistant_only_loss=True), **given)
+        trainer = SFTTrainer(made, args=SFTConfig(**common, assistant_only_loss=True), **inputs)
     elif kind == "tokens":
-        trainer = SFTTrainer(made, args=SFTConfig(**common), **given)
+        trainer = SFTTrainer(made, args=SFTConfig(**common), **inputs)
     elif kind == "dpo":
-        trainer = DPOTrainer(made, args=DPOConfig(**common), **given)
+        trainer = DPOTrainer(made, args=DPOConfig(**common), **inputs)
     else:
-        trainer = KTOTrainer(made, args=KTOConfig(**common), **given)
+        trainer = KTOTrainer(made, args=KTOConfig(**common), **inputs)
     prepared = trainer.train_dataset
-    told = {"columns": prepared.column_names, "rows": len(prepared)}
+    report = {"columns": prepared.column_names, "rows": len(prepared)}
     if "labels" in prepared.column_names:
-        told["learned"] = [words.decode([label for label in row["labels"] if label != -100]) for row in prepared]
-        told["labels"] = [list(row["labels"]) for row in prepared]
+        report["learned"] = [
+            tokenizer.decode([label for label in row["labels"] if label != -100]) for row in prepared
+        ]
+        report["labels"] = [list(row["labels"]) for row in prepared]
     if "completion_ids" in prepared.column_names:
-        told["completions"] = [words.decode(row["completion_ids"]) for row in prepared]
-        told["prompts"] = [words.decode(row["prompt_ids"]) for row in prepared]
+        report["completions"] = [tokenizer.decode(row["completion_ids"]) for row in prepared]
+        report["prompts"] = [tokenizer.decode(row["prompt_ids"]) for row in prepared]
     if "chosen_ids" in prepared.column_names:
-        told["chosen"] = [words.decode(row["chosen_ids"]) for row in prepared]
-        told["rejected"] = [words.decode(row["rejected_ids"]) for row in prepared]
+        report["chosen"] = [tokenizer.decode(row["chosen_ids"]) for row in prepared]
+        report["rejected"] = [tokenizer.decode(row["rejected_ids"]) for row in prepared]
     before = {name: value.clone() for name, value in made.named_parameters()}
     result = trainer.train()
-    told["steps"] = trainer.state.global_step
-    told["loss"] = result.training_loss
-    told["moved"] = any(not torch.equal(before[name], value) for name, value in made.named_parameters())
-    return told
+    report["steps"] = trainer.state.global_step
+    report["loss"] = result.training_loss
+    report["moved"] = any(not torch.equal(before[name], value) for name, value in made.named_parameters())
+    return report
 
 
-def main(place: str, *exports: str) -> None:
-    work, words = Path(place), tokenizer()
-    model(len(words)).save_pretrained(str(work / "model"))
-    words.save_pretrained(str(work / "model"))
-    told = {}
+def main(directory: str, *exports: str) -> None:
+    work, processor = Path(directory), tokenizer()
+    model(len(processor)).save_pretrained(str(work / "model"))
+    processor.save_pretrained(str(work / "model"))
+    reports = {}
     for each in exports:
         kind, _, export = each.partition("=")
-        told[Path(export).name] = train(kind, export, work, words)
-    (work / "told.json").write_text(json.dumps(told))
+        reports[Path(export).name] = train(kind, export, work, processor)
+    (work / "told.json").write_text(json.dumps(reports))
 
 
 main(*sys.argv[1:])

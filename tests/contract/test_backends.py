@@ -388,11 +388,11 @@ JSON = st.recursive(
 
 
 @given(st.lists(JSON, max_size=5))
-def test_whatever_a_server_says_is_an_answer_or_a_backend_error(said: list[Any]) -> None:
+def test_whatever_a_server_says_is_an_answer_or_a_backend_error(chunks: list[Any]) -> None:
     deltas: list[Delta] = []
     assembly = ResponseAssembly(deltas.append)
     try:
-        for chunk in said:
+        for chunk in chunks:
             assembly.add_chunk(read_chunk(json.dumps(chunk).encode(), str))
         got = assembly.generation("m", {})
     except BackendError:

@@ -58,8 +58,10 @@ def test_every_kind_of_prediction(calc_tasks: Path, tmp_path: Path):
         row("calc-3", "--- a/no.py\n+++ b/no.py\n@@ -1 +1 @@\n-x\n+y\n"),
         row("nobody", WRONG),
     )
-    said = graded(tmp_path, predictions_file, code=1)
-    counts = {key: said[key] for key in ("resolved", "unresolved", "empty", "error", "refused_rows", "not_graded")}
+    output = graded(tmp_path, predictions_file, code=1)
+    counts = {
+        key: output[key] for key in ("resolved", "unresolved", "empty", "error", "refused_rows", "not_graded")
+    }
     assert counts == {
         "resolved": 1,
         "unresolved": 2,
@@ -68,10 +70,10 @@ def test_every_kind_of_prediction(calc_tasks: Path, tmp_path: Path):
         "refused_rows": 1,
         "not_graded": 0,
     }
-    assert said["errors"] == {"nobody": f"task: {predictions_file}:6: no task has the id 'nobody'"}
-    assert said["rows"][0].startswith(f"{predictions_file}:3: not a prediction: ")
-    summary = json.loads(Path(said["summary"]).read_text())
-    assert Path(said["summary"]).name == "org__m.understudy.json"
+    assert output["errors"] == {"nobody": f"task: {predictions_file}:6: no task has the id 'nobody'"}
+    assert output["rows"][0].startswith(f"{predictions_file}:3: not a prediction: ")
+    summary = json.loads(Path(output["summary"]).read_text())
+    assert Path(output["summary"]).name == "org__m.understudy.json"
     assert (summary["resolved_ids"], summary["unresolved_ids"]) == (["calc-0"], ["calc-1", "calc-3"])
     assert (summary["empty_patch_ids"], summary["error_ids"]) == (["calc-2"], ["nobody"])
     assert (summary["total_instances"], summary["submitted_instances"]) == (4, 5)

@@ -66,11 +66,11 @@ async def test_a_judge_is_asked_only_where_teachers_do_not_agree(tmp_path: Path)
             assert summary.judged == {"chosen": 1}
             assert len(judge_prompts) == 1
             assert "task differ" in judge_prompts[0]
-            found = {
+            decisions = {
                 state: consensus(proposals(store, state), judge=judge_of(store, state))
                 for state in store.asks.answered_states()
             }
-            by = {each.by: each for each in found.values() if each is not None}
+            by = {each.by: each for each in decisions.values() if each is not None}
             assert set(by) == {"tools", "judge"}
             assert "pytest -x" in json.dumps(by["judge"].action.tool_calls)
             assert {ask.kind for ask in store.asks.of_replay("replay")} == {"teacher", "judge"}

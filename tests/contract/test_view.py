@@ -368,8 +368,8 @@ async def test_a_word_on_integrity_goes_through_the_store(runs: Path):
         assert head["verdict"]["integrity"]["reviewed"] is True
         listed = await client.get(f"{store}/rollouts", integrity="suspicious")
         assert ids(listed["rollouts"]) == ["calc-0-0"]
-    with Store.open(runs / "first") as opened:
-        assert opened.outcomes.select_graded("run1").suspicious == {"calc-0": 1}
+    with Store.open(runs / "first") as first_store:
+        assert first_store.outcomes.select_graded("run1").suspicious == {"calc-0": 1}
 
 
 def contents(runs: Path) -> dict[str, bytes]:
@@ -429,9 +429,9 @@ async def test_a_store_that_vanishes_or_is_damaged_is_said_so(runs: Path):
         store, logs = await client.store("first"), await client.store("logs")
         await client.get(f"{store}/rollouts")
         shutil.rmtree(runs / "first")
-        gone = (await client.get(f"{store}/rollouts", status=404))["error"]
-        assert gone["type"] == "not_found"
-        assert "no store any more" in gone["message"]
+        error = (await client.get(f"{store}/rollouts", status=404))["error"]
+        assert error["type"] == "not_found"
+        assert "no store any more" in error["message"]
         for name in ("store.db", "store.db-wal"):
             (runs / "logs" / name).unlink(missing_ok=True)
         (runs / "logs" / "store.db").write_bytes(b"this is no database, and long enough to be read as one" * 100)

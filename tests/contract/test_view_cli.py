@@ -49,8 +49,8 @@ def test_ctrl_c_ends_it_without_a_word(tmp_path: Path):
 
 
 def test_a_port_that_is_taken_is_said_in_words(tmp_path: Path):
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        done = understudy("view", tmp_path, "--port", taken.getsockname()[1], "--no-browser")
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        done = understudy("view", tmp_path, "--port", listener.getsockname()[1], "--no-browser")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "in use" in done.stderr
 

@@ -93,11 +93,11 @@ def put_graded(directory: Path) -> Path:
 
 def test_a_file_has_every_answer_that_its_page_asks_for(tmp_path: Path):
     run = put_graded(tmp_path / "run")
-    document, told = exported(tmp_path / "run.html", run, "--unredacted")
+    document, summary = exported(tmp_path / "run.html", run, "--unredacted")
     answers = document.answers
     store = next(key for key in answers if key.endswith("/health")).removesuffix("/health")
     rows = answers[f"{store}/rollouts"]["rollouts"]
-    assert (len(rows), told["rollouts"], told["redacted"]) == (4, 4, False)
+    assert (len(rows), summary["rollouts"], summary["redacted"]) == (4, 4, False)
     assert document.data["start"] == "/s/" + store.rpartition("/")[2]
     for row in rows:
         base = f"{store}/rollouts/{row['id']}"
@@ -117,8 +117,8 @@ def test_a_file_has_every_answer_that_its_page_asks_for(tmp_path: Path):
 def test_a_file_loads_and_runs_nothing_but_its_own_script(tmp_path: Path):
     run = put_hostile_run(tmp_path / "hostile")
     file = tmp_path / "hostile.html"
-    document, told = exported(file, run, "--unredacted")
-    assert told["rollouts"] == len(PAYLOADS)
+    document, summary = exported(file, run, "--unredacted")
+    assert summary["rollouts"] == len(PAYLOADS)
     tags = [tag for tag, _ in document.tags]
     assert tags.count("script") == 2 and tags.count("style") == 1
     assert not {"img", "link", "iframe", "object", "embed", "base", "form", "svg"} & set(tags)
@@ -136,11 +136,11 @@ def test_a_file_loads_and_runs_nothing_but_its_own_script(tmp_path: Path):
 def test_a_file_is_redacted_unless_told_otherwise(tmp_path: Path):
     run = put_secret_run(tmp_path / "run")
     file = tmp_path / "run.html"
-    document, told = exported(file, run)
+    document, summary = exported(file, run)
     content = file.read_text(encoding="utf-8")
     assert SECRET not in content and "/home/ada" not in content
-    assert told["replaced"]["github-token"] >= 1 and told["redacted"]
-    assert any("tokens are left out" in note for note in told["notes"])
+    assert summary["replaced"]["github-token"] >= 1 and summary["redacted"]
+    assert any("tokens are left out" in note for note in summary["notes"])
     assert not any("/tokens?" in key for key in document.answers)
     plain = tmp_path / "plain.html"
     exported(plain, run, "--unredacted")
@@ -173,9 +173,9 @@ def test_what_a_client_writes_beside_an_image_is_not_read(tmp_path: Path):
 
 def test_the_ranges_of_a_text_that_redaction_replaces():
     scope = Redactor(b"k" * 32).scoped_to([SECRET])
-    told = f"a {SECRET} b {SECRET}"
-    spans = scope.spans(told)
-    assert [told[start:end] for start, end in spans] == [SECRET, SECRET]
+    text = f"a {SECRET} b {SECRET}"
+    spans = scope.spans(text)
+    assert [text[start:end] for start, end in spans] == [SECRET, SECRET]
     assert scope.spans("nothing of the kind") == []
 
 
@@ -183,14 +183,14 @@ def test_chosen_rollouts_alone_and_a_loop_with_its_waves(tmp_path: Path):
     run = put_graded(tmp_path / "run")
     with Store.open(run, create=False, read_only=True) as store:
         chosen = next(iter(store.runs.rollouts("run1"))).id
-    document, told = exported(tmp_path / "one.html", run, chosen)
-    assert told["rollouts"] == 1 and document.data["start"].endswith(f"/r/{chosen}")
+    document, summary = exported(tmp_path / "one.html", run, chosen)
+    assert summary["rollouts"] == 1 and document.data["start"].endswith(f"/r/{chosen}")
     rows = next(each for key, each in document.answers.items() if key.endswith("/rollouts"))
     assert [row["id"] for row in rows["rollouts"]] == [chosen] and rows["total"] == 1
     loop = put_loop(tmp_path / "loop", [solved({"a": (1, 2)})], [solved({"b": (1, 2)})])
-    document, told = exported(tmp_path / "loop.html", loop)
+    document, summary = exported(tmp_path / "loop.html", loop)
     stores = document.answers["/api/stores"]["stores"]
-    assert [each["kind"] for each in stores] == ["loop", "run", "run"] and told["rollouts"] == 0
+    assert [each["kind"] for each in stores] == ["loop", "run", "run"] and summary["rollouts"] == 0
     assert any(re.fullmatch(r"/api/stores/\w+/loop", key) for key in document.answers)
 
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_exported_is_refused_in_words(tmp_path: Path):
     run = put_one(tmp_path / "run", talk)
     put_sessions(logs := tmp_path / "logs", [session("s0")])
     file = tmp_path / "file.html"
-    for arguments, words in (
+    for arguments, message in (
         ((), "expected the directory of a run or a loop"),
         ((tmp_path / "none",), "is not a directory"),
         ((tmp_path,), "is no store; expected the directory of a run or a loop"),
@@ -209,7 +209,7 @@ def test_what_cannot_be_exported_is_refused_in_words(tmp_path: Path):
         ((run, "--max-mb", 1), "larger than 1 MB"),
     ):
         failed = understudy("view", "--export", file, *arguments)
-        assert failed.returncode == 2 and words in failed.stderr, (arguments, failed.stderr)
+        assert failed.returncode == 2 and message in failed.stderr, (arguments, failed.stderr)
         assert "Traceback" not in failed.stderr and not file.exists()
     failed = understudy("view", "--export", tmp_path, run)
     assert failed.returncode == 2 and "is a directory" in failed.stderr

@@ -86,14 +86,14 @@ async def read_everything(client: ViewClient, names: tuple[str, ...]) -> tuple[s
     """Ask for all pages of whatever the lists lead to; `ViewClient.get` looks at the size of each answer.
 
     Returns the routes by their last words, and the stores' ids by name."""
-    asked: set[str] = set()
+    routes: set[str] = set()
 
     async def get(path: str, **query: Any) -> Any:
-        asked.add(path.rpartition("/")[2])
-        found = [await client.get(path, **query)]
-        while isinstance(found[-1].get("next"), str):
-            found.append(await client.get(path, **query, cursor=found[-1]["next"]))
-        return found
+        routes.add(path.rpartition("/")[2])
+        pages = [await client.get(path, **query)]
+        while isinstance(pages[-1].get("next"), str):
+            pages.append(await client.get(path, **query, cursor=pages[-1]["next"]))
+        return pages
 
     listed = {each["name"]: each["id"] for page in await get("/api/stores") for each in page["stores"]}
     for name in names:
@@ -131,7 +131,7 @@ async def read_everything(client: ViewClient, names: tuple[str, ...]) -> tuple[s
         for row in (await client.get(f"{store}/states"))["states"][:2]:
             if len(row["state_id"]) <= 500:
                 await get(f"{store}/states/{row['state_id']}")
-    return asked, listed
+    return routes, listed
 
 
 @pytest.mark.services
@@ -148,8 +148,8 @@ async def test_a_text_of_any_length_in_any_column_fits_into_the_answers(runs: Pa
         database.execute("UPDATE attempts SET error = ?, timings = ?", (error, json.dumps({LONG: 1.0}).encode()))
         database.execute("UPDATE rollouts SET error = ?", (error,))
     async with viewing(runs) as client:
-        asked, _ = await read_everything(client, ("first", "logs"))
-    assert asked >= {"stores", "report", "health", "turns", "calls", "tokens", "group", "states", "sessions"}
+        routes, _ = await read_everything(client, ("first", "logs"))
+    assert routes >= {"stores", "report", "health", "turns", "calls", "tokens", "group", "states", "sessions"}
 
 
 @pytest.mark.services
@@ -160,11 +160,11 @@ async def test_an_id_of_any_length_fits_into_the_answers_and_lists_go_on_after_i
         _, listed = await read_everything(client, ("first", "logs"))
         store = f"/api/stores/{listed['first']}"
         page = await client.get(f"{store}/rollouts", limit=1, sort="task")
-        seen = [page["rollouts"][0]["id"][:8]]
+        ids = [page["rollouts"][0]["id"][:8]]
         while page["next"] is not None:
             page = await client.get(f"{store}/rollouts", limit=1, sort="task", cursor=page["next"])
-            seen.append(page["rollouts"][0]["id"][:8])
-        assert seen == ["calc-0-0", "calc-0-1", "calc-1-0", "calc-1-1"]
+            ids.append(page["rollouts"][0]["id"][:8])
+        assert ids == ["calc-0-0", "calc-0-1", "calc-1-0", "calc-1-1"]
         grid = await pages(client, f"{store}/tasks", "tasks", limit=1)
         assert list(dict.fromkeys(row["task_id"][:6] for page in grid for row in page)) == ["calc-0", "calc-1"]
         assert sum(len(row["samples"]) for page in grid for row in page) == 4
@@ -184,8 +184,8 @@ async def test_a_report_of_a_loop_with_long_texts_everywhere_is_an_answer(runs: 
     line = {"step": 1, "version": LONG, LONG: 1.0, f"a {LONG}": 2.0, "skipped": {LONG: 3}}
     (runs / "loop/metrics.jsonl").write_text(json.dumps(line) + "\n")
     async with viewing(runs) as client:
-        asked, _ = await read_everything(client, ("loop",))
-    assert asked == {"stores", "report", "loop"}
+        routes, _ = await read_everything(client, ("loop",))
+    assert routes == {"stores", "report", "loop"}
 
 
 # --- cursors -----------------------------------------------------------------------------------------------

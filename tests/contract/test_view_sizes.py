@@ -50,9 +50,9 @@ SAMPLES = 700
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("UNDERSTUDY_CACHE", str(place / "cache"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(place / "data"))
+    directory = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("UNDERSTUDY_CACHE", str(directory / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(directory / "data"))
 
 
 def answer_of(uses: int, text: str) -> bytes:
@@ -201,7 +201,7 @@ def put_large_sessions(directory: Path) -> None:
 
 
 def put_large_loop(directory: Path) -> None:
-    place = LoopDirectory(directory)
+    loop = LoopDirectory(directory)
     steps = tuple(
         StepState(
             step=number, phase="published", run=f"steps/step-{number:04}/run", sampled_by="v0", tasks=("a",),
@@ -209,12 +209,12 @@ def put_large_loop(directory: Path) -> None:
         )
         for number in range(1, STEPS)
     )  # fmt: skip
-    place.enter(
+    loop.enter(
         LoopConfig(
             model="tiny", model_digest="0", tasks={}, steps=2_000, groups=2, samples=4,
         )
     )  # fmt: skip
-    place.save(
+    loop.save(
         LoopState(version="v999", weights="w", steps=steps, refused={f"v{n}": "x" * 900 for n in range(MANY)})
     )
     lines = [{"step": n, **{f"value{m}": n + m / 7 for m in range(8)}} for n in range(1, STEPS)]
@@ -243,16 +243,16 @@ Rows = Callable[[Any], list[Any]]
 
 @pytest.mark.services
 async def test_no_answer_is_larger_than_a_page_and_the_pages_have_everything(stores: Path):
-    seen: dict[str, int] = {}
+    page_counts: dict[str, int] = {}
     async with viewing(stores) as client:
 
         async def pages(route: str, path: str, cursor: str = "cursor", **query: Any) -> list[Any]:
             """All pages of an answer; `ViewClient.get` looks at the size of each."""
-            found = [await client.get(path, **query)]
-            while (place := found[-1]["next"]) is not None:
-                found.append(await client.get(path, **query, **{cursor: place}))
-            seen[route] = max(seen.get(route, 0), len(found))
-            return found
+            answers = [await client.get(path, **query)]
+            while (next_cursor := answers[-1]["next"]) is not None:
+                answers.append(await client.get(path, **query, **{cursor: next_cursor}))
+            page_counts[route] = max(page_counts.get(route, 0), len(answers))
+            return answers
 
         async def joined(route: str, path: str, rows: Rows, cursor: str = "cursor", **query: Any) -> list[Any]:
             return [row for page in await pages(route, path, cursor, **query) for row in rows(page)]
@@ -265,7 +265,7 @@ async def test_no_answer_is_larger_than_a_page_and_the_pages_have_everything(sto
         store = {each["name"]: f"/api/stores/{each['id']}" for each in listed}
         run, many, wide, logs, loop = (store[name] for name in ("run", "many", "wide", "logs", "loop"))
 
-        seen["read_store"] = 1 if await client.get(run) else 0
+        page_counts["read_store"] = 1 if await client.get(run) else 0
         health = await joined("read_health", f"{run}/health", lambda page: [*page["workers"], *page["versions"]])
         assert len(health) == 2 * MANY + 2  # two versions more: of the call with many tokens, and unknown
         rollouts = await joined("list_rollouts", f"{many}/rollouts", field("rollouts"), limit=1_000)
@@ -292,8 +292,8 @@ async def test_no_answer_is_larger_than_a_page_and_the_pages_have_everything(sto
         }
         assert lengths == {"attempts": 41, "logs": MANY, "branches": TURNS + 1 + MANY, "segments": MANY + 1}
         for name in ("votes", "segment_calls"):
-            found = [json.dumps(each) for page in heads for each in page[name]]
-            assert len(set(found)) == len(found) >= MANY
+            rows = [json.dumps(each) for page in heads for each in page[name]]
+            assert len(set(rows)) == len(rows) >= MANY
         verdicts = [page["verdict"] for page in heads]
         assert len({test["id"] for verdict in verdicts for test in verdict["tests"]}) == MANY
         assert sum(len(verdict["commands"]) for verdict in verdicts) == MANY
@@ -314,7 +314,7 @@ async def test_no_answer_is_larger_than_a_page_and_the_pages_have_everything(sto
         while True:
             page = (await client.get(f"{rollout}/patch", offset=len(patch), length=200_000))["patch"]
             patch += page["text"]
-            seen["read_patch"] = seen.get("read_patch", 0) + 1
+            page_counts["read_patch"] = page_counts.get("read_patch", 0) + 1
             if page["next"] is None:
                 break
         assert len(patch) == 80_000
@@ -345,7 +345,7 @@ async def test_no_answer_is_larger_than_a_page_and_the_pages_have_everything(sto
         first = [0]
         while first[-1] is not None:
             first.append((await client.get(f"{logs}/states/{last}", start=first[-1], limit=200))["next"])
-        seen["read_state"] = len(first) - 1
+        page_counts["read_state"] = len(first) - 1
         pairs = await joined("list_pairs", f"{run}/pairs", field("pairs"), "start", limit=100)
         assert len({each["id"] for each in pairs}) == len(pairs)
         clients = await joined("read_gateway", f"{store['gateway']}/gateway", field("clients"))
@@ -353,16 +353,16 @@ async def test_no_answer_is_larger_than_a_page_and_the_pages_have_everything(sto
         votes = await joined("list_votes", f"{run}/votes", field("votes"))
         assert len({(each["subject"], each["voter"]) for each in votes}) == len(votes) == 2 * MANY
 
-        while not (found := await client.get(f"{logs}/redaction"))["complete"]:
+        while not (answer := await client.get(f"{logs}/redaction"))["complete"]:
             pass
-        assert found["conversations"] == LOGS and sum(found["values"].values()) >= LOGS
-        seen["preview_redaction"] = 1
+        assert answer["conversations"] == LOGS and sum(answer["values"].values()) >= LOGS
+        page_counts["preview_redaction"] = 1
 
     json_routes = {route.name for route in ROUTES if route.media == "json" and route.body is None}
-    assert seen.keys() == json_routes
+    assert page_counts.keys() == json_routes
     several = {
         "list_stores", "read_health", "list_rollouts", "list_tasks", "read_group", "read_rollout", "list_turns",
         "list_calls", "list_tokens", "read_patch", "compare_stores", "read_report", "read_loop", "list_sessions",
         "list_states", "read_state", "read_gateway", "list_votes",
     }  # fmt: skip
-    assert several - {name for name, pages in seen.items() if pages > 1} == set()
+    assert several - {name for name, pages in page_counts.items() if pages > 1} == set()

@@ -48,15 +48,15 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with stores of many kinds, which tests only read."""
-    place = tmp_path_factory.mktemp("stores")
+    directory = tmp_path_factory.mktemp("stores")
     for name in ("run", "gateway"):
         with tarfile.open(ARCHIVES / f"{name}.tar.xz") as archive:
-            archive.extractall(place / "old", filter="data")
-    put_rollouts(place / "graded", tasks=1, samples=2)
-    put_hostile_run(place / "hostile")
-    with Store.open(place / "branching") as store:
+            archive.extractall(directory / "old", filter="data")
+    put_rollouts(directory / "graded", tasks=1, samples=2)
+    put_hostile_run(directory / "hostile")
+    with Store.open(directory / "branching") as store:
         put_attempt(store, branching().calls)
-    return place
+    return directory
 
 
 @pytest.fixture
@@ -77,11 +77,11 @@ def read_in_parts(store: Store, attempt: str, limit: int) -> Iterator[tuple[Call
     reader = RequestReader(tree.steps)
     last = -1
     while piece := store.calls.in_parts(attempt, tree, last, limit):
-        for call, place in piece:
+        for call, position in piece:
             conversation = None
             with suppress(*UNREADABLE):
                 conversation = reader.read(
-                    call.dialect, place.node, place.outer, tree.outers[place.outer], tree.contents
+                    call.dialect, position.node, position.outer, tree.outers[position.outer], tree.contents
                 )
             yield call, conversation
             last = call.sequence
@@ -120,9 +120,9 @@ def test_what_the_store_knows_of_tokens_is_what_they_are(stores: list[Path]):
                     pair = (two.prompt_token_ids, one.prompt_token_ids, one.completion_token_ids)
                     plain = (now.prompt_token_ids, before.prompt_token_ids, before.completion_token_ids)
                     assert None not in pair and None not in plain
-                    known = (begins_with(*pair[:2]), begins_with(*pair))
-                    assert known == (begins_with(*plain[:2]), begins_with(*plain))
-                    compared.append(known)
+                    in_parts = (begins_with(*pair[:2]), begins_with(*pair))
+                    assert in_parts == (begins_with(*plain[:2]), begins_with(*plain))
+                    compared.append(in_parts)
     assert set(compared) == {(True, True), (True, False), (False, False)}
 
 
@@ -140,10 +140,10 @@ def check(transcript: transcripts.Transcript, trajectory: Trajectory) -> None:
         assert turn.continues == (node.continues and node.continues.call.id)
         assert turn.spawned_by == (node.spawned_by and node.spawned_by.call.id)
         fresh = [] if node.superseded else node.conversation.blocks[node.fresh :]
-        asked = [block for block in fresh if block.role != "assistant"]
-        shown = [block for block in turn.asked if block.role != "system" or not block.ref.count("/system/")]
-        assert [block.text for block in shown] == [block.text[:4_000] for block in asked]
-        assert [block.text_size for block in shown] == [len(block.text) for block in asked]
+        expected = [block for block in fresh if block.role != "assistant"]
+        blocks = [block for block in turn.asked if block.role != "system" or not block.ref.count("/system/")]
+        assert [block.text for block in blocks] == [block.text[:4_000] for block in expected]
+        assert [block.text_size for block in blocks] == [len(block.text) for block in expected]
 
 
 def test_turns_and_segments_are_those_of_the_whole_calls(stores: list[Path]):
@@ -338,8 +338,8 @@ def test_the_rest_of_a_text_is_read_from_its_call(place: Path):
     assert (len(block.text), block.text_size) == (4_000, 9_009)
     rest = api.read_body(parts, BodyQuery(ref=block.ref, offset=4_000))
     assert block.text + rest.text == "I go on. " + "x" * 9_000 and rest.next is None
-    asked = api.read_body(parts, BodyQuery(ref=last.asked[-1].ref))
-    assert asked.text.startswith("This session is being continued")
+    body = api.read_body(parts, BodyQuery(ref=last.asked[-1].ref))
+    assert body.text.startswith("This session is being continued")
     assert [turn.answered[0].text_size for turn in api.whole_turns(parts, None)[-1:]] == [9_009]
     api.close()
 
