@@ -138,7 +138,7 @@ def compacted() -> Session:
     return log
 
 
-def test_what_goes_on_after_a_compaction_is_a_file_that_the_first_one_names():
+def test_the_part_after_a_compaction_is_a_file_referenced_by_the_first():
     documents = told(compacted())
     assert list(documents) == ["r.json", "r.cont-1.json"]
     assert documents["r.json"]["continued_trajectory_ref"] == "r.cont-1.json"
@@ -148,7 +148,7 @@ def test_what_goes_on_after_a_compaction_is_a_file_that_the_first_one_names():
     assert documents["r.cont-1.json"]["steps"][-1]["message"] == "Whole."
 
 
-def test_a_summary_that_is_asked_for_is_a_trajectory_in_it_whose_context_is_copied():
+def test_a_selected_compaction_is_a_subagent_trajectory_with_copied_context():
     documents = told(compacted(), roles=("main", "compaction"))
     (summary,) = documents["r.json"]["subagent_trajectories"]
     agents = [step for step in summary["steps"] if step["source"] == "agent"]
@@ -156,7 +156,7 @@ def test_a_summary_that_is_asked_for_is_a_trajectory_in_it_whose_context_is_copi
     assert summary["extra"]["role"] == "compaction"
 
 
-def test_a_way_that_was_given_up_is_a_file_of_its_own():
+def test_an_abandoned_branch_is_a_file_of_its_own():
     log = Session()
     ask = [user(text("Work."))]
     log.ask(ask, [text("First.")])
@@ -194,7 +194,7 @@ def test_every_turn_of_a_session_is_learned_once_and_redacted(tmp_path: Path):
     assert steps[3]["extra"]["signals"]["tests"] == "passed"
 
 
-def test_a_session_that_was_compacted_goes_on_in_the_file_that_the_first_one_names(tmp_path: Path):
+def test_a_compacted_session_and_its_branches_end_in_their_own_files(tmp_path: Path):
     log = Log("c", project="/srv/c")
     half = log.answer(log.user(-1, "Work."), "Half.")
     log.answer(log.user(half, "Otherwise."), "Given up.", branch="branch")
@@ -219,7 +219,7 @@ def test_subagents_of_sessions_are_named_by_the_call_that_started_them(tmp_path:
 
 
 @pytest.mark.parametrize("written", ["not json", '{"__unparsedToolInput":{"raw":"not json","len":8}}'])
-def test_what_is_no_object_or_no_text_is_kept_beside(written: str):
+def test_images_and_arguments_that_are_no_object_are_kept_as_extra_content(written: str):
     log = Log("x")
     image = {"type": "image_url", "image_url": {"url": "https://x.example/a.jpg"}}
     ask = log.user(-1, [{"type": "text", "text": "See."}, image, {"type": "audio"}])
@@ -240,19 +240,19 @@ def test_what_is_no_object_or_no_text_is_kept_beside(written: str):
     }
 
 
-def test_a_store_with_nothing_to_tell_is_an_error(tmp_path: Path):
+def test_a_store_without_the_selected_origin_is_a_config_error(tmp_path: Path):
     put_rollouts(tmp_path / "store", tasks=1, samples=1)
     with pytest.raises(ConfigError, match=r"nothing (to export|can be exported)"):
         exported(tmp_path / "store", tmp_path / "out", origins=("sessions",))
 
 
-def test_the_version_of_the_agent_is_what_it_told_itself():
+def test_the_agents_version_is_read_from_its_own_output():
     stream = b'{"type":"system","subtype":"init","claude_code_version":"2.1.197"}'
     assert agent_version({"stderr.txt": b"\xff", "stream.jsonl": stream}) == "2.1.197"
     assert agent_version({"stream.jsonl": b'{"claude_code_version":"<b>"}'}) == agent_version({}) == "unknown"
 
 
-def test_names_are_safe_and_differ():
+def test_file_names_of_session_ids_are_safe_and_distinct():
     assert safe_file_name("claude-code:a/../b") != safe_file_name("claude-code:a-..-b")
     assert "/" not in safe_file_name("../x") and not safe_file_name("..").startswith(".")
 
@@ -267,7 +267,7 @@ ANSWER = st.tuples(
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.lists(WORDS, min_size=1, max_size=2), ANSWER, st.booleans()), min_size=1, max_size=5))
-def test_conversations_come_back_as_they_were(turns: list[Any]):
+def test_exported_conversations_read_back_unchanged(turns: list[Any]):
     log = Log("x")
     tip = -1
     for number, (prompts, (response, thinking, calls), goes_back) in enumerate(turns):

@@ -131,7 +131,7 @@ def test_excluded_tasks_are_looked_for_in_what_was_sent(tmp_path: Path):
     assert [session.session_id for session in sessions] == [None]
 
 
-def test_what_cannot_be_exported_is_named(tmp_path: Path):
+def test_unknown_keys_empty_selections_and_missing_options_are_config_errors(tmp_path: Path):
     put_clients(tmp_path / "gateway")
     with Store.open(tmp_path / "gateway", create=False) as store:
         with pytest.raises(ConfigError, match=r"no key 'carol'; expected one of: 'alice'"):

@@ -38,7 +38,7 @@ def of(trace, unit: str = "conversation") -> list[Example]:
     return list(trace_examples(trace, unit, Counter(), Counter()))
 
 
-def test_turns_are_the_states_with_their_action():
+def test_turn_examples_are_the_expanded_states_plus_their_action():
     trace = session()
     examples = of(trace, "turn")
     expected = list(expand(trace))
@@ -59,7 +59,7 @@ def test_turns_are_the_states_with_their_action():
     }
 
 
-def test_each_turn_is_learned_on_one_path_only():
+def test_a_turn_shared_by_two_branches_is_trained_in_one_example_only():
     branch, main = of(session())
     assert [message["role"] for message in main.messages] == [
         "system", "user", "assistant", "tool", "assistant", "tool", "assistant",
@@ -73,7 +73,7 @@ def test_each_turn_is_learned_on_one_path_only():
     assert main.messages[0] == {"role": "system", "content": "You code."}
 
 
-def test_a_run_of_learned_messages_ends_where_another_answer_stands():
+def test_a_trained_range_ends_at_an_untrained_answer():
     branch, main = of(session())
     assert trained_ranges(branch) == [(2, 5)]
     assert trained_ranges(main) == [(4, 6)]
@@ -114,7 +114,7 @@ def test_every_chosen_turn_is_learned_exactly_once_whatever_the_tree(parents: li
     assert sorted(learned) == sorted(expected)
 
 
-def test_what_is_nothing_to_learn_from_is_left_out(tmp_path: Path):
+def test_broken_calls_and_empty_answers_are_not_trained(tmp_path: Path):
     log = Log("t", shape=RequestShape())
     ask = log.user(-1, [{"type": "text", "text": "See:"}, {"type": "image_url", "image_url": {"url": "data:,"}}])
     broken = log.answer(ask, "I try.", [("c1", "Bash", '{"command": "l')])
@@ -138,7 +138,7 @@ def test_what_is_nothing_to_learn_from_is_left_out(tmp_path: Path):
         assert corpus.counts.total == 1
 
 
-def test_sessions_are_never_exported_as_they_are_without_a_word(tmp_path: Path):
+def test_exporting_sessions_needs_a_redactor_or_unredacted(tmp_path: Path):
     put_sessions(tmp_path, [session()])
     with Store.open(tmp_path, create=False) as store:
         with pytest.raises(ConfigError, match="--unredacted"):
@@ -154,7 +154,7 @@ def test_sessions_are_never_exported_as_they_are_without_a_word(tmp_path: Path):
         assert Corpus(store, redactor=REDACTOR, unredacted=True).redactor is None
 
 
-def test_where_and_roles_choose(tmp_path: Path):
+def test_where_and_roles_select_the_exported_examples(tmp_path: Path):
     helper = Log("helper", role="subagent")
     helper.answer(helper.user(-1, "Help."), "Here.")
     warmup = Log("warm", role="warmup")
@@ -218,7 +218,7 @@ def test_rollouts_give_their_branches_and_their_calls(tmp_path: Path):
             list(Corpus(store, ExportSelection(origins=("rollouts",), run="other")).examples())
 
 
-def test_a_broken_call_of_a_rollout_is_read_and_not_learned(tmp_path: Path):
+def test_a_broken_call_of_a_rollout_is_context_but_not_trained(tmp_path: Path):
     broken = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {UNPARSED_INPUT: {"raw": '{"c', "len": 3}}}
     session = Session("a1")
     ask = user(text("Mend it."))
@@ -254,7 +254,7 @@ def test_the_tokens_of_a_broken_call_are_not_learned(tmp_path: Path):
         assert row["labels"] == [-100, -100, -100, -100, -100, 6]
 
 
-def test_a_model_is_shown_its_calls_as_it_wrote_them(tmp_path: Path):
+def test_calls_in_the_context_keep_the_arguments_as_the_model_sampled_them(tmp_path: Path):
     session = Session("a1")
     ask = user(text("Mend it."))
     session.ask([ask], [tool_use("t1", command="ls", timeout=5000.0)])
@@ -292,7 +292,9 @@ def test_a_model_is_shown_its_calls_as_it_wrote_them(tmp_path: Path):
         (TurnSignals(interrupted=True), TraceOutcome(resolved=True), False),
     ],
 )
-def test_what_is_desirable(signals: TurnSignals | None, outcome: TraceOutcome | None, label: bool | None):
+def test_desirable_labels_follow_from_signals_and_outcome(
+    signals: TurnSignals | None, outcome: TraceOutcome | None, label: bool | None
+):
     assert desirable(signals, outcome) is label
 
 
@@ -305,12 +307,12 @@ def test_a_group_is_in_one_split(group: str, seed: int):
         assert split(group, seed=seed, share=0.6) == "test"
 
 
-def test_the_share_is_about_what_was_asked_for():
+def test_the_test_split_has_about_the_requested_share():
     splits = [split(f"project-{number}", share=0.2) for number in range(2_000)]
     assert 340 < splits.count("test") < 460
 
 
-def test_an_answer_is_found_though_it_was_rewritten():
+def test_find_answer_ignores_whitespace_and_argument_order():
     answer = {
         "role": "assistant",
         "content": "I  look.",
@@ -338,7 +340,7 @@ def test_lossy_turns_are_left_out_and_counted_unless_they_are_asked_for(tmp_path
         assert LOSSY not in everything.counts.left_out
 
 
-def test_an_answer_that_calls_what_it_was_not_offered_is_not_learned(tmp_path: Path):
+def test_an_answer_that_calls_an_unoffered_tool_is_not_trained(tmp_path: Path):
     log = Log("t", shape=RequestShape(None, [{"type": "function", "function": {"name": "Bash"}}]))
     ask = log.user(-1, "go")
     first = log.answer(ask, "I fly.", [("c1", "Fly", {})])

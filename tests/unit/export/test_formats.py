@@ -149,7 +149,7 @@ def full(tmp_path: Path) -> Path:
     return directory
 
 
-def test_what_a_template_renders_is_the_same_after_loading(full: Path, tmp_path: Path):
+def test_messages_and_tools_are_unchanged_after_load_dataset(full: Path, tmp_path: Path):
     export(full, "trl-sft", tmp_path / "out")
     loaded = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))["train"]
     with Store.open(full, create=False) as store:
@@ -184,7 +184,7 @@ def test_turns_are_prompt_and_completion(full: Path, tmp_path: Path):
     assert exported.licences == {"unknown": 16}
 
 
-def test_kto_has_labels_and_leaves_out_what_nothing_is_known_of(full: Path, tmp_path: Path):
+def test_kto_rows_have_labels_and_undecided_turns_are_left_out(full: Path, tmp_path: Path):
     exported = export(full, "trl-kto", tmp_path / "out")
     exported_rows = rows(tmp_path / "out" / "train.parquet")
     labels = [(row["origin"], row["label"]) for row in exported_rows]
@@ -221,7 +221,7 @@ def test_pairs_of_rollouts_are_preferences(full: Path, tmp_path: Path):
         assert isinstance(row["evidence"], dict)
 
 
-def test_openai_has_weights_and_keeps_to_the_limits(full: Path, tmp_path: Path):
+def test_openai_rows_have_weights_and_respect_token_and_name_limits(full: Path, tmp_path: Path):
     long = Log("long", project="/srv/long")
     ask = long.user(-1, "x" * 50_000)
     long.answer(ask, "Well.", [("i" * 50, "Bash", {"command": "ls"})])
@@ -270,7 +270,7 @@ def test_splits_never_cut_a_group_and_the_card_loads(full: Path, tmp_path: Path)
         assert same or name == "README.md"
 
 
-def test_an_earlier_export_is_replaced_and_what_is_not_ours_stays(full: Path, tmp_path: Path):
+def test_a_new_export_replaces_the_earlier_one_and_keeps_foreign_files(full: Path, tmp_path: Path):
     out = tmp_path / "out"
     export(full, "trl-sft", out, test_share=0.4, seed=3)
     (out / "mine.txt").write_text("mine")
@@ -284,7 +284,7 @@ def test_an_earlier_export_is_replaced_and_what_is_not_ours_stays(full: Path, tm
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_one_group_alone_is_for_training(tmp_path: Path):
+def test_a_single_group_goes_into_the_train_split(tmp_path: Path):
     put_sessions(tmp_path / "store", [session()])
     for seed in range(6):
         exported = export(tmp_path / "store", "trl-sft", tmp_path / "out", test_share=0.5, seed=seed)
@@ -303,7 +303,7 @@ def test_an_unredacted_export_says_so_and_is_for_its_owner_alone(full: Path, tmp
     assert not alone.unredacted
 
 
-def test_the_card_cannot_be_broken_out_of(tmp_path: Path):
+def test_model_names_cannot_inject_markup_into_the_card(tmp_path: Path):
     log = Log("t")
     evil = "glm | x |\n\n---\nlicense: mit\n# <img src=x>"
     log.answer(log.user(-1, "go"), "Well.", model=evil)
@@ -352,7 +352,7 @@ def test_halves_of_surrogate_pairs_are_no_failure(tmp_path: Path):
 # --- the commands --------------------------------------------------------------------------------------
 
 
-def test_the_command_redacts_splits_and_says_what_next(full: Path, tmp_path: Path):
+def test_the_export_command_redacts_splits_and_prints_next_steps(full: Path, tmp_path: Path):
     done = understudy("export", "trl-sft", full, "-o", tmp_path / "out", "--unsolved-too", home=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "10 rows as trl-sft" in done.stdout
@@ -381,7 +381,9 @@ def test_the_command_redacts_splits_and_says_what_next(full: Path, tmp_path: Pat
         (("nothing", "{store}"), "No such command"),
     ],
 )
-def test_what_cannot_be_exported_is_said(full: Path, tmp_path: Path, arguments: tuple[str, ...], message: str):
+def test_impossible_exports_are_refused_with_the_reason(
+    full: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+):
     (full / "understudy.db").touch()
     filled = [each.format(store=full, out=tmp_path / "out") for each in arguments]
     done = understudy("export", *filled, home=tmp_path)

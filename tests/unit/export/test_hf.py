@@ -130,7 +130,7 @@ def test_rows_are_the_calls_with_their_exact_tokens(tmp_path: Path):
     ]
 
 
-def test_only_the_roles_that_are_asked_for(tmp_path: Path):
+def test_only_rows_of_the_selected_roles_are_exported(tmp_path: Path):
     fill(tmp_path, [calc_task()])
     with Store.open(tmp_path, create=False) as store:
         whole = export(store, tmp_path / "all")
@@ -262,7 +262,7 @@ def test_a_saved_dataset_is_what_datasets_itself_saves(tmp_path: Path):
         assert both[0] | {"_fingerprint": ""} == both[1] | {"_fingerprint": ""}
 
 
-def test_a_run_that_is_not_there_is_named(tmp_path: Path):
+def test_an_unknown_run_id_is_refused_with_the_known_runs(tmp_path: Path):
     fill(tmp_path, [calc_task()])
     with Store.open(tmp_path, create=False) as store, pytest.raises(ConfigError, match=r"'run2'.*run1"):
         export(store, tmp_path, run_id="run2")
@@ -291,7 +291,7 @@ def test_ids_that_are_no_file_names_are_refused(name: str):
 
 
 @pytest.mark.parametrize("name", ["django__django-1234", "toolz-0.1+x", "été"])
-def test_ids_that_are_file_names(name: str):
+def test_safe_ids_are_used_as_file_names_unchanged(name: str):
     assert file_name("stream_", name, ".json") == f"stream_{name}.json"
 
 

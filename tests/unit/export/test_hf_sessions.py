@@ -33,7 +33,7 @@ def export(
         return hf.export(Corpus(store, selection, Redactor(bytes(32))), output, unit=unit)
 
 
-def test_rows_are_conversations_with_tools_and_what_is_known(tmp_path: Path):
+def test_rows_are_conversations_with_tools_and_session_metadata(tmp_path: Path):
     put_sessions(tmp_path / "store", [session("one"), session("two", project="/home/ann/other")])
     exported = export(tmp_path / "store", tmp_path / "out")
     assert (exported.rows, exported.origins, exported.sources) == (4, {"session": 4}, {"chat": 4})
@@ -52,12 +52,12 @@ def test_rows_are_conversations_with_tools_and_what_is_known(tmp_path: Path):
     assert "| chat | 4 |" in card and "licence of the source" in card and "`signals` tell" in card
 
 
-def test_a_row_a_turn(tmp_path: Path):
+def test_unit_turn_exports_one_row_for_each_turn(tmp_path: Path):
     put_sessions(tmp_path / "store", [session("one")])
     assert export(tmp_path / "store", tmp_path / "out", "turn").rows == 4
 
 
-def test_a_store_with_both_has_to_be_told_which(tmp_path: Path):
+def test_a_store_with_sessions_and_rollouts_needs_the_from_option(tmp_path: Path):
     put_sessions(tmp_path / "store", [session("one")])
     put_rollouts(tmp_path / "store", tasks=1, samples=1)
     done = CliRunner().invoke(app, ["export", "hf", str(tmp_path / "store"), "--output", str(tmp_path / "none")])

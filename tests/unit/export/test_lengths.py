@@ -75,7 +75,7 @@ examples = st.builds(
 
 @settings(max_examples=example_count(150), deadline=None)
 @given(examples, st.integers(1, 1600), st.booleans())
-def test_pieces_fit_and_teach_every_answer_once_behind_the_turn_before_it(
+def test_cut_pieces_fit_the_limit_and_train_each_answer_once_after_its_turn(
     example: Example, limit: int, tokens: bool
 ):
     rule = LengthRule(WordTemplate(), max_tokens=limit) if tokens else LengthRule(max_chars=limit)
@@ -105,7 +105,7 @@ def test_pieces_fit_and_teach_every_answer_once_behind_the_turn_before_it(
 
 
 @given(examples, st.integers(200, 1600))
-def test_as_many_turns_stand_before_the_last_answer_as_fit(example: Example, limit: int):
+def test_a_piece_keeps_as_many_earlier_turns_as_fit_the_limit(example: Example, limit: int):
     rule = LengthRule(max_chars=limit)
     for piece in rule.pieces(example, Counter(), Counter()):
         last = example.messages.index(piece.messages[-1])
@@ -115,7 +115,7 @@ def test_as_many_turns_stand_before_the_last_answer_as_fit(example: Example, lim
         assert len(longer) <= len(piece.messages) or (size is not None and size > limit - len("Mend it.wish 10"))
 
 
-def test_what_cannot_be_cut_or_rendered_is_left_out_and_counted():
+def test_conversations_that_cannot_be_cut_or_rendered_are_left_out_and_counted():
     left_out: Counter[str] = Counter()
     notes: Counter[str] = Counter()
     example = conversation([1, 5000, 1, 1])
@@ -136,7 +136,7 @@ def test_limits_that_make_no_sense_are_refused():
         LengthRule(WordTemplate(), max_chars=100)
 
 
-def test_figures_are_of_all_rows():
+def test_length_figures_and_histogram_cover_all_rows():
     figures = length_figures(Counter({10: 3, 300: 1, 1500: 0, 5000: 1}), "tokens", "qwen", 8000)
     assert figures is not None
     assert (figures.shortest, figures.median, figures.p90, figures.longest) == (10, 10, 5000, 5000)
@@ -171,7 +171,7 @@ def export(directory: Path, output: Path, name: str = "trl-sft", **options: Any)
         return plugins.load("exports", name)(Corpus(store, selection, Redactor(bytes(32))), output, **own)
 
 
-def test_the_card_and_the_manifest_tell_lengths_and_what_was_cut(tmp_path: Path):
+def test_card_and_manifest_report_lengths_and_cuts(tmp_path: Path):
     put_sessions(tmp_path / "store", [long_session().trace])
     whole = export(tmp_path / "store", tmp_path / "whole", origins=("sessions",))
     assert whole.lengths is not None and whole.lengths.longest > 15_000 and whole.lengths.unit == "characters"
@@ -203,7 +203,7 @@ def test_turns_are_cut_as_conversations_are(tmp_path: Path):
         ("verl", {"form": "tokens", "origins": ("rollouts",)}),
     ],
 )
-def test_what_is_not_cut_says_so(tmp_path: Path, name: str, options: dict[str, Any]):
+def test_formats_that_cannot_be_cut_refuse_max_chars(tmp_path: Path, name: str, options: dict[str, Any]):
     put_rollouts(tmp_path / "store", tasks=1, samples=1)
     with pytest.raises(ConfigError, match="--max-chars: applies to conversations"):
         export(tmp_path / "store", tmp_path / "out", name, cut_chars=100, **options)

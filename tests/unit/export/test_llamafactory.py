@@ -79,7 +79,7 @@ def lines(path: Path) -> list[Any]:
 # --- rows ----------------------------------------------------------------------------------------------
 
 
-def test_turns_alternate_and_nothing_that_was_said_is_lost():
+def test_roles_alternate_and_the_text_of_every_message_is_kept():
     conversation = [
         {"role": "system", "content": "You work."},
         USER,
@@ -105,7 +105,7 @@ def test_turns_alternate_and_nothing_that_was_said_is_lost():
     ]
 
 
-def test_words_that_a_template_looks_for_are_escaped_in_calls_and_refused_in_text():
+def test_template_markers_are_escaped_in_calls_and_refused_in_text():
     command = "grep '</tool_call>' <think>"
     (_, call_turn) = turns(
         row_or_flaw(made.sft, example([USER, says(None, ("a", "Bash", {"command": command}))]), QWEN, "sharegpt")
@@ -127,7 +127,7 @@ def test_pictures_and_parallel_calls_are_refused_where_a_template_cannot_have_th
     assert reason(row_or_flaw(made.sft, example(both), template_rules("glm4"), "sharegpt")) == made.PARALLEL
 
 
-def test_rows_that_would_be_dropped_or_learned_wrongly_are_told():
+def test_rows_that_llamafactory_would_drop_or_mistrain_are_reported_with_a_reason():
     assert reason(row_or_flaw(made.sft, example([DONE]), QWEN, "sharegpt")) == made.NO_TURNS
     assert reason(row_or_flaw(made.sft, example([USER, DONE, USER], (1,)), QWEN, "sharegpt")) == made.NO_TURNS
     assert reason(row_or_flaw(made.sft, example([USER, DONE, USER, DONE], (3,)), QWEN, "sharegpt")) == made.PARTLY
@@ -136,7 +136,7 @@ def test_rows_that_would_be_dropped_or_learned_wrongly_are_told():
     assert reason(row_or_flaw(made.kto, example([USER, says("")], desirable=True), QWEN, "sharegpt")) == made.EMPTY
 
 
-def test_a_call_of_the_past_that_is_no_json_is_shown_as_it_was_written():
+def test_an_earlier_call_with_invalid_json_is_rendered_verbatim():
     past = says(None, ("a", "Bash", "{oops"))
     result = {"role": "tool", "tool_call_id": "a", "content": "No JSON."}
     assert turns(row_or_flaw(made.sft, example([USER, past, result, DONE]), QWEN, "sharegpt"))[1:3] == [
@@ -325,7 +325,7 @@ def test_a_name_that_another_has_is_refused(full: Path, tmp_path: Path):
         exported(full, tmp_path / "out", cutoff=0)
 
 
-def test_a_tokenizer_at_hand_counts(full: Path, tmp_path: Path):
+def test_cutoff_len_is_exact_with_a_local_tokenizer(full: Path, tmp_path: Path):
     from tokenizers import Tokenizer, models
 
     (tmp_path / "model").mkdir()
@@ -351,7 +351,9 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=4))
-def test_other_entries_stay_as_they_are(tmp_path_factory: pytest.TempPathFactory, others: dict[str, Any]):
+def test_merging_entries_leaves_other_data_sets_unchanged(
+    tmp_path_factory: pytest.TempPathFactory, others: dict[str, Any]
+):
     directory = tmp_path_factory.mktemp("info")
     (directory / "dataset_info.json").write_text(json.dumps(others))
     files.merge_entries(directory, {"ours": files.dataset_entry("ours/train.jsonl", "sharegpt", "sft")})

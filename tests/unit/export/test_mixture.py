@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_turns_stand_as_often_as_they_weigh(store: Path, tmp_path: Path):
+def test_turns_are_repeated_or_dropped_according_to_their_weight(store: Path, tmp_path: Path):
     exported = export(store, tmp_path / "out", f"3: {PASSED}", f"0: {STOPPED}", "0.5: commits > 0")
     counts = last_words(tmp_path / "out")
     assert (counts["I look."], counts["Edit"], counts["Then I stop."]) == (8, 24, 0)
@@ -59,7 +59,7 @@ def test_turns_stand_as_often_as_they_weigh(store: Path, tmp_path: Path):
     assert exported.rows == counts.total() == exported.origins["session"]
 
 
-def test_the_first_rule_counts_and_the_seed_decides(store: Path, tmp_path: Path):
+def test_the_first_matching_weight_applies_and_draws_depend_on_the_seed(store: Path, tmp_path: Path):
     weights = ("1.5: 1", f"3: {PASSED}")
     drawn = [export(store, tmp_path / f"out{n}", *weights, seed=seed).rows for n, seed in enumerate((1, 1, 2))]
     texts = [(tmp_path / f"out{n}" / "train.jsonl").read_bytes() for n in range(3)]
@@ -74,7 +74,7 @@ def test_a_conversation_has_the_mean_of_its_answers(store: Path, tmp_path: Path)
     assert [(part.answers, part.learned) for part in exported.mixture] == [(8, 16), (24, 32)]
 
 
-def test_the_card_and_the_manifest_tell_the_mixture_redacted(store: Path, tmp_path: Path):
+def test_card_and_manifest_list_the_mixture_with_redacted_conditions(store: Path, tmp_path: Path):
     export(store, tmp_path / "out", "2: project LIKE '/home/annabel/secret%'", f"2: {PASSED}")
     card = (tmp_path / "out" / "README.md").read_text()
     manifest = (tmp_path / "out" / "understudy.json").read_text()
@@ -93,12 +93,12 @@ def test_the_test_split_and_rollouts_are_left_alone(store: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["tests = 'passed'", "x: 1", "-1: 1", "3:", "1000: 1"])
-def test_what_is_no_weight_is_refused(text: str):
+def test_an_invalid_weight_is_refused(text: str):
     with pytest.raises(ConfigError, match="--weight: expected a number from 0 to 100"):
         weight_rule(text)
 
 
-def test_a_condition_that_is_none_is_refused(store: Path, tmp_path: Path):
+def test_a_weight_with_an_invalid_condition_is_refused(store: Path, tmp_path: Path):
     assert weight_rule(" 0.25 : a = ':' ") == WeightRule(0.25, "a = ':'")
     with pytest.raises(ConfigError, match="cannot select states"):
         export(store, tmp_path / "out", "2: nonsense = 1")

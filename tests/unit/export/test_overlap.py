@@ -61,7 +61,7 @@ def test_a_copy_with_a_few_other_lines_is_a_near_duplicate_and_other_work_is_not
         ("acme__shop-171", "acme/shopping", None),
     ],
 )
-def test_what_is_of_a_benchmark_is_known_by_id_repository_and_patch(
+def test_benchmark_overlap_is_detected_by_id_repository_and_patch(
     name: str, text: str, reason: str | None
 ) -> None:
     overlap = Benchmark([ROW]).overlap(name, [text])

@@ -50,7 +50,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 @given(
     st.lists(st.fixed_dictionaries({name: values(kind) for name, kind in COLUMNS.items()}), min_size=1, max_size=9)
 )
-def test_what_is_read_is_what_was_written(rows: list[dict[str, Any]]):
+def test_parquet_rows_read_back_as_written(rows: list[dict[str, Any]]):
     from pyarrow import parquet
 
     with TemporaryDirectory() as directory:

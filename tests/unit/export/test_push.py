@@ -78,7 +78,7 @@ def test_a_dry_run_sends_nothing(tmp_path: Path, hub: Hub):
     assert hub.requests == []
 
 
-def test_it_is_public_only_when_that_is_said(tmp_path: Path, hub: Hub):
+def test_push_creates_a_private_repository_unless_public_is_given(tmp_path: Path, hub: Hub):
     out = exported(tmp_path)
     environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
     public = understudy("push", out, "ann/open", "--public", home=tmp_path, **environment)
@@ -91,7 +91,7 @@ def test_it_is_public_only_when_that_is_said(tmp_path: Path, hub: Hub):
     assert hub.files["ann/open"] == before
 
 
-def test_sessions_that_are_not_redacted_stay_here(tmp_path: Path, hub: Hub):
+def test_push_of_unredacted_sessions_needs_confirmation(tmp_path: Path, hub: Hub):
     out = exported(tmp_path, unredacted=True)
     environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
     refused = understudy("push", out, "ann/traces", home=tmp_path, **environment)
@@ -101,7 +101,7 @@ def test_sessions_that_are_not_redacted_stay_here(tmp_path: Path, hub: Hub):
     assert confirmed.returncode == 0, confirmed.stderr
 
 
-def test_what_does_not_say_that_it_is_redacted_is_taken_not_to_be(tmp_path: Path, hub: Hub):
+def test_a_manifest_without_the_redaction_flag_counts_as_unredacted(tmp_path: Path, hub: Hub):
     out = exported(tmp_path)
     manifest = json.loads((out / "understudy.json").read_text())
     del manifest["unredacted"]
@@ -110,7 +110,7 @@ def test_what_does_not_say_that_it_is_redacted_is_taken_not_to_be(tmp_path: Path
     assert refused.returncode == 2 and "contains unredacted sessions" in refused.stderr and hub.requests == []
 
 
-def test_what_is_no_whole_export_is_refused(tmp_path: Path, hub: Hub):
+def test_push_of_an_incomplete_or_changed_export_is_refused(tmp_path: Path, hub: Hub):
     home = tmp_path
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -131,7 +131,7 @@ def test_what_is_no_whole_export_is_refused(tmp_path: Path, hub: Hub):
 
 
 @pytest.mark.parametrize("token", ["hf_wrong", ""])
-def test_who_may_not_is_told_how_to_log_in(tmp_path: Path, hub: Hub, token: str):
+def test_a_missing_or_rejected_token_is_reported_with_how_to_log_in(tmp_path: Path, hub: Hub, token: str):
     out = exported(tmp_path)
     done = understudy("push", out, "ann/traces", home=tmp_path, HF_ENDPOINT=hub.url, HF_TOKEN=token)
     assert done.returncode == 2
@@ -139,7 +139,7 @@ def test_who_may_not_is_told_how_to_log_in(tmp_path: Path, hub: Hub, token: str)
     assert not token or token not in done.stdout + done.stderr
 
 
-def test_a_hub_that_is_not_there_is_said(tmp_path: Path):
+def test_an_unreachable_hub_is_reported(tmp_path: Path):
     out = exported(tmp_path)
     endpoint = "http://127.0.0.1:9"
     done = understudy("push", out, "ann/traces", home=tmp_path, HF_ENDPOINT=endpoint, HF_TOKEN=TOKEN)

@@ -207,18 +207,18 @@ def test_no_secret_is_in_an_export(
     assert all(sum(secret in plain for secret in secrets) >= 5 for secrets in lots) and PERSON in plain
 
 
-def test_every_format_with_sessions_is_looked_into():
+def test_the_secrets_tests_cover_every_format_that_exports_sessions():
     with_sessions = [
         name for name in plugins.names("exports") if "sessions" in traits_of(plugins.load("exports", name)).origins
     ]
     assert sorted({name for name, _ in EXPORTS}) == with_sessions
 
 
-def test_no_format_exports_sessions_without_a_word(planted: tuple[Path, list[list[str]]]):
+def test_a_corpus_of_sessions_without_redactor_is_refused(planted: tuple[Path, list[list[str]]]):
     with Store.open(planted[0], create=False) as store, pytest.raises(ConfigError, match="--unredacted"):
         Corpus(store, ExportSelection(origins=("sessions",)))
 
 
-def test_what_does_not_redact_does_not_load_the_rules() -> None:
+def test_the_hf_format_does_not_import_the_redaction_rules() -> None:
     code = "import sys, understudy.export.formats.hf; sys.exit('understudy.redact.rules' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -57,7 +57,7 @@ def test_the_documented_example_is_read(tmp_path: Path):
     assert second.messages[-1]["content"] == "2026-07-01T15:00:00Z"
 
 
-def test_a_session_comes_back_as_it_was(tmp_path: Path):
+def test_an_exported_session_reads_back_to_the_same_states(tmp_path: Path):
     put_sessions(tmp_path / "store", [session("one")])
     newest, other = export(tmp_path / "store", tmp_path / "out")
     header, *messages = newest
@@ -76,7 +76,7 @@ def test_a_session_comes_back_as_it_was(tmp_path: Path):
         assert state.tools == after[key].tools
 
 
-def test_rollouts_say_what_became_of_them(tmp_path: Path):
+def test_rollout_headers_have_the_reward_and_the_task(tmp_path: Path):
     put_rollouts(tmp_path / "store")
     traces = export(tmp_path / "store", tmp_path / "out", origins=("rollouts",), solved_only=False)
     assert traces

@@ -74,7 +74,7 @@ def shown(*, full: bool = False, color: bool = False) -> str:
     return out.getvalue()
 
 
-def test_the_story_is_told_in_order():
+def test_a_rollout_is_printed_in_chronological_order():
     output = shown()
     parts = ["calc-0", "reward", "instruction", "branch main", "I look.", "→ Agent", "← error", "patch", "+++ b/x"]
     parts += ["tests", "failed   test_a.py", "passed   test_a.py::test_good", "errors", "sandbox error"]
@@ -85,7 +85,7 @@ def test_the_story_is_told_in_order():
     assert "backend error, BackendError: the model server is down" in output
 
 
-def test_tabs_and_blank_lines_keep_their_places():
+def test_tabs_and_blank_lines_of_a_message_are_preserved():
     out = io.StringIO()
     session = Session()
     session.ask([user(text("1\tdef f():\n2\n\n3\t    return 1"))], [text("Hm.")])
@@ -102,7 +102,7 @@ def test_long_values_are_shortened_unless_full():
     assert shown(full=True).count("long line") == 40
 
 
-def test_nothing_hostile_reaches_the_terminal():
+def test_control_characters_and_markup_are_escaped_in_the_output():
     output = shown(full=True)
     assert not {character for character in output if character != "\n" and not character.isprintable()}
     assert "[bold red]x[/] :smile:" in output

@@ -103,7 +103,7 @@ def verl(script: str, output: Path) -> Any:
     return json.loads(done.stdout.partition("TOLD")[2])
 
 
-def test_conversations_have_messages_tools_and_what_is_learned(tmp_path: Path):
+def test_sft_rows_have_messages_tools_and_trained_ranges(tmp_path: Path):
     put_sessions(tmp_path / "store", [session("s")])
     summary = written(tmp_path / "store", tmp_path / "out", "sft", origins=("sessions",))
     assert "verl_loader.py" in summary.files
@@ -116,7 +116,7 @@ def test_conversations_have_messages_tools_and_what_is_learned(tmp_path: Path):
     assert main["messages"][6]["reasoning_content"] == "All good."
 
 
-def test_tasks_have_what_grades_them(tmp_path: Path):
+def test_rl_rows_have_the_ground_truth_that_grades_the_task(tmp_path: Path):
     put_rollouts(tmp_path / "store", tasks=2, samples=2)
     summary = written(tmp_path / "store", tmp_path / "out", "rl", solved_only=True)
     assert summary.rows == 2 and summary.origins == {"rollout": 4}

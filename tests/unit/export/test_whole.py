@@ -63,7 +63,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_what_is_interrupted_leaves_the_earlier_export(store: Path, tmp_path: Path, name: str):
+def test_an_interrupted_export_leaves_the_earlier_one(store: Path, tmp_path: Path, name: str):
     export(store, name, tmp_path, where="project = '/srv/p1'")
     before = content(tmp_path)
     with pytest.raises(KeyboardInterrupt):
@@ -98,7 +98,7 @@ def test_datasets_of_a_run_are_whole_when_the_disk_is_full(tmp_path: Path):
     assert content(tmp_path / "out") == before
 
 
-def test_two_exports_to_one_place_are_one_too_many(store: Path, tmp_path: Path):
+def test_a_second_export_to_a_directory_being_written_is_refused(store: Path, tmp_path: Path):
     refused: list[str] = []
 
     def again(done: int, of: int) -> None:
@@ -111,7 +111,7 @@ def test_two_exports_to_one_place_are_one_too_many(store: Path, tmp_path: Path):
     assert refused and sorted(content(tmp_path)) == sorted([*exported.files, MANIFEST])
 
 
-def test_what_a_killed_export_left_is_cleared_away(store: Path, tmp_path: Path):
+def test_leftovers_of_a_killed_export_are_removed(store: Path, tmp_path: Path):
     (tmp_path / ".understudy-export").mkdir()
     (tmp_path / ".understudy-export" / "train.jsonl").write_text("half")
     exported = export(store, "openai", tmp_path)
@@ -119,7 +119,7 @@ def test_what_a_killed_export_left_is_cleared_away(store: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["openai", "hf"])
-def test_what_another_wrote_is_not_written_over(tmp_path: Path, name: str):
+def test_an_export_refuses_to_overwrite_a_foreign_file(tmp_path: Path, name: str):
     put_rollouts(tmp_path / "store")
     out = tmp_path / "out"
     out.mkdir()
@@ -130,7 +130,7 @@ def test_what_another_wrote_is_not_written_over(tmp_path: Path, name: str):
 
 
 @pytest.mark.parametrize("name", ["openai", "hf"])
-def test_the_store_itself_is_a_place_to_export_to(tmp_path: Path, name: str):
+def test_exporting_into_the_store_directory_works(tmp_path: Path, name: str):
     put_rollouts(tmp_path)
     first = export(tmp_path, name, tmp_path)
     assert export(tmp_path, name, tmp_path).rows == first.rows > 0
@@ -148,7 +148,7 @@ def test_a_manifest_removes_nothing_outside_of_its_directory(store: Path, tmp_pa
     assert (tmp_path / "mine").read_text() == "mine"
 
 
-def test_nothing_of_this_machine_is_in_what_is_pushed(store: Path, tmp_path: Path):
+def test_pushed_files_contain_no_local_paths(store: Path, tmp_path: Path):
     out = tmp_path / "home" / "ann" / "data"
     export(store, "llamafactory", out, where="project like '/home/ann/%' or project like '/srv/%'")
     planned = plan_push(out / "understudy", "ann/x")
@@ -159,13 +159,13 @@ def test_nothing_of_this_machine_is_in_what_is_pushed(store: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("share", [0.0, 0.999])
-def test_shares_at_the_ends_have_one_split(store: Path, tmp_path: Path, share: float):
+def test_a_negligible_test_share_yields_a_train_split_only(store: Path, tmp_path: Path, share: float):
     exported = export(store, "openai", tmp_path, test_share=share)
     assert exported.splits == {"train": 80}
     assert len(datasets.load_dataset(str(tmp_path), cache_dir=str(tmp_path / "c"))["train"]) == 80
 
 
-def test_a_share_of_all_is_refused(store: Path, tmp_path: Path):
+def test_a_test_share_of_one_is_refused(store: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="--test-share"):
         export(store, "openai", tmp_path, test_share=1.0)
 

@@ -65,7 +65,7 @@ def figures(counts: dict[str, Any], *names: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", ["states.jsonl", "states.parquet"])
-def test_nothing_is_touched_where_nothing_changed(name: str, tmp_path: Path):
+def test_ingesting_unchanged_logs_again_does_not_rewrite_the_output(name: str, tmp_path: Path):
     lay(tmp_path / "logs", session("a"), session("b"), directory="p1")
     output = tmp_path / name
     first = told(tmp_path / "logs", "--output", output)
@@ -79,7 +79,7 @@ def test_nothing_is_touched_where_nothing_changed(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_what_changed_is_read_and_the_rest_copied(jobs: str, tmp_path: Path):
+def test_changed_logs_are_read_again_and_rows_of_unchanged_ones_copied(jobs: str, tmp_path: Path):
     logs, padding = tmp_path / "logs", PADDING if jobs == "2" else b""
     for name in ("a", "b", "c"):
         lay(logs, session(name), directory=name, padding=padding)
@@ -199,7 +199,7 @@ def test_a_store_is_the_default_and_is_the_users_own(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_only_what_is_new_or_changed_goes_into_the_store(jobs: str, tmp_path: Path):
+def test_only_new_or_changed_states_are_written_to_the_store(jobs: str, tmp_path: Path):
     logs, store = tmp_path / "logs", tmp_path / "store"
     padding = PADDING if jobs == "2" else b""
     for name in ("a", "b", "c"):
@@ -216,7 +216,7 @@ def test_only_what_is_new_or_changed_goes_into_the_store(jobs: str, tmp_path: Pa
     assert [len(trace.turns) for trace in trace_store.traces(store)] == [3, 5, 3, 2]
 
 
-def test_the_store_holds_what_the_lines_hold(tmp_path: Path):
+def test_states_exported_from_the_store_equal_those_ingested_to_jsonl(tmp_path: Path):
     told(DATA, "--dir", tmp_path / "store")
     told(DATA, "--output", tmp_path / "ingested.jsonl")
     done = understudy("states", str(tmp_path / "store"), "--output", str(tmp_path / "s.jsonl"), "--unredacted")
@@ -298,7 +298,7 @@ def test_states_are_counted_by_a_column(store: Path):
     assert both.returncode == 2 and "leave out --output and --limit" in both.stderr
 
 
-def test_states_are_printed_without_what_names_a_person(store: Path, tmp_path: Path):
+def test_user_names_are_redacted_in_printed_and_exported_states_by_default(store: Path, tmp_path: Path):
     env = {"XDG_DATA_HOME": str(tmp_path)}
     printed = understudy("states", str(store), "--json", "--limit", "2", env=env).stdout
     assert len([json.loads(line) for line in printed.splitlines()]) == 2
@@ -309,7 +309,7 @@ def test_states_are_printed_without_what_names_a_person(store: Path, tmp_path: P
     assert "jane" not in json.dumps([row["project"] for row in rows_back(tmp_path / "s.parquet")])
 
 
-def test_what_cannot_be_shown_is_said(store: Path, tmp_path: Path):
+def test_states_reports_unknown_columns_missing_stores_and_conflicting_outputs(store: Path, tmp_path: Path):
     wrong = understudy("states", str(store), "--where", "modle = 1")
     assert wrong.returncode == 2 and "no such column: modle" in wrong.stderr and "model" in wrong.stderr
     assert "has no store" in understudy("states", str(tmp_path / "none")).stderr

@@ -135,7 +135,7 @@ def with_ledger() -> tuple[Log, dict[str, dict[str, Any]]]:
     return log, sent
 
 
-def test_the_ledger_is_what_was_sent() -> None:
+def test_states_with_a_ledger_take_their_messages_from_it() -> None:
     log, _ = with_ledger()
     (trace,) = read(log)
     first, second = expand(trace)
@@ -214,7 +214,7 @@ def test_a_fork_finds_its_requests_in_the_ledger_of_the_original() -> None:
     assert outline(states[NEXT])[-1] == "user: be brief"
 
 
-def test_circles_in_a_ledger_end() -> None:
+def test_a_cycle_of_base_requests_in_a_ledger_falls_back_to_the_records() -> None:
     log, _ = with_ledger()
     log.lines = [{**line, "base": "r2"} if line.get("id") == "r1" else line for line in log.lines]
     assert {state.fidelity for state in by_message(*read(log)).values()} == {"exact"}
@@ -223,7 +223,7 @@ def test_circles_in_a_ledger_end() -> None:
 # --- the files --------------------------------------------------------------------------------------------
 
 
-def test_what_is_a_log_of_claude_code() -> None:
+def test_detection_accepts_claude_code_logs_and_rejects_other_json() -> None:
     log = Log()
     log.user("hi")
     reader = ClaudeCodeFormat()

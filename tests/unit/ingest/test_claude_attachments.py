@@ -64,7 +64,7 @@ def test_reminders_pass_what_the_user_wrote_since_the_result() -> None:
     ]
 
 
-def test_what_a_hook_says_of_a_call_is_in_its_result() -> None:
+def test_hook_context_of_a_tool_call_is_added_to_its_result() -> None:
     log = Log(version="2.1.250")
     log.user("look")
     log.assistant(ANSWER, ("t1", "Bash"), ("t2", "Bash"))
@@ -115,7 +115,7 @@ def test_a_mentioned_file_and_image_are_there() -> None:
         ({"type": ["file"]}, "attachment_unknown"),
     ],
 )
-def test_what_the_log_does_not_hold_is_noted_from_there_on(attachment: dict[str, Any], note: str) -> None:
+def test_states_after_an_attachment_of_unlogged_content_are_noted(attachment: dict[str, Any], note: str) -> None:
     log = Log(version="2.1.250")
     log.user("look")
     log.assistant(ANSWER, ("t1", "Bash"))
@@ -215,7 +215,7 @@ def test_a_prompt_between_the_results_of_a_stopped_turn_is_noted() -> None:
         ("2.1.197", "claude-opus-4-5", False, ()),
     ],
 )
-def test_what_is_added_to_a_mentioned_file_is_there_or_noted(
+def test_the_reminder_added_to_a_mentioned_file_is_rebuilt_or_noted(
     version: str, model: str, warned: bool, notes: tuple[str, ...]
 ) -> None:
     """2.1.112 added a reminder to what it read for older models, which the attachment does not hold."""

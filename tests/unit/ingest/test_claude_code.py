@@ -15,7 +15,7 @@ NEXT = "msg_0000000000000002"
 LAST = "msg_0000000000000003"
 
 
-def test_the_lines_of_an_answer_are_one_turn() -> None:
+def test_log_lines_of_one_response_are_merged_into_one_turn() -> None:
     log = Log()
     log.user("look")
     log.assistant(ANSWER, thinking("first I look"), "Looking.", ("t1", "Bash", {"command": "ls"}))
@@ -70,7 +70,7 @@ def test_a_result_that_was_logged_late_was_sent_in_time() -> None:
     assert outline(state)[2:] == ["t2: two", "t1: one"] and state.fidelity == "exact"
 
 
-def test_lines_may_stand_between_results() -> None:
+def test_progress_records_and_later_calls_between_results_do_not_break_the_chain() -> None:
     """2.1.9 wrote progress into the chain, and answers that went on while a tool ran."""
     log = Log(version="2.1.9")
     log.user("look")
@@ -117,7 +117,7 @@ def test_a_resume_into_a_new_file_counts_each_turn_once() -> None:
     assert sum(trace.losses["copied-turn"] for trace in traces) == 1
 
 
-def test_of_copies_the_one_that_holds_most_has_the_turn() -> None:
+def test_a_turn_copied_into_a_fork_is_taken_from_the_most_complete_copy() -> None:
     """2.1.69 copied into a fork only what a walk along the parents meets."""
     original = Log("s2", "2.1.69")
     fork = Log("s1", "2.1.69")
@@ -140,7 +140,7 @@ def test_of_copies_the_one_that_holds_most_has_the_turn() -> None:
     assert outline(states[LAST])[1:3] == ["assistant: +t1", "t1: one"]
 
 
-def test_after_a_resume_some_versions_send_only_what_the_parents_lead_to() -> None:
+def test_after_a_resume_some_versions_send_only_messages_on_the_parent_chain() -> None:
     for version, calls in (
         ("2.1.69", ["assistant: +t2", "t2: two"]),
         ("2.1.150", ["assistant: +t1 +t2", "t1: one"]),
@@ -160,7 +160,7 @@ def test_after_a_resume_some_versions_send_only_what_the_parents_lead_to() -> No
         assert outline(states[LAST])[1:3] == calls, version
 
 
-def test_a_compaction_begins_anew_and_keeps_what_it_names() -> None:
+def test_a_compaction_restarts_the_context_with_its_preserved_messages() -> None:
     log = Log(version="2.1.197")
     log.user("start")
     log.assistant(ANSWER, "one")
@@ -208,7 +208,7 @@ def test_a_reply_whose_link_was_lost_is_put_back() -> None:
     assert outline(by_message(*read(log))[NEXT]) == ["user: hi", "assistant: hello", "user: more"]
 
 
-def test_what_is_missing_is_guessed_and_told() -> None:
+def test_a_missing_parent_is_repaired_and_noted_in_the_state() -> None:
     log = Log()
     log.user("hi")
     log.assistant(ANSWER, "hello")
@@ -221,7 +221,7 @@ def test_what_is_missing_is_guessed_and_told() -> None:
     assert trace.losses == {"missing-parent": 1}
 
 
-def test_what_is_not_sent_is_left_out() -> None:
+def test_records_that_were_not_sent_to_the_model_are_left_out_of_the_context() -> None:
     log = Log()
     log.user("Caveat: local", isMeta=True)
     log.system("local_command", content="<local-command-stdout>12</local-command-stdout>")
@@ -244,7 +244,7 @@ def test_what_is_not_sent_is_left_out() -> None:
     assert not trace.losses
 
 
-def test_what_the_user_says_meanwhile_comes_behind_the_results() -> None:
+def test_a_prompt_queued_during_tool_calls_is_appended_to_the_last_result() -> None:
     log = Log(version="2.1.197")
     log.user("look")
     log.assistant(ANSWER, ("t1", "Bash"))
@@ -275,7 +275,7 @@ def test_plans_are_sent_back_as_the_version_does() -> None:
         assert msgspec.json.decode(call["function"]["arguments"]) == {"plan": "# do"}
 
 
-def test_an_answer_that_was_cut_off_is_asked_to_go_on() -> None:
+def test_a_response_cut_at_max_tokens_is_followed_by_the_continue_prompt() -> None:
     log = Log()
     log.user("write")
     log.assistant(ANSWER, "This is cut o", stop="max_tokens")

@@ -26,7 +26,7 @@ def wanted(version: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("version", sorted(path.parent.name for path in SENT.glob("*/expected.jsonl")))
-def test_every_turn_is_as_it_was_sent(version: str) -> None:
+def test_rebuilt_contexts_equal_the_recorded_requests(version: str) -> None:
     files = sorted(path for path in (SENT / version / "projects").rglob("*") if path.is_file())
     contexts = FIDELITY["ours"](files)
     want = wanted(SENT / version)
@@ -35,7 +35,7 @@ def test_every_turn_is_as_it_was_sent(version: str) -> None:
         assert contexts[key][0] == context, key
 
 
-def test_a_ledger_is_what_newer_versions_are_read_from() -> None:
+def test_states_of_versions_with_a_ledger_have_ledger_fidelity() -> None:
     for version in ("2.1.300-print", "2.1.330-print"):
         files = sorted(path for path in (SENT / version / "projects").rglob("*") if path.is_file())
         assert {fidelity for _, fidelity in FIDELITY["ours"](files).values()} == {"ledger"}

@@ -93,7 +93,7 @@ def test_a_request_that_was_stopped_may_have_filled_the_cache() -> None:
     assert notes(log, NEXT) == LOST
 
 
-def test_what_a_compaction_left_behind_cannot_be_lost() -> None:
+def test_a_compaction_after_tool_calls_notes_no_unlogged_resume() -> None:
     log = worked()
     log.system("compact_boundary", parent=None)
     log.user("What was done: looked.", isCompactSummary=True)
@@ -101,7 +101,7 @@ def test_what_a_compaction_left_behind_cannot_be_lost() -> None:
     assert "resume_not_logged" not in notes(log, NEXT)
 
 
-def test_what_a_skill_says_behind_its_call_is_no_prompt() -> None:
+def test_a_skills_text_after_its_call_does_not_count_as_a_prompt() -> None:
     log = worked()
     log.user([{"type": "text", "text": "Base directory for this skill"}], isMeta=True, sourceToolUseID="t2")
     log.assistant(NEXT, "Going on.", usage=usage(0, 30_100))
@@ -120,7 +120,7 @@ def test_hooks_of_a_resumed_session_show_that_it_lost_calls() -> None:
     assert outline(state) == ["user: look", "assistant: +t2", "t2: two", "assistant: Looked.", "user: go on"]
 
 
-def test_the_programs_own_answer_to_a_session_that_ended_with_a_command_shows_a_resume() -> None:
+def test_a_synthetic_response_after_a_command_shows_a_resume() -> None:
     log = worked()
     log.user("<command-name>/exit</command-name>")
     log.assistant("5828ecc9", "No response requested.", model="<synthetic>")

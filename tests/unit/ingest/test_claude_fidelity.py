@@ -109,7 +109,7 @@ def hooked(log: Log, event: str, call: str) -> None:
     )
 
 
-def test_what_hooks_add_before_a_tool_keeps_reminders_out_of_its_result() -> None:
+def test_pre_tool_hook_context_keeps_reminders_out_of_the_tool_result() -> None:
     """As 2.1.110 sent it: results first, then all texts in the order of the log."""
     log = Log(version="2.1.110")
     log.user("go")
@@ -271,7 +271,7 @@ def test_results_keep_their_order_where_records_stand_before_their_parents() -> 
     assert outline(state)[2:] == ["t1: one", "t2: two"]
 
 
-def test_what_follows_an_early_prompt_has_that_prompt() -> None:
+def test_requests_after_a_prompt_sent_before_a_stopped_tools_result_have_both() -> None:
     """The user wrote before a stopped tool was gone; its result came later, and later requests have both."""
     log = Log(version="2.1.110")
     log.user("go")
@@ -419,7 +419,7 @@ def test_files_and_the_attribution_are_the_users_texts_where_reminders_are_syste
     assert sent["claude-sonnet-4-5"][0] == f"t1: one\n\n{texts[0]}" and texts[1] in sent["claude-sonnet-4-5"][1]
 
 
-def test_what_is_sent_before_a_summary_stays_before_it() -> None:
+def test_attachments_logged_before_a_summary_are_sent_before_it() -> None:
     log = Log(version="2.1.280")
     log.user("go")
     log.assistant(FIRST, "Ready.")

@@ -174,7 +174,7 @@ def test_fields_of_a_wrong_type_cost_no_more_than_themselves() -> None:
     assert trace.losses == {"odd-field:isSidechain": 1, "odd-field:message": 2}
 
 
-def test_unknown_records_keep_the_chain_and_are_told() -> None:
+def test_unknown_record_types_keep_the_parent_chain_and_count_as_losses() -> None:
     log = Log()
     log.user("hi")
     log.add("brand-new", data={"x": 1})
@@ -222,13 +222,13 @@ def test_real_sessions_are_read_whole() -> None:
 @pytest.mark.skipif(not real(), reason="no recorded sessions beside the project")
 @settings(parent=MANY, max_examples=40)
 @given(which=st.integers(0, 1 << 16), seed=st.integers(0, 1 << 32))
-def test_real_sessions_mutilated(which: int, seed: int) -> None:
+def test_mutilated_real_sessions_never_stop_the_reader(which: int, seed: int) -> None:
     path = real()[which % len(real())]
     check(mutilated(path.read_bytes(), seed), path.name)
 
 
 @pytest.mark.skipif(not (SHARED / "session-fidelity").is_dir(), reason="no recorded requests beside the project")
-def test_what_was_sent_is_rebuilt(tmp_path: Path) -> None:
+def test_the_fidelity_bench_rebuilds_at_least_97_percent_of_requests_exactly(tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
     command = [sys.executable, ROOT / "bench" / "fidelity.py", SHARED / "session-fidelity", "--json", target]
     subprocess.run(command, check=True, capture_output=True, env=os.environ)

@@ -222,7 +222,7 @@ def test_the_first_versions_sent_the_first_answer_twice_in_print_mode() -> None:
         assert len(outline(states[NEXT])) == (5 if prompts == 1 else 3)
 
 
-def test_what_a_hook_said_to_a_prompt_is_sent() -> None:
+def test_prompt_hook_output_is_sent_though_marked_as_visible_in_the_transcript_only() -> None:
     log = Log(version="1.0.102")
     log.user("hi")
     log.user("<user-prompt-submit-hook>be kind</user-prompt-submit-hook>", isVisibleInTranscriptOnly=True)

@@ -157,7 +157,7 @@ def test_filters_leave_out_and_say_how_many(
     assert f"left out: {sum(reason.values())} states" in ingest(logs, "--dry-run", *options).stderr
 
 
-def test_states_without_a_time_are_counted_where_one_is_asked_for():
+def test_since_leaves_out_undated_states_and_counts_them():
     counts = json.loads(ingest(DATA / "swesmith.jsonl", "--since", "2020-01-01", "--dry-run", "--json").stdout)
     assert counts["states"] == 0
     assert counts["left_out"] == {"undated": 3}
@@ -187,7 +187,7 @@ def test_a_format_can_be_chosen(tmp_path: Path):
     assert "expected one of: " in ingest(logs, "--format", "nonsense", "--dry-run", code=2).stderr
 
 
-def test_what_cannot_be_read_is_counted_and_the_rest_is_read(tmp_path: Path):
+def test_unreadable_files_are_counted_and_the_others_ingested(tmp_path: Path):
     logs = lay(tmp_path, session("s1"))
     project = logs / "-home-dev-proj"
     (project / "notes.txt").write_text("nothing of the kind")
@@ -252,7 +252,7 @@ def test_the_default_is_the_users_claude_code_directory(tmp_path: Path):
         (["none", "--output", "out.jsonl"], "cannot read none"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_nothing_is_changed(
+def test_invalid_arguments_are_refused_and_no_file_is_changed(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -310,7 +310,7 @@ def wait_until_gone(group: int) -> None:
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_what_was_there(jobs: str, number: signal.Signals, tmp_path: Path):
+def test_an_interrupted_ingest_leaves_the_earlier_output(jobs: str, number: signal.Signals, tmp_path: Path):
     with stopped(tmp_path, "--jobs", jobs) as process:
         if number == signal.SIGINT:
             os.killpg(process.pid, number)  # as a terminal does
@@ -328,7 +328,7 @@ def test_an_interrupt_leaves_what_was_there(jobs: str, number: signal.Signals, t
     wait_until_gone(process.pid)
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path):
+def test_temporary_files_of_a_killed_ingest_are_removed_by_the_next(tmp_path: Path):
     with stopped(tmp_path, "--jobs", "2") as process:
         process.kill()
         os.killpg(process.pid, signal.SIGCONT)
@@ -341,7 +341,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path):
     assert rows(tmp_path / "states.jsonl")
 
 
-def test_a_full_disk_is_told_and_leaves_what_was_there(tmp_path: Path):
+def test_a_failed_write_is_reported_and_leaves_the_earlier_output(tmp_path: Path):
     output = tmp_path / "states.jsonl"
     output.write_text("before\n")
     logs = lay(tmp_path, session("s1", turns=300))

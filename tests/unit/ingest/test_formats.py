@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parents[2] / "data" / "ingest-golden"
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_a_log_is_read_as_the_golden_file_says(log: str) -> None:
+def test_the_traces_of_a_log_equal_its_golden_file(log: str) -> None:
     expected = GOLDEN / f"{log.replace('/', '_')}.json"
     traces = [golden(trace) for trace in read(DATA / log)]
     if os.environ.get("UNDERSTUDY_GOLDEN") == "write":
@@ -41,14 +41,14 @@ def test_no_format_claims_the_log_of_another(log: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("log", "name"), LOGS.items())
-def test_a_format_is_known_by_less_than_its_whole_beginning(log: str, name: str) -> None:
+def test_a_format_is_detected_from_the_first_bytes_of_its_head(log: str, name: str) -> None:
     for file in walk_logs([DATA / log], Counter()):
         for size in (600, 4096):
             detected = detect(file.path, read_head(file)[:size])
             assert detected is not None and detected.name == name, (file.path, size)
 
 
-def test_what_is_no_log_is_claimed_by_no_format() -> None:
+def test_other_files_are_detected_as_no_format() -> None:
     others = {
         "notes.md": b"# Notes\n\n> a quotation\n\n- one\n",
         "main.py": b"import os\n\nprint(os.name)\n",

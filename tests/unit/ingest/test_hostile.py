@@ -124,7 +124,7 @@ def parsed(data: bytes) -> tuple[list[Any], Callable[[list[Any]], bytes]] | None
 
 
 @pytest.mark.parametrize("log", [log for log, (_, files) in LOGS.items() if parsed(next(iter(files.values())))])
-def test_any_value_may_stand_anywhere(log: str) -> None:
+def test_a_value_of_a_wrong_type_in_any_field_does_not_stop_the_reader(log: str) -> None:
     name, files = LOGS[log]
     for path, content in files.items():
         parts = parsed(content)
@@ -141,7 +141,7 @@ def test_any_value_may_stand_anywhere(log: str) -> None:
 @pytest.mark.parametrize("name", [format.name for format in FORMATS if format.name != "claude-code"])
 @settings(max_examples=30, deadline=None)
 @given(data=st.binary(max_size=400) | VALUES.map(lambda value: json.dumps(value).encode()))
-def test_what_is_no_log_of_a_format_gives_no_turn_of_sense_but_no_crash(name: str, data: bytes) -> None:
+def test_arbitrary_bytes_crash_no_reader_and_no_detection(name: str, data: bytes) -> None:
     for path in ("x.jsonl", "x.json", "x/events/0.json", "x/events/event-00000-a.json", "x"):
         read(name, {path: data})
         format_named(name).detect(path, data)
@@ -241,7 +241,7 @@ def test_halves_of_surrogates_and_bad_bytes_are_replaced_and_counted() -> None:
 
 @settings(deadline=None)
 @given(value=VALUES, cut=st.integers(0, 200))
-def test_an_outline_of_any_beginning_can_be_made(value: Any, cut: int) -> None:
+def test_any_truncated_json_can_be_outlined(value: Any, cut: int) -> None:
     data = json.dumps(value).encode()
     outline = log_reader.outline(data[:cut])
     assert outline.kind in ("", "{", "[")

@@ -55,7 +55,7 @@ def test_a_path_that_is_given_may_be_a_link(tmp_path: Path) -> None:
     assert list(found(tmp_path / "link")[0]) == [str(tmp_path / "link/a.json")]
 
 
-def test_a_path_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_path_or_special_file_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*no-such"):
         list(walk_logs([tmp_path / "no-such"], Counter()))
     os.mkfifo(tmp_path / "pipe")
@@ -102,7 +102,7 @@ def test_a_log_can_be_sent_to_another_process_and_found_by_its_path(tmp_path: Pa
         log_file_at(f"{tmp_path}/a.zip!/x/z.jsonl")
 
 
-def test_names_in_a_zip_lead_nowhere(tmp_path: Path) -> None:
+def test_paths_and_links_in_a_zip_cannot_leave_the_archive(tmp_path: Path) -> None:
     (tmp_path / "victim.json").write_text("not yours")
     with zipfile.ZipFile(tmp_path / "in.zip", "w") as archive:
         archive.writestr("../victim.json", "mine")
@@ -117,7 +117,7 @@ def test_names_in_a_zip_lead_nowhere(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zip", "victim.json"]
 
 
-def test_bombs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bombs_are_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_files, "_LEAST_BOMB", 1_000_000)
     zeros = bytes(4_000_000)
     with zipfile.ZipFile(tmp_path / "told.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -155,7 +155,7 @@ def test_a_directory_of_an_archive_that_is_too_large_is_not_read(
     assert found(tmp_path / "again.zip") == ({}, {"oversized_archive": 1})
 
 
-def test_a_cut_gzip_gives_what_it_holds(tmp_path: Path) -> None:
+def test_a_truncated_gzip_is_read_up_to_the_cut(tmp_path: Path) -> None:
     data = CODEX.read_bytes()
     noisy = data + b"".join(b'{"timestamp":"%d","type":"event_msg","payload":{}}\n' % n for n in range(9000))
     whole = gzip.compress(noisy)

@@ -43,7 +43,7 @@ from support import example_count
         (None, None),
     ],
 )
-def test_families(model: str | None, expected: str | None) -> None:
+def test_a_model_name_maps_to_its_family(model: str | None, expected: str | None) -> None:
     assert model_family(model) == expected
 
 
@@ -114,7 +114,7 @@ def test_plain_messages_keep_their_thinking_for_the_action() -> None:
         )
     )
 )
-def test_what_is_put_in_order_is_a_conversation(turns: list[tuple[str, str, int]]) -> None:
+def test_normalised_messages_form_a_valid_conversation(turns: list[tuple[str, str, int]]) -> None:
     messages: list[dict[str, Any]] = []
     for role, content, number in turns:
         message: dict[str, Any] = {"role": role, "content": content}

@@ -24,7 +24,7 @@ def test_rows_of_data_sets_say_whether_their_task_was_solved() -> None:
     assert row.outcome == TraceOutcome(resolved=True, task="demo__greet-1", exit_status="submitted")
 
 
-def test_an_agents_own_log_says_how_it_ended_but_not_whether_it_was_right(tmp_path: Path) -> None:
+def test_an_agents_own_log_gives_its_exit_status_but_no_resolved_flag(tmp_path: Path) -> None:
     (trace,) = read(DATA / "sweagent.traj")
     assert (
         trace.outcome is not None and trace.outcome.exit_status == "submitted" and trace.outcome.resolved is None
@@ -68,7 +68,7 @@ def test_atif_has_its_reward_in_the_free_fields(tmp_path: Path, extra: Any, metr
     assert read(tmp_path / "trajectory.json")[0].outcome == expected
 
 
-def test_what_is_no_value_is_left_out() -> None:
+def test_invalid_outcome_values_are_left_out() -> None:
     assert outcome_from() is None and outcome_from(resolved=2, reward=float("nan"), task="", exit_status=3) is None
     assert outcome_from(reward=True) is None and outcome_from(reward=10**400) is None
     assert outcome_from(resolved=0) == TraceOutcome(resolved=False)

@@ -275,7 +275,7 @@ def test_gemini_takes_back_what_was_rewound_and_replaces_what_was_compressed() -
     assert not trace.losses
 
 
-def test_gemini_subagents_know_their_session(tmp_path: Path) -> None:
+def test_a_gemini_subagents_parent_is_the_session_of_its_directory(tmp_path: Path) -> None:
     lines = (DATA / "gemini.jsonl").read_text().replace('"kind": "main"', '"kind": "subagent"')
     path = tmp_path / "chats" / "above-1" / "sub.jsonl"
     path.parent.mkdir(parents=True)
@@ -327,7 +327,7 @@ def test_aider_tells_chats_apart_and_follows_the_model() -> None:
     assert next(expand(second, system=None)).messages == [{"role": "user", "content": "what is here?"}]
 
 
-def test_terminal_text_is_lossy_and_says_what_it_can() -> None:
+def test_states_of_terminal_text_are_lossy_and_keep_calls_and_thinking() -> None:
     trace, states = only(DATA / "claude_terminal.txt")
     assert {state.fidelity for state in states} == {"lossy"}
     calls = [call["function"] for state in states for call in state.student_action.tool_calls]
@@ -425,7 +425,7 @@ def test_rows_of_parquet_are_read_like_lines(tmp_path: Path) -> None:
     assert [trace.losses for trace in read(broken)] == [{"bad_parquet": 1}]
 
 
-def test_codex_does_not_tell_the_turns_of_a_fork_twice(tmp_path: Path) -> None:
+def test_codex_forks_do_not_repeat_the_turns_of_the_original(tmp_path: Path) -> None:
     def line(at: str, kind: str, payload: dict[str, Any]) -> str:
         return json.dumps({"timestamp": f"2026-11-01T00:{at}Z", "type": kind, "payload": payload}) + "\n"
 

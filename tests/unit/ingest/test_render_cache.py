@@ -47,7 +47,7 @@ def test_signals_states_and_the_store_render_a_node_once() -> None:
         assert set(counting.asked.values()) == {1}
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_render_cache_is_bounded_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_reader, "_ROOM", 5000)
     counting = Counting(PlainRenderer())
     remembering = RenderCache(counting)

@@ -103,7 +103,7 @@ def parsed(line: bytes) -> dict[str, object]:
 
 @MANY
 @given(seed=st.integers(0, 1 << 32))
-def test_lines_removed_and_repeated_add_up(seed: int) -> None:
+def test_turns_and_losses_add_up_when_lines_are_removed_or_repeated(seed: int) -> None:
     dice = random.Random(seed)
     lines = [
         line for line in talk().data().splitlines(keepends=True) for _ in range(dice.choice((0, 1, 1, 1, 2, 3)))
@@ -141,7 +141,7 @@ def test_lines_in_any_order_give_the_same_states(seed: int) -> None:
 # --- what stands in lines ---------------------------------------------------------------------------------
 
 
-def test_very_deep_nesting_costs_its_line_only() -> None:
+def test_a_very_deeply_nested_line_loses_only_itself() -> None:
     log = talk(2)
     deep = b'{"type":"user","uuid":"deep","parentUuid":null,"message":{"role":"user","content":' + b"[" * 200_000
     closed = deep + b"]" * 200_000 + b"}}"
@@ -151,7 +151,7 @@ def test_very_deep_nesting_costs_its_line_only() -> None:
         assert sum(counted(traces).values()) == 1
 
 
-def test_a_conversation_of_any_depth_is_no_recursion() -> None:
+def test_a_conversation_of_3000_turns_is_read_without_recursion_errors() -> None:
     log = Log()
     for number in range(3000):
         log.user("more")
@@ -174,7 +174,7 @@ def test_a_hundred_thousand_branches() -> None:
     assert [len(state.messages) for _, state in zip(range(3), expand(trace), strict=False)] == [2, 2, 2]
 
 
-def test_circles_of_parents_end() -> None:
+def test_cycles_of_parents_are_broken_and_counted() -> None:
     log = Log()
     log.user("a", uuid="u1", parent="u3")
     log.assistant(ANSWER, "b", uuid="u2", parent="u1")
@@ -199,7 +199,7 @@ def test_tiny_lines_nuls_and_other_encodings() -> None:
     assert wide["bad-json"] >= good.count(b"\n")
 
 
-def test_one_bad_line_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_line_is_counted_and_all_other_states_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     log = talk(40)
     whole = log.data().splitlines(keepends=True)
     expected = {key: outline(state) for key, state in by_message(*read(log)).items()}
@@ -227,7 +227,7 @@ def test_a_line_that_is_too_long_is_left_out_whatever_surrounds_it(monkeypatch: 
 # --- what lies in a tree ----------------------------------------------------------------------------------
 
 
-def test_a_tree_with_everything_in_it(tmp_path: Path) -> None:
+def test_a_directory_of_pipes_links_and_bad_archives_is_read_and_counted(tmp_path: Path) -> None:
     good = talk(3).data()
     (tmp_path / "good.jsonl").write_bytes(good)
     os.mkfifo(tmp_path / "pipe.jsonl")
@@ -255,7 +255,7 @@ def test_a_tree_with_everything_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable to root")
-def test_what_must_not_be_read_is_counted(tmp_path: Path) -> None:
+def test_files_and_directories_without_read_permission_are_counted(tmp_path: Path) -> None:
     (tmp_path / "no").mkdir()
     (tmp_path / "no").chmod(0)
     (tmp_path / "no.jsonl").write_bytes(b"{}")

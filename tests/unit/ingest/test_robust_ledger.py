@@ -139,7 +139,7 @@ class Written:
 
 @MANY
 @given(seed=st.integers(0, 1 << 32), turns=st.integers(1, 12))
-def test_what_was_written_into_a_ledger_is_read_from_it(seed: int, turns: int) -> None:
+def test_states_of_a_ledger_hold_the_requests_written_to_it(seed: int, turns: int) -> None:
     written = Written(seed, turns)
     log = written.whole()
     random.Random(seed).shuffle(written.ledger)
@@ -156,7 +156,7 @@ def test_what_was_written_into_a_ledger_is_read_from_it(seed: int, turns: int) -
 
 @MANY
 @given(seed=st.integers(0, 1 << 32), turns=st.integers(2, 10))
-def test_what_is_missing_in_a_ledger_is_not_made_up(seed: int, turns: int) -> None:
+def test_a_ledger_that_lacks_a_line_never_yields_a_wrong_context(seed: int, turns: int) -> None:
     written = Written(seed, turns)
     dice = random.Random(seed)
     lost = dice.choice(written.ledger)
@@ -170,7 +170,7 @@ def test_what_is_missing_in_a_ledger_is_not_made_up(seed: int, turns: int) -> No
             assert plain(state) == chat(written.sent[key])
 
 
-def test_the_ledger_of_a_session_tells_of_its_subagents_too() -> None:
+def test_the_ledger_of_a_session_covers_requests_of_its_subagents() -> None:
     main, agent = Written(1, 2), Written(2, 4, agentId="a1", isSidechain=True)
     for line in agent.log.lines:
         if line["type"] == "assistant":

@@ -46,7 +46,7 @@ def shown_json(*arguments: str | Path) -> Any:
     return json.loads(show(*arguments, "--json"))
 
 
-def test_a_session_tells_where_it_is_from_and_what_its_turns_did(store: Path):
+def test_show_of_a_session_lists_its_source_turns_calls_and_signals(store: Path):
     page = show(store, "aaaa-1")
     assert "1 conversations, 2 states" in page and "aaaa-1.jsonl" in page and "1 bad-json" in page
     assert "I look.   → Bash" in page and "tests failed" in page
@@ -58,7 +58,7 @@ def test_a_session_tells_where_it_is_from_and_what_its_turns_did(store: Path):
     assert conversation["turns"][0]["state_id"][:12] in page
 
 
-def test_a_state_is_what_the_model_saw_and_did_then(store: Path):
+def test_show_of_a_state_has_its_context_and_the_action_taken(store: Path):
     first, second = (turn["state_id"] for turn in shown_json(store, "aaaa-1")["conversations"][0]["turns"])
     page = show(store, first[:10])
     parts = ["turn 1 of 2", "tools", "version", "0 system", "1 user", "add a test", "next action", "I look first."]
@@ -78,7 +78,7 @@ def test_a_state_is_shown_as_states_prints_it(store: Path):
             assert shown_json(store, state["state_id"], *options) == state
 
 
-def test_nothing_secret_is_shown_unless_asked_for_and_nothing_steers_the_terminal(store: Path):
+def test_show_redacts_secrets_by_default_and_never_prints_escapes(store: Path):
     state = shown_json(store, "aaaa-1")["conversations"][0]["turns"][0]["state_id"]
     for name in ("aaaa-1", state):
         assert SECRET not in show(store, name, "--full") and SECRET not in json.dumps(shown_json(store, name))
@@ -86,7 +86,7 @@ def test_nothing_secret_is_shown_unless_asked_for_and_nothing_steers_the_termina
     assert SECRET in show(store, state, "--full", "--unredacted")
 
 
-def test_an_id_that_is_none_or_not_one_is_refused_with_what_to_do(store: Path):
+def test_ambiguous_and_unknown_ids_are_refused_with_advice(store: Path):
     several = show(store, "aaaa-", code=2)
     assert "sessions aaaa-1, aaaa-2" in several and "type more characters of the id" in several
     assert "no id of a session or state begins with 'zzz'" in show(store, "zzz", code=2)

@@ -43,7 +43,7 @@ def error(log: Log, call: str, text: str) -> None:
 # --- Claude Code ------------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_and_the_interruption_that_follows_are_the_turns() -> None:
+def test_a_denied_call_and_the_following_interruption_count_for_that_turn() -> None:
     log = Log()
     log.user("go")
     log.assistant("msg_000000000001", "first", ("t1", "Bash", {"command": "rm -rf x"}))
@@ -89,7 +89,9 @@ def test_a_refusal_and_the_interruption_that_follows_are_the_turns() -> None:
         ("bash: /root/x: Permission denied", 0, False, 1),
     ],
 )
-def test_each_call_ends_in_one_way(text: str, denied: int, interrupted: bool, failed: int) -> None:
+def test_each_failed_call_counts_once_as_denied_interrupted_or_error(
+    text: str, denied: int, interrupted: bool, failed: int
+) -> None:
     log = Log()
     log.user("go")
     log.assistant("msg_000000000001", ("t1", "Bash", {"command": "x"}))
@@ -98,7 +100,7 @@ def test_each_call_ends_in_one_way(text: str, denied: int, interrupted: bool, fa
     assert (one.tool_calls, one.denied, one.interrupted, one.tool_errors) == (1, denied, interrupted, failed)
 
 
-def test_words_in_a_good_result_are_nobodys_refusal() -> None:
+def test_a_successful_result_that_quotes_a_denial_counts_as_no_denial() -> None:
     log = Log()
     log.user("go")
     log.assistant("msg_000000000001", ("t1", "Bash", {"command": "cat session.txt"}))
@@ -134,7 +136,7 @@ def test_a_rewound_edit_did_not_survive() -> None:
     assert (first.edits, first.edits_survived) == (1, 0) and (second.edits, second.edits_survived) == (1, 1)
 
 
-def test_what_the_user_says_next_is_feedback_on_the_last_turn_only() -> None:
+def test_the_next_user_message_is_feedback_on_the_last_turn_only() -> None:
     log = Log()
     log.user("thanks, go")
     log.assistant("msg_000000000001", ("t1", "Read"))
@@ -201,7 +203,9 @@ def test_a_subagent_gets_no_feedback() -> None:
         ("claude-text", "Interrupted by user", "interrupted"),
     ],
 )
-def test_every_program_has_its_own_words(format: str, text: str, expected: str) -> None:
+def test_call_outcomes_are_recognised_by_the_wording_of_each_program(
+    format: str, text: str, expected: str
+) -> None:
     (one,) = signals(("shell", {"command": "x"}, text), format=format)
     outcomes = {"denied": one.denied, "interrupted": one.interrupted, "failed": one.tool_errors}
     assert [name for name, there in outcomes.items() if there] == ([] if expected == "fine" else [expected])
@@ -217,7 +221,7 @@ def test_an_interruption_of_codex_and_of_cline() -> None:
     assert annotated(trace_of(cline_messages, "cline"))[0].interrupted
 
 
-def test_calls_that_are_written_into_words() -> None:
+def test_calls_written_as_text_are_counted_with_their_results() -> None:
     def one(format: str, text: str, after: str) -> TurnSignals:
         messages: list[Message] = [{"role": "assistant", "content": text}, {"role": "user", "content": after}]
         return annotated(trace_of(messages, format))[0]
@@ -366,7 +370,9 @@ _FORMATS = some.sampled_from(("claude-code", "codex", "cline", "swe-smith", "min
 
 
 @given(some.lists(some.tuples(some.integers(-2, 12), _MESSAGES), max_size=12), _FORMATS, some.data())
-def test_no_trace_is_too_odd(nodes: list[tuple[int, Message]], format: str, data: some.DataObject) -> None:
+def test_any_trace_can_be_annotated_with_consistent_signals(
+    nodes: list[tuple[int, Message]], format: str, data: some.DataObject
+) -> None:
     trace = Trace(trace_id="t", session_id="t", format=format, source="x", renderer=PlainRenderer())
     trace.nodes = [TraceNode(parent, body) for parent, body in nodes]
     for at, (parent, body) in enumerate(nodes):

@@ -28,7 +28,7 @@ def survived(*steps: tuple[str, dict[str, Any], str]) -> list[int | None]:
     return [one.edits_survived for one in signals(*steps) if one.edits]
 
 
-def test_an_edit_that_nobody_touches_survives() -> None:
+def test_an_edit_that_no_later_edit_touches_survives() -> None:
     assert survived(edit("x = 1", "x = 2")) == [1]
     assert survived(edit("x = 1", "x = 2"), edit("y = 1", "y = 2"), write("other", "/p/b.py")) == [1, 1, 1]
 
@@ -49,12 +49,12 @@ def test_at_least_half_of_an_edit_must_be_there() -> None:
     assert survived(write("\n".join(lines)), edit(most, "another")) == [0, 1]
 
 
-def test_what_was_only_taken_out_is_gone_when_it_is_put_back() -> None:
+def test_a_deletion_does_not_survive_when_the_text_is_restored() -> None:
     assert survived(edit("a = 1\nprint(a)\n", "a = 1\n")) == [1]
     assert survived(edit("a = 1\nprint(a)\n", "a = 1\n"), edit("a = 1", "a = 1\nprint(a)")) == [0, 1]
 
 
-def test_a_failed_edit_is_none_and_undoes_nothing() -> None:
+def test_a_failed_edit_is_not_counted_and_undoes_nothing() -> None:
     failed = (EDIT, {"file_path": "/p/a.py", "old_string": "x = 2", "new_string": "x = 9"}, "ERROR: not found")
     assert survived(edit("x = 1", "x = 2"), failed) == [1]
 
@@ -95,7 +95,9 @@ def test_a_failed_edit_is_none_and_undoes_nothing() -> None:
         ("cp a.py b.py", 1),
     ],
 )
-def test_what_the_shell_does_to_an_edited_file(command: str, expected: int | None) -> None:
+def test_shell_commands_on_an_edited_file_decide_whether_the_edit_survives(
+    command: str, expected: int | None
+) -> None:
     assert survived(edit("x = 1", "x = 2"), sh(command)) == [expected]
 
 
@@ -106,7 +108,7 @@ def test_a_commit_is_kept_when_files_are_put_back() -> None:
     assert survived(edit("x = 1", "x = 2"), done, sh("git stash")) == [1]
 
 
-def test_an_edit_without_a_result_cannot_be_told() -> None:
+def test_survival_of_an_edit_without_a_result_is_unknown() -> None:
     (one,) = signals((EDIT, {"file_path": "a", "old_string": "x", "new_string": "y"}, None))
     assert (one.edits, one.edits_survived) == (1, None)
 

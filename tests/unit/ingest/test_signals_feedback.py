@@ -166,11 +166,11 @@ NEITHER = [
     + [("positive", text) for text in POSITIVE]
     + [(None, text) for text in NEITHER],
 )
-def test_only_plain_words_are_feedback(expected: str | None, text: str) -> None:
+def test_user_messages_are_classified_as_feedback(expected: str | None, text: str) -> None:
     assert feedback(text) == expected
 
 
-def test_an_interruption_is_the_note_itself_and_not_a_word_of_it() -> None:
+def test_only_the_interrupt_note_itself_counts_as_an_interruption() -> None:
     assert is_interrupt_note("[Request interrupted by user]") and is_interrupt_note(
         "[Request interrupted by user for tool use]"
     )

@@ -184,7 +184,7 @@ def test_a_command_that_runs_tests_is_known(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", IDLE)
-def test_a_command_that_only_speaks_of_tests_runs_none(command: str) -> None:
+def test_a_command_that_only_mentions_tests_is_no_test_run(command: str) -> None:
     assert not any(runs_tests(one) for one in shell_commands(command))
 
 
@@ -194,7 +194,7 @@ def test_a_command_that_only_speaks_of_tests_runs_none(command: str) -> None:
     + [("failed", text) for text in FAILED]
     + [(None, text) for text in UNTOLD],
 )
-def test_what_a_program_says_at_last_tells_how_its_tests_ended(outcome: str | None, text: str) -> None:
+def test_the_result_of_a_test_run_is_parsed_from_the_end_of_its_output(outcome: str | None, text: str) -> None:
     assert result_from_output(f"collecting\n{text}\n") == outcome
 
 
@@ -204,7 +204,7 @@ def ran(command: str, text: str, *, error: bool = False, marked: bool = True) ->
     return result_of_tests([call])
 
 
-def test_the_exit_code_tells_where_the_words_do_not() -> None:
+def test_the_exit_code_gives_the_test_result_where_the_output_does_not() -> None:
     assert ran("npm test", "all is well") == "passed"
     assert ran("npm test", "Exit code 1\nboom", error=True) == "failed"
     assert ran("cd a && npm test", "Exit code 1\nboom", error=True) == "failed"
@@ -221,7 +221,7 @@ def test_the_exit_code_tells_where_the_words_do_not() -> None:
     assert ran("python tests/test_a.py", "Exit code 1\nAssertionError", error=True) == "failed"
 
 
-def test_the_words_tell_whatever_the_exit_code_is() -> None:
+def test_a_test_result_in_the_output_overrides_the_exit_code() -> None:
     assert ran("pytest | tail -1", "1 failed, 2 passed in 0.3s") == "failed"
     assert ran("pytest; true", "2 passed in 0.3s") == "passed"
     assert ran("cat test.log", "2 passed in 0.3s") is None
@@ -242,7 +242,7 @@ def test_every_program_has_its_own_exit_code() -> None:
         assert call.code == 1 and call.failed and result_of_tests([call]) == "failed", text
 
 
-def test_what_was_denied_or_has_no_result_ran_nothing() -> None:
+def test_a_denied_or_unanswered_call_has_no_test_result() -> None:
     denied = "The user doesn't want to proceed with this tool use. The tool use was rejected."
     assert ran("pytest", denied, error=True) is None
     assert result_of_tests([LoggedCall("Bash", {"command": "pytest"})]) is None

@@ -57,13 +57,13 @@ def found(store: Store, query: str, where: str | None = None) -> list[tuple[str,
         ("STRASSE", None, [("two m0", "user")]),
     ],
 )
-def test_a_text_is_found_where_it_was_new(
+def test_a_search_finds_the_state_in_which_the_text_first_appeared(
     store: Store, query: str, where: str | None, states: list[tuple[str, str]]
 ):
     assert found(store, query, where) == states
 
 
-def test_a_turn_that_was_not_chosen_still_owns_its_texts(store: Store):
+def test_a_text_first_seen_in_an_unselected_turn_is_not_found_in_later_ones(store: Store):
     assert found(store, "mend", "position = 1") == []
 
 

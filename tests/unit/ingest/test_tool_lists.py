@@ -43,7 +43,7 @@ def test_tools_are_inferred_from_calls():
     assert (offered.source, offered.version, offered.inferred) == ("inferred", None, ("Bash",))
 
 
-def test_a_call_of_a_tool_that_there_was_not_makes_no_tool():
+def test_a_call_refused_as_an_unknown_tool_adds_no_inferred_tool():
     refused = "<tool_use_error>Error: No such tool available: Fly</tool_use_error>"
     messages = [
         {"role": "assistant", "tool_calls": [call("a", "{}", "Fly"), call("b", "{}", "mcp__db__query")]},
@@ -94,7 +94,7 @@ def test_of_a_versions_lists_the_one_with_the_called_tools_is_taken():
     assert subagent is not None and "Agent" not in names_of(subagent.tools)
 
 
-def test_a_tool_that_tells_the_day_tells_the_sessions():
+def test_the_date_in_a_tool_description_is_that_of_the_session():
     def search(date: str | None) -> str:
         tools = claude_tools("2.0.76", [], date=date)
         assert tools is not None
@@ -139,7 +139,7 @@ def test_tools_of_the_log_are_left_as_they_are():
     assert completed(ToolList.of(state), [{"tool_calls": [call("x", "{}", "More")]}]).tools == logged
 
 
-def test_a_list_is_completed_with_what_is_called_beyond_it():
+def test_a_tool_list_is_completed_with_called_tools_that_it_lacks():
     offered = tool_list([{"role": "assistant", "tool_calls": [call("a", "{}")]}])
     more = completed(offered, [{"tool_calls": [call("b", json.dumps({"x": 1}), "More")]}])
     assert (names(more), more.source, more.inferred) == ({"Bash", "More"}, "inferred", ("Bash", "More"))

@@ -193,7 +193,7 @@ def test_an_action_that_leaves_out_a_node_with_messages_is_stored_whole(tmp_path
 
 @settings(max_examples=40, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(originals=st.lists(traces(), max_size=3, unique_by=lambda trace: trace.trace_id))
-def test_the_states_of_what_was_stored_are_those_of_what_was_read(originals: list[Trace]):
+def test_stored_traces_expand_to_the_states_of_the_traces_read(originals: list[Trace]):
     with tempfile.TemporaryDirectory() as directory, Store.open(copied(Path(directory, "store"))) as store:
         for trace in originals:
             assert put(store, trace) == TraceChanges(new=len(trace.turns))
@@ -223,7 +223,7 @@ def test_the_states_of_what_was_stored_are_those_of_what_was_read(originals: lis
 
 
 @pytest.mark.parametrize("log", [*LOGS, REAL])
-def test_the_law_holds_of_real_logs(log: str | Path, store: Store):
+def test_stored_traces_of_real_logs_expand_to_the_states_read(log: str | Path, store: Store):
     path = DATA / log
     if not path.exists():
         pytest.skip(f"{path} is not here")
@@ -279,7 +279,7 @@ def test_a_state_read_again_is_brought_up_to_date(store: Store):
     assert list(expand(back(store, trace))) == list(expand(trace))
 
 
-def test_turns_that_a_log_has_no_more_stay(store: Store):
+def test_stored_turns_stay_when_a_later_log_lacks_them(store: Store):
     put(store, conversation(3))
     shorter = conversation(3)
     del shorter.turns[0]
@@ -287,7 +287,7 @@ def test_turns_that_a_log_has_no_more_stay(store: Store):
     assert len(back(store, shorter).turns) == 3
 
 
-def test_what_conversations_share_is_stored_once(store: Store):
+def test_messages_shared_by_conversations_are_stored_once(store: Store):
     long = "a long prompt " * 10_000
     sizes: list[int] = []
     for number in range(4):
@@ -413,7 +413,7 @@ def test_ctrl_c_while_sqlite_works_is_ctrl_c(store: Store):
         ("model = '\ud800'", "surrogates not allowed"),
     ],
 )
-def test_an_expression_that_is_none_is_named_with_the_columns_there_are(where: str, message: str, store: Store):
+def test_an_invalid_where_expression_is_refused_with_the_known_columns(where: str, message: str, store: Store):
     put(store, conversation(1))
     with pytest.raises(ConfigError) as error:
         list(trace_store.states(store, where))
@@ -422,7 +422,7 @@ def test_an_expression_that_is_none_is_named_with_the_columns_there_are(where: s
     assert store.sessions.count() == (1, 1)
 
 
-def test_an_expression_that_never_ends_is_ended(store: Store):
+def test_a_where_expression_that_runs_too_long_is_cancelled(store: Store):
     put(store, conversation(60))
     endless = "(SELECT count(*) FROM turns a, turns b, turns c, turns d, turns e, turns f) > 1"
     with (

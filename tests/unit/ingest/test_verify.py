@@ -47,7 +47,7 @@ def test_a_sound_log_has_no_findings() -> None:
     assert found(report) == {}
 
 
-def test_quotations_of_what_the_state_does_not_have() -> None:
+def test_thoughts_that_quote_a_prompt_missing_from_the_state_are_findings() -> None:
     report = checked(conversation('The user asks me: "also update the changelog, please". I do.'))
     assert found(report) == {"unseen_citation": 1}
     assert report.findings[0].message_id == NEXT
@@ -83,7 +83,7 @@ def test_results_without_calls_and_times_that_run_backwards() -> None:
     assert {one.trace_id for one in report.findings} == {log.envelope["sessionId"]}
 
 
-def test_a_response_that_is_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logged_response_without_a_state_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ClaudeCodeFormat.read
 
     def without_last(self: ClaudeCodeFormat, files: Sequence[LogFile]) -> Iterator[Trace]:
@@ -97,7 +97,7 @@ def test_a_response_that_is_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.findings[0].message_id == NEXT
 
 
-def test_the_command_counts_and_tells_by_its_exit_code(tmp_path: Path) -> None:
+def test_ingest_verify_reports_counts_and_exits_1_on_findings(tmp_path: Path) -> None:
     file = tmp_path / "s1.jsonl"
     file.write_bytes(conversation().data())
     sound = understudy("ingest", "--verify", str(file))
