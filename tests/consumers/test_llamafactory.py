@@ -234,10 +234,10 @@ def written(directory: Path, model: Path, name: str) -> Path:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where LLaMA-Factory has loaded every data set, and trained on some, in one process: it starts slowly."""
-    place = tmp_path_factory.mktemp("data")
-    tiny = place / "tiny"
-    run(place, str(place), str(tiny), *(str(written(place, tiny, name)) for name in cases()))
-    return place
+    directory = tmp_path_factory.mktemp("data")
+    tiny = directory / "tiny"
+    run(directory, str(directory), str(tiny), *(str(written(directory, tiny, name)) for name in cases()))
+    return directory
 
 
 @pytest.fixture(scope="module")

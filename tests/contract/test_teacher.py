@@ -122,9 +122,9 @@ async def test_sglang_tells_logprobs_of_its_input():
     ("change", "expected"),
     [
         (lambda _: None, "returned no logprobs of a prompt"),
-        (lambda told: told[:-1], "expected finite logprobs for the second and later of 3 tokens, got 2"),
-        (lambda told: [*told[:-1], [-1.0, 9, None]], "or logprobs of other tokens"),
-        (lambda told: [*told[:-1], [None, 7, None]], "expected finite logprobs"),
+        (lambda logprobs: logprobs[:-1], "expected finite logprobs for the second and later of 3 tokens, got 2"),
+        (lambda logprobs: [*logprobs[:-1], [-1.0, 9, None]], "or logprobs of other tokens"),
+        (lambda logprobs: [*logprobs[:-1], [None, 7, None]], "expected finite logprobs"),
     ],
     ids=["none", "fewer", "others", "null"],
 )
