@@ -70,7 +70,7 @@ def test_a_program_that_closes_all_descriptors_goes_on(tmp_path: Path) -> None:
     assert other.read_bytes() == b""
 
 
-def test_a_process_is_watched_where_it_cannot_be_walled(tmp_path: Path) -> None:
+def test_a_process_is_watched_without_the_wall_where_ctypes_is_missing(tmp_path: Path) -> None:
     (tmp_path / "ctypes.py").write_text("raise ImportError('No module named _ctypes')\n")
     done = run_watched("", rewards=(f"{tmp_path}/reward.txt",), walled=True, path=(str(tmp_path),))
     assert rules(done) == ["start", "reward-open", "end"]
@@ -157,14 +157,14 @@ def run_tests(directory: str, more: str) -> set[tuple[str, str]]:
     return events(run_watched(program, tests=(f"{directory}/test_it.py",), path=(directory,)))
 
 
-def test_evidence_that_is_taken_out_of_the_pipe_is_missed(place: str) -> None:
+def test_removing_evidence_from_the_pipe_is_reported_as_an_ended_watch(place: str) -> None:
     usual = run_tests(place, "gc.collect()\n")  # the program itself imports the tests here
     assert usual == {("tests-read", "<string>")}
     for program in (TAKES_BACK, REPLACES):
         assert run_tests(place, program) == usual | {("watch-ended", "")}
 
 
-def test_what_is_forked_does_not_count_as_what_is_missed(place: str) -> None:
+def test_a_forked_process_that_exits_is_not_reported_as_an_ended_watch(place: str) -> None:
     forks = "if os.fork() == 0:\n    gc.get_objects()\n    os._exit(0)\nos.wait()\n"
     assert run_tests(place, forks) == {("tests-read", "<string>"), ("objects-searched", "<string>")}
 
@@ -176,11 +176,11 @@ def test_tested_code_that_imports_the_tests_reads_them(place: str) -> None:
     assert events(done) == {("tests-read", "<string>"), ("tests-read", "search.py")}
 
 
-def test_a_path_that_leads_out_of_the_libraries_is_of_tested_code(place: str) -> None:
+def test_code_at_a_path_that_leaves_the_libraries_counts_as_tested_code(place: str) -> None:
     assert ("objects-searched", "search.py") in run_tests(place, LEADS_OUT)
 
 
-def test_a_program_beside_the_tests_comes_to_its_end_too(place: str) -> None:
+def test_another_process_that_leaves_early_is_reported_beside_the_test_run(place: str) -> None:
     tests = run_watched(RUNS_TESTS, tests=(f"{place}/test_it.py",), path=(place,))
     other = run_watched("import os\nos._exit(0)\n")
     both = Completed(0, b"", tests.stderr + other.stderr, 0.0)
@@ -189,7 +189,7 @@ def test_a_program_beside_the_tests_comes_to_its_end_too(place: str) -> None:
     assert run_tests(place, child) == events(tests)
 
 
-def test_a_program_that_is_left_before_its_end_says_where(place: str) -> None:
+def test_an_early_exit_is_reported_with_its_location(place: str) -> None:
     def exit_paths(more: str) -> set[str]:
         return {path for rule, path in run_tests(place, more) if rule == "program-left"}
 
@@ -198,7 +198,7 @@ def test_a_program_that_is_left_before_its_end_says_where(place: str) -> None:
     assert len(set.union(*map(exit_paths, exits))) == len(exits)
 
 
-def test_evidence_that_was_cut_is_an_event(place: str) -> None:
+def test_truncated_evidence_is_reported_as_an_ended_watch(place: str) -> None:
     done = run_watched(RUNS_TESTS, tests=(f"{place}/test_it.py",), path=(place,))
     assert ("watch-ended", "") in events(replace(done, truncated=True))
     noisy = replace(done, stdout=b"x" * 2 * len(done.stderr), truncated=True)

@@ -111,7 +111,9 @@ async def test_phases_run_in_their_order_and_nothing_crosses_but_files(graded) -
         ("pip install -e .\nmake", "calc/core.py", True),
     ],
 )
-def test_nothing_is_installed_again_that_need_not_be(install: str, path: str, expected: bool) -> None:
+def test_a_patch_needs_an_install_only_if_it_changes_what_is_built(
+    install: str, path: str, expected: bool
+) -> None:
     patch = diff({path: "x\n"}, {}).encode()
     assert needs_install(replace(CHECKS, install=install), patch) is expected
     assert needs_install(replace(CHECKS, install=install, parser="parse_log_gotest"), patch)
@@ -238,7 +240,7 @@ async def test_a_file_that_the_test_patch_makes_may_be_there_before(graded) -> N
         ("calc/core.cpython-311-x86_64-linux-gnu.so", True),
     ],
 )
-def test_what_of_a_patch_is_not_the_agent_s(path: str, dropped: bool) -> None:
+def test_the_gate_drops_test_files_and_files_that_the_grading_commands_run(path: str, dropped: bool) -> None:
     task = replace(
         CALC_TASK, checks=replace(CHECKS, install="sh ./tests/run.sh", command="bin/test -x tests/test_calc.py")
     )
@@ -272,7 +274,7 @@ def test_canaries_are_named_as_their_sibling_is(parser: str, file: str, command:
     assert len(set(planted.passing + planted.failing)) == 6
 
 
-def test_canaries_stand_before_what_the_shell_does_next() -> None:
+def test_the_canary_file_is_added_before_a_shell_pipe() -> None:
     planted = plant_canaries(replace(CHECKS, files=("t/test_a.py",), command="pytest t/test_a.py | cat"), [])
     assert planted is not None
     assert planted.command.replace(planted.token, "X") == "pytest t/test_a.py t/test_X.py | cat"
@@ -383,7 +385,7 @@ async def test_a_gold_patch_that_does_not_solve_is_said_with_its_first_reason(ta
         ("", 0, 0.0),
     ],
 )
-def test_the_rules(log: str, code: int, reward: float) -> None:
+def test_the_reward_follows_from_log_and_exit_code(log: str, code: int, reward: float) -> None:
     task = replace(CALC_TASK, checks=replace(CHECKS, fail_to_pass=("a",), pass_to_pass=("b",)))
     assert judge_suite(task, SuiteRun(log, code), None).verdict.reward == reward
     cut = judge_suite(task, SuiteRun(log, code, truncated=True), None).verdict
@@ -402,7 +404,7 @@ def test_a_test_does_not_pass_whose_module_could_not_be_imported() -> None:
             assert (verdict.reward, verdict.integrity.status == "clean") == (reward, reward == 1.0), verdict
 
 
-def test_canaries_must_be_seen_as_they_are() -> None:
+def test_canaries_must_be_reported_with_their_true_status() -> None:
     task = replace(CALC_TASK, checks=replace(CHECKS, fail_to_pass=("a",), pass_to_pass=()))
     planted = plant_canaries(task.checks, [])  # type: ignore[arg-type]
     assert planted is not None

@@ -50,7 +50,9 @@ VALUES = {"gold": 12, "float": 12.0, "subclass": Plain(12), "liar": Liar(), "lyi
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_only_a_value_that_is_equal_may_say_so(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_in_process_comparison_may_only_report_equality_of_equal_values(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.delitem(sys.modules, "understudy_sites", raising=False)
     report = tmp_path / "report"
     version = write_version(SOURCE)
@@ -66,6 +68,6 @@ def test_only_a_value_that_is_equal_may_say_so(name: str, tmp_path: Path, monkey
     assert (judgements == {"agrees"}) == (name in ("gold", "float", "subclass")), judgements
 
 
-def test_what_is_not_reached_agrees():
+def test_a_site_that_is_not_reached_agrees():
     assert judge(TwinSite("result", operator="=="), [], []) == "agrees"
     assert json.dumps(twin_driver.encode([0] * 501, 500)) == '["?"]'

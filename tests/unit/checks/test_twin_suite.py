@@ -127,7 +127,7 @@ def test_a_version_says_which_test_runs_and_how_it_ends(tmp_path: Path, monkeypa
     assert [line["passed"] for line in lines if "passed" in line] == [True, True, True, False]
 
 
-def test_what_is_no_version_stays():
+def test_source_that_does_not_parse_is_left_unchanged():
     assert self_reporting("print 'two'\n", "t.py", "driver", "report") == "print 'two'\n"
 
 

@@ -248,11 +248,11 @@ def test_values_that_are_not_equal_contradict(name: str):
 
 
 @pytest.mark.parametrize("other", [Guarded(), Unreadable(), object(), iter([3]), Caseless("X"), Meters(4.0)])
-def test_what_cannot_be_read_or_compares_in_its_own_way_does_not_pass_and_is_no_proof(other: Any):
+def test_opaque_values_and_custom_equality_are_judged_unclear(other: Any):
     assert judge(EQUAL, value(3), value(other)) == "unclear"
 
 
-def test_a_mock_is_not_asked():
+def test_encoding_a_mock_does_not_call_it():
     mock = unittest.mock.MagicMock()
     assert encode([mock]) == ["?"]
     assert mock.mock_calls == []
@@ -332,7 +332,7 @@ def test_results_may_come_in_another_order_and_loops_run_more_often(
         ([1, 2], [1, 2, 2], "contradicts"),
     ],
 )
-def test_the_same_elements_in_any_order(one: Any, other: Any, judgement: str):
+def test_count_assertions_compare_elements_in_any_order(one: Any, other: Any, judgement: str):
     assert judge(TwinSite("count"), value(one), value(other)) == judgement
 
 
@@ -401,7 +401,7 @@ call = unittest.mock.call
         ("m.assert_called_once_with(ANY, 3)", unittest.mock.Mock, [call(1, 3)], [call(2, 4)], False),
     ],
 )
-def test_calls_count_as_far_as_the_assertion_looks(
+def test_mock_calls_are_compared_as_far_as_the_assertion_checks_them(
     assertion: str, make: Callable[[], Any], gold: list[Any], observed: list[Any], agrees: bool
 ):
     (sites, of_gold), (_, of_patch) = (
@@ -428,7 +428,7 @@ def test_calls_count_as_far_as_the_assertion_looks(
         ("assert isinstance(f, Open)", 1, "", "agrees"),
     ],
 )
-def test_a_kind_may_be_an_abstract_one(assertion: str, gold: Any, observed: Any, judgement: str):
+def test_isinstance_assertions_accept_abstract_classes(assertion: str, gold: Any, observed: Any, judgement: str):
     (sites, of_gold), (_, of_patch) = (observe(assertion, f=each) for each in (gold, observed))
     assert holds(sites[0], of_gold[0], of_gold[0])
     assert judge(sites[0], of_gold[0], of_patch[0]) == judgement
@@ -465,7 +465,9 @@ def noted() -> KeyError:
         ("KeyError", None, "contradicts"),
     ],
 )
-def test_exceptions_may_be_of_more_classes(expected: str, error: BaseException | None, judgement: str):
+def test_raises_accepts_any_of_several_exception_classes(
+    expected: str, error: BaseException | None, judgement: str
+):
     text = f"with pytest.raises({expected}):\n        f()"
     gold = noted()
     (sites, of_gold), (_, of_patch) = (observe(text, pytest=pytest, f=raises(each)) for each in (gold, error))

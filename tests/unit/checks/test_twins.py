@@ -182,7 +182,7 @@ def test_a_right_solution_observes_what_is_expected(name: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", [name for name in TESTS if "f(" in TESTS[name] and name not in WEAK])
-def test_what_equals_everything_is_told_apart(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_an_object_that_equals_everything_does_not_pass(name: str, monkeypatch: pytest.MonkeyPatch):
     version, gold = versions_of(source_of(name), monkeypatch)
     try:
         forged = observed(version, monkeypatch, f=Same)
@@ -225,7 +225,7 @@ def sent_by(text: str, **options: Any) -> str:
         ("def test_it():\n    assert f(2) == pytest.approx(418.5)\n", ["418"]),
     ],
 )
-def test_what_is_expected_is_not_in_the_process(text: str, secrets: list[str]):
+def test_expected_values_are_not_in_the_source_of_the_version(text: str, secrets: list[str]):
     version = write_version(text)
     assert all(site.withheld for site in version.sites.values() if site.operation != "end")
     source = version.source.partition("\n")[2]
@@ -253,13 +253,13 @@ def test_what_is_expected_is_not_in_the_process(text: str, secrets: list[str]):
         "def test_it(self):\n    self.assertRows(f(1), 417)\n    self.assertEqual(f(2), 418)\n",
     ],
 )
-def test_what_can_still_be_read_or_forced_does_not_count_as_withheld(text: str):
+def test_sites_whose_expectation_can_be_read_or_forced_are_not_withheld(text: str):
     version = write_version(text)
     assert not version.sites[0].withheld, version.source
 
 
 @pytest.mark.parametrize("test", ["abs(f(1) - 417.5) < 0.1", "0.1 >= abs(417.5 - f(1))"])
-def test_a_difference_to_a_number_sends_what_it_is_made_of(test: str):
+def test_a_comparison_of_a_difference_sends_the_observed_operand(test: str):
     version = write_version(f"def test_it():\n    assert {test}\n")
     assert "_send_(0, f(1))" in version.source and "417" not in version.source
     near, far = (["value", ["f", number.hex()]] for number in (417.55, 418.5))
@@ -273,18 +273,18 @@ def test_a_column_that_is_independent_is_withheld_beside_one_that_is_not():
     assert version.sites[0].withheld and "417" not in version.source
 
 
-def test_a_changed_text_has_another_word_of_its_shape_from_the_file():
+def test_a_changed_string_is_replaced_by_one_of_the_same_shape_from_the_file():
     text = (
         "from core import Word\nNAMES = ['salmon', 'Herring']\ndef test_it():\n    assert f(1) == Word('walrus')\n"
     )
     assert "Word('salmon')" in write_version(text, changed=lambda _: True).source
 
 
-def test_a_condition_does_not_say_which_way_it_must_be():
+def test_the_version_of_a_condition_does_not_reveal_its_expected_truth():
     assert sent_by("def test_it():\n    assert not f(1)\n") == sent_by("def test_it():\n    assert f(1)\n")
 
 
-def test_a_value_that_is_used_otherwise_stays():
+def test_a_value_that_the_test_uses_elsewhere_stays_in_the_version():
     text = sent_by("def test_it():\n    x = [3, 1]\n    f(x)\n    assert f(x) == [1, 3]\n")
     assert "x = [3, 1]" in text and "[1, 3]" not in text
 
@@ -328,7 +328,7 @@ def test_values_are_equal_where_python_has_them_equal(one: Any, other: Any):
 
 
 @pytest.mark.parametrize("value", [None, [], [None], ["l"], ["l", 3], ["i", "x"], ["d", [[["l", []], ["n"]]]], 7])
-def test_what_is_no_value_is_refused(value: Any):
+def test_decoding_an_invalid_value_is_an_error(value: Any):
     with pytest.raises(ValueError, match="value"):
         decode(value)
 
@@ -347,7 +347,7 @@ RAISES = TwinSite("raises", "('LookupError', 'ParseError')", "'bad'")
         ([], "", False),
     ],
 )
-def test_an_exception_is_of_an_expected_class_and_few_others(kinds: list[str], text: str, right: bool):
+def test_a_raised_exception_is_judged_by_its_classes_and_message(kinds: list[str], text: str, right: bool):
     gold = ["kind", ["LookupError", "Exception", "BaseException", "object"], "bad"]
     assert holds(RAISES, [gold], [["kind", kinds, text]]) is right
 
@@ -359,7 +359,7 @@ def bits(*sites: TwinSite, gold: Any = None, readable: ReadableValues = NOTHING)
     return secret_bits([(site, [["value", gold]] if gold else []) for site in sites], readable)
 
 
-def test_what_is_expected_again_and_again_is_guessed_once():
+def test_a_value_expected_repeatedly_counts_its_bits_once():
     number = ["i", hex(51)]
     assert bits(TwinSite("equal"), gold=number) == bits(*[TwinSite("equal")] * 5, gold=number) > 10
     assert bits(*[RAISES] * 20) < 10
@@ -392,7 +392,7 @@ def test_relations_count_where_no_single_answer_satisfies_all():
         (["l", [["i", "0x3"], ["i", "0x1"]]], "x = [3, 1]"),
     ],
 )
-def test_what_stands_in_a_version_is_not_secret(gold: Any, source: str):
+def test_a_value_readable_in_the_source_or_data_counts_few_bits(gold: Any, source: str):
     assert bits(TwinSite("equal"), gold=gold) > 4
     assert bits(TwinSite("equal"), gold=gold, readable=ReadableValues([source])) <= 1.5
     data = source.partition("= ")[2].encode()
@@ -400,14 +400,14 @@ def test_what_stands_in_a_version_is_not_secret(gold: Any, source: str):
         assert bits(TwinSite("equal"), gold=gold, readable=ReadableValues([], [data])) <= 1.5
 
 
-def test_a_text_of_parts_that_can_be_read_is_worth_its_seams():
+def test_a_string_of_readable_parts_counts_only_its_seams():
     readable = ReadableValues(["x = 'select name from people'"])
     assert readable.unread("select name\nfrom people") == 3  # two parts, and a line break
     assert readable.unread("select name") == 0
     assert readable.unread("äöü") == 3
 
 
-def test_what_equals_everything_does_not_stand_for_a_value_that_could_be_sent():
+def test_an_opaque_value_does_not_match_a_gold_value_that_was_sent():
     site = TwinSite("pair", operator="==", withheld=False)
     sent, opaque = ["pair", ["i", "0x2"], ["i", "0x2"], 1], ["pair", ["?"], ["i", "0x2"], 1]
     assert holds(site, [sent], [sent])
@@ -467,9 +467,7 @@ def observed_by(values: Iterable[Any], path: Path) -> list[Observation]:
     return load(path.read_bytes())["t.py::test_many"][3]
 
 
-def test_what_is_observed_more_often_than_is_sent_is_compared_by_a_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_observations_beyond_the_limit_are_compared_by_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(twin_driver, "_write", None)
     site, path = TwinSite("equal"), tmp_path / "report"
     values = [{"x": (n, float(n), n / 7, {n, n + 1})} for n in range(3000)]
@@ -508,7 +506,7 @@ def test_protection_says_what_is_missing():
     assert protection_of(task, GradingOptions())[0] == "none"
 
 
-def test_protection_says_where_nobody_watches():
+def test_protection_reports_that_the_test_process_is_not_watched():
     unwatched = "what the code does in the process of the tests is not watched"
     suite = SuiteChecks(
         parser="parse_log_pytest", command="pytest -rA", fail_to_pass=("test_calc.py::test_shift",)

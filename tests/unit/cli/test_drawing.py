@@ -47,7 +47,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_elsewhere_than_on_a_terminal_news_is_told_at_once_and_once():
+def test_without_a_terminal_each_change_is_printed_once_and_immediately():
     stream, display = io.StringIO(), Told()
     began = time.monotonic()
     with live(display, stream):
@@ -64,7 +64,7 @@ def test_elsewhere_than_on_a_terminal_news_is_told_at_once_and_once():
     assert time.monotonic() - began < 60
 
 
-def test_on_a_terminal_what_was_said_stays_above_the_line(monkeypatch: pytest.MonkeyPatch):
+def test_on_a_terminal_earlier_output_stays_above_the_live_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "xterm")
     master, terminal = pty.openpty()
     display = Told()

@@ -45,7 +45,7 @@ def start(work_s: float, timeout_s: float, *, ignored: bool = False) -> subproce
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_lets_what_runs_finish(number: signal.Signals):
+def test_the_first_signal_drains_running_work(number: signal.Signals):
     process = start(0.1, 60)
     process.send_signal(number)
     out, _ = process.communicate(timeout=60)

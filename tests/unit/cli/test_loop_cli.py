@@ -93,7 +93,7 @@ print(json.dumps(answers))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_cannot_be_used_is_told_in_words(case: str, answers: dict[str, tuple[int, str]]):
+def test_unusable_arguments_exit_2_with_a_message(case: str, answers: dict[str, tuple[int, str]]):
     code, output = answers[case]
     assert code == 2, output
     assert CASES[case][1] in output

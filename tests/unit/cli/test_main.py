@@ -40,7 +40,7 @@ def test_every_command_has_help(command: tuple[str, ...]):
     assert "Usage: understudy" in done.stdout
 
 
-def test_help_shows_what_is_in_brackets():
+def test_help_shows_defaults_and_table_names_in_brackets():
     help_text = " ".join(understudy("run", "--help").stdout.split())
     for expected in ("[default: embedded]", "[sampling.evaluation]", "[default: CPUs + 1]"):
         assert expected in help_text
@@ -100,7 +100,7 @@ def test_doctor_on_a_machine_that_lacks_things(tmp_path: Path):
     assert report["ok"] is False
 
 
-def test_a_key_with_a_budget_of_nothing_is_refused_and_the_old_one_goes_on_working(tmp_path: Path):
+def test_a_key_with_an_invalid_budget_is_refused_and_the_old_key_stays_valid(tmp_path: Path):
     assert understudy("gateway", "issue", "me", "--dir", tmp_path).returncode == 0
     done = understudy("gateway", "issue", "me", "--dir", tmp_path, "--cost-usd", "-1")
     assert (done.returncode, done.stdout) == (2, "")
@@ -138,7 +138,7 @@ def test_ctrl_c_while_the_command_is_being_imported_is_an_interrupt():
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_full_disk_under_what_is_printed_is_said(unbuffered: str):
+def test_a_full_disk_under_stdout_is_reported(unbuffered: str):
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [sys.executable, "-c", "from understudy.cli.main import main; main()", "--version"],
@@ -154,7 +154,7 @@ def test_a_full_disk_under_what_is_printed_is_said(unbuffered: str):
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_nobody_reading_on_is_no_fault(unbuffered: str):
+def test_a_closed_stdout_pipe_is_no_error(unbuffered: str):
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(

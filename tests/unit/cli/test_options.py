@@ -13,7 +13,7 @@ from understudy.errors import ConfigError
 from support import understudy
 
 
-def test_a_file_has_what_a_run_is_told_beside_the_models(tmp_path: Path):
+def test_a_config_file_sets_run_options_that_the_command_line_overrides(tmp_path: Path):
     file = tmp_path / "run.toml"
     file.write_text('[models.high]\nbackend = "anthropic"\n[run]\nsamples = 3\nmax_turns = 5\ntasks = ["smoke"]\n')
     settings = from_options(RunSettings, {"config": file, "samples": 4})
@@ -49,7 +49,7 @@ def test_models_in_a_file_and_a_backend_contradict_each_other(tmp_path: Path):
         ("[run\n", "invalid TOML"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_with_its_place(tmp_path: Path, content: str, message: str):
+def test_an_invalid_config_file_is_refused_with_the_location(tmp_path: Path, content: str, message: str):
     (tmp_path / "run.toml").write_text(content)
     done = understudy("run", "--config", tmp_path / "run.toml", "--tasks", "smoke")
     assert done.returncode == 2

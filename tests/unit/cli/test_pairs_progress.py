@@ -14,7 +14,7 @@ from understudy.preference.checks import PairCounts
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_what_was_compared_is_shown_before_there_is_a_pair(terminal: bool, monkeypatch: pytest.MonkeyPatch):
+def test_progress_counts_comparisons_before_the_first_pair(terminal: bool, monkeypatch: pytest.MonkeyPatch):
     reading, writing = pty.openpty() if terminal else os.pipe()
     monkeypatch.setenv("TERM", "xterm")
     if terminal:

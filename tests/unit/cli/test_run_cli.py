@@ -63,7 +63,7 @@ def test_other_command_lines_are_let_through(arguments: list[str]):
     refuse_old_spelling(arguments)
 
 
-def test_the_answer_reaches_a_person():
+def test_the_error_for_a_former_command_line_shows_the_present_one():
     done = understudy("--model_name_or_path", "m", "--dataset_path", "x.jsonl")
     assert done.returncode == 2
     assert "  understudy run vllm --backend-model-high m --dataset-path x.jsonl\n" in done.stderr
@@ -82,7 +82,7 @@ def test_the_agents_names_stand_for_the_models():
     assert (high, low, settings.models.low) == ("claude-a", "claude-b", None)
 
 
-def test_anthropic_is_asked_for_what_the_agent_asks():
+def test_the_anthropic_backend_is_asked_for_the_agents_model_names():
     settings, high, low = run_gateway_config(ModelSettings(backend="anthropic", frontend_model_high="claude-a"))
     assert (settings.models.high.model, high) == ("claude-a", "claude-a")
     assert settings.models.low is not None
@@ -113,7 +113,7 @@ def test_a_model_with_a_name_of_its_own_is_asked_for_by_it(tmp_path: Path):
         ("sglang", ["http://a/v1"], ["--backend-model-high"]),
     ],
 )
-def test_what_is_missing_is_named_by_its_flag(backend: str, urls: list[str], missing: list[str]):
+def test_missing_model_settings_are_named_by_their_flags(backend: str, urls: list[str], missing: list[str]):
     with pytest.raises(ConfigError) as caught:
         run_gateway_config(ModelSettings(backend=backend, base_url=tuple(urls)))
     assert all(flag in str(caught.value) for flag in missing)
@@ -141,7 +141,7 @@ def test_options_that_do_not_fit_are_refused(options: tuple[str, ...], expected:
     assert "Traceback" not in done.stderr
 
 
-def test_suspicious_patches_are_told_once(capsys: pytest.CaptureFixture[str]):
+def test_the_run_summary_mentions_suspicious_patches_once(capsys: pytest.CaptureFixture[str]):
     figures = dict.fromkeys(("solved", "unsolved", "infrastructure_failures", "pending", "calls"), 1)
     tokens = {"prompt_tokens": 1, "completion_tokens": 1, "cost_usd": 0.0, "wall_s": 1.0}
     rest: dict[str, Any] = {"failures": {}, "refused_tasks": {}, "output_dir": "out", "run_id": "r", "rollouts": 3}

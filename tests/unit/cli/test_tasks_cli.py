@@ -11,7 +11,7 @@ from understudy.tasks.load import load_file
 from support import understudy
 
 
-def test_functions_are_made_of_the_split_that_was_asked_for(tmp_path: Path):
+def test_tasks_make_functions_uses_the_requested_split(tmp_path: Path):
     done = understudy("tasks", "make", "functions", "-n", "2", "--seed", "5", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -35,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.services  # two trainings again
-def test_grpo_then_sft_from_what_it_made(place: Path, tmp_path: Path):
+def test_sft_trains_from_the_model_that_grpo_wrote(place: Path, tmp_path: Path):
     common = ("--track", "none", "--learning-rate", "0.01")
     completed = understudy(
         *("train", "grpo", str(place / "model"), "--from", str(place / "run"), "-o", str(tmp_path / "one")),
@@ -78,7 +78,7 @@ def test_grpo_of_an_adapter_and_dpo(place: Path, tmp_path: Path):
     assert not (tmp_path / "preferred" / "adapter").exists()
 
 
-def test_what_cannot_be_trained_on_is_said_before_torch_is_there(place: Path, tmp_path: Path):
+def test_unusable_training_inputs_are_refused_before_torch_is_imported(place: Path, tmp_path: Path):
     put_rollouts(tmp_path / "foreign", tokens=False)
     for arguments, expected in (
         (("grpo", place / "model", "--from", place / "without"), "GRPO needs token ids and logprobs"),
@@ -100,7 +100,7 @@ def test_what_cannot_be_trained_on_is_said_before_torch_is_there(place: Path, tm
         assert any(part in done.stderr for part in expected.split("|")), done.stderr
 
 
-def test_a_file_has_options_and_the_command_line_counts_before_it(tmp_path: Path):
+def test_command_line_options_override_the_training_config_file(tmp_path: Path):
     config = tmp_path / "train.toml"
     config.write_text("[grpo]\nlearning_rate = 0.5\nloss = 'gspo'\n[grpo.lora]\nrank = 4\n[sft]\nepochs = 7\n")
     options = from_options(GRPOOptions, {"learning_rate": 0.25, "lora_alpha": 8.0, "config": config})
@@ -124,13 +124,13 @@ def test_a_file_has_options_and_the_command_line_counts_before_it(tmp_path: Path
         ("", r"no table \[sft\], expected at least one; it has: nothing"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_said(tmp_path: Path, content: str, expected: str):
+def test_an_invalid_training_config_file_is_refused(tmp_path: Path, content: str, expected: str):
     (tmp_path / "train.toml").write_text(content)
     with pytest.raises(ConfigError, match=expected):
         from_options(SFTOptions, {"config": tmp_path / "train.toml"})
 
 
-def test_an_output_is_not_written_over(tmp_path: Path):
+def test_an_existing_training_output_is_not_overwritten(tmp_path: Path):
     output = tmp_path / "out"
 
     def claimed(**options: bool) -> None:
@@ -172,7 +172,7 @@ def test_two_trainings_do_not_write_to_one_directory(tmp_path: Path):
         pass
 
 
-def test_what_is_learned_from_is_not_overwritten(tmp_path: Path):
+def test_an_output_that_is_a_training_input_is_refused(tmp_path: Path):
     model = tmp_path / "model"
     (model / "training").mkdir(parents=True)
     (model / "config.json").touch()
@@ -190,7 +190,7 @@ def test_what_is_learned_from_is_not_overwritten(tmp_path: Path):
         pass
 
 
-def test_a_training_killed_while_its_model_was_put_in_place_is_gone_on_with(tmp_path: Path):
+def test_a_training_killed_while_moving_its_final_model_can_be_resumed(tmp_path: Path):
     output = tmp_path / "out"
     (output / "training" / "final").mkdir(parents=True)
     (output / "training" / "final" / "config.json").touch()
@@ -213,7 +213,7 @@ def test_options_that_choose_rollouts_are_refused_of_an_export(tmp_path: Path):
     refuse_of_exports([tmp_path / "run"], {"--run": "one"})
 
 
-def test_metrics_go_on_behind_the_step_that_is_gone_on_from(tmp_path: Path):
+def test_resumed_metrics_continue_from_the_resumed_step(tmp_path: Path):
     with MetricsWriter(tmp_path) as metrics:
         for step in range(1, 5):
             metrics.write(step, {"loss": float(step), "skipped": {"a b": step}})
@@ -225,7 +225,7 @@ def test_metrics_go_on_behind_the_step_that_is_gone_on_from(tmp_path: Path):
     assert [line["step"] for line in lines] == [1, 2, 3] and lines[2]["loss"] is None
 
 
-def test_tensorboard_gets_the_numbers(tmp_path: Path):
+def test_tensorboard_records_the_numeric_metrics(tmp_path: Path):
     pytest.importorskip("tensorboard")
     with MetricsWriter(tmp_path, ("tensorboard",), name="named") as metrics:
         metrics.write(1, {"loss": 0.5, "version": "v1", "skipped": {"why": 2}})
@@ -246,7 +246,7 @@ def test_trackers_leave_device_and_precision_to_the_trainer(tmp_path: Path):
         assert AcceleratorState._shared_state == {}
 
 
-def test_trackers_that_report_elsewhere_are_asked_for(monkeypatch: pytest.MonkeyPatch):
+def test_auto_trackers_include_no_unconfigured_remote_ones(monkeypatch: pytest.MonkeyPatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     assert set(parse_trackers("auto")) <= {"tensorboard"}

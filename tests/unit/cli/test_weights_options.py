@@ -34,7 +34,7 @@ def test_weights_are_for_the_server_that_the_run_starts(
         embedded_server(settings, model)
 
 
-def test_weights_are_asked_in_tokens_by_their_own_tokenizer(tmp_path: Path) -> None:
+def test_served_weights_use_exact_tokens_and_their_own_tokenizer(tmp_path: Path) -> None:
     model = ModelSettings(weights=tmp_path, weights_version="v1")
     settings, _, _ = run_gateway_config(model)
     high = settings.models.high

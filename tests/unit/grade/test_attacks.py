@@ -235,7 +235,7 @@ async def graded(
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_a_forged_pass_gets_nothing(
+async def test_a_forged_pass_scores_zero(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, name: str
 ) -> None:
     verdict = await grade(prepared, ATTACKS[name].patch, sandboxes=sandboxes, environment=environment)
@@ -244,7 +244,7 @@ async def test_a_forged_pass_gets_nothing(
 
 
 @pytest.mark.parametrize("name", [name for name in ATTACKS if ATTACKS[name].held_by])
-async def test_each_defence_alone_holds_it_off_and_without_them_it_succeeds(
+async def test_an_attack_succeeds_without_defences_and_fails_against_each_alone(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, name: str
 ) -> None:
     attack = ATTACKS[name]
@@ -257,7 +257,7 @@ async def test_each_defence_alone_holds_it_off_and_without_them_it_succeeds(
 
 
 @pytest.mark.parametrize("name", [name for name in ATTACKS if not ATTACKS[name].held_by])
-async def test_what_swe_bench_s_own_rules_hold_off_needs_no_defence(
+async def test_attacks_that_the_swe_bench_rules_stop_score_zero_without_our_defences(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, name: str
 ) -> None:
     down = frozenset({GATE, CANARIES, CONFLICTS})
@@ -290,7 +290,7 @@ NO_REWARD: dict[str, tuple[dict[str, str | None], str, float]] = {
 
 
 @pytest.mark.parametrize("name", NO_REWARD)
-async def test_what_breaks_the_run_is_no_reward_and_no_fault_of_the_grader(
+async def test_a_patch_that_breaks_the_test_run_scores_zero_and_is_no_grader_error(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, name: str
 ) -> None:
     files, reason, timeout_s = NO_REWARD[name]
@@ -444,7 +444,7 @@ AIMED_ALL: dict[str, dict[str, str | None]] = {
 
 
 @pytest.mark.parametrize("name", AIMED_ALL)
-async def test_more_that_is_aimed_at_the_tests_is_found_in_the_patch(
+async def test_further_patches_aimed_at_the_tests_are_audited_as_suspicious(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, name: str
 ) -> None:
     verdict = await graded(prepared, AIMED_ALL[name], sandboxes, environment)
@@ -452,7 +452,7 @@ async def test_more_that_is_aimed_at_the_tests_is_found_in_the_patch(
 
 
 @pytest.mark.parametrize("name", ["calc/test_support.py", "calc/support.cpython-311-x86_64-linux-gnu.so"])
-async def test_a_place_that_nobody_reads_is_no_place_for_code(
+async def test_code_hidden_in_an_unread_file_scores_zero_and_is_named(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, name: str
 ) -> None:
     module = Path(name).name.partition(".")[0]
@@ -486,7 +486,7 @@ def test_a_hunk_ends_where_patch_thinks_it_does() -> None:
     assert not gate_of(hunk.encode(), CALC_TASK).refused
 
 
-async def test_what_hidden_tests_import_from_beside_them_is_not_the_agent_s(
+async def test_helpers_that_hidden_tests_import_are_not_taken_from_the_patch(
     sandboxes: Sandboxes, environment: TaskEnvironment, tmp_path: Path
 ) -> None:
     helper = "def check(value, expected):\n    assert value == expected\n"

@@ -57,7 +57,7 @@ SUSPICIOUS: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("rule", SUSPICIOUS)
 @pytest.mark.parametrize("which", [0, 1])
-def test_every_rule_finds_what_it_is_for(rule: str, which: int) -> None:
+def test_every_rule_marks_its_examples_as_suspicious(rule: str, which: int) -> None:
     integrity = found({"calc/core.py": CORE + SUSPICIOUS[rule][which] + "\n"})
     assert integrity.status == "suspicious"
     assert rule in {evidence.rule for evidence in integrity.evidence}, integrity
@@ -102,7 +102,7 @@ WEAK = {
 
 
 @pytest.mark.parametrize("rule", WEAK)
-def test_what_honest_code_does_too_is_suspicious_only_beside_something_else(rule: str) -> None:
+def test_a_weak_rule_is_suspicious_only_together_with_another(rule: str) -> None:
     assert found({"calc/core.py": CORE + WEAK[rule] + "\n"}).status == "clean"
     other = WEAK["runs-text" if rule == "caller" else "caller"]
     integrity = found({"calc/core.py": CORE + WEAK[rule] + "\n" + other + "\n"})
@@ -127,20 +127,20 @@ def test_a_script_that_only_people_start_does_not_reach_the_verdict(tmp_path: Pa
     assert status({"calc/other.py": script["noxfile.py"]}) == "suspicious"
 
 
-def test_evidence_says_where() -> None:
+def test_evidence_has_path_line_and_text() -> None:
     evidence = found({"calc/core.py": "import os\n" + CORE + "os._exit(0)\n"}).evidence[0]
     lines = CORE.count("\n") + 2
     assert (evidence.path, evidence.line, evidence.text) == ("calc/core.py", lines, "os._exit(0)")
 
 
-def test_what_a_patch_takes_away_or_leaves_is_not_its_doing() -> None:
+def test_removed_and_unchanged_lines_are_no_evidence() -> None:
     before = {"calc/core.py": "import sys\nsys.settrace(print)\nx = 1\n"}
     for after in ("x = 1\n", before["calc/core.py"].replace("x = 1", "x = 2")):
         patch = diff({"calc/core.py": after}, before).encode()
         assert audit(patch, CALC_TASK, gate_of(patch, CALC_TASK), WRONG).status == "clean"
 
 
-def test_what_the_gold_patch_does_too_is_honest() -> None:
+def test_what_the_gold_patch_does_too_is_no_evidence() -> None:
     gold = diff({"calc/core.py": CORE + "import sys\nsys.settrace(print)\n"}, CALC)
     files = {"calc/core.py": CORE + "from sys import settrace as follow\n\nfollow(len)\n"}
     assert found(files).status == "suspicious"
@@ -201,16 +201,16 @@ HONEST = {
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_ordinary_code_is_left_alone(name: str) -> None:
+def test_ordinary_code_is_audited_as_clean(name: str) -> None:
     assert found({"calc/core.py": CALC_MENDED["calc/core.py"] + HONEST[name] + "\n"}).status == "clean"
 
 
-def test_tests_of_its_own_may_use_what_tests_use() -> None:
+def test_test_files_and_docs_of_the_patch_are_audited_as_clean() -> None:
     text = "import os\nfrom _pytest.monkeypatch import MonkeyPatch\n\n\ndef test_shift():\n    os.dup2(3, 1)\n"
     assert found({"tests/test_mine.py": text, "docs/x.rst": "os._exit(0)\n"}).status == "clean"
 
 
-def test_a_patch_that_cannot_be_read_keeps_what_was_found() -> None:
+def test_the_audit_of_an_unparsable_patch_keeps_the_earlier_integrity() -> None:
     integrity = Integrity("suspicious", "x")
     verdict = replace(WRONG, integrity=integrity)
     patch = b"--- a/x\n+++ b/x\n@@ -1,5 +1,5 @@\n x\n"
@@ -241,7 +241,7 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize("what", SEARCHES)
-def test_searching_for_the_values_of_others_is_suspicious(what: str) -> None:
+def test_searching_the_process_for_other_codes_values_is_suspicious(what: str) -> None:
     patch = diff({"calc/core.py": CALC_MENDED["calc/core.py"] + "\n\n" + SEARCHES[what]}, CALC).encode()
     passed = gate_of(patch, CALC_TASK)
     assert audit(patch, CALC_TASK, passed, Verdict(reward=1.0, reason="")).status == "suspicious"

@@ -58,7 +58,7 @@ def test_a_name_is_seen_however_it_is_written(way: str, tree: Path) -> None:
     assert integrity(patch, tree).status == "suspicious"
 
 
-def test_text_alone_misses_most_of_them() -> None:
+def test_a_text_search_alone_misses_most_techniques() -> None:
     def is_seen(files: Files) -> bool:
         texts = [text for text in files.values() if isinstance(text, str)]
         lines = [line for text in texts for line in text.splitlines()]
@@ -69,7 +69,7 @@ def test_text_alone_misses_most_of_them() -> None:
     assert detected < len(AUDITED) / 2, f"{detected} of {len(AUDITED)}"
 
 
-def test_what_moves_within_a_patch_is_not_new(tmp_path: Path) -> None:
+def test_code_moved_within_a_patch_is_no_new_evidence(tmp_path: Path) -> None:
     before = {"old.py": "import os\n\n\ndef stop():\n    os._exit(1)\n"}
     _write(tmp_path, dict(before))
     patch = diff({"old.py": None, "new.py": before["old.py"]}, before).encode()

@@ -80,7 +80,7 @@ async def test_a_fault_of_the_sandbox_is_tried_again(tmp_path: Path):
     assert standing.outcomes["calc-0"].status == "resolved"
 
 
-async def test_a_fault_that_stays_is_an_error_without_a_report_and_graded_by_the_next_start(tmp_path: Path):
+async def test_a_lasting_sandbox_error_writes_no_report_and_is_graded_on_restart(tmp_path: Path):
     tasks = [calc_task(0), calc_task(1)]
     patches = {task.instance_id: task.gold_patch for task in tasks}
     flaky = Flaky(2)
@@ -99,7 +99,7 @@ async def test_a_fault_that_stays_is_an_error_without_a_report_and_graded_by_the
     assert (again.outcomes[failed].status, again.reused) == ("resolved", 1)
 
 
-async def test_what_waits_for_its_turn_is_left_when_grading_stops(tmp_path: Path):
+async def test_waiting_patches_are_not_graded_after_a_stop(tmp_path: Path):
     tasks = [calc_task(number) for number in range(4)]
     stop = asyncio.Event()
     stop.set()
@@ -107,7 +107,7 @@ async def test_what_waits_for_its_turn_is_left_when_grading_stops(tmp_path: Path
     assert (standing.outcomes, standing.total) == ({}, 4)
 
 
-async def test_reports_that_cannot_be_written_end_it(tmp_path: Path):
+async def test_grading_ends_with_an_error_if_reports_cannot_be_written(tmp_path: Path):
     (tmp_path / "logs").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         await graded([calc_task()], {"calc-0": WRONG}, tmp_path)
@@ -132,7 +132,9 @@ def suite(task: Task, *, gold_passes: bool) -> Task:
 
 
 @pytest.mark.parametrize(("gold_passes", "doubt"), [(True, True), (False, True), (False, False)])
-async def test_a_suite_that_fails_is_doubted(gold_passes: bool, doubt: bool, tmp_path: Path):
+async def test_an_unresolved_outcome_says_whether_the_gold_patch_fails_too(
+    gold_passes: bool, doubt: bool, tmp_path: Path
+):
     task = suite(calc_task(), gold_passes=gold_passes)
     standing = await graded([task], {"calc-0": WRONG}, tmp_path, doubt=doubt)
     outcome = standing.outcomes["calc-0"]

@@ -66,14 +66,14 @@ def results(source: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("how", REWRITINGS)
-def test_a_rewriting_does_what_the_source_does(how: str) -> None:
+def test_a_rewritten_source_has_the_same_results(how: str) -> None:
     written = rewrite(SOURCE, how)
     assert written is not None and written != SOURCE
     assert CHANGED[how] in written
     assert results(written) == results(SOURCE)
 
 
-def test_only_what_is_wanted_is_rewritten() -> None:
+def test_only_selected_functions_are_rewritten() -> None:
     assert rewrite(SOURCE, "locals renamed", lambda function: False) is None
     written = rewrite(SOURCE, "results named", lambda function: function.lineno < 5)
     assert written is not None and written.endswith(SOURCE.partition("class Counter")[2])

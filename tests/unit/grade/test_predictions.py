@@ -33,7 +33,7 @@ def jsonl(path: Path, *rows: Any) -> str:
 
 
 @pytest.mark.parametrize("shape", ["jsonl", "list", "dict"])
-def test_each_form_that_the_harness_takes(shape: str, tmp_path: Path):
+def test_predictions_are_read_from_jsonl_lists_and_mappings(shape: str, tmp_path: Path):
     rows = [row("a"), row("b", ""), row("c", None, extra=[1])]
     path = tmp_path / ("p.jsonl" if shape == "jsonl" else "p.json")
     if shape == "jsonl":
@@ -60,7 +60,7 @@ def test_gold_is_the_tasks_own(tmp_path: Path):
     assert predictions.patch(predictions.rows["calc-2"]).data == tasks[2].gold_patch.encode()
 
 
-def test_bad_rows_are_named_and_the_rest_goes_on(tmp_path: Path):
+def test_bad_rows_are_reported_and_the_others_read(tmp_path: Path):
     bad = [
         "nonsense",
         {"model_patch": "x"},
@@ -110,7 +110,7 @@ def test_files_that_cannot_be_used(name: str, content: str | None, message: str,
         open_predictions(str(tmp_path / name), ())
 
 
-def test_only_those_that_are_wanted(tmp_path: Path):
+def test_only_rows_of_the_selected_instances_are_read(tmp_path: Path):
     given_rows = jsonl(tmp_path / "p.jsonl", row("a"), row("b"), row("b"))
     assert list(open_predictions(given_rows, (), {"a"}).rows) == ["a"]
     with pytest.raises(ConfigError, match="of these instances"):
@@ -153,7 +153,7 @@ def test_a_patch_of_100_mb_is_refused_without_being_held(tmp_path: Path):
     assert refused == f"the patch is larger than {MAX_PATCH_BYTES} bytes"
 
 
-def test_a_row_without_end_is_passed_over(tmp_path: Path):
+def test_a_row_over_the_size_limit_is_skipped(tmp_path: Path):
     path = tmp_path / "p.jsonl"
     with path.open("wb") as file:
         file.write(json.dumps(row("a")).encode() + b"\n")
@@ -173,7 +173,7 @@ def test_a_row_without_end_is_passed_over(tmp_path: Path):
     patches=st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=5),
     ascii=st.booleans(),
 )
-def test_every_patch_comes_out_as_it_went_in(patches: list[str], ascii: bool, tmp_path: Path):
+def test_patches_are_read_back_unchanged(patches: list[str], ascii: bool, tmp_path: Path):
     path = tmp_path / "p.jsonl"
     rows = [json.dumps(row(str(number), patch), ensure_ascii=ascii) for number, patch in enumerate(patches)]
     path.write_bytes("\n".join(rows).encode())

@@ -40,7 +40,7 @@ def test_a_script_that_nothing_names_is_left_out_and_not_held_against_the_patch(
     assert audit(patch, CALC_TASK, passed, PASSED).status == "clean"
 
 
-def test_scripts_that_name_one_another_only_are_left_out_together() -> None:
+def test_scripts_that_only_name_each_other_are_all_dropped() -> None:
     _, passed = gated({**FIX, "repro.py": "import helper_of_repro\n", "helper_of_repro.py": "x = 1\n"})
     assert len(passed.dropped) == 2
 
@@ -55,20 +55,20 @@ def test_scripts_that_name_one_another_only_are_left_out_together() -> None:
         "__import__('extra_part.sub')\n",
     ],
 )
-def test_what_the_patch_names_counts(naming: str) -> None:
+def test_a_file_named_in_the_patch_is_kept_and_audited(naming: str) -> None:
     core = {"calc/core.py": CALC_MENDED["calc/core.py"] + naming}
     patch, passed = gated({**core, "extra_part.py": "import os\nos._exit(0)\n"})
     assert not passed.dropped
     assert audit(patch, CALC_TASK, passed, PASSED).status == "suspicious"
 
 
-def test_what_named_files_name_counts_too() -> None:
+def test_a_file_named_by_a_kept_file_is_kept() -> None:
     core = {"calc/core.py": CALC_MENDED["calc/core.py"] + "import first_part\n"}
     _, passed = gated({**core, "first_part.py": "import second_part\n", "second_part.py": "x = 1\n"})
     assert not passed.dropped
 
 
-def test_what_the_tree_or_the_task_s_command_names_counts() -> None:
+def test_a_file_named_in_the_tree_or_the_test_command_is_kept() -> None:
     tree = {**CALC, "calc/plugins.py": "PLUGINS = ['more_shifts']\n"}
     task = replace(CALC_TASK, source=Files(tree))
     patch = diff({**FIX, "more_shifts.py": "x = 1\n"}, tree).encode()

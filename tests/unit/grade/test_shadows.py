@@ -115,7 +115,7 @@ def test_a_new_file_beside_the_tests_counts(path: str):
     assert gate_of(patch.encode(), TASK).patch == patch.encode()
 
 
-def test_a_name_that_the_gold_patch_makes_counts():
+def test_a_shadowing_name_that_the_gold_patch_creates_is_kept():
     task = flat_task({**GOLD, "tomllib/__init__.py": "x = 1\n"})
     patch = diff({"tomllib.py": "x = 2\n"}, FLAT)
     assert gate_of(patch.encode(), task).patch == patch.encode()
@@ -128,13 +128,13 @@ def test_a_path_through_a_link_of_the_tree_does_not_count(tmp_path: Path):
     assert gate(patch.encode(), TASK, tmp_path).dropped == ("'other/helper.py'",)
 
 
-def test_suites_have_the_same_law():
+def test_shadowing_files_are_dropped_for_suite_checks_too():
     patch = diff({"pytest/__init__.py": "x\n", "tests.py": "x\n", "calc/json.py": "x\n"}, CALC)
     gated = gate_of(patch.encode(), CALC_TASK)
     assert gated.patch == diff({"calc/json.py": "x\n"}, CALC).encode()
 
 
-def test_what_pythonpath_names_is_a_root():
+def test_a_directory_on_pythonpath_is_an_import_root():
     activate = "export PYTHONPATH='/testbed/calc/vendor':$PYTHONPATH"
     task = replace(CALC_TASK, checks=replace(CALC_TASK.checks, activate=activate))
     patch = diff({"calc/vendor/json.py": "x\n"}, CALC).encode()

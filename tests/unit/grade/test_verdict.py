@@ -167,7 +167,7 @@ async def test_a_wrong_or_forged_patch_scores_zero(
 
 
 @pytest.mark.parametrize("name", ["conftest below", "pytest.ini", "sitecustomize", "edits the visible test"])
-async def test_a_right_patch_is_not_spoiled_by_what_is_dropped(
+async def test_a_right_patch_scores_one_though_forged_files_are_dropped(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, name: str
 ) -> None:
     score, reason = await reward(prepared, diff({**FORGERIES[name], **MENDED}), sandboxes, environment)
@@ -229,7 +229,7 @@ async def test_what_pytest_captures_does_not_fill_its_memory(
     assert score == 1.0, reason
 
 
-async def test_a_flood_of_output_scores_what_the_tests_say(
+async def test_a_flood_of_output_does_not_change_the_score(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> None:
     flood = "import os\nfor _ in range(600):\n    os.write(1, b'x' * (1 << 18))\n"
@@ -339,7 +339,7 @@ async def test_a_report_that_the_code_floods_scores_zero(
 
 
 @pytest.mark.parametrize("line", [b"\xff", b'{"id": "\xff"}', b'{"id": "x", "y": ' + b"[" * 5000])
-async def test_a_line_in_the_report_that_cannot_be_read_is_passed_over(
+async def test_an_unreadable_line_in_the_report_is_ignored(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, line: bytes
 ) -> None:
     forge = (
@@ -472,7 +472,7 @@ PIECES = st.sampled_from(
 
 @settings(deadline=None, derandomize=True, max_examples=example_count(500))
 @given(lines=st.lists(st.one_of(PIECES, st.binary(max_size=12)), max_size=14))
-def test_law_the_gate_answers_whatever_the_patch_is(lines: list[bytes]) -> None:
+def test_the_gate_handles_any_patch_and_passes_no_conftest_or_special_mode(lines: list[bytes]) -> None:
     gated = gate_of(b"\n".join(lines), TASK)
     assert not (gated.refused and gated.patch)
     for file in parse_diff(gated.patch):
@@ -496,7 +496,7 @@ def test_law_the_gate_answers_whatever_the_patch_is(lines: list[bytes]) -> None:
         ({"a": "passed", "b": "passed"}, 3, True, 0.0),
     ],
 )
-def test_what_a_report_is_worth(
+def test_the_reward_follows_from_the_pytest_report(
     outcomes: dict[str, TestOutcome], exit_code: int, finished: bool, expected: float
 ) -> None:
     checks = PytestChecks({}, fail_to_pass=("a",), pass_to_pass=("b",))
@@ -585,7 +585,7 @@ async def test_a_failed_validation_is_remembered_until_it_is_forgotten(
         await validate(prepared, sandboxes=no_more, forget_failure=True, **options)
 
 
-async def test_code_that_turns_all_reports_to_passed_is_met_by_canaries(
+async def test_canaries_detect_code_that_turns_all_reports_to_passed(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> None:
     code = "import _pytest.runner as runner\n"
@@ -622,7 +622,9 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-async def test_a_script_decides(local: Sandboxes, environment: TaskEnvironment, room: Path, name: str) -> None:
+async def test_the_check_script_decides_the_score(
+    local: Sandboxes, environment: TaskEnvironment, room: Path, name: str
+) -> None:
     script, expected = SCRIPTS[name]
     task = replace(TASK, checks=ScriptChecks(Files({"test.sh": script, "expected": "x"}), timeout_s=10.0))
     score, reason = await reward(prepare(task, room, local), TASK.gold_patch, local, environment)
@@ -653,7 +655,7 @@ BREAKS = {
 
 @pytest.mark.parametrize("kind", ["pytest", "script"])
 @pytest.mark.parametrize("name", BREAKS)
-async def test_what_tested_code_breaks_is_its_own_reward_of_zero(
+async def test_code_that_breaks_its_own_test_run_scores_zero(
     local: Sandboxes, environment: TaskEnvironment, room: Path, kind: str, name: str
 ) -> None:
     script = ScriptChecks(

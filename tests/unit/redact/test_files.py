@@ -29,9 +29,7 @@ def test_the_key_is_made_once_for_the_user_alone(tmp_path: Path, monkeypatch: py
     assert load_key() == load_key()
 
 
-def test_a_path_that_is_not_absolute_is_no_place_for_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_data_home_is_ignored_for_the_key_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", "data")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert key_path() == tmp_path / ".local" / "share" / "understudy" / "redaction.key"
@@ -76,7 +74,7 @@ def test_the_report_names_rules_and_places_and_no_secret(tmp_path: Path) -> None
         redactor.report.write(tmp_path / "none" / "report.json")
 
 
-def test_a_report_does_not_grow_without_end_and_reports_add_up() -> None:
+def test_a_report_bounds_its_places_and_reports_can_be_merged() -> None:
     report, other = RedactionReport(places=2), RedactionReport()
     for number in range(5):
         report.add(f"place {number}", "jwt", "[JWT_abcdef]")
@@ -87,7 +85,7 @@ def test_a_report_does_not_grow_without_end_and_reports_add_up() -> None:
     assert other.counts == {"jwt": 5, "email": 2}
 
 
-def test_a_report_lies_beside_its_file_and_goes_with_it(tmp_path: Path) -> None:
+def test_a_report_is_written_beside_its_file_and_removed_when_there_is_none(tmp_path: Path) -> None:
     redactor = Redactor(b"k" * 32, betterleaks=False)
     redactor.text(AWS, "here")
     path = write_report_beside(tmp_path / "states.jsonl", redactor.report)

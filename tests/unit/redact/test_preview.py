@@ -14,7 +14,7 @@ PASSWORD, OTHER = "Vt7!kq2Zp9wL", "Xk4#mn8Rb2vT"
 LOG = f"> which files?\n\n● Bash(cat .env)\n  ⎿  DB_PASSWORD={PASSWORD} in /Users/alex/x\n\n● One\n"
 
 
-def test_counts_are_of_replacements_and_of_different_values_and_samples_hold_no_secret() -> None:
+def test_a_preview_counts_replacements_and_values_and_samples_hold_no_secret() -> None:
     conversations = [
         ("one", [f"DB_PASSWORD={PASSWORD}\n", {"content": f"it is {PASSWORD}, in /Users/alex/x"}]),
         ("two", [f"DB_PASSWORD={PASSWORD} and\nAPI_PASSWORD={OTHER}\n"]),

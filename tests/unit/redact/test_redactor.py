@@ -47,7 +47,7 @@ def test_secrets_of_other_draws_are_found_as_well() -> None:
     assert missed.total() <= 0.05 * len(every), missed
 
 
-def test_talk_about_code_is_left_alone() -> None:
+def test_text_about_code_is_not_redacted() -> None:
     text = clean()
     redactor = ours()
     assert len(text) == 180_000
@@ -56,7 +56,7 @@ def test_talk_about_code_is_left_alone() -> None:
 
 
 @pytest.mark.skipif(not is_installed(), reason="pybetterleaks is not installed")
-def test_with_betterleaks_more_is_found_and_clean_text_stays() -> None:
+def test_betterleaks_finds_more_secrets_and_leaves_clean_text() -> None:
     redactor = Redactor(KEY)
     text = clean(60_000)
     assert redactor.text(text) == text
@@ -108,7 +108,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_a_password_is_found_by_what_says_that_it_is_one(where: str) -> None:
+def test_a_password_is_redacted_where_its_context_names_it(where: str) -> None:
     secret = "Vt7kq2Zp9wLx"
     assert secret not in ours().text(PLACES[where].replace("@@", secret))
 
@@ -136,11 +136,11 @@ def test_a_password_is_found_by_what_says_that_it_is_one(where: str) -> None:
         "Bearer authentication, Authorization: Bearer $TOKEN",
     ],
 )
-def test_what_only_looks_like_a_secret_stays(text: str) -> None:
+def test_lookalikes_of_secrets_are_not_redacted(text: str) -> None:
     assert ours().text(text) == text
 
 
-def test_pseudonyms_tell_what_it_was_and_nothing_more() -> None:
+def test_pseudonyms_reveal_only_the_kind_of_secret() -> None:
     text = f"{AWS} {GITHUB} DB_PASSWORD={PASSWORD} bob@acme.io /home/alice/x C:\\Users\\alice -home-alice-shop"
     parts = ours().text(text).split()
     kinds = [part.rpartition("_")[0] for part in parts[:2]]
@@ -220,7 +220,7 @@ def test_names_that_become_the_same_are_kept_apart() -> None:
     assert sorted(redacted.values()) == [1, 2] and AWS not in redacted
 
 
-def test_a_secret_that_hides_where_ids_stand_is_found() -> None:
+def test_a_secret_in_an_id_field_is_redacted() -> None:
     redacted = json.dumps(ours().value({"id": GITHUB, "signature": AWS, "tool_call_id": f"call_{GITHUB}"}))
     assert GITHUB not in redacted and AWS not in redacted
 
@@ -341,7 +341,7 @@ def hostile() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", hostile())
-def test_no_text_takes_long(name: str) -> None:
+def test_hostile_texts_are_redacted_in_bounded_time(name: str) -> None:
     text = hostile()[name]
     start = time.process_time()
     ours().value({"content": [text, text[::-1]], "arguments": "[" * 50_000})
@@ -349,7 +349,7 @@ def test_no_text_takes_long(name: str) -> None:
     assert time.process_time() - start < 20
 
 
-def test_deep_values_and_odd_strings_are_no_trouble() -> None:
+def test_deeply_nested_values_and_odd_strings_are_redacted() -> None:
     deep: Any = AWS
     for _ in range(20_000):
         deep = [deep]

@@ -67,7 +67,7 @@ _HIDDEN = {
 
 
 @pytest.mark.parametrize("name", _HIDDEN)
-def test_what_stands_in_odd_places_is_found(name: str) -> None:
+def test_secrets_in_unusual_contexts_are_redacted(name: str) -> None:
     text, secret = _HIDDEN[name]
     redacted = ours().text(text)
     assert secret not in redacted
@@ -151,7 +151,7 @@ def test_a_private_key_in_base64_is_found_and_named() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(_PLAIN)))
-def test_what_only_looks_like_a_secret_stays(number: int) -> None:
+def test_lookalikes_of_secrets_are_not_redacted(number: int) -> None:
     assert ours().text(_PLAIN[number]) == _PLAIN[number]
 
 
@@ -185,7 +185,7 @@ def test_a_random_value_is_found_behind_a_type_and_behind_a_prefix_that_says_wha
     assert _T not in ours().text(text)
 
 
-def test_what_was_looked_at_for_one_conversation_is_known_for_the_next() -> None:
+def test_secrets_of_one_conversation_are_redacted_in_the_next() -> None:
     redactor = ours()
     for _ in range(2):
         scope = redactor.scoped_to([f"DB_PASSWORD='{PASSWORD}'", f"it says {PASSWORD}"])

@@ -17,7 +17,7 @@ def test_a_secret_is_found_once_wherever_it_lies_between_windows(moved: int) -> 
     assert [(hit.start, hit.end) for hit in find_secrets(text)] == [(start, start + len(TOKEN))]
 
 
-def test_letters_of_any_script_before_a_secret_do_not_move_it() -> None:
+def test_non_ascii_text_before_a_secret_does_not_shift_the_match() -> None:
     text = "ключ доступа 🔑 ıİ " + TOKEN
     assert [hit.value for hit in find_secrets(text)] == [TOKEN]
 
@@ -44,7 +44,7 @@ def test_every_form_has_a_start_that_is_searched_for_or_is_dotted() -> None:
         ("aaaaaaaaaaaaaaaa abcdefgh1jklmnop", True),  # the second run of the line
     ],
 )
-def test_the_library_gets_only_lines_that_could_hold_a_token(line: str, searched: bool) -> None:
+def test_only_lines_that_could_hold_a_token_are_searched(line: str, searched: bool) -> None:
     assert token_lines(line) == (line if searched else "")
     assert token_lines(f"short\n{line}\n\nlast") == (line if searched else "")
     assert token_lines(f"{line}\n{line}") == (f"{line}\n{line}" if searched else "")

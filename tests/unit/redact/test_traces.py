@@ -71,7 +71,7 @@ def told(trace: Trace) -> bytes:
     )
 
 
-def test_nothing_of_a_secret_is_left_in_any_part_of_a_trace() -> None:
+def test_secrets_are_redacted_in_every_part_of_a_trace() -> None:
     call = tool_call("toolu_01AbC", "Bash", {"command": f"psql postgres://app:{PASSWORD}@db/x"})
     before = trace(
         [
@@ -107,7 +107,7 @@ def test_nothing_of_a_secret_is_left_in_any_part_of_a_trace() -> None:
     assert AWS.encode() in told(before)
 
 
-def test_a_state_is_the_same_whichever_others_are_asked_for() -> None:
+def test_a_redacted_state_does_not_depend_on_the_other_selected_states() -> None:
     messages: list[Said] = [
         {"role": "user", "content": f"what is {PASSWORD}?"},
         {"role": "assistant", "content": "a password"},
@@ -121,7 +121,7 @@ def test_a_state_is_the_same_whichever_others_are_asked_for() -> None:
     assert PASSWORD not in json.dumps(whole[0].messages)
 
 
-def test_redacting_twice_is_as_once_and_reports_once() -> None:
+def test_redacting_a_trace_twice_changes_and_reports_nothing_more() -> None:
     redactor = ours()
     before = trace([{"role": "user", "content": AWS}, {"role": "assistant", "content": f"{AWS} /home/alice"}])
     once = redact_trace(before, redactor)
