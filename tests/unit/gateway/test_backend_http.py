@@ -33,11 +33,11 @@ NOW = 1_700_000_000.0  # Tue, 14 Nov 2023 22:13:20 GMT
         ("Tue, 99 Nov 2023 22:13:00 GMT", None),
     ],
 )
-def test_a_retry_after_is_a_number_or_a_date(value: str | None, expected: float | None) -> None:
+def test_retry_after_is_parsed_as_seconds_or_a_date(value: str | None, expected: float | None) -> None:
     assert retry_after_s(value, NOW) == expected
 
 
-def test_responses_share_a_bound_and_small_ones_are_always_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_share_a_memory_limit_that_small_ones_may_exceed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "RESPONSES_LIMIT", 1000)
     memory = http._ResponseMemory()  # pyright: ignore[reportPrivateUsage]
     with memory.response() as large, memory.response() as small:
@@ -49,7 +49,7 @@ def test_responses_share_a_bound_and_small_ones_are_always_read(monkeypatch: pyt
         next_one(1000)
 
 
-async def test_a_key_in_one_of_several_events_is_hidden_and_the_others_are_unchanged() -> None:
+async def test_an_api_key_in_one_stream_event_is_masked_and_other_events_are_unchanged() -> None:
     key = "sk-of-the-gateway-0123456789"
     encoded = base64.b64encode(key.encode()).decode()
     datas = ["plain", f"has {key}", "{}", f"has {encoded}", "[DONE]"]

@@ -28,7 +28,7 @@ usages = st.builds(Usage, st.integers(0, 10**6), st.integers(0, 10**5))
         (Budget(cost_usd=0.25), "0.3 of 0.25 US dollars"),
     ],
 )
-def test_what_is_used_up_is_said(budget: Budget, usage: str) -> None:
+def test_an_exceeded_budget_is_reported_with_usage_and_limit(budget: Budget, usage: str) -> None:
     spending = Spending(budget)
     assert spending.exceeded_message() is None
     spending.add(Usage(prompt_tokens=1000, completion_tokens=100, cached_tokens=900), 0.1)
@@ -37,7 +37,7 @@ def test_what_is_used_up_is_said(budget: Budget, usage: str) -> None:
     assert spending.exceeded_message() == f"The budget of this attempt is used up: {usage}"
 
 
-def test_the_clock_starts_with_the_first_call() -> None:
+def test_the_wall_time_budget_starts_with_the_first_call() -> None:
     spending = Spending(Budget(wall_s=0.05))
     time.sleep(0.06)
     assert spending.exceeded_message() is None
@@ -45,14 +45,14 @@ def test_the_clock_starts_with_the_first_call() -> None:
     assert (spending.exceeded_message() or "").endswith("of 0.05 seconds")
 
 
-def test_a_cost_that_is_not_known_counts_nothing() -> None:
+def test_an_unknown_cost_counts_as_zero() -> None:
     spending = Spending(Budget(cost_usd=0.01))
     spending.add(Usage(prompt_tokens=10**9), None)
     assert spending.exceeded_message() is None
 
 
 @given(st.lists(usages))
-def test_without_limits_nothing_is_used_up(calls: list[Usage]) -> None:
+def test_a_budget_without_limits_is_never_exceeded(calls: list[Usage]) -> None:
     for spending in (Spending(None), Spending(Budget())):
         for usage in calls:
             spending.add(usage, 1.0)
@@ -60,7 +60,7 @@ def test_without_limits_nothing_is_used_up(calls: list[Usage]) -> None:
 
 
 @given(st.integers(1, 10**6), st.lists(usages, max_size=20))
-def test_a_limit_holds_from_the_call_that_reaches_it(limit: int, calls: list[Usage]) -> None:
+def test_a_budget_is_exceeded_once_usage_reaches_its_limit(limit: int, calls: list[Usage]) -> None:
     spending, used = Spending(Budget(tokens=limit)), 0
     for usage in calls:
         assert (spending.exceeded_message() is not None) == (used >= limit)
@@ -69,7 +69,7 @@ def test_a_limit_holds_from_the_call_that_reaches_it(limit: int, calls: list[Usa
 
 
 @pytest.mark.parametrize("limits", [{"calls": 0}, {"tokens": -1}, {"cost_usd": float("nan")}, {"wall_s": 0.0}])
-def test_a_limit_is_above_nothing(limits: dict[str, Any]) -> None:
+def test_budget_limits_must_be_positive(limits: dict[str, Any]) -> None:
     (name,) = limits
     with pytest.raises(ConfigError, match=rf"budget\.{name}: expected a number above 0, got"):
         Budget(**limits)
@@ -77,7 +77,7 @@ def test_a_limit_is_above_nothing(limits: dict[str, Any]) -> None:
         msgspec.convert(limits, Budget)
 
 
-def test_a_misspelt_limit_is_told() -> None:
+def test_a_misspelt_budget_limit_is_an_error() -> None:
     with pytest.raises(msgspec.ValidationError, match="call"):
         msgspec.convert({"call": 3}, Budget)
 
@@ -96,7 +96,7 @@ begins = st.tuples(st.integers(1, 9000), st.none() | st.integers(1, 2000), st.bo
 
 
 @given(limits, st.lists(begins | st.tuples(st.integers(0, 50), st.floats(0, 1)), max_size=60))
-def test_what_is_spent_and_reserved_never_passes_the_budget(budget: Budget, steps: list[tuple[Any, ...]]) -> None:
+def test_spent_plus_reserved_never_exceeds_the_budget(budget: Budget, steps: list[tuple[Any, ...]]) -> None:
     """A call that uses no more than was reserved for it cannot take its attempt above a limit."""
     spending, under_way, started = Spending(budget), list[Reservation](), 0
     for step in steps:
@@ -120,7 +120,7 @@ def test_what_is_spent_and_reserved_never_passes_the_budget(budget: Budget, step
         assert budget.calls is None or started <= budget.calls
 
 
-def test_a_request_that_is_longer_than_what_is_left_gets_a_lower_limit_or_does_not_begin() -> None:
+def test_a_request_above_the_remaining_budget_gets_lower_max_tokens_or_is_refused() -> None:
     spending = Spending(Budget(tokens=1000))
     lowered = spending.try_reserve(300, 5000, None, adjustable=True)
     assert lowered is not None
@@ -130,7 +130,7 @@ def test_a_request_that_is_longer_than_what_is_left_gets_a_lower_limit_or_does_n
         spending.try_reserve(300, 5000, None, adjustable=False)
 
 
-def test_calls_wait_for_the_first_one_to_show_what_prompts_cost() -> None:
+def test_reservations_wait_until_the_first_call_reports_its_prompt_tokens() -> None:
     spending = Spending(Budget(tokens=3000))
     first = spending.try_reserve(100, 50, None, adjustable=True)
     assert first is not None
@@ -142,7 +142,7 @@ def test_calls_wait_for_the_first_one_to_show_what_prompts_cost() -> None:
     assert spending.try_reserve(100, 50, None, adjustable=True) is None
 
 
-async def test_a_ceiling_holds_over_attempts_and_counts_what_was_spent_and_lost():
+async def test_a_cost_ceiling_spans_attempts_and_counts_spent_and_lost_calls():
     price = Price(input=1.0, output=10.0)
     ceiling = CostCeiling(0.05, spent_usd=0.02)
     first = await ceiling.reserve(3_000, 1_000, price)
@@ -156,7 +156,7 @@ async def test_a_ceiling_holds_over_attempts_and_counts_what_was_spent_and_lost(
     assert ceiling.reached.is_set()
 
 
-async def test_a_call_waits_for_what_others_under_a_ceiling_may_still_cost():
+async def test_a_call_waits_while_other_reservations_fill_the_cost_ceiling():
     price = Price(input=1.0, output=10.0)
     ceiling = CostCeiling(0.03)
     warm = await ceiling.reserve(3_000, 100, price)

@@ -65,7 +65,7 @@ def read(tmp_path: Path, text: str) -> GatewayConfig:
     return parse_config(read_toml(path), path)
 
 
-def test_a_file_says_all_there_is(tmp_path: Path) -> None:
+def test_a_full_config_file_is_parsed_and_survives_json(tmp_path: Path) -> None:
     config = read(tmp_path, FULL)
     high, low = config.models.high, config.models.low
     assert low is not None
@@ -82,7 +82,7 @@ def test_a_file_says_all_there_is(tmp_path: Path) -> None:
     assert msgspec.json.decode(msgspec.json.encode(config), type=GatewayConfig) == config
 
 
-def test_little_is_enough(tmp_path: Path) -> None:
+def test_a_minimal_config_file_equals_the_config_from_flags(tmp_path: Path) -> None:
     config = read(tmp_path, '[models.high]\nbackend = "anthropic"\n')
     assert config == config_from_flags("anthropic", [], None, None)
     assert config.sampling.training.as_dict() == {}
@@ -154,32 +154,32 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_makes_no_sense_is_refused_by_file_and_key(tmp_path: Path, name: str) -> None:
+def test_an_invalid_config_is_refused_with_its_file_and_key(tmp_path: Path, name: str) -> None:
     text, message = REFUSED[name]
     with pytest.raises(ConfigError, match=message) as error:
         read(tmp_path, text)
     assert str(error.value).startswith(f"{tmp_path / 'gateway.toml'}")
 
 
-def test_a_password_in_an_address_is_refused_and_not_repeated(tmp_path: Path) -> None:
+def test_a_password_in_a_url_is_refused_and_not_shown_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="api_key_env") as error:
         read(tmp_path, model(base_url="https://me:s3cret@host/v1"))
     assert "s3cret" not in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_config_file_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml"):
         read_toml(tmp_path / "nowhere.toml")
 
 
-def test_a_tokenizer_beside_the_file_is_found(tmp_path: Path) -> None:
+def test_a_relative_tokenizer_path_resolves_against_the_config_file(tmp_path: Path) -> None:
     (tmp_path / "tok").mkdir()
     text = model(tokenizer="tok", **EXACT)
     assert read(tmp_path, text).models.high.tokenizer == str(tmp_path / "tok")
     assert read(tmp_path, text.replace('"tok"', '"Qwen/Qwen3"')).models.high.tokenizer == "Qwen/Qwen3"
 
 
-def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
+def test_flags_make_a_config_and_are_validated_like_a_file(tmp_path: Path) -> None:
     config = config_from_flags("vllm", ["http://a/v1", "http://b/v1"], "big", "small")
     assert (config.models.high.model, config.models.high.urls) == ("big", ("http://a/v1", "http://b/v1"))
     assert config.models.low is not None and config.models.low.model == "small"
@@ -192,7 +192,7 @@ def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
 # --- names ---------------------------------------------------------------------------------------------
 
 
-def test_a_name_means_a_model() -> None:
+def test_model_names_route_to_the_high_or_low_server() -> None:
     high, low = VLLMBackend("http://a/v1", "big"), VLLMBackend("http://b/v1", "small")
     models = ModelRouter(high, low, {"claude-haiku-4-5": "low", "claude-opus-4-5": "high"})
     names = ["high", "low", "claude-haiku-4-5", "claude-opus-4-5", "small", "big", "gpt-4o", "", "LOW"]
@@ -203,14 +203,14 @@ def test_a_name_means_a_model() -> None:
     assert models.servers() == [high, low]
 
 
-def test_without_a_low_model_the_high_one_answers_for_it() -> None:
+def test_without_a_low_model_its_names_route_to_the_high_model() -> None:
     high = VLLMBackend("http://a/v1", "big")
     models = ModelRouter(high, names={"claude-haiku-4-5": "low"})
     assert models.server_for("low") is models.server_for("claude-haiku-4-5") is high
     assert models.servers() == [high]
 
 
-def test_a_name_for_no_model_is_refused() -> None:
+def test_a_name_mapped_to_an_unknown_model_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"names\.x: got 'middle', expected 'high' or 'low'"):
         ModelRouter(VLLMBackend("http://a/v1", "big"), names={"x": "middle"})
 
@@ -218,7 +218,7 @@ def test_a_name_for_no_model_is_refused() -> None:
 # --- models that answer --------------------------------------------------------------------------------
 
 
-async def test_models_are_built_with_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_models_are_built_with_api_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEY", "s3cret")
     async with FakeVLLM() as server:
         text = model(
@@ -244,7 +244,7 @@ async def test_exact_endpoints_are_pooled_too() -> None:
         await models.close()
 
 
-async def test_a_model_that_the_server_does_not_have_is_told_at_once() -> None:
+async def test_a_model_that_the_server_lacks_is_a_config_error_at_build() -> None:
     async with FakeVLLM() as server:
         with pytest.raises(
             ConfigError, match=r"models\.high\.model: the server at .* has no model 'm'; expected one of: fake"
@@ -252,7 +252,7 @@ async def test_a_model_that_the_server_does_not_have_is_told_at_once() -> None:
             await build_models(config_from_flags("vllm", [server.url], "m", None))
 
 
-async def test_servers_that_are_all_down_are_told_at_once() -> None:
+async def test_unreachable_servers_are_a_backend_error_at_build() -> None:
     with pytest.raises(BackendError, match="no response"):
         await build_models(config_from_flags("sglang", ["http://127.0.0.1:9/v1"], "m", None))
 
@@ -260,7 +260,7 @@ async def test_servers_that_are_all_down_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("backend", "variable"), [("openai", "OPENAI_API_KEY"), ("anthropic", "ANTHROPIC_API_KEY")]
 )
-async def test_a_provider_has_an_address_and_a_variable_of_its_own(
+async def test_each_provider_has_its_own_default_key_variable(
     monkeypatch: pytest.MonkeyPatch, backend: str, variable: str
 ) -> None:
     monkeypatch.delenv(variable, raising=False)
@@ -273,7 +273,7 @@ async def test_a_provider_has_an_address_and_a_variable_of_its_own(
     await models.close()
 
 
-async def test_a_variable_that_is_named_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_configured_key_variable_must_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("THE_KEY", raising=False)
     config = msgspec.toml.decode(model(api_key_env="THE_KEY"), type=GatewayConfig)
     with pytest.raises(ConfigError, match="THE_KEY is not set"):

@@ -23,7 +23,7 @@ async def ticks(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_is_not_paused_goes_through_and_is_counted() -> None:
+async def test_requests_run_and_are_counted_in_flight_while_not_paused() -> None:
     control, done = GenerationControl("v1"), asyncio.Event()
     running = [asyncio.ensure_future(generate(control, done)) for _ in range(3)]
     await ticks()
@@ -33,7 +33,7 @@ async def test_what_is_not_paused_goes_through_and_is_counted() -> None:
     assert control.snapshot().in_flight == 0
 
 
-async def test_a_pause_holds_what_comes_and_drains_what_runs() -> None:
+async def test_a_pause_holds_new_requests_and_drains_running_ones() -> None:
     control, done = GenerationControl("v1"), asyncio.Event()
     early = asyncio.ensure_future(generate(control, done))
     await ticks()
@@ -53,7 +53,7 @@ async def test_a_pause_holds_what_comes_and_drains_what_runs() -> None:
     assert control.snapshot() == GatewayState(paused=False, version="v2", in_flight=0, waiting=0)
 
 
-async def test_nothing_slips_through_between_a_resume_and_a_pause() -> None:
+async def test_a_pause_right_after_a_resume_still_holds_waiting_requests() -> None:
     control, done = GenerationControl(), asyncio.Event()
     control.pause()
     waiting = [asyncio.ensure_future(generate(control, done)) for _ in range(3)]
@@ -69,7 +69,7 @@ async def test_nothing_slips_through_between_a_resume_and_a_pause() -> None:
     await asyncio.gather(*waiting)
 
 
-async def test_a_request_is_not_held_for_ever() -> None:
+async def test_a_held_request_fails_retryably_after_the_hold_limit() -> None:
     control = GenerationControl(hold_limit_s=0.01)
     control.pause()
     with pytest.raises(GenerationPaused, match=r"paused for more than 0\.01 s; try again") as raised:
@@ -78,7 +78,7 @@ async def test_a_request_is_not_held_for_ever() -> None:
     assert control.snapshot().waiting == 0
 
 
-async def test_who_leaves_while_held_or_generating_is_counted_no_more() -> None:
+async def test_cancelled_requests_leave_the_waiting_and_in_flight_counts() -> None:
     control = GenerationControl()
     running = asyncio.ensure_future(generate(control, asyncio.Event()))
     await ticks()
@@ -92,7 +92,7 @@ async def test_who_leaves_while_held_or_generating_is_counted_no_more() -> None:
     assert await control.drain(0) == 0
 
 
-def test_spans() -> None:
+def test_policy_spans_use_reported_spans_or_the_versions_before_and_after() -> None:
     reported = (PolicySpan("v1", 0, 3), PolicySpan("v2", 3, 9))
     assert policy_spans("v8", "v9", reported, 9) == reported
     assert policy_spans(None, None, (), 9) == ()
@@ -103,5 +103,7 @@ def test_spans() -> None:
 
 
 @given(st.none() | st.text(min_size=1), st.text(min_size=1), st.none() | st.integers(0, 1000))
-def test_the_last_span_is_the_version_that_the_call_ended_with(before: str | None, after: str, tokens: int | None):
+def test_the_last_policy_span_has_the_version_at_the_end_of_the_call(
+    before: str | None, after: str, tokens: int | None
+):
     assert policy_spans(before, after, (), tokens)[-1].version == after

@@ -216,7 +216,7 @@ async def text_of(codec: LocalCodec, messages: list[dict[str, Any]], **more: Any
     return await codec.decode(await codec.render(messages, more.pop("tools", []), **more))
 
 
-async def test_a_template_that_takes_strings_gets_what_was_sampled(tmp_path: Path) -> None:
+async def test_a_template_with_string_arguments_renders_the_sampled_arguments_verbatim(tmp_path: Path) -> None:
     codec = codec_of(tmp_path, QWEN3)
     messages = [user("a"), calling(ARGUMENTS, "Now.", "hm"), RESULT]
     assert await text_of(codec, messages) == (
@@ -228,7 +228,7 @@ async def test_a_template_that_takes_strings_gets_what_was_sampled(tmp_path: Pat
     )
 
 
-async def test_a_template_that_takes_objects_gets_them(tmp_path: Path) -> None:
+async def test_a_template_with_object_arguments_gets_parsed_arguments(tmp_path: Path) -> None:
     glm = codec_of(tmp_path / "glm", GLM)
     messages = [user("a"), calling(ARGUMENTS, None, "hm"), RESULT]
     assert await text_of(glm, messages, tools=[TOOL]) == (
@@ -244,7 +244,7 @@ async def test_a_template_that_takes_objects_gets_them(tmp_path: Path) -> None:
     assert '{"name": "Read", "parameters": {"file_path": "/a é", "limit": 5.0}}<|eot_id|>' in rendered
 
 
-async def test_a_template_that_wants_no_text_beside_a_call_gets_none(tmp_path: Path) -> None:
+async def test_empty_text_beside_a_tool_call_is_passed_to_the_template_as_none(tmp_path: Path) -> None:
     rendered = await text_of(codec_of(tmp_path, DEEPSEEK), [user("a"), calling(ARGUMENTS, ""), user("b")])
     assert rendered == (
         "<｜User｜>a<｜Assistant｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>Read\n```json\n"
@@ -253,7 +253,9 @@ async def test_a_template_that_wants_no_text_beside_a_call_gets_none(tmp_path: P
 
 
 @pytest.mark.parametrize(("style", "name"), [("qwen3", "hermes"), ("glm", "glm"), ("llama3", "llama3")])
-async def test_what_a_template_writes_is_what_its_format_reads(tmp_path: Path, style: str, name: str) -> None:
+async def test_a_rendered_tool_call_is_parsed_back_by_its_tool_format(
+    tmp_path: Path, style: str, name: str
+) -> None:
     codec = codec_of(tmp_path, STYLES[style])
     turn = calling('{"file_path": "/a </think> é", "items": [1, {"a": null}]}', "", "hm")
     before = await codec.render([user("a")], [TOOL])
@@ -269,7 +271,7 @@ async def test_what_a_template_writes_is_what_its_format_reads(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("style", STYLES)
-async def test_what_looks_like_a_special_token_is_none(tmp_path: Path, style: str) -> None:
+async def test_text_that_spells_a_special_token_is_encoded_as_plain_text(tmp_path: Path, style: str) -> None:
     codec = codec_of(tmp_path, STYLES[style])
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     added = tokenizer.get_added_tokens_decoder()
@@ -291,7 +293,7 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> LocalCodec:
 @given(
     pieces=st.lists(st.one_of(st.sampled_from(["<|im_end|>", "<think>", "<|im_", "end|>", "\ue000"]), st.text()))
 )
-def test_every_text_is_rendered_to_the_letter(qwen3: LocalCodec, pieces: list[str]) -> None:
+def test_any_message_text_is_rendered_unchanged(qwen3: LocalCodec, pieces: list[str]) -> None:
     text = "".join(pieces)
     rendered = asyncio.run(text_of(qwen3, [user(text)]))
     assert rendered == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
@@ -302,13 +304,13 @@ VOCABULARY = TokenizerVocabulary(SHIPPED, "")
 
 
 @given(st.lists(st.one_of(st.sampled_from(["<|im_end|>", "\n", " ", "a", "é"]), st.text()), max_size=8))
-def test_pieces_have_the_ids_of_the_whole(pieces: list[str]) -> None:
+def test_encoding_in_pieces_gives_the_same_ids_as_encoding_the_whole_text(pieces: list[str]) -> None:
     text = "".join(pieces)
     escaped = text.replace("\ue000", "\ue000\ue000")
     assert asyncio.run(VOCABULARY.encode(escaped)) == PLAIN.encode(text, add_special_tokens=False).ids
 
 
-async def test_a_vocabulary_that_looks_beyond_a_piece_is_used_whole(tmp_path: Path) -> None:
+async def test_a_tokenizer_with_context_dependent_tokens_encodes_the_whole_text(tmp_path: Path) -> None:
     definition = json.loads(SHIPPED)
     definition["added_tokens"][1]["rstrip"] = True
     definition["truncation"] = {"max_length": 3, "stride": 0, "strategy": "LongestFirst", "direction": "Right"}
@@ -321,7 +323,7 @@ async def test_a_vocabulary_that_looks_beyond_a_piece_is_used_whole(tmp_path: Pa
     assert await codec.render([user("hi there")], []) == expected
 
 
-async def test_arguments_that_are_no_object_are_the_string_that_they_are(tmp_path: Path) -> None:
+async def test_arguments_that_are_not_a_json_object_are_passed_as_a_string_or_refused(tmp_path: Path) -> None:
     llama = codec_of(tmp_path / "llama", LLAMA3)
     assert '"parameters": "{\\"a\\":"}' in await text_of(llama, [user("a"), calling('{"a":')])
     with pytest.raises(BackendError, match="the chat template rejected") as error:
@@ -329,7 +331,7 @@ async def test_arguments_that_are_no_object_are_the_string_that_they_are(tmp_pat
     assert error.value.status == 400
 
 
-async def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:
+async def test_an_exception_raised_by_a_chat_template_is_reported_with_its_message(tmp_path: Path) -> None:
     turn = calling("{}")
     turn["tool_calls"] *= 2
     with pytest.raises(BackendError, match="only supports single tool-calls") as error:
@@ -347,12 +349,12 @@ async def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:
         "{{ 'a' + 1 }}",
     ],
 )
-async def test_a_template_with_a_fault_is_a_backend_error(tmp_path: Path, template: str) -> None:
+async def test_an_error_inside_a_chat_template_is_a_backend_error(tmp_path: Path, template: str) -> None:
     with pytest.raises(BackendError, match="the chat template rejected"):
         await codec_of(tmp_path, template).render([user("a")], [])
 
 
-async def test_parts_of_a_message_are_its_text_and_a_picture_is_a_placeholder(tmp_path: Path) -> None:
+async def test_text_parts_are_joined_and_an_image_becomes_a_placeholder(tmp_path: Path) -> None:
     codec = codec_of(tmp_path, QWEN3)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert await codec.render([user(parts)], []) == await codec.render([user("a\nb")], [])
@@ -363,11 +365,11 @@ async def test_parts_of_a_message_are_its_text_and_a_picture_is_a_placeholder(tm
         await codec.render([user([{"type": "input_audio", "input_audio": {}}])], [])
 
 
-async def test_a_lone_surrogate_is_shown_escaped(tmp_path: Path) -> None:
+async def test_a_lone_surrogate_is_rendered_escaped(tmp_path: Path) -> None:
     assert "a\\ud800b" in await text_of(codec_of(tmp_path, QWEN3), [user("a\ud800b")])
 
 
-async def test_the_prompt_for_the_next_turn_and_arguments_of_the_template(tmp_path: Path) -> None:
+async def test_generation_prompt_and_template_arguments_change_the_end_of_the_prompt(tmp_path: Path) -> None:
     codec = codec_of(tmp_path, QWEN3)
     without = await codec.render([user("a")], [], generation_prompt=False)
     with_prompt = await codec.render([user("a")], [])
@@ -377,7 +379,7 @@ async def test_the_prompt_for_the_next_turn_and_arguments_of_the_template(tmp_pa
     assert await codec.decode(closed[len(with_prompt) :]) == "<think>\n\n</think>\n\n"
 
 
-async def test_an_unknown_token_is_a_backend_error(tmp_path: Path) -> None:
+async def test_decoding_an_unknown_token_id_is_a_backend_error(tmp_path: Path) -> None:
     codec = codec_of(tmp_path, QWEN3)
     for id_ in (-1, 10**6, 10**12):
         with pytest.raises(BackendError, match=f"invalid token id {id_}"):
@@ -394,7 +396,7 @@ async def test_an_unknown_token_is_a_backend_error(tmp_path: Path) -> None:
         ({"max_position_embeddings": "many"}, {"model_max_length": 1e30}, None),
     ],
 )
-async def test_the_length_of_the_context(
+async def test_the_context_length_is_read_from_model_or_tokenizer_config(
     tmp_path: Path, config: dict[str, Any], tokenizer_config: dict[str, Any], expected: int | None
 ) -> None:
     model_files(tmp_path, QWEN3, **tokenizer_config)
@@ -402,7 +404,7 @@ async def test_the_length_of_the_context(
     assert await LocalCodec.load(str(tmp_path)).context_length() == expected
 
 
-async def test_where_a_template_may_stand(tmp_path: Path) -> None:
+async def test_chat_templates_are_read_from_files_or_the_tokenizer_config(tmp_path: Path) -> None:
     folder = model_files(
         tmp_path,
         QWEN3,
@@ -431,7 +433,9 @@ async def test_where_a_template_may_stand(tmp_path: Path) -> None:
         ("chat_template.jinja", None, "has no chat template"),
     ],
 )
-def test_files_that_are_not_as_needed(tmp_path: Path, file: str, content: str | None, match: str) -> None:
+def test_invalid_or_missing_tokenizer_files_are_config_errors(
+    tmp_path: Path, file: str, content: str | None, match: str
+) -> None:
     model_files(tmp_path, QWEN3)
     if content is None:
         (tmp_path / file).unlink()
@@ -441,14 +445,14 @@ def test_files_that_are_not_as_needed(tmp_path: Path, file: str, content: str | 
         LocalCodec.load(str(tmp_path))
 
 
-def test_a_name_that_is_no_model_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_model_name_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for name in (str(tmp_path / "nothing"), "not/a/model", "a/b"):
         with pytest.raises(ConfigError, match="neither a directory nor a model"):
             LocalCodec.load(name)
 
 
-async def test_a_long_conversation_does_not_hold_up_the_loop_and_is_encoded_once(tmp_path: Path) -> None:
+async def test_encoding_a_long_conversation_does_not_block_the_event_loop_and_is_cached(tmp_path: Path) -> None:
     codec = codec_of(tmp_path, QWEN3)
     turns = 0
 
@@ -468,7 +472,7 @@ async def test_a_long_conversation_does_not_hold_up_the_loop_and_is_encoded_once
     turning.cancel()
 
 
-async def test_a_server_s_own_tokenizer() -> None:
+async def test_the_server_codec_matches_the_local_codec() -> None:
     async with start_server("idle") as server:
         client = HttpClient(f"{server.url}/v1/")
         codec = ServerCodec(client, server.model)

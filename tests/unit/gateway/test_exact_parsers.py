@@ -100,7 +100,7 @@ ARGUMENTS = st.fixed_dictionaries(
 
 @BY_WRITER
 @given(calls=st.lists(ARGUMENTS, min_size=1, max_size=3), content=PLAIN, reasoning=PLAIN)
-def test_what_a_family_writes_is_read_back(
+def test_tool_calls_written_in_each_format_are_parsed_back(
     name: str, write: Any, before: str, between: str, after: str, calls: list[Any], content: str, reasoning: str
 ) -> None:
     written = [json.dumps(call, ensure_ascii=False) for call in calls]
@@ -120,7 +120,7 @@ def test_what_a_family_writes_is_read_back(
 
 @BY_FORMAT
 @given(text=VALUE.filter(lambda text: "<" not in text and not text.lstrip().startswith("{")))
-def test_plain_text_stays_to_the_letter(format_: CompletionFormat, text: str) -> None:
+def test_text_without_tool_calls_is_unchanged_by_parsing(format_: CompletionFormat, text: str) -> None:
     for end in ("", format_.turn_ends[0]):
         parsed = format_.parse(text + end, TOOLS)
         assert (parsed.text, parsed.reasoning, parsed.tool_calls) == (text, None, ())
@@ -128,7 +128,7 @@ def test_plain_text_stays_to_the_letter(format_: CompletionFormat, text: str) ->
 
 @BY_FORMAT
 @given(pieces=GARBAGE, is_open=st.booleans())
-def test_nothing_raises_and_nothing_is_invented(
+def test_parsing_any_text_never_raises_and_adds_no_text(
     format_: CompletionFormat, pieces: list[str], is_open: bool
 ) -> None:
     text = "".join(pieces)
@@ -145,7 +145,7 @@ def test_nothing_raises_and_nothing_is_invented(
 
 
 @BY_WRITER
-def test_a_call_that_is_cut_off_stays_text(name: str, write: Any, before: str, between: str, after: str) -> None:
+def test_a_truncated_tool_call_stays_text(name: str, write: Any, before: str, between: str, after: str) -> None:
     arguments = '{"file_path":"/a","limit":5}'
     whole = write("Read", arguments)
     for end in range(1, len(whole)):
@@ -160,7 +160,7 @@ def test_a_call_that_is_cut_off_stays_text(name: str, write: Any, before: str, b
 @pytest.mark.parametrize(
     "tag", ["</tool_call>", "<tool_call>", "<｜tool▁call▁end｜>", "<|python_tag|>", "</think>"]
 )
-def test_a_tag_in_an_argument_is_an_argument(
+def test_a_format_tag_inside_an_argument_belongs_to_the_argument(
     name: str, write: Any, before: str, between: str, after: str, tag: str
 ) -> None:
     arguments = json.dumps({"file_path": f"a {tag} b", "new_string": f'{tag}\n"}}{tag}'}, ensure_ascii=False)
@@ -191,7 +191,7 @@ def test_a_tag_in_an_argument_is_an_argument(
         "<think>a</think>",
     ],
 )
-def test_a_megabyte_of_anything_is_read_at_once(format_: CompletionFormat, unit: str) -> None:
+def test_a_megabyte_of_text_is_parsed_within_a_second(format_: CompletionFormat, unit: str) -> None:
     text = unit * ((1 << 20) // len(unit))
     ends = '</tool_call></parameter></function></tool_call></arg_value></tool_call>"}</tool_call>'
     for whole in (text, text + ends):
@@ -218,12 +218,12 @@ def test_a_megabyte_of_anything_is_read_at_once(format_: CompletionFormat, unit:
         ("<think>a<think>b</think>c</think>d", False, "a<think>b", "c</think>d"),
     ],
 )
-def test_thinking(text: str, is_open: bool, reasoning: str | None, content: str) -> None:
+def test_thinking_is_split_from_the_text(text: str, is_open: bool, reasoning: str | None, content: str) -> None:
     parsed = format_named("hermes").parse(text, thinking_open=is_open)
     assert (parsed.reasoning, parsed.text) == (reasoning, content)
 
 
-def test_a_call_in_closed_thinking_is_a_draft_and_one_that_ends_a_turn_is_not() -> None:
+def test_calls_in_closed_thinking_are_ignored_but_calls_that_end_open_thinking_count() -> None:
     call = hermes("Read", "{}")
     parse = format_named("hermes").parse
     draft = parse(f"try {call} or not</think>\n\nNo.<|im_end|>", TOOLS, thinking_open=True)
@@ -235,13 +235,13 @@ def test_a_call_in_closed_thinking_is_a_draft_and_one_that_ends_a_turn_is_not() 
     assert (cut.reasoning, cut.tool_calls) == (f"try {call} or", ())
 
 
-def test_whether_a_prompt_opens_thinking() -> None:
+def test_opens_thinking_is_true_only_for_a_prompt_with_an_open_think_tag() -> None:
     assert opens_thinking("<|im_start|>assistant\n<think>\n")
     assert not opens_thinking("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert not opens_thinking("<|im_start|>assistant\n")
 
 
-def test_only_one_turn_end_is_the_server_s() -> None:
+def test_parsing_strips_only_one_end_of_turn_token() -> None:
     parsed = format_named("hermes").parse("It is `<|im_end|><|im_end|>")
     assert parsed.text == "It is `<|im_end|>"
 
@@ -273,7 +273,7 @@ def test_a_malformed_call_stays_text(inside: str) -> None:
     assert (parsed.text, parsed.tool_calls) == (text, ())
 
 
-def test_a_whole_call_after_a_malformed_one_is_found() -> None:
+def test_a_valid_call_after_a_malformed_one_is_parsed() -> None:
     call = hermes("Read", '{"limit":  5.0}')
     for broken in ('<tool_call>\n{"name": "Read", "argum', '<tool_call>\n{"name": "x\n', "<tool_call>"):
         parsed = format_named("hermes").parse(broken + call, TOOLS)
@@ -314,7 +314,7 @@ def test_a_whole_call_after_a_malformed_one_is_found() -> None:
     ],
     ids=lambda form: form[0],
 )
-def test_a_value_has_the_type_that_its_schema_gives_it(
+def test_argument_values_get_the_type_of_their_schema(
     form: tuple[str, str], name: str, key: str, written: str, expected: str
 ) -> None:
     parsed = format_named(form[0]).parse(form[1].format(name, key, written), TOOLS)
@@ -330,7 +330,7 @@ def test_a_value_has_the_type_that_its_schema_gives_it(
         {"oneOf": [{"type": "string"}, {"anyOf": [{"type": "null"}]}]},
     ],
 )
-def test_a_schema_may_say_its_type_in_many_ways(schema: dict[str, Any]) -> None:
+def test_a_string_type_is_recognised_in_every_form_of_schema(schema: dict[str, Any]) -> None:
     parsed = format_named("glm").parse(glm("t", '{"a": "5"}'), [tool("t", a=schema)])
     assert parsed.tool_calls[0].arguments == '{"a":"5"}'
 
@@ -347,14 +347,14 @@ def test_a_schema_may_say_its_type_in_many_ways(schema: dict[str, Any]) -> None:
         [{"function": {"name": "Read", "parameters": {"properties": {"limit": {"type": [5], "anyOf": 5}}}}}],
     ],
 )
-def test_tools_may_be_anything(
+def test_malformed_tool_definitions_do_not_break_parsing(
     name: str, write: Any, before: str, between: str, after: str, tools: list[dict[str, Any]]
 ) -> None:
     text = before + write("Read", '{"limit": 5}') + after
     assert all(call.name == "Read" for call in format_named(name).parse(text, tools).tool_calls)
 
 
-def test_qwen3_coder_may_forget_the_opening_tag_of_a_tool_that_it_has() -> None:
+def test_qwen3_coder_calls_to_known_tools_parse_without_the_opening_tag() -> None:
     parse = format_named("qwen3-coder").parse
     forgotten = qwen3_coder("Read", '{"limit": 5}').removeprefix("<tool_call>\n")
     assert parse(f"So:\n{forgotten}", TOOLS).tool_calls == (ToolCall("", "Read", '{"limit":5}'),)
@@ -363,14 +363,16 @@ def test_qwen3_coder_may_forget_the_opening_tag_of_a_tool_that_it_has() -> None:
 
 
 @BY_WRITER
-def test_without_tools_a_call_is_text(name: str, write: Any, before: str, between: str, after: str) -> None:
+def test_without_tools_a_tool_call_stays_text(
+    name: str, write: Any, before: str, between: str, after: str
+) -> None:
     text = before + write("Read", "{}")
     for tools in ([], TOOLS):
         parsed = format_named(name).parse(text, tools)
         assert (parsed.text, len(parsed.tool_calls)) == ("" if tools else text, len(tools[:1]))
 
 
-def test_llama3_answers_in_json_that_is_no_call() -> None:
+def test_llama3_json_that_is_not_a_call_to_a_known_tool_stays_text() -> None:
     parse = format_named("llama3").parse
     for text in (
         '{"name": "Unheard", "parameters": {}}',
@@ -383,6 +385,6 @@ def test_llama3_answers_in_json_that_is_no_call() -> None:
     assert (parsed.text, parsed.tool_calls) == (" done", (ToolCall("", "Read", '{"limit": 1}'),))
 
 
-def test_a_format_that_there_is_not() -> None:
+def test_an_unknown_tool_format_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="'gpt'; expected one of deepseek, glm, hermes, llama3, qwen3-coder"):
         format_named("gpt")

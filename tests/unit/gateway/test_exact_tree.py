@@ -63,7 +63,7 @@ def find(tree: TokenTree, *messages: Message) -> tuple[TokenNode, int] | None:
     return tree.find(conversation_path(list(messages)))
 
 
-def test_a_conversation_that_goes_on_is_found_with_its_tokens() -> None:
+def test_a_continued_conversation_finds_its_stored_tokens() -> None:
     tree = TokenTree()
     first = keep(tree, [SYSTEM, user("a")], said("A"), [1, 2], [3])
     assert find(tree, SYSTEM, user("a"), said("A"), user("b")) == (first, 3)
@@ -91,7 +91,7 @@ def test_another_conversation_is_not_found(other: list[Message]) -> None:
     assert tree.find(conversation_path(other)) is None
 
 
-def test_tools_and_template_arguments_belong_to_the_conversation() -> None:
+def test_tools_and_template_arguments_distinguish_conversations() -> None:
     messages, tools = [user("a"), said("A"), user("b")], [{"type": "function", "function": {"name": "f"}}]
     paths = [
         conversation_path(messages),
@@ -137,7 +137,7 @@ answers = st.builds(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["go", "on", ""]), answers), min_size=1, max_size=30))
-def test_rewrites_by_the_agent_never_break_the_line(turns: list[tuple[str, Message]]) -> None:
+def test_messages_rewritten_by_the_agent_still_match_their_stored_tokens(turns: list[tuple[str, Message]]) -> None:
     tree = TokenTree()
     messages: list[Message] = [SYSTEM]
     ids: list[int] = []
@@ -158,7 +158,7 @@ def test_rewrites_by_the_agent_never_break_the_line(turns: list[tuple[str, Messa
 # --- twins, retries, order -----------------------------------------------------------------------------
 
 
-def test_twins_are_siblings_and_each_can_be_gone_on_from() -> None:
+def test_two_responses_to_one_request_can_each_be_continued() -> None:
     tree = TokenTree()
     keep(tree, [user("a")], said("A"), [1], [2])
     request = [user("a"), said("A"), user("b")]
@@ -169,13 +169,13 @@ def test_twins_are_siblings_and_each_can_be_gone_on_from() -> None:
     assert twins[0].line is not twins[1].line
 
 
-def test_of_twins_that_say_the_same_the_latest_counts() -> None:
+def test_of_two_equal_responses_to_one_request_the_latest_is_found() -> None:
     tree = TokenTree()
     _, latest = [keep(tree, [user("a")], said("A"), [1], [2 + n]) for n in (0, 1)]
     assert find(tree, user("a"), said("A"), user("b")) == (latest, 2)
 
 
-def test_a_second_answer_to_a_request_replaces_none_before_it() -> None:
+def test_a_second_response_to_a_request_does_not_replace_the_first() -> None:
     tree = TokenTree()
     keep(tree, [user("a")], said("A"), [1], [2])
     request = [user("a"), said("A"), user("b")]
@@ -187,7 +187,7 @@ def test_a_second_answer_to_a_request_replaces_none_before_it() -> None:
     assert first.ids == [1, 2, 3, 4, 5]
 
 
-def test_an_answer_that_was_gone_on_from_is_kept_when_it_is_asked_for_again() -> None:
+def test_a_continued_response_is_kept_when_its_request_is_repeated() -> None:
     tree = TokenTree()
     first = keep(tree, [user("a")], said("A", t0={}), [1], [2])
     keep(tree, [user("a"), said("A", t0={}), result("t0")], said("B"), [1, 2, 3], [4])
@@ -197,7 +197,7 @@ def test_an_answer_that_was_gone_on_from_is_kept_when_it_is_asked_for_again() ->
     assert find(tree, user("a"), said("A", t1={}), result("t1")) == (again, 2)
 
 
-def test_the_order_in_which_calls_are_added_does_not_matter() -> None:
+def test_calls_can_be_added_in_any_order() -> None:
     calls = [
         ([user("a")], said("A"), [1], [2]),
         ([user("a"), said("A"), user("b")], said("B", t0={}), [1, 2, 3], [4]),
@@ -225,7 +225,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_whatever_happens_every_answer_keeps_its_tokens(steps: list[tuple[int, str]]) -> None:
+def test_every_response_keeps_its_tokens_under_random_branching(steps: list[tuple[int, str]]) -> None:
     tree = TokenTree()
     answered: list[tuple[list[Message], list[int]]] = []  # conversations that an agent may go on from
     number = 0
@@ -253,7 +253,7 @@ def test_whatever_happens_every_answer_keeps_its_tokens(steps: list[tuple[int, s
 # --- bounded memory ------------------------------------------------------------------------------------
 
 
-def test_a_long_branch_holds_each_token_once() -> None:
+def test_a_long_branch_stores_each_token_once() -> None:
     tree = TokenTree()
     messages: list[Message] = []
     ids: list[int] = []
@@ -265,7 +265,7 @@ def test_a_long_branch_holds_each_token_once() -> None:
     assert tree.cost < 200 * 502 + 200 * 300
 
 
-def test_the_lines_used_longest_ago_give_way() -> None:
+def test_the_least_recently_used_lines_of_a_tree_are_evicted() -> None:
     tree = TokenTree()
     for number in range(24):
         keep(tree, [user(str(number))], said("A"), array("i", [number]) * (TREE_LIMIT // 16), [1])
@@ -275,7 +275,7 @@ def test_the_lines_used_longest_ago_give_way() -> None:
     assert sum(len(node.line.ids) for node in tree.nodes) <= TREE_LIMIT
 
 
-def test_the_branches_used_longest_ago_give_way() -> None:
+def test_the_least_recently_used_branches_of_a_forest_are_evicted() -> None:
     forest = TokenForest()
     conversations = [ConversationHandle("a") for _ in range(20)]
     for conversation in conversations:
@@ -286,7 +286,7 @@ def test_the_branches_used_longest_ago_give_way() -> None:
     assert sum(forest.tree(one).cost for one in conversations) <= FOREST_LIMIT
 
 
-def test_a_branch_that_ended_is_forgotten() -> None:
+def test_the_tree_of_a_collected_conversation_is_freed() -> None:
     forest = TokenForest()
     conversation = ConversationHandle("a")
     keep(forest.tree(conversation), [user("a")], said("A"), [1], [2])
@@ -296,7 +296,7 @@ def test_a_branch_that_ended_is_forgotten() -> None:
     assert tree() is None
 
 
-def test_a_request_of_no_branch_leaves_nothing() -> None:
+def test_a_request_without_a_branch_stores_nothing() -> None:
     forest = TokenForest()
     keep(forest.tree(None), [user("a")], said("A"), [1], [2])
     assert find(forest.tree(None), user("a"), said("A"), user("b")) is None

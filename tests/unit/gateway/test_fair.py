@@ -43,7 +43,7 @@ class Bench:
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
 
-async def test_a_busy_key_does_not_keep_the_others_waiting() -> None:
+async def test_slots_rotate_between_keys_so_a_busy_key_does_not_starve_others() -> None:
     bench = Bench(slots=1)
     for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1"):
         bench.start(name[0], name)
@@ -55,7 +55,7 @@ async def test_a_busy_key_does_not_keep_the_others_waiting() -> None:
     assert (bench.fair.held, bench.fair.waiting) == (0, 0)
 
 
-async def test_a_full_queue_is_told_and_can_be_tried_again() -> None:
+async def test_a_full_queue_is_a_retryable_error() -> None:
     bench = Bench(slots=2, queue=1)
     for name in ("1", "2", "3"):
         bench.start("a", name)
@@ -72,7 +72,7 @@ async def test_a_full_queue_is_told_and_can_be_tried_again() -> None:
     await bench.close()
 
 
-async def test_a_slot_given_to_one_who_leaves_at_that_moment_is_not_lost() -> None:
+async def test_a_slot_granted_to_a_task_cancelled_at_that_moment_passes_to_the_next() -> None:
     bench = Bench(slots=1)
     for name in ("1", "2", "3"):
         bench.start("a", name)
@@ -87,7 +87,7 @@ async def test_a_slot_given_to_one_who_leaves_at_that_moment_is_not_lost() -> No
     assert (bench.fair.held, bench.fair.waiting) == (0, 0)
 
 
-async def test_an_error_in_the_block_gives_the_slot_back() -> None:
+async def test_an_exception_in_the_block_releases_the_slot() -> None:
     fair = FairSlots(1, 0)
     with pytest.raises(ZeroDivisionError):
         async with fair.hold("a"):
@@ -102,7 +102,7 @@ steps = st.lists(
 
 
 @given(st.integers(1, 3), steps)
-def test_whatever_happens_slots_are_kept_full_and_turns_are_kept(
+def test_slots_stay_full_and_fair_under_random_starts_ends_and_cancellations(
     slots: int, script: list[tuple[str, int]]
 ) -> None:
     asyncio.run(_check(slots, script))

@@ -13,7 +13,7 @@ from understudy.wire.dialect import ID_LIMIT, Branch
 from understudy.wire.dialects import DIALECTS
 
 
-async def test_a_key_opens_its_own_session_until_it_is_revoked() -> None:
+async def test_a_key_finds_its_own_session_until_it_is_revoked() -> None:
     keys = Keys()
     one, two = keys.issue("a", sampling={"seed": 1}), keys.issue("b")
     assert one.startswith("sk-understudy-")
@@ -29,7 +29,7 @@ async def test_a_key_opens_its_own_session_until_it_is_revoked() -> None:
     assert await keys.find_session(two) is second
 
 
-def test_the_branches_of_a_session_stay_together_and_the_sessions_of_a_key_need_not() -> None:
+def test_branches_of_a_session_share_a_conversation_key_and_other_sessions_do_not() -> None:
     client = GatewaySession("client-me", {})
     main, sub, other = (client.conversation(Branch(*ids)) for ids in (("s", None), ("s", "a"), ("t", None)))
     assert main is not sub
@@ -38,26 +38,26 @@ def test_the_branches_of_a_session_stay_together_and_the_sessions_of_a_key_need_
 
 
 @pytest.mark.parametrize("key", ["", "sk-understudy-", "x" * 10_000, "\ud800", "sk-understudy-\x00"])
-async def test_other_keys_open_nothing(key: str) -> None:
+async def test_an_unknown_key_finds_no_session(key: str) -> None:
     keys = Keys()
     keys.issue("a")
     assert await keys.find_session(key) is None
 
 
-async def test_a_key_is_kept_nowhere() -> None:
+async def test_the_plain_key_is_not_stored() -> None:
     keys = Keys()
     key = keys.issue("a")
     assert key.removeprefix("sk-understudy-") not in repr(vars(keys)) + repr(vars(await keys.find_session(key)))
 
 
-def test_an_attempt_has_one_key() -> None:
+def test_a_second_key_for_an_attempt_is_refused() -> None:
     keys = Keys()
     keys.issue("a")
     with pytest.raises(GatewayError, match="attempt a already has an API key"):
         keys.issue("a")
 
 
-async def test_calls_are_numbered_in_the_attempt_and_chained_on_the_branch() -> None:
+async def test_calls_are_numbered_per_attempt_and_the_last_call_is_tracked_per_branch() -> None:
     keys = Keys()
     session = await keys.find_session(keys.issue("a"))
     assert session is not None
@@ -69,7 +69,7 @@ async def test_calls_are_numbered_in_the_attempt_and_chained_on_the_branch() -> 
     assert (session.last_call_id(main), session.last_call_id(sub)) == ("call_1", "call_2")
 
 
-def test_ids_and_branches_that_an_agent_makes_up_have_an_end() -> None:
+def test_session_ids_are_truncated_and_the_number_of_branches_is_limited() -> None:
     headers = {b"x-claude-code-session-id": b"s" * 60_000, b"session-id": b"s" * 60_000}
     headers[b"x-session-id"] = b"s" * 60_000
     for dialect in DIALECTS.values():

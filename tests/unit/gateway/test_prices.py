@@ -23,7 +23,7 @@ def test_fresh_cached_and_written_tokens_have_their_own_prices() -> None:
 
 
 @given(COUNT, COUNT, COUNT, COUNT, DOLLARS, DOLLARS)
-def test_with_one_price_it_does_not_matter_where_tokens_came_from(
+def test_without_cache_prices_cached_tokens_cost_as_much_as_fresh_ones(
     prompt: int, completion: int, cached: int, written: int, fresh: float, output: float
 ) -> None:
     usage = Usage(
@@ -48,16 +48,16 @@ def test_with_one_price_it_does_not_matter_where_tokens_came_from(
         ("gpt-4.1-mini", "gpt-4.1-mini"),
     ],
 )
-def test_a_snapshot_costs_what_its_model_costs(name: str, model: str) -> None:
+def test_a_dated_model_snapshot_has_the_price_of_its_model(name: str, model: str) -> None:
     assert list_price(name) == list_price(model) is not None
 
 
 @pytest.mark.parametrize("name", ["", "qwen3-coder", "gpt-5-nano-turbo", "claude-opus-4-9", "gpt", "my-gpt-4o"])
-def test_a_model_that_is_not_known_has_no_price(name: str) -> None:
+def test_an_unknown_model_has_no_list_price(name: str) -> None:
     assert list_price(name) is None
 
 
-def test_list_prices_are_in_the_right_order() -> None:
+def test_list_prices_rise_with_model_size_and_from_input_to_output() -> None:
     mini, full = list_price("gpt-4.1-mini"), list_price("gpt-4.1")
     assert mini and full and mini.input < full.input < full.output
     sonnet = list_price("claude-sonnet-4-5")

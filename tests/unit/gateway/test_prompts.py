@@ -27,7 +27,7 @@ def _prompts(draw: st.DrawFn) -> list[list[int]]:
 
 
 @given(_prompts(), st.lists(_SPACED, min_size=6, max_size=6), st.sampled_from([1, 30, 1000]))
-def test_what_is_remembered_changes_nothing(
+def test_cached_prompt_ids_equal_freshly_parsed_ones(
     sent_ids: list[list[int]], spaced: list[tuple[str, str]], capacity: int
 ) -> None:
     prompts, conversations = PromptIdCache(capacity), [ConversationHandle("a"), ConversationHandle("b")]
@@ -41,7 +41,7 @@ def test_what_is_remembered_changes_nothing(
     "bad",
     [b"[1,2,-3]", b"[1,2,4294967296]", b"[1,2,1.5]", b'[1,2,"3"]', b"[1,2,[3]]", b"[1,2,null]", b'{"a":1}', b"7"],
 )
-def test_what_is_no_list_of_ids_is_refused_whatever_came_before(bad: bytes) -> None:
+def test_an_invalid_list_of_token_ids_is_refused_whatever_is_cached(bad: bytes) -> None:
     prompts, conversation = PromptIdCache(), ConversationHandle("a")
     for before in (b"[1,2,3]", b"[1,2,34,5]", b"[9]"):
         prompts.read(before, conversation)

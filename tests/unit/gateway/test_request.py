@@ -112,7 +112,7 @@ def _recordings() -> list[Any]:
 
 @pytest.mark.skipif(not RECORDINGS.exists(), reason="the recordings are not here")
 @pytest.mark.parametrize("path", _recordings())
-def test_recordings_lose_nothing_and_keep_their_order(path: Path) -> None:
+def test_translated_recordings_keep_all_text_in_order(path: Path) -> None:
     for body in _bodies(path):
         if any("input_schema" not in tool for tool in body["tools"]):
             with pytest.raises(InvalidRequest, match="web_search"):
@@ -153,7 +153,7 @@ def _check_tool_messages_follow_their_calls(chat: ChatRequest) -> None:
 
 
 @pytest.mark.skipif(not RECORDINGS.exists(), reason="the recordings are not here")
-def test_a_longer_conversation_begins_as_the_shorter_one_did() -> None:
+def test_the_translation_of_a_longer_conversation_extends_the_shorter_one() -> None:
     bodies = list(_bodies(RECORDINGS / "26b_long_horizon_qwen.jsonl"))
     chats = [translate(body) for body in bodies]
     extended_count = 0
@@ -173,7 +173,7 @@ def test_system_blocks_are_joined_and_the_billing_block_dropped() -> None:
     assert translate(ask(system="plain")).messages == [{"role": "system", "content": "plain"}]
 
 
-def test_an_inline_system_message_stays_where_it_is() -> None:
+def test_an_inline_system_message_becomes_a_user_message_in_its_place() -> None:
     chat = translate(ask(user(text("a")), {"role": "system", "content": "rule"}, user(text("b"))))
     assert chat.messages == [
         {"role": "user", "content": "a"},
@@ -242,7 +242,9 @@ def test_thinking_becomes_reasoning_and_redacted_thinking_is_left_out() -> None:
         ({"type": "tool", "name": "T"}, {"type": "function", "function": {"name": "T"}}, None),
     ],
 )
-def test_tool_choice(choice: dict[str, Any], expected: Any, parallel: bool | None) -> None:
+def test_each_tool_choice_is_translated_and_placeholder_tools_are_dropped(
+    choice: dict[str, Any], expected: Any, parallel: bool | None
+) -> None:
     tools = [
         {"name": "T", "description": "d", "input_schema": {"type": "object"}},
         {"name": "DeferredToolPlaceholder", "input_schema": {}},
@@ -253,14 +255,14 @@ def test_tool_choice(choice: dict[str, Any], expected: Any, parallel: bool | Non
     assert chat.tools == [{"type": "function", "function": function}]
 
 
-def test_the_attempts_sampling_lies_over_the_agents() -> None:
+def test_the_sampling_of_the_attempt_overrides_that_of_the_agent() -> None:
     body = ask(temperature=1, top_p=0.5, stop_sequences=["X"], thinking={"type": "disabled"})
     chat = translate(body, _session(seed=7, temperature=0.2))
     assert chat.sampling == {"max_tokens": 100, "temperature": 0.2, "top_p": 0.5, "stop": ["X"], "seed": 7}
     assert chat.enable_thinking is False
 
 
-def test_a_structured_answer_is_asked_for() -> None:
+def test_an_output_format_becomes_a_json_schema_response_format() -> None:
     format_ = {"type": "json_schema", "schema": {"type": "object"}}
     chat = translate(ask(output_config={"format": format_, "effort": "high"}))
     assert chat.response_format == {
@@ -269,7 +271,7 @@ def test_a_structured_answer_is_asked_for() -> None:
     }
 
 
-def test_sampled_arguments_and_ids_go_back_to_the_model() -> None:
+def test_echoed_tool_calls_are_sent_with_the_sampled_arguments_and_ids() -> None:
     session = _session()
     raw = '{"new_string" : "b", "file_path":"/x"}'
     session.record_response(Branch(None, None), "call_1", {"toolu_1": ToolCall("functions.Edit:0", "Edit", raw)})
@@ -281,7 +283,7 @@ def test_sampled_arguments_and_ids_go_back_to_the_model() -> None:
     assert assistant["tool_calls"][0]["id"] == tool["tool_call_id"] == "functions.Edit:0"
 
 
-def test_half_of_a_surrogate_pair_is_replaced() -> None:
+def test_a_lone_surrogate_in_a_request_is_replaced() -> None:
     body = b'{"model": "m", "messages": [{"role": "user", "content": "cut \\ud83d here \\ud83d\\ude00"}]}'
     chat = Anthropic().parse(body, _session(), Branch(None, None)).chat
     assert chat.messages == [{"role": "user", "content": "cut \ufffd here \U0001f600"}]
@@ -307,7 +309,7 @@ def test_half_of_a_surrogate_pair_is_replaced() -> None:
         (b'{"model": "m", "messages": [], "output_config": {"format": {"type": "x"}}}', "expected json_schema"),
     ],
 )
-def test_what_is_wrong_with_a_request_is_said(body: bytes, expected: str) -> None:
+def test_an_invalid_request_is_refused_with_the_reason(body: bytes, expected: str) -> None:
     with pytest.raises(InvalidRequest, match=expected):
         Anthropic().parse(body, _session(), Branch(None, None))
 
@@ -338,7 +340,9 @@ LEFT_OUT = "[{} left out: the model cannot read it]"
         ({"type": "of_tomorrow", "content": {"type": "x", "y": 1}}, text(LEFT_OUT.format("of_tomorrow"))),
     ],
 )
-def test_what_a_user_may_say(block: dict[str, Any], part: dict[str, Any]) -> None:
+def test_each_user_content_block_is_translated_in_messages_and_tool_results(
+    block: dict[str, Any], part: dict[str, Any]
+) -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
     (message,) = translate(ask(user(image, block))).messages
     assert message["content"][1] == part
@@ -346,7 +350,7 @@ def test_what_a_user_may_say(block: dict[str, Any], part: dict[str, Any]) -> Non
     assert answered["content"] == part.get("text", "[image]")
 
 
-def test_what_tools_of_anthropics_said_is_told_as_text() -> None:
+def test_results_of_anthropic_server_tools_become_text() -> None:
     search_result = {
         "type": "web_search_result",
         "title": "T",
@@ -390,7 +394,7 @@ def test_what_tools_of_anthropics_said_is_told_as_text() -> None:
     ]
 
 
-def test_deferred_tools_are_known_from_the_start_and_those_that_come_later_too() -> None:
+def test_deferred_and_later_added_tools_are_all_offered_and_changes_become_text() -> None:
     schema = {"type": "object"}
     deferred = {"name": "Later", "input_schema": schema, "defer_loading": True, "type": "custom", "strict": True}
     tool_result = {
@@ -414,7 +418,7 @@ def test_deferred_tools_are_known_from_the_start_and_those_that_come_later_too()
     ]
 
 
-def test_what_only_anthropic_needs_is_passed_over() -> None:
+def test_fields_that_only_anthropic_uses_are_ignored() -> None:
     extra: dict[str, Any] = {
         "metadata": {"user_id": "u"},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
@@ -433,7 +437,7 @@ def test_what_only_anthropic_needs_is_passed_over() -> None:
     assert more.response_format is None
 
 
-def test_a_count_of_tokens_needs_no_max_tokens() -> None:
+def test_a_token_count_request_needs_no_max_tokens() -> None:
     body = ask(user(text("hi")))
     del body["max_tokens"]
     assert translate(body).sampling == {}
@@ -452,12 +456,12 @@ def test_a_count_of_tokens_needs_no_max_tokens() -> None:
         ({"stream": "yes"}, r"\$.stream"),
     ],
 )
-def test_a_field_that_is_wrong_is_named(fields: dict[str, Any], expected: str) -> None:
+def test_an_invalid_field_is_named_in_the_error(fields: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidRequest, match=expected):
         translate(ask(user(text("hi")), **fields))
 
 
-def test_the_branch_is_told_by_the_headers() -> None:
+def test_the_branch_is_read_from_the_headers() -> None:
     headers = {b"x-claude-code-session-id": b"s", b"x-claude-code-agent-id": b"a"}
     assert Anthropic().branch(headers) == Branch("s", "a")
     assert Anthropic().branch({b"x-claude-code-agent-id": b""}) == Branch(None, None)
@@ -473,11 +477,11 @@ def test_the_branch_is_told_by_the_headers() -> None:
         (b'{"model": "a", "messages": [], "model": "b"}', ("b", False)),
     ],
 )
-def test_where_a_request_goes_is_told_by_two_fields(body: bytes, expected: tuple[str, bool]) -> None:
+def test_peek_reads_model_and_stream_without_the_messages(body: bytes, expected: tuple[str, bool]) -> None:
     assert Anthropic().peek(body) == expected
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"model": 1}', b'{"model": "m", "stream": 1}', b"\xff"])
-def test_where_a_broken_request_goes_is_an_error(body: bytes) -> None:
+def test_peek_refuses_an_invalid_request(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         Anthropic().peek(body)

@@ -46,7 +46,7 @@ def message(**fields: Any) -> dict[str, Any]:
 
 
 @given(TEXT, st.none() | TEXT, CALLS, st.sampled_from(["stop", "length", "tool_calls"]))
-def test_the_stream_says_what_the_message_says(
+def test_the_event_stream_assembles_to_the_whole_message(
     text: str, reasoning: str | None, calls: list[ToolCall], finish: str
 ) -> None:
     reply = AnthropicWriter("asked", session(), "msg_1").whole(
@@ -83,18 +83,18 @@ def _json(raw: str) -> Any:
         ({"finish_reason": "content_filter"}, "refusal", None),
     ],
 )
-def test_stop_reasons(fields: dict[str, Any], reason: str, sequence: str | None) -> None:
+def test_finish_reasons_map_to_stop_reasons(fields: dict[str, Any], reason: str, sequence: str | None) -> None:
     body = message(**fields)
     assert (body["stop_reason"], body["stop_sequence"]) == (reason, sequence)
 
 
 @pytest.mark.parametrize("finish", ["abort", "error", "none"])
-def test_an_answer_that_was_broken_off_is_none(finish: str) -> None:
+def test_an_aborted_generation_is_a_backend_error(finish: str) -> None:
     with pytest.raises(BackendError, match="incomplete"):
         message(text="half", finish_reason=finish)
 
 
-def test_usage_counts_cached_tokens_apart() -> None:
+def test_usage_reports_cached_tokens_separately() -> None:
     usage = Usage(prompt_tokens=10, completion_tokens=3, cached_tokens=4)
     assert message(usage=usage)["usage"] == {
         "input_tokens": 6,
@@ -104,7 +104,7 @@ def test_usage_counts_cached_tokens_apart() -> None:
     }
 
 
-def test_tool_ids_are_unique_in_a_session_and_acceptable() -> None:
+def test_tool_ids_are_valid_and_unique_within_a_session() -> None:
     shared, ids = session(), list[str]()
     for _ in range(2):
         offered = [ToolCall(id_, "T", "{}") for id_ in ("call_1", "", "functions.T:0", "x" * 500)]
@@ -117,13 +117,13 @@ def test_tool_ids_are_unique_in_a_session_and_acceptable() -> None:
 
 
 @pytest.mark.parametrize("raw", ['{"a": ', "[1]", "null", "1", '{"a": NaN}', "{}{}", "[" * 5000, '{"a":' * 5000])
-def test_arguments_that_are_no_object_become_what_the_cli_makes_of_them(raw: str) -> None:
+def test_arguments_that_are_not_a_json_object_become_the_cli_s_unparsed_input(raw: str) -> None:
     (block,) = message(tool_calls=(ToolCall("t", "T", raw),))["content"]
     assert block["input"] == {"__unparsedToolInput": {"raw": raw, "len": len(raw)}}
 
 
 @pytest.mark.parametrize("raw", ["", "  "])
-def test_no_arguments_are_an_empty_object(raw: str) -> None:
+def test_empty_arguments_become_an_empty_object(raw: str) -> None:
     (block,) = message(tool_calls=(ToolCall("t", "T", raw),))["content"]
     assert block["input"] == {}
 
@@ -143,7 +143,7 @@ def test_no_arguments_are_an_empty_object(raw: str) -> None:
         ("", b"{}"),
     ],
 )
-def test_an_echo_that_says_the_same_is_sent_as_it_was_sampled(sampled: str, echoed: bytes) -> None:
+def test_an_equivalent_echo_is_replaced_by_the_sampled_arguments(sampled: str, echoed: bytes) -> None:
     assert upstream_arguments(sampled, echoed.decode()) == sampled
 
 
@@ -161,7 +161,7 @@ def test_an_echo_that_says_the_same_is_sent_as_it_was_sampled(sampled: str, echo
         (None, b'{"a" : 1}'),
     ],
 )
-def test_any_other_echo_is_sent_as_it_came(sampled: str | None, echoed: bytes) -> None:
+def test_a_different_echo_is_sent_unchanged(sampled: str | None, echoed: bytes) -> None:
     assert upstream_arguments(sampled, echoed.decode()) == echoed.decode()
 
 
@@ -196,7 +196,9 @@ def test_matching_ignores_order_and_additions_only(sampled: dict[str, Any], adde
         (StoreError("/secret/path"), 500, "api_error", "not be stored", {"x-should-retry": "false"}),
     ],
 )
-def test_faults(error: BackendError, status: int, kind: str, expected: str, headers: dict[str, str]) -> None:
+def test_each_backend_error_becomes_an_anthropic_error_with_status_and_headers(
+    error: BackendError, status: int, kind: str, expected: str, headers: dict[str, str]
+) -> None:
     reply = Anthropic().error(fault_of(error))
     body = json.loads(reply.body)
     assert (reply.status, body["type"], body["error"]["type"]) == (status, "error", kind)
@@ -209,14 +211,14 @@ def test_faults(error: BackendError, status: int, kind: str, expected: str, head
 # --- the rest of the dialect ---------------------------------------------------------------------------
 
 
-def test_a_providers_words_are_told_as_they_are() -> None:
+def test_a_provider_error_is_passed_on_unchanged() -> None:
     error = ProviderError(404, "not_found_error", "model: nope", should_retry=True)
     reply = Anthropic().error(fault_of(ProviderRefusal("POST /: status 404", error, retry_after_s=120)))
     assert (reply.status, dict(reply.headers)) == (404, {b"retry-after": b"120", b"x-should-retry": b"true"})
     assert json.loads(reply.body)["error"] == {"type": "not_found_error", "message": "model: nope"}
 
 
-def test_tokens_written_to_a_cache_are_counted_apart() -> None:
+def test_usage_reports_cache_write_tokens_separately() -> None:
     usage = Usage(prompt_tokens=10, completion_tokens=3, cached_tokens=4, cache_write_tokens=5)
     reported = message(usage=usage)["usage"]
     assert (reported["input_tokens"], reported["cache_creation_input_tokens"]) == (1, 5)
@@ -229,7 +231,7 @@ def test_models_are_listed_in_the_apis_shape() -> None:
     assert json.loads(Anthropic().models([]))["first_id"] is None
 
 
-def test_a_message_of_any_blocks_can_be_streamed() -> None:
+def test_server_tool_and_redacted_blocks_can_be_streamed() -> None:
     blocks = [
         {"type": "redacted_thinking", "data": "x"},
         {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
@@ -247,12 +249,12 @@ def writer() -> AnthropicWriter:
     return AnthropicWriter("asked", session(), "msg_1")
 
 
-def test_a_writer_that_was_fed_nothing_says_it_all_at_the_end() -> None:
+def test_a_writer_without_deltas_emits_the_whole_message_at_the_end() -> None:
     reply, stream = writer().finish(generation(text="hi", reasoning="hm"))
     assert stream == to_events(reply.body)
 
 
-def test_a_writer_begins_at_once_and_opens_no_block_for_nothing() -> None:
+def test_a_writer_starts_the_message_at_once_and_opens_no_empty_block() -> None:
     stream = writer()
     assert [event["type"] for event in sse.events(stream.feed(Delta("text", "")))] == ["message_start"]
     assert stream.feed(Delta("text", "")) == b""
@@ -261,7 +263,7 @@ def test_a_writer_begins_at_once_and_opens_no_block_for_nothing() -> None:
     assert [event["type"] for event in sse.events(rest)] == ["message_delta", "message_stop"]
 
 
-def test_a_writer_does_not_end_an_answer_that_was_broken_off() -> None:
+def test_a_writer_refuses_to_finish_an_aborted_generation() -> None:
     stream = writer()
     stream.feed(Delta("text", "half"))
     with pytest.raises(BackendError, match="incomplete"):

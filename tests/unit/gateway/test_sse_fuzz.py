@@ -87,7 +87,7 @@ STREAMS = st.lists(LINE, max_size=14).map(b"".join)
 @settings(max_examples=example_count(400))
 @given(STREAMS | st.binary(max_size=60), CUTS | st.just(list(range(100))))
 @example(b"data: a\r\n\r\ndata: b\r\n\r\n", list(range(30)))
-def test_where_a_stream_is_cut_changes_nothing(stream: bytes, cuts: list[int]) -> None:
+def test_events_do_not_depend_on_how_the_stream_is_split(stream: bytes, cuts: list[int]) -> None:
     events = split(pieces(stream, cuts))
     assert b"".join(event.raw for event in events) == stream
     assert meaning(events) == meaning(split([stream]))
@@ -95,7 +95,7 @@ def test_where_a_stream_is_cut_changes_nothing(stream: bytes, cuts: list[int]) -
 
 @settings(max_examples=example_count(400))
 @given(STREAMS, CUTS)
-def test_a_stream_says_what_the_standard_says_it_does(stream: bytes, cuts: list[int]) -> None:
+def test_events_match_a_line_by_line_reading_of_the_sse_standard(stream: bytes, cuts: list[int]) -> None:
     assert meaning(split(pieces(stream, cuts))) == by_the_book(stream)
 
 
@@ -131,7 +131,7 @@ def assembled(events: Sequence[ServerSentEvent]) -> Any:
 
 @settings(max_examples=example_count(200))
 @given(MESSAGE, CUTS, st.sampled_from([b"\n", b"\r\n", b"\r"]))
-def test_a_message_said_as_a_stream_is_heard_as_the_same_message(
+def test_a_message_is_the_same_after_streaming_and_assembly(
     message: dict[str, Any], cuts: list[int], end: bytes
 ) -> None:
     stream = to_events(msgspec.json.encode(message)).replace(b"\n", end)
@@ -159,7 +159,7 @@ EVENTS = st.fixed_dictionaries(
 
 @settings(max_examples=example_count(300))
 @given(st.lists(st.tuples(NAMES, EVENTS | JSON | st.binary(max_size=8)), max_size=8))
-def test_no_stream_of_events_is_more_than_an_error(events: list[tuple[str, Any]]) -> None:
+def test_any_stream_of_events_assembles_to_a_message_or_a_backend_error(events: list[tuple[str, Any]]) -> None:
     assembly = MessageAssembly()
     try:
         for name, data in events:
@@ -171,7 +171,9 @@ def test_no_stream_of_events_is_more_than_an_error(events: list[tuple[str, Any]]
 
 @settings(max_examples=25)
 @given(MESSAGE, CUTS, st.booleans())
-def test_a_relayed_stream_is_the_same_in_any_pieces(message: dict[str, Any], cuts: list[int], emits: bool) -> None:
+def test_a_relayed_stream_is_unchanged_however_it_is_split(
+    message: dict[str, Any], cuts: list[int], emits: bool
+) -> None:
     stream = to_events(msgspec.json.encode(message))
     emitted: list[bytes] = []
 
@@ -247,7 +249,7 @@ def spelled(value: Any, escapes: bool) -> bytes:
     b'{"model": "m", "messages": [{"role": "assistant", "content": [{"type": "tool_use", "input": "\xff"}]}]}'
 )
 @example(b'{"model": "m", "messages": [{"role": "user", "content": ' + b'{"type": "x", "content": ' * 300)
-def test_any_request_is_understood_or_refused(body: bytes) -> None:
+def test_any_request_is_parsed_or_refused(body: bytes) -> None:
     dialect, session = Anthropic(), GatewaySession("attempt", {})
     for read in (dialect.peek, lambda body: dialect.parse(body, session, NOBODY)):
         try:
@@ -260,7 +262,7 @@ def test_any_request_is_understood_or_refused(body: bytes) -> None:
 
 @pytest.mark.parametrize("depth", [50, 500, 900, 2_000, 100_000])
 @pytest.mark.parametrize(("opens", "closes"), [('{"type":"tool_result","content":[', "]}"), ("[", "]")])
-def test_deep_nesting_is_understood_or_refused(depth: int, opens: str, closes: str) -> None:
+def test_deeply_nested_requests_are_parsed_or_refused(depth: int, opens: str, closes: str) -> None:
     inner = opens * depth + closes * depth
     for content in (f"[{inner}]", f'[{{"type": "tool_use", "input": {inner}}}]'):
         body = f'{{"model": "m", "messages": [{{"role": "user", "content": {content}}}]}}'.encode()
@@ -278,7 +280,9 @@ VALUES = JSON.map(json.dumps) | st.sampled_from(['"m"', '{"model": "inner"}', '[
 
 @settings(max_examples=example_count(200))
 @given(st.lists(st.tuples(SPACE, KEYS, SPACE, SPACE, VALUES, SPACE), min_size=1, max_size=5), SPACE, TEXT)
-def test_only_the_models_name_changes_in_a_request(parts: list[tuple[str, ...]], space: str, name: str) -> None:
+def test_replacing_the_model_name_leaves_all_other_bytes_of_a_request(
+    parts: list[tuple[str, ...]], space: str, name: str
+) -> None:
     def body(value: str | None) -> str:
         fields = [
             f"{before}{key}{after}:{middle}{value if value and json.loads(key) == 'model' else original}{end}"
@@ -300,7 +304,7 @@ PIECE = st.one_of(
 
 @settings(max_examples=example_count(200))
 @given(st.lists(PIECE, max_size=10), st.sampled_from(["", "call_0", "odd id!"]))
-def test_what_is_said_in_pieces_is_the_message_that_is_kept(candidates: list[Delta], tool_id: str) -> None:
+def test_streamed_deltas_assemble_to_the_stored_message(candidates: list[Delta], tool_id: str) -> None:
     deltas: list[Delta] = []
     calls: dict[int, str] = {}
     for delta in candidates:

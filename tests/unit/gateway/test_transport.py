@@ -118,7 +118,9 @@ WHOLE: dict[str, tuple[list[bytes | None], bytes]] = {
 
 @pytest.mark.parametrize("name", WHOLE)
 @LOOPS
-def test_a_body_is_read_whole(name: str, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_each_form_of_body_is_read_completely_and_connections_are_reused(
+    name: str, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
     answer, body = WHOLE[name]
 
     async def run() -> None:
@@ -168,7 +170,7 @@ BROKEN: dict[str, tuple[list[bytes | None], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-async def test_what_is_no_whole_response_is_an_error(name: str) -> None:
+async def test_an_invalid_or_truncated_response_is_an_error(name: str) -> None:
     answer, kind, message = BROKEN[name]
     async with serving(answer) as (server, pool):
         with pytest.raises(kind, match=message):
@@ -176,7 +178,7 @@ async def test_what_is_no_whole_response_is_an_error(name: str) -> None:
         assert server.connections == 1
 
 
-async def test_limits_of_time() -> None:
+async def test_stalled_and_slow_responses_time_out() -> None:
     forever: list[bytes | None] = [CHUNKED, *[b"1\r\nx\r\n"] * 3, b"1\r\nx"]
     async with serving(forever) as (server, pool):
         with pytest.raises(TimeoutError, match="the server sent nothing"):
@@ -188,7 +190,7 @@ async def test_limits_of_time() -> None:
             await ask(server, pool, stall_s=0.1)
 
 
-async def test_a_closed_connection_is_noticed_and_a_get_on_it_sent_again() -> None:
+async def test_on_a_closed_connection_a_get_is_retried_and_a_post_is_not() -> None:
     hello: list[bytes | None] = [OK + b"content-length: 5\r\n\r\nhello"]
     async with serving(hello, [None], hello, [*hello, None], hello, [None]) as (server, pool):
         assert await ask(server, pool, "GET", None) == (200, b"hello")
@@ -203,7 +205,7 @@ async def test_a_closed_connection_is_noticed_and_a_get_on_it_sent_again() -> No
         assert len(server.requests) == 6
 
 
-async def test_a_connection_with_something_that_nobody_asked_for_is_not_used_again() -> None:
+async def test_a_connection_with_unsolicited_data_is_not_reused() -> None:
     hello = OK + b"content-length: 5\r\n\r\nhello"
     async with serving([hello + hello], [hello, b"HTTP"], [hello]) as (server, pool):
         for _ in range(2):
@@ -213,7 +215,7 @@ async def test_a_connection_with_something_that_nobody_asked_for_is_not_used_aga
         assert server.connections == 3
 
 
-async def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_connection_is_closed_after_the_keep_alive_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "KEEP_ALIVE_S", 0.05)
     async with serving([OK + b"content-length: 0\r\n\r\n"]) as (server, pool):
         await ask(server, pool)
@@ -222,7 +224,7 @@ async def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.Mo
         assert server.connections == 2
 
 
-async def test_what_takes_a_body_can_end_it_and_its_error_is_raised() -> None:
+async def test_the_reader_of_a_body_can_stop_it_and_its_exceptions_propagate() -> None:
     async with serving([CHUNKED + b"1\r\na\r\n", b"1\r\nb\r\n" * 2]) as (server, pool):
         chunks: list[bytes] = []
         limits: dict[str, Any] = {"connect_s": 5.0, "total_s": 10.0}
@@ -239,7 +241,7 @@ async def test_what_takes_a_body_can_end_it_and_its_error_is_raised() -> None:
         assert server.connections == 3
 
 
-async def test_a_large_body_is_sent_whole_in_pieces() -> None:
+async def test_a_large_request_body_is_sent_completely() -> None:
     body = TEXT * 40
     async with serving([OK + b"content-length: 0\r\n\r\n"]) as (server, pool):
         await ask(server, pool, body=body)
@@ -274,7 +276,7 @@ async def talking(
 
 @LOOPS
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_response_ends_a_request_that_the_server_does_not_read(
+def test_an_early_response_ends_an_upload_that_the_server_does_not_read(
     loop: Callable[[], asyncio.AbstractEventLoop], whole: bool
 ) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -303,7 +305,7 @@ def test_a_response_ends_a_request_that_the_server_does_not_read(
 
 
 @LOOPS
-def test_a_body_that_nobody_reads_is_not_received(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_an_unread_body_is_not_buffered(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     sent = 0
 
     async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -339,7 +341,7 @@ def test_a_body_that_nobody_reads_is_not_received(loop: Callable[[], asyncio.Abs
         runner.run(run())
 
 
-async def test_no_more_of_a_body_is_unpacked_than_its_reader_wants() -> None:
+async def test_decompression_of_a_body_stops_at_the_reader_s_limit() -> None:
     bomb = zlib.compress(bytes(48 << 20), 9)
     answer = [b"".join(piece or b"" for piece in coded(b"deflate", bomb[:-4] + b"bad."))]
     limits: dict[str, Any] = {"connect_s": 5.0, "total_s": 10.0}
@@ -367,7 +369,7 @@ AFTER_THE_END: dict[str, list[bytes | None]] = {
 
 
 @pytest.mark.parametrize("name", AFTER_THE_END)
-async def test_what_follows_the_end_that_a_reader_has_seen_is_no_error(name: str) -> None:
+async def test_errors_after_the_reader_has_stopped_are_ignored(name: str) -> None:
     async with serving(AFTER_THE_END[name]) as (server, pool):
         limits: dict[str, Any] = {"connect_s": 5.0, "total_s": 10.0}
         async with pool.request("POST", server.url, b"{}", {}, **limits) as response:
@@ -375,7 +377,7 @@ async def test_what_follows_the_end_that_a_reader_has_seen_is_no_error(name: str
         assert response.stopped
 
 
-async def test_nothing_is_sent_to_what_is_no_server() -> None:
+async def test_unreachable_hosts_and_invalid_urls_are_distinct_errors() -> None:
     pool = ConnectionPool()
     limits: dict[str, Any] = {"connect_s": 5.0, "total_s": 10.0}
     cases: list[tuple[str, type[ConnectionFailed]]] = [
@@ -398,7 +400,7 @@ async def test_nothing_is_sent_to_what_is_no_server() -> None:
 
 
 @pytest.mark.parametrize("key", ["secret-1234567890\n", "secret-1234567890\u2026", "secret-1234567890\x00"])
-async def test_a_key_that_no_header_can_have_is_an_error_that_does_not_say_it(key: str) -> None:
+async def test_an_api_key_invalid_in_a_header_is_an_error_that_hides_the_key(key: str) -> None:
     client = HttpClient("http://127.0.0.1:1", key)
     with pytest.raises(NotConnectedError, match="the header 'authorization' contains the character") as raised:
         await client.send("GET", f"{client.base}/v1/models", None)
@@ -420,7 +422,7 @@ def slow_names(monkeypatch: pytest.MonkeyPatch) -> Generator[threading.Event]:
     go_on.set()
 
 
-async def test_a_slow_resolver_has_a_limit_of_its_own(
+async def test_name_resolution_has_its_own_time_limit(
     slow_names: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer: list[bytes | None] = [OK + b"content-length: 2\r\n\r\nhi"]
@@ -436,7 +438,9 @@ async def test_a_slow_resolver_has_a_limit_of_its_own(
         assert await request == (200, b"hi")
 
 
-async def test_what_waits_for_addresses_can_be_cancelled_and_closed(slow_names: threading.Event) -> None:
+async def test_requests_waiting_for_name_resolution_can_be_cancelled_or_closed(
+    slow_names: threading.Event,
+) -> None:
     async with serving([None]) as (server, pool):
         before = asyncio.all_tasks()
         server.url = server.url.replace("127.0.0.1", "localhost")
@@ -466,7 +470,7 @@ def open_sockets() -> set[str]:
 
 @LOOPS
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_request_that_is_cancelled_leaves_nothing(
+def test_a_cancelled_request_leaves_no_connection_or_task(
     phase: str, loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     reached, ended = asyncio.Event(), asyncio.Event()
@@ -534,7 +538,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @LOOPS
-def test_a_private_authority_is_trusted_for_the_hosts_it_names(
+def test_a_private_certificate_authority_from_ssl_cert_file_is_trusted(
     authority: Path, monkeypatch: pytest.MonkeyPatch, loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -569,7 +573,7 @@ def test_a_private_authority_is_trusted_for_the_hosts_it_names(
         trust.cache_clear()
 
 
-async def test_a_server_whose_certificate_nobody_signed_is_not_asked() -> None:
+async def test_no_request_is_sent_when_the_tls_handshake_fails() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # without a certificate the handshake fails at once
     refused = asyncio.Event()
 
@@ -586,14 +590,14 @@ async def test_a_server_whose_certificate_nobody_signed_is_not_asked() -> None:
     listener.close()
 
 
-async def test_many_ask_at_once_and_their_connections_are_kept() -> None:
+async def test_connections_of_concurrent_requests_are_reused() -> None:
     async with serving([CHUNKED, b"5\r\nhello\r\n", b"0\r\n\r\n"]) as (server, pool):
         for _ in range(2):
             assert await asyncio.gather(*(ask(server, pool) for _ in range(50))) == [(200, b"hello")] * 50
         assert server.connections <= 50
 
 
-async def test_a_stream_that_is_cancelled_closes_its_connection() -> None:
+async def test_cancelling_a_stream_closes_its_connection() -> None:
     started = asyncio.Event()
 
     def take(events: list[ServerSentEvent]) -> None:
@@ -611,7 +615,7 @@ async def test_a_stream_that_is_cancelled_closes_its_connection() -> None:
         await client.close()
 
 
-async def test_connections_that_are_closed_end_what_is_under_way() -> None:
+async def test_closing_the_pool_fails_requests_in_flight() -> None:
     async with serving([CHUNKED]) as (server, pool):
         request = asyncio.create_task(ask(server, pool))
         await server.asked.wait()
@@ -620,7 +624,7 @@ async def test_connections_that_are_closed_end_what_is_under_way() -> None:
             await request
 
 
-def test_no_more_is_unpacked_at_once_than_is_asked_for() -> None:
+def test_decompression_yields_pieces_of_limited_size() -> None:
     inflater = transport._Inflater()  # pyright: ignore[reportPrivateUsage]
     sizes = [len(piece) for piece in inflater.feed(zlib.compress(bytes(10 << 20), 9))]
     assert sum(sizes) == 10 << 20 and max(sizes) <= transport.INFLATED_PIECE

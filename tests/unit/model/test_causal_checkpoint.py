@@ -32,7 +32,7 @@ optional("torch", "transformers")
         (lambda path: (path / "config.json").write_text("{"), "expected a readable JSON object"),
     ],
 )  # fmt: skip
-def test_a_directory_that_cannot_be_served_is_told_in_words(
+def test_a_damaged_checkpoint_is_a_config_error_with_the_reason(
     model: Path, tmp_path: Path, damage: Any, message: str
 ):
     from understudy.model.causal.checkpoint import load_model, read_checkpoint

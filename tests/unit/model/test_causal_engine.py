@@ -38,7 +38,7 @@ def engine(module: Any, token_bytes: list[bytes]) -> Iterator[CausalEngine]:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
-def test_logprobs_are_those_of_a_plain_forward_after_temperature(
+def test_logprobs_equal_a_plain_forward_pass_with_temperature(
     engine: CausalEngine, module: Any, temperature: float
 ) -> None:
     requests = [ask(prompt, sampling=SamplingSettings(temperature=temperature)) for prompt in prompts(6)]
@@ -47,7 +47,7 @@ def test_logprobs_are_those_of_a_plain_forward_after_temperature(
         assert_logprobs(module, one, outcome, temperature)
 
 
-def test_greedy_takes_the_likeliest_and_tells_the_models_own_probability(
+def test_greedy_sampling_takes_the_likeliest_token_and_reports_its_model_logprob(
     engine: CausalEngine, module: Any
 ) -> None:
     requests = [ask(prompt, sampling=SamplingSettings(temperature=0)) for prompt in prompts(3)]
@@ -60,7 +60,9 @@ def test_greedy_takes_the_likeliest_and_tells_the_models_own_probability(
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.4}, {"min_p": 0.3}, {"top_k": 9, "top_p": 0.7}])
-def test_cut_offs_renormalise(engine: CausalEngine, module: Any, cut: dict[str, Any]) -> None:
+def test_top_k_top_p_and_min_p_renormalise_the_logprobs(
+    engine: CausalEngine, module: Any, cut: dict[str, Any]
+) -> None:
     one = ask(prompts(1)[0], 40, sampling=SamplingSettings(temperature=0.8, **cut))
     (outcome,) = done(engine, one)
     for row, id_, logprob in zip(
@@ -88,7 +90,7 @@ def test_cut_offs_renormalise(engine: CausalEngine, module: Any, cut: dict[str, 
         )
 
 
-def test_what_is_drawn_is_distributed_as_the_model_says(engine: CausalEngine, module: Any) -> None:
+def test_sampled_tokens_follow_the_distribution_of_the_model(engine: CausalEngine, module: Any) -> None:
     prompt = prompts(1)[0]
     outcomes = done(engine, *(ask(prompt, 1, seed=seed) for seed in range(600)))
     logits = plain_logits(module, prompt, [0])[0]
@@ -98,7 +100,9 @@ def test_what_is_drawn_is_distributed_as_the_model_says(engine: CausalEngine, mo
         assert abs(share - probability) < 4 * (probability * (1 - probability) / 600) ** 0.5
 
 
-def test_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(module: Any, token_bytes: list[bytes]) -> None:
+def test_tokens_are_the_same_alone_in_a_batch_and_with_a_cached_prefix(
+    module: Any, token_bytes: list[bytes]
+) -> None:
     requests = [ask(prompt, 8 + 3 * number) for number, prompt in enumerate(prompts(12))]
     requests += [ask(requests[3].prompt[:5] + requests[4].prompt, 9), ask(requests[5].prompt, 7, seed=6)]
     alone: list[SamplingResult] = []
@@ -137,7 +141,7 @@ def test_tokens_are_the_same_alone_in_a_batch_and_from_the_cache(module: Any, to
         engine.close()
 
 
-def test_samples_of_one_prompt_read_it_once(engine: CausalEngine) -> None:
+def test_samples_of_one_prompt_share_its_cached_prefix(engine: CausalEngine) -> None:
     prompt = prompts(1)[0] * 4
     outcomes = done(engine, *(ask(prompt, 3, seed=seed) for seed in range(4)))
     assert [outcome.cached for outcome in outcomes] == [0] + [len(prompt) - 1] * 3
@@ -162,7 +166,7 @@ def test_a_request_ends_at_a_token_a_string_or_its_limit(engine: CausalEngine, t
     assert stopped.logprobs == pytest.approx(whole.logprobs[: len(stopped.ids)], abs=1e-4)
 
 
-def test_biases_and_penalties_change_what_is_likely(engine: CausalEngine, module: Any) -> None:
+def test_biases_and_penalties_change_the_logits(engine: CausalEngine, module: Any) -> None:
     prompt = prompts(1)[0]
     (biased,) = done(engine, ask(prompt, 5, sampling=SamplingSettings(logit_bias={77: 100.0})))
     assert biased.ids == [77] * 5 and max(map(abs, biased.logprobs)) < 1e-3
@@ -186,14 +190,14 @@ def test_biases_and_penalties_change_what_is_likely(engine: CausalEngine, module
     assert {77, 78} <= set(varied.ids)
 
 
-def test_a_cancelled_request_leaves_and_the_others_go_on(engine: CausalEngine) -> None:
+def test_cancelled_requests_free_their_slots_for_others(engine: CausalEngine) -> None:
     futures = [engine.submit(ask(prompt, 4000, seed=None)) for prompt in prompts(12)]
     assert all(future.cancel() for future in futures)
     (outcome,) = done(engine, ask(prompts(1)[0], 5))
     assert len(outcome.ids) == 5
 
 
-def test_a_full_queue_refuses(module: Any, token_bytes: list[bytes]) -> None:
+def test_a_full_queue_refuses_requests_with_status_503(module: Any, token_bytes: list[bytes]) -> None:
     engine = CausalEngine({"m": ModelWeights(module, "v0")}, token_bytes, limits=EngineLimits(slots=1, queue=2))
     try:
         engine.pause("keep", clear_cache=False).result(10)
@@ -207,7 +211,7 @@ def test_a_full_queue_refuses(module: Any, token_bytes: list[bytes]) -> None:
         engine.close()
 
 
-def test_what_is_under_way_when_the_engine_ends_fails(module: Any, token_bytes: list[bytes]) -> None:
+def test_closing_the_engine_fails_running_and_new_requests(module: Any, token_bytes: list[bytes]) -> None:
     engine = CausalEngine({"m": ModelWeights(module, "v0")}, token_bytes)
     futures = [engine.submit(ask([9], 30_000)) for _ in range(9)]
     engine.close()
@@ -226,7 +230,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_model(make_model(tmp_path_factory.mktemp("other"), seed=1))
 
 
-def test_weights_are_exchanged_in_the_middle_of_requests_and_each_token_tells_whose_it_is(
+def test_weights_swap_mid_request_and_spans_give_the_version_of_each_token(
     engine: CausalEngine, module: Any, other: Any
 ) -> None:
     requests = [ask(prompt, 100) for prompt in prompts(10)]
@@ -259,7 +263,9 @@ def held(engine: CausalEngine) -> tuple[SamplingRequest, Future[SamplingResult]]
     return one, future
 
 
-def test_a_kept_request_goes_on_with_the_new_weights(engine: CausalEngine, module: Any, other: Any) -> None:
+def test_a_request_kept_over_a_pause_continues_with_the_new_weights(
+    engine: CausalEngine, module: Any, other: Any
+) -> None:
     one, future = held(engine)
     engine.pause("keep", clear_cache=True).result(10)
     assert engine.paused and not future.done()
@@ -274,7 +280,7 @@ def test_a_kept_request_goes_on_with_the_new_weights(engine: CausalEngine, modul
     assert_logprobs(other, ask(one.prompt + outcome.ids[:cut]), part)
 
 
-def test_pausing_aborts_or_waits(engine: CausalEngine) -> None:
+def test_a_pause_aborts_requests_or_waits_for_them(engine: CausalEngine) -> None:
     _, future = held(engine)
     engine.pause("abort", clear_cache=False).result(10)
     aborted = future.result(0)
@@ -288,7 +294,7 @@ def test_pausing_aborts_or_waits(engine: CausalEngine) -> None:
     assert len(future.result(0).ids) == 300
 
 
-def test_weights_that_are_not_finite_fail_their_requests_in_words(
+def test_requests_to_non_finite_weights_fail_with_an_explanation(
     engine: CausalEngine, model: Path, module: Any
 ) -> None:
     broken = load_model(model)
@@ -303,7 +309,7 @@ def test_weights_that_are_not_finite_fail_their_requests_in_words(
     assert_logprobs(module, one, outcome)
 
 
-def test_weights_that_are_gone_fail_their_requests_only(engine: CausalEngine, other: Any) -> None:
+def test_unloading_weights_fails_only_their_own_requests(engine: CausalEngine, other: Any) -> None:
     engine.set_weights("adapter", ModelWeights(other, "v0")).result(10)
     prompt = prompts(1)[0]
     lora = SamplingRequest(prompt=prompt, limit=3000, model="adapter", seed=1)
@@ -317,7 +323,7 @@ def test_weights_that_are_gone_fail_their_requests_only(engine: CausalEngine, ot
         engine.submit(lora).result(10)
 
 
-def test_several_weights_are_served_side_by_side(engine: CausalEngine, module: Any, other: Any) -> None:
+def test_several_weights_are_served_concurrently(engine: CausalEngine, module: Any, other: Any) -> None:
     engine.set_weights("adapter", ModelWeights(other, "v0")).result(10)
     requests = [
         SamplingRequest(prompt=prompt, limit=20, model=model, seed=2)

@@ -49,7 +49,7 @@ def engine(module: Any, token_bytes: list[bytes]) -> Iterator[CausalEngine]:
         {"logit_bias": {9: -100.0, 10: 100.0}, "temperature": 1e-9},
     ],
 )
-def test_numbers_beyond_measure_hurt_neither_their_request_nor_another(
+def test_extreme_sampling_parameters_affect_neither_their_request_nor_others(
     engine: CausalEngine, module: Any, wild: dict[str, Any]
 ) -> None:
     tame = ask(prompts(1)[0], 6)
@@ -58,7 +58,9 @@ def test_numbers_beyond_measure_hurt_neither_their_request_nor_another(
     assert_logprobs(module, tame, outcome)
 
 
-def test_a_fault_ends_what_is_under_way_and_nothing_else(engine: CausalEngine, module: Any) -> None:
+def test_a_failing_forward_pass_fails_running_requests_and_the_engine_continues(
+    engine: CausalEngine, module: Any
+) -> None:
     class Failing(torch.nn.Linear):
         def forward(self, **_: Any) -> Any:
             raise MemoryError("no room")
@@ -76,7 +78,9 @@ def test_a_fault_ends_what_is_under_way_and_nothing_else(engine: CausalEngine, m
     assert_logprobs(module, one, outcome)
 
 
-def test_what_broken_weights_left_in_a_slot_is_not_seen(engine: CausalEngine, model: Path, module: Any) -> None:
+def test_nan_values_left_in_a_cache_slot_do_not_affect_later_requests(
+    engine: CausalEngine, model: Path, module: Any
+) -> None:
     broken = load_model(model)
     for parameter in broken.parameters():
         parameter.fill_(float("nan"))
@@ -102,7 +106,7 @@ def test_resuming_ends_the_wait_for_a_pause(engine: CausalEngine) -> None:
     endless.cancel()
 
 
-def test_whoever_leaves_during_a_pause_makes_room_in_the_queue(engine: CausalEngine) -> None:
+def test_cancelled_requests_free_queue_places_during_a_pause(engine: CausalEngine) -> None:
     engine.pause("keep", clear_cache=False).result(10)
     waiting = [engine.submit(ask([9], 2)) for _ in range(3)]
     assert all(one.cancel() for one in waiting)
@@ -111,7 +115,7 @@ def test_whoever_leaves_during_a_pause_makes_room_in_the_queue(engine: CausalEng
     assert len(late.result(10).ids) == 2
 
 
-def test_every_request_is_answered_however_pauses_fall_between(module: Any, token_bytes: list[bytes]) -> None:
+def test_every_request_completes_under_concurrent_pauses(module: Any, token_bytes: list[bytes]) -> None:
     engine = CausalEngine({"m": ModelWeights(module, "v0")}, token_bytes)
     futures: list[Future[SamplingResult]] = []
 
@@ -131,7 +135,7 @@ def test_every_request_is_answered_however_pauses_fall_between(module: Any, toke
     assert len(reasons) == 300 and set(reasons) <= {"abort", "length"}
 
 
-def test_an_engine_that_has_ended_takes_no_orders(module: Any, token_bytes: list[bytes]) -> None:
+def test_a_closed_engine_refuses_control_commands(module: Any, token_bytes: list[bytes]) -> None:
     engine = CausalEngine({"m": ModelWeights(module, "v0")}, token_bytes)
     engine.submit(ask([9], 30_000))
     drained = engine.pause("wait", clear_cache=False)
@@ -141,7 +145,7 @@ def test_an_engine_that_has_ended_takes_no_orders(module: Any, token_bytes: list
         engine.resume()
 
 
-def test_what_is_remembered_keeps_within_its_bytes_and_the_useful_stays() -> None:
+def test_the_prefix_cache_keeps_its_size_limit_and_its_recently_used_entries() -> None:
     def sequence(first: int, length: int) -> CachedSequence:
         ids = np.arange(first, first + length, dtype=np.int32)
         return CachedSequence("m", ids, [(torch.zeros(2, length, 4), torch.zeros(2, length, 4))])

@@ -24,7 +24,7 @@ behaviours, masks, micro_batches, token_logprobs = lazily(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_trainers_logprobs_are_the_servers(
+def test_the_trainer_s_logprobs_equal_the_server_s(
     model: Path, module: Any, token_bytes: list[bytes], temperature: float
 ) -> None:
     """Of 64 rollouts of two turns that begin alike, decoded eight at a time, gone on from the cache."""

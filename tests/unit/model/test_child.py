@@ -17,7 +17,7 @@ sys.exit(3)
 """
 
 
-async def test_last_words_are_the_last_lines_however_long_others_are(tmp_path: Path):
+async def test_a_failed_start_reports_the_last_lines_of_output_whatever_their_length(tmp_path: Path):
     (tmp_path / "noisy.py").write_text(NOISY)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with pytest.raises(BackendError, match="did not start, it ended with exit code 3") as caught:

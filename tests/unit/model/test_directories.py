@@ -84,7 +84,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("load", [load_to_serve, lambda path: load_to_train(path, SFTOptions())])
-def test_what_cannot_be_loaded_is_told(
+def test_a_broken_model_directory_is_a_config_error_and_runs_no_code(
     name: str, load: Callable[[Path], Any], model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     directory = tmp_path / "bröken model"
@@ -98,7 +98,7 @@ def test_what_cannot_be_loaded_is_told(
     assert "y/N" not in capfd.readouterr().out  # nobody is asked whether it should be
 
 
-def test_code_beside_a_model_of_a_known_kind_is_left_alone(model: Path, tmp_path: Path):
+def test_custom_code_beside_a_supported_model_is_not_executed(model: Path, tmp_path: Path):
     directory = tmp_path / "model"
     shutil.copytree(model, directory)
     with_code("qwen3")(directory)
@@ -109,7 +109,7 @@ def test_code_beside_a_model_of_a_known_kind_is_left_alone(model: Path, tmp_path
     assert not (directory / "executed").exists()
 
 
-def test_a_model_that_finds_no_room_is_told_and_leaves_what_was_there(model: Path, tmp_path: Path):
+def test_a_failed_save_reports_the_error_and_keeps_existing_files(model: Path, tmp_path: Path):
     source, written = tmp_path / "model", WeightsRecord(version="v1", step=1, base="model")
     shutil.copytree(model, source)
     configured(odd=float("nan"))(source)  # which JSON does not have, and transformers reads

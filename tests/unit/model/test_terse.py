@@ -12,7 +12,7 @@ from support.policies import CASES, diff, oracle, read, work, write
 
 @pytest.mark.parametrize("context", ["-U3", "-U0"])
 @pytest.mark.parametrize("case", CASES)
-def test_it_makes_exactly_the_gold_change(case: str, context: str, tmp_path: Path) -> None:
+def test_the_terse_policy_makes_exactly_the_gold_change(case: str, context: str, tmp_path: Path) -> None:
     before, after, _ = CASES[case]
     write(tmp_path, before)
     _, messages = work(oracle(diff(before, after, context), "terse"), tmp_path)
@@ -20,7 +20,7 @@ def test_it_makes_exactly_the_gold_change(case: str, context: str, tmp_path: Pat
     assert messages[-1]["content"] == "Done."
 
 
-def test_it_reads_the_whole_file_says_where_and_replaces_what_little_it_must(tmp_path: Path) -> None:
+def test_the_terse_policy_reads_the_file_and_makes_minimal_edits(tmp_path: Path) -> None:
     text = "def f(a):\n    return a + 1\n\n\ndef g(a):\n    return a + 1\n\n\ndef h(b):\n    return b\n"
     new = text.replace("return b\n", "return b * 2\n").replace(
         "g(a):\n    return a + 1", "g(a):\n    return a - 1"
@@ -46,7 +46,7 @@ def test_it_reads_the_whole_file_says_where_and_replaces_what_little_it_must(tmp
 
 
 @pytest.mark.parametrize("case", ["a newline at the end that comes", "a newline at the end that goes"])
-def test_it_says_what_it_cannot_do_by_lines_alone(case: str, tmp_path: Path) -> None:
+def test_a_change_impossible_with_line_edits_is_reported_as_not_made(case: str, tmp_path: Path) -> None:
     before, after, _ = CASES[case]
     write(tmp_path, before)
     tools, messages = work(oracle(diff(before, after), "terse"), tmp_path, tools=("Read", "Edit"))
@@ -54,7 +54,7 @@ def test_it_says_what_it_cannot_do_by_lines_alone(case: str, tmp_path: Path) -> 
     assert messages[-1]["content"] == "I could not make the change with the tools I have."
 
 
-def test_a_file_that_cannot_be_read_is_no_change_made(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_as_no_change_made(tmp_path: Path) -> None:
     policy = oracle(diff({"a.py": b"a\nb\n"}, {"a.py": b"a\nc\n"}), "terse")
     tools, messages = work(policy, tmp_path, tools=("Read", "Edit"))
     assert tools.names == ["Read"]

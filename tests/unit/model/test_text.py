@@ -81,25 +81,25 @@ def as_message(segments: list[CompletionSegment]) -> ModelMessage:
 
 
 @given(text)
-def test_decoding_gives_back_what_was_encoded(string: str) -> None:
+def test_decoding_inverts_encoding(string: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(string)) == string
     assert TOKENIZER.decode(TOKENIZER.encode_marked(mark(string))[0]) == string
 
 
 @given(text)
-def test_marked_text_holds_no_special_token_and_is_undone(string: str) -> None:
+def test_marked_text_has_no_special_tokens_and_unmark_restores_it(string: str) -> None:
     marked = mark(string)
     assert unmark(marked) == string
     assert not any(token in marked for token in SPECIAL_TOKENS)
     assert not set(TOKENIZER.encode_marked(marked)[0]) & set(TOKENIZER.special_texts)
 
 
-def test_special_tokens_have_the_first_ids_and_plain_text_may_hold_them() -> None:
+def test_special_tokens_have_the_first_ids() -> None:
     assert [TOKENIZER.encode(token) for token in SPECIAL_TOKENS] == [[id_] for id_ in range(len(SPECIAL_TOKENS))]
     assert len(TOKENIZER.token_bytes) == 8192
 
 
-def test_the_tokenizer_file_means_the_same_to_other_readers() -> None:
+def test_the_tokenizer_file_gives_the_same_ids_with_the_tokenizers_library() -> None:
     definition = resources.files("understudy.model").joinpath("assets/tokenizer.json").read_text("utf-8")
     other = tokenizers.Tokenizer.from_str(definition)
     for string in ("<|im_start|>user\nhé, def f(x):\n        return 1<|im_end|>\n", "a <think>b</think> \t\n c"):
@@ -108,7 +108,7 @@ def test_the_tokenizer_file_means_the_same_to_other_readers() -> None:
 
 
 @pytest.mark.parametrize("string", ["\ud800", "fine until here \udfff no more"])
-def test_a_lone_surrogate_is_refused_in_words(string: str) -> None:
+def test_encoding_a_lone_surrogate_is_a_backend_error(string: str) -> None:
     with pytest.raises(BackendError, match="lone surrogate at character") as caught:
         TOKENIZER.encode(string)
     assert caught.value.status == 400
@@ -120,7 +120,7 @@ def test_an_id_outside_the_vocabulary_is_refused(ids: list[int]) -> None:
         TOKENIZER.decode(ids)
 
 
-def test_a_growing_prompt_is_encoded_by_its_new_part_only() -> None:
+def test_only_the_new_part_of_a_growing_prompt_is_encoded() -> None:
     tokenizer = ScriptedTokenizer(
         resources.files("understudy.model").joinpath("assets/tokenizer.json").read_text("utf-8")
     )
@@ -134,7 +134,7 @@ def test_a_growing_prompt_is_encoded_by_its_new_part_only() -> None:
 
 
 @given(conversations, text)
-def test_no_message_can_begin_a_turn(
+def test_message_text_cannot_start_a_turn(
     conversation: tuple[list[ModelMessage], list[ModelTool] | None], string: str
 ) -> None:
     history, tools = conversation
@@ -160,7 +160,7 @@ def test_a_completion_is_a_prefix_of_the_next_prompt(
 
 
 @given(actions)
-def test_parsing_gives_back_the_action(action: Action) -> None:
+def test_parsing_a_completion_restores_the_encoded_action(action: Action) -> None:
     ids = encode_action(TOKENIZER, action)
     segments = parse_completion(TOKENIZER, ids)
     message = as_message(segments)
@@ -172,14 +172,14 @@ def test_parsing_gives_back_the_action(action: Action) -> None:
 
 
 @given(actions, st.integers(0, 200))
-def test_a_cut_completion_keeps_all_its_tokens_and_never_fails(action: Action, limit: int) -> None:
+def test_parsing_a_truncated_completion_keeps_all_its_tokens(action: Action, limit: int) -> None:
     ids = encode_action(TOKENIZER, action)[:limit]
     for tools in (True, False):
         assert [id_ for segment in parse_completion(TOKENIZER, ids, tools=tools) for id_ in segment.ids] == ids
 
 
 @given(st.lists(st.integers(0, 8191), max_size=60))
-def test_any_tokens_at_all_can_be_parsed(ids: list[int]) -> None:
+def test_parsing_any_tokens_keeps_all_of_them(ids: list[int]) -> None:
     assert [id_ for segment in parse_completion(TOKENIZER, ids) for id_ in segment.ids] == ids
 
 
@@ -210,14 +210,14 @@ def test_a_stop_string_ends_the_text_before_it(answer: str, stops: list[str]) ->
         assert (content + completion.stop_reason) in TOKENIZER.decode(completion.ids)
 
 
-def test_a_truncated_tool_call_is_content_as_vllm_has_it() -> None:
+def test_a_truncated_tool_call_is_content_as_in_vllm() -> None:
     ids = encode_action(TOKENIZER, Action("Well.", (ActionCall("Read", '{"file_path": "/a"}'),)))[:-4]
     (segment,) = parse_completion(TOKENIZER, ids)
     assert segment.kind == "content"
     assert segment.text.startswith('Well.<tool_call>\n{"name": "Read"')
 
 
-def test_arguments_keep_the_bytes_that_were_sampled() -> None:
+def test_parsed_arguments_keep_the_sampled_bytes() -> None:
     raw = '{"b":1 ,  "a": 5000.0, "u": "\\u00e9</tool_call>"}'
     ids = encode_action(TOKENIZER, Action("", (ActionCall("Edit", raw),)))
     assert as_message(parse_completion(TOKENIZER, ids)).tool_calls == [MessageToolCall(FunctionCall("Edit", raw))]

@@ -67,7 +67,7 @@ def tools(agent: str) -> Toolset:
 
 
 @pytest.mark.parametrize("agent", OFFERED)
-def test_lines_and_failures_are_read_as_the_agent_writes_them(agent: str) -> None:
+def test_file_lines_and_failures_are_parsed_from_each_agent_s_tool_results(agent: str) -> None:
     toolset = tools(agent)
     assert toolset.can_edit and toolset.has_shell
     assert toolset.lines_read(RESULTS[agent], 7) == {7: "a = 1", 8: ""}
@@ -76,7 +76,7 @@ def test_lines_and_failures_are_read_as_the_agent_writes_them(agent: str) -> Non
 
 
 @pytest.mark.parametrize("agent", OFFERED)
-def test_only_tools_that_are_offered_are_called(agent: str) -> None:
+def test_calls_use_only_offered_tools(agent: str) -> None:
     toolset = tools(agent)
     calls = [
         toolset.run("true", "try"),
@@ -90,7 +90,7 @@ def test_only_tools_that_are_offered_are_called(agent: str) -> None:
     assert bool(toolset.finish()) == (agent == "mini")
 
 
-def test_codex_is_told_the_lines_that_stay() -> None:
+def test_codex_patches_include_the_unchanged_lines_as_context() -> None:
     (patch,) = json.loads(tools("codex").edit("/w/f", EDIT, "a\nb\nc", "a\nB\nc").arguments).values()
     lines = "*** Begin Patch", "*** Update File: /w/f", "@@", " a", "-b", "+B", " c", "*** End Patch"
     assert patch == "\n".join(lines)
@@ -98,7 +98,7 @@ def test_codex_is_told_the_lines_that_stay() -> None:
     assert patch.count("\n+a") == 1 and patch.count("\n a") == 2
 
 
-def test_qwen_counts_lines_from_zero() -> None:
+def test_qwen_reads_use_zero_based_offsets() -> None:
     assert json.loads(tools("qwen").read("/w/f", 7, 2).arguments) == {"file_path": "/w/f", "offset": 6, "limit": 2}
     assert tools("qwen").lines_read("x = 1\n", 1) == {1: "x = 1"}
 
@@ -113,11 +113,11 @@ def test_qwen_counts_lines_from_zero() -> None:
         ("qwen", "Failed to edit, found 2 occurrences"),
     ],
 )
-def test_a_text_that_stands_twice_is_known(agent: str, result: str) -> None:
+def test_an_ambiguous_edit_is_recognised_from_the_tool_result(agent: str, result: str) -> None:
     assert tools(agent).ambiguous(result)
     assert not tools(agent).ambiguous("Error: Could not find an exact match")
 
 
-def test_gemini_is_told_the_last_line_it_reads() -> None:
+def test_gemini_reads_are_given_first_and_last_lines() -> None:
     read = json.loads(tools("gemini").read("/w/f", 7, 2).arguments)
     assert read == {"file_path": "/w/f", "start_line": 7, "end_line": 8}

@@ -137,7 +137,7 @@ def jsonl(path: Path, rows: Iterable[Any]) -> Path:
 # --- formats ---------------------------------------------------------------------------------------------
 
 
-def test_swe_bench_live():
+def test_a_swe_bench_live_row_becomes_a_task():
     task = task_of(live())
     assert task.image == "starryzhang/sweb.eval.x86_64.a_1776_b-7:latest"
     assert task.source == ImageTree(BASE)
@@ -150,14 +150,14 @@ def test_swe_bench_live():
     assert task_of(live(docker_image="starryzhang/other:x")).image == "starryzhang/other:x"
 
 
-def test_swe_bench_live_that_prints_afterwards_ends_as_its_tests_did():
+def test_print_commands_of_swe_bench_live_keep_the_exit_code_of_the_tests():
     checks = task_of(live(test_cmds=["(exit 3)"], print_cmds=["echo read me"])).checks
     assert isinstance(checks, SuiteChecks)
     done = subprocess.run(["bash", "-c", checks.command], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (3, b"read me\n")
 
 
-def test_swe_smith():
+def test_a_swe_smith_row_becomes_a_task():
     task = task_of(smith(), ImageChoice("swebench", "t"))
     assert task.setup_patch == BUG
     assert "-wrong\n+right\n" in task.gold_patch
@@ -169,7 +169,7 @@ def test_swe_smith():
     assert checks.test_patch == ""
 
 
-def test_swe_rebench_of_both_versions():
+def test_rows_of_both_swe_rebench_versions_become_tasks():
     second = task_of(rebench())
     assert isinstance(second.checks, SuiteChecks)
     assert (second.workdir, second.image) == ("/name", "swerebenchv2/owner-name:1")
@@ -183,7 +183,7 @@ def test_swe_rebench_of_both_versions():
     assert first.checks.install == "pip install -e ."
 
 
-def test_multi_swe_bench():
+def test_a_multi_swe_bench_row_becomes_a_task():
     task = task_of(multi(log_parser="parse_log_gotest"))
     assert task.instance_id == "Cli__cli-12"
     assert task.image == "mswebench/cli_m_cli:pr-12"
@@ -228,7 +228,7 @@ def test_multi_swe_bench():
         ({"colour": "red"}, "unsupported row format"),
     ],
 )
-def test_rows_that_cannot_be_tasks(row: dict[str, Any], message: str):
+def test_invalid_rows_are_refused_with_the_reason(row: dict[str, Any], message: str):
     with pytest.raises(TaskError, match=message):
         task_of(row)
 
@@ -255,7 +255,7 @@ _ROWS = (
 
 @settings(max_examples=example_count(300))
 @given(st.data())
-def test_whatever_is_in_a_row_it_is_a_task_or_refused(data: st.DataObject):
+def test_any_row_becomes_a_valid_task_or_is_refused(data: st.DataObject):
     row = dict(data.draw(st.sampled_from(_ROWS)))
     for key in data.draw(st.lists(st.sampled_from(sorted(row)), min_size=1, max_size=3)):
         value = row[key]
@@ -274,7 +274,7 @@ def test_whatever_is_in_a_row_it_is_a_task_or_refused(data: st.DataObject):
 # --- files and names -------------------------------------------------------------------------------------
 
 
-def test_a_file_may_mix_formats_and_our_own_records(tmp_path: Path):
+def test_a_file_may_mix_dataset_formats_and_task_records(tmp_path: Path):
     rows = [classic(), msgspec.to_builtins(calc_task()), live(), smith(), rebench(), multi()]
     loaded = load(jsonl(tmp_path / "mixed.jsonl", rows), cache=tmp_path)
     assert [task.instance_id for task in loaded.tasks] == [
@@ -301,7 +301,7 @@ def test_refused_rows_are_counted_by_reason(tmp_path: Path):
     assert loaded.report(most=1)[-1] == "and rows refused for 1 other reasons"
 
 
-def test_none_left_is_an_error_with_the_reasons(tmp_path: Path):
+def test_a_file_without_valid_rows_is_an_error_with_the_reasons(tmp_path: Path):
     path = jsonl(tmp_path / "t.jsonl", [classic(version="9"), classic(2, version="9")])
     message = r"none of its rows can become a task; correct .*\nrefused 2 rows, the first at .*:1 "
     with pytest.raises(TaskError, match=message):
@@ -317,7 +317,7 @@ def test_none_left_is_an_error_with_the_reasons(tmp_path: Path):
         (b"[" * 100_000, r"t\.jsonl:2: invalid JSON"),
     ],
 )
-def test_lines_that_are_no_rows(tmp_path: Path, data: bytes, message: str):
+def test_lines_that_are_not_json_rows_are_refused(tmp_path: Path, data: bytes, message: str):
     path = jsonl(tmp_path / "t.jsonl", [classic()])
     path.write_bytes(path.read_bytes() + data)
     with pytest.raises(TaskError, match=message):
@@ -330,7 +330,7 @@ def test_a_repeated_id_is_refused(tmp_path: Path):
     assert "occurs twice" in loaded.refused[0].reason
 
 
-def test_a_selection_of_ids(tmp_path: Path):
+def test_only_selected_ids_are_loaded_and_unknown_ids_reported(tmp_path: Path):
     one = jsonl(tmp_path / "a.jsonl", [classic(number) for number in range(5)])
     two = jsonl(tmp_path / "b.jsonl", [live(), smith(problem_statement="")])
     selected_ids = ["a__B-7", "pallets__flask-3", "absent-1", smith()["instance_id"]]
@@ -340,7 +340,7 @@ def test_a_selection_of_ids(tmp_path: Path):
     assert loaded.unknown == ("absent-1",)
 
 
-def test_a_json_list(tmp_path: Path):
+def test_rows_load_from_a_json_list(tmp_path: Path):
     (tmp_path / "t.json").write_text(json.dumps([classic(), live()]))
     assert len(load(tmp_path / "t.json", cache=tmp_path).tasks) == 2
     (tmp_path / "t.json").write_text(json.dumps({"rows": []}))
@@ -351,7 +351,7 @@ def test_a_json_list(tmp_path: Path):
         load(tmp_path / "t.json", cache=tmp_path)
 
 
-def test_parquet_files_and_directories(tmp_path: Path):
+def test_rows_load_from_parquet_files_and_directories_by_split(tmp_path: Path):
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     data = tmp_path / "set" / "data"
@@ -371,7 +371,7 @@ def test_parquet_files_and_directories(tmp_path: Path):
         load(f"{tmp_path}/set:dev", cache=tmp_path)
 
 
-def test_without_pyarrow_it_says_what_to_install(tmp_path: Path):
+def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path):
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"
@@ -385,7 +385,7 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path):
     assert "pip install 'understudy[hf]'" in done.stderr
 
 
-def test_datasets_of_the_hub_and_saved_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_datasets_load_from_the_hub_and_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     dataset = datasets.DatasetDict(
@@ -407,7 +407,7 @@ def test_datasets_of_the_hub_and_saved_ones(tmp_path: Path, monkeypatch: pytest.
         list(rows.hub_rows(rows.HubName(str(tmp_path / "absent"))))
 
 
-def test_names_of_the_hub():
+def test_hub_names_are_parsed_with_split_and_revision():
     assert rows.parse_hub_name("SWE-bench/SWE-bench_Verified") == rows.HubName("SWE-bench/SWE-bench_Verified")
     assert rows.parse_hub_name("a/b:test@v1.0/x") == rows.HubName("a/b", "test", "v1.0/x")
     assert rows.parse_hub_name("a/b@abc") == rows.HubName("a/b", "", "abc")
@@ -416,7 +416,7 @@ def test_names_of_the_hub():
 
 
 @pytest.mark.parametrize("spec", ["verified", "tasks/absent.jsonl", "a/b/c", "nothing:test", ""])
-def test_what_is_neither_path_nor_name(spec: str, tmp_path: Path):
+def test_a_source_that_is_neither_path_nor_hub_name_is_refused(spec: str, tmp_path: Path):
     message = "unsupported kind|does not exist; expected a file of task records"
     with pytest.raises(TaskError, match=message):
         load(spec, cache=tmp_path)
@@ -431,7 +431,7 @@ def test_thousands_of_rows_load(tmp_path: Path):
 # --- the smoke set ---------------------------------------------------------------------------------------
 
 
-def test_the_smoke_rows_are_whole(tmp_path: Path):
+def test_the_smoke_rows_are_valid_tasks(tmp_path: Path):
     loaded = load("smoke", cache=tmp_path)
     assert len(loaded.tasks) == 5
     assert not loaded.refused
@@ -467,7 +467,7 @@ def test_the_smoke_instances_pass_intake():
 
 @pytest.mark.services
 @pytest.mark.usefixtures("isolation")
-def test_the_smoke_rows_are_what_their_script_makes():
+def test_the_smoke_rows_equal_the_output_of_their_script():
     script = Path(__file__).parents[3] / "scripts" / "make_smoke.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -107,7 +107,7 @@ async def take(folder: Path, cache: Path) -> Task:
     return await load_folder(folder, sandboxes=UnsafeSandboxes(), environment=TaskEnvironment(), cache=cache)
 
 
-async def test_harbor_layout(harbor: Path, tmp_path: Path) -> None:
+async def test_a_folder_in_harbor_layout_becomes_a_task(harbor: Path, tmp_path: Path) -> None:
     task = await take(harbor, tmp_path / "cache")
     assert (task.instance_id, task.repo, task.workdir) == ("answer", "org/answer", "/app")
     assert task.env == {"GREETING": "hello world", "NAME": "x"}
@@ -134,7 +134,9 @@ async def test_harbor_layout(harbor: Path, tmp_path: Path) -> None:
     assert not (tree / "greeting.txt").exists()
 
 
-async def test_taken_in_once_until_it_changes(harbor: Path, tmp_path: Path) -> None:
+async def test_an_unchanged_folder_keeps_its_source_and_a_changed_one_gets_another(
+    harbor: Path, tmp_path: Path
+) -> None:
     first = await take(harbor, tmp_path / "cache")
     assert await take(harbor, tmp_path / "cache") == first
     write(harbor, {"environment/late.txt": "later\n"})
@@ -142,7 +144,7 @@ async def test_taken_in_once_until_it_changes(harbor: Path, tmp_path: Path) -> N
     assert changed.source != first.source
 
 
-async def test_simple_layout(simple: Path, tmp_path: Path) -> None:
+async def test_a_folder_in_the_simple_layout_becomes_a_task(simple: Path, tmp_path: Path) -> None:
     task = await take(simple, tmp_path / "cache")
     assert (task.instance_id, task.workdir) == ("plain-task", "/workspace")
     assert task.gold_patch == "diff --git a/sub/b b/sub/b\n"
@@ -176,7 +178,7 @@ async def test_simple_layout(simple: Path, tmp_path: Path) -> None:
         ({"solution/solve.sh": "true"}, "gold_patch: expected"),
     ],
 )
-async def test_what_is_wrong_is_named(
+async def test_an_invalid_folder_is_refused_with_the_reason(
     harbor: Path, tmp_path: Path, files: dict[str, str | bytes | None], message: str
 ) -> None:
     write(harbor, files)
@@ -220,13 +222,13 @@ def test_dockerfile_refusals_name_the_line(tmp_path: Path, text: str, line: int,
     ("text", "message"),
     [("", "empty; expected a Dockerfile"), ("FROM a\n", "no WORKDIR"), ("FROM a\nWORKDIR /\n", "no WORKDIR")],
 )
-def test_dockerfile_without_what_is_needed(tmp_path: Path, text: str, message: str) -> None:
+def test_a_dockerfile_without_required_instructions_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "Dockerfile").write_text(text)
     with pytest.raises(TaskError, match=message):
         dockerfile.read_dockerfile(tmp_path / "Dockerfile")
 
 
-async def test_failing_run_names_its_line_and_says_why(harbor: Path, tmp_path: Path) -> None:
+async def test_a_failing_run_instruction_is_reported_with_line_and_output(harbor: Path, tmp_path: Path) -> None:
     write(harbor, {"environment/Dockerfile": "FROM a\nWORKDIR /app\nRUN true\nRUN echo no luck; exit 7\n"})
     with pytest.raises(
         TaskError, match=r"(?s)Dockerfile:4: RUN ended with exit code 7.*no luck.*--sandbox docker"
@@ -235,13 +237,13 @@ async def test_failing_run_names_its_line_and_says_why(harbor: Path, tmp_path: P
     assert files_of(tmp_path / "cache" / "folders") == {}
 
 
-async def test_missing_source_names_its_line(harbor: Path, tmp_path: Path) -> None:
+async def test_a_missing_copy_source_is_reported_with_its_line(harbor: Path, tmp_path: Path) -> None:
     write(harbor, {"environment/Dockerfile": "FROM a\nWORKDIR /app\nCOPY gone.* .\n"})
     with pytest.raises(TaskError, match=r"Dockerfile:3: 'gone\.\*' matches nothing"):
         await take(harbor, tmp_path / "cache")
 
 
-async def test_no_link_leads_out(harbor: Path, tmp_path: Path) -> None:
+async def test_copy_refuses_links_that_leave_the_tree(harbor: Path, tmp_path: Path) -> None:
     outside = write(tmp_path / "outside", {"secret": "s"})
     environment = harbor / "environment"
     (environment / "leak").symlink_to(outside / "secret")
@@ -258,7 +260,7 @@ async def test_no_link_leads_out(harbor: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in outside.iterdir()) == ["secret"]
 
 
-def test_lay_replaces_links_and_never_follows_them(tmp_path: Path) -> None:
+def test_copy_entry_replaces_links_and_never_follows_them(tmp_path: Path) -> None:
     outside = write(tmp_path / "outside", {"keep": "kept"})
     tree = tmp_path / "tree"
     tree.mkdir()
@@ -272,7 +274,9 @@ def test_lay_replaces_links_and_never_follows_them(tmp_path: Path) -> None:
         copy_entry(tmp_path / "pipe", tree / "p")
 
 
-async def test_load_finds_out_what_is_meant(harbor: Path, simple: Path, tmp_path: Path) -> None:
+async def test_load_source_recognises_folders_of_tasks_and_single_tasks(
+    harbor: Path, simple: Path, tmp_path: Path
+) -> None:
     python_environment(cache_dir())
     cache = tmp_path / "cache"
     cache.mkdir()

@@ -88,7 +88,7 @@ def failing(task: Task, text: str) -> set[str]:
 
 
 @given(seeds, splits, st.integers(1, 12), st.integers(0, 12))
-def test_the_same_arguments_make_the_same_tasks_and_more_begin_with_them(
+def test_the_same_seed_makes_the_same_tasks_and_a_larger_count_extends_them(
     seed: int, split: Split, count: int, more: int
 ) -> None:
     tasks = make_functions(count, seed, split)
@@ -121,7 +121,7 @@ def test_the_splits_share_no_word(one: int, other: int) -> None:
 
 
 @given(seeds, splits)
-def test_the_names_of_a_module_are_all_different_and_shadow_nothing_it_uses(seed: int, split: Split) -> None:
+def test_names_in_a_module_are_unique_and_shadow_no_builtin(seed: int, split: Split) -> None:
     for module in first(seed, split, 4):
         names = words(module)
         assert len(set(names)) == len(names)
@@ -130,7 +130,7 @@ def test_the_names_of_a_module_are_all_different_and_shadow_nothing_it_uses(seed
 
 
 @given(seeds, splits)
-def test_what_is_wrong_is_one_expression_that_occurs_once(seed: int, split: Split) -> None:
+def test_the_fault_is_one_expression_that_occurs_once(seed: int, split: Split) -> None:
     """So that an edit needs no more than `return …`."""
     for module in first(seed, split, 4):
         broken, right = (module.text(mended=mended) for mended in (False, True))
@@ -165,7 +165,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("number", range(2, 10))
-def test_no_meaning_passes_the_tests_of_another(number: int) -> None:
+def test_no_wrong_variant_passes_the_tests_of_its_function(number: int) -> None:
     """Every test tells its function from all that may stand in its place."""
     for meaning, other in PAIRS:
         arguments = ("a", "b") if meaning.kind == "two" else ("a",)
@@ -177,7 +177,7 @@ def test_no_meaning_passes_the_tests_of_another(number: int) -> None:
 
 @pytest.mark.usefixtures("isolation")
 @pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.services), "held-out"])
-async def test_the_grader_takes_them(split: Split, tmp_path: Path) -> None:
+async def test_the_grader_validates_generated_tasks(split: Split, tmp_path: Path) -> None:
     """By its own reporter in a sandbox: gold scores 1 and nothing scores 0."""
     sandboxes, environment = LocalSandboxes(), python_environment(cache_dir())
     for task in make_functions(2, 3, split):

@@ -82,7 +82,7 @@ async def made(repository: Repository, count: int = 5, **more: Any) -> HistoryTa
     )
 
 
-async def test_a_change_whose_tests_tell_before_from_after_is_a_task(repository: Repository):
+async def test_a_commit_whose_tests_fail_before_and_pass_after_becomes_a_task(repository: Repository):
     right = "from calc._version import version\n\n\ndef add(a, b):\n    return a + b\n"
     message = "Add rather than subtract (#12)\n\nSums were wrong.\n\nSigned-off-by: A <a@example.org>"
     change = {"src/calc/__init__.py": right, "tests/test_calc.py": TEST, "CHANGELOG.md": "sums\n"}
@@ -111,7 +111,7 @@ async def test_a_change_whose_tests_tell_before_from_after_is_a_task(repository:
     assert [path.name for path in tree.parent.iterdir()] == [tree.name]
 
 
-async def test_a_change_may_add_and_delete_files(repository: Repository):
+async def test_a_commit_that_adds_and_deletes_files_becomes_a_task(repository: Repository):
     repository.commit("Old place", {"src/calc/old.py": "WORD = 'minus'\n"})
     files: dict[str, str | None] = {
         "src/calc/__init__.py": "from calc._version import version\nfrom calc.sums import add\n",
@@ -125,7 +125,7 @@ async def test_a_change_may_add_and_delete_files(repository: Repository):
     assert "deleted file mode" in tasks.tasks[0].gold_patch and "new file mode" in tasks.tasks[0].gold_patch
 
 
-async def test_what_a_repository_configures_does_not_run_here(repository: Repository, tmp_path: Path):
+async def test_filters_and_hooks_of_the_repository_are_not_run(repository: Repository, tmp_path: Path):
     marker = tmp_path / "ran"
     for key in ("filter.evil.smudge", "diff.external", "core.fsmonitor", "core.pager", "core.sshCommand"):
         repository.git("config", key, f"touch {marker};cat")
@@ -139,7 +139,7 @@ async def test_what_a_repository_configures_does_not_run_here(repository: Reposi
     assert history.commits() == [] and not marker.exists()
 
 
-async def test_links_out_of_the_tree_are_left_out_and_binary_changes_refused(
+async def test_links_out_of_the_tree_are_omitted_and_binary_changes_refused(
     repository: Repository, tmp_path: Path
 ):
     (repository.path / "outside").symlink_to("../../etc/passwd")
@@ -171,7 +171,7 @@ def test_nothing_is_written_outside_the_tree(repository: Repository, tmp_path: P
     assert not (tree / "_v.py").exists()
 
 
-def test_a_tree_with_a_path_twice_is_refused(repository: Repository, tmp_path: Path):
+def test_a_git_tree_with_a_duplicate_path_is_refused(repository: Repository, tmp_path: Path):
     """git itself makes no such tree, but it reads one."""
 
     def stored(*arguments: str, stdin: bytes) -> str:
@@ -190,14 +190,14 @@ def test_a_tree_with_a_path_twice_is_refused(repository: Repository, tmp_path: P
         History(repository.path).write_tree(tree, tmp_path / "tree")
 
 
-def test_a_directory_without_a_history_is_named(tmp_path: Path):
+def test_a_directory_that_is_not_a_git_repository_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="is not a git repository"):
         History(tmp_path)
     with pytest.raises(ConfigError, match="no such directory"):
         History(tmp_path / "missing")
 
 
-def test_requirements_are_read_from_the_project_and_only_names_are_resolved():
+def test_declared_requirements_are_read_and_only_package_names_are_resolved():
     text = (
         '[project]\nname = "a"\ndependencies = ["attrs>=20"]\n'
         '[project.optional-dependencies]\ntests = ["freezegun"]\ndocs = ["sphinx"]\n'

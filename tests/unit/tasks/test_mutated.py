@@ -37,7 +37,7 @@ async def made(count: int, seed: int, jobs: int) -> list[Task]:
 
 
 @pytest.mark.services
-async def test_make_is_deterministic_and_keeps_its_promises(tmp_path: Path) -> None:
+async def test_mutated_tasks_are_deterministic_and_gold_restores_the_original(tmp_path: Path) -> None:
     tasks = await made(2, 7, 1)
     assert await made(2, 7, 2) == tasks
     assert len({task.instance_id for task in tasks}) == len({task.instruction for task in tasks}) == 2
@@ -75,7 +75,7 @@ def _changed_lines(task: Task) -> set[str]:
     return {" ".join(line[1:].split()) for line in lines}
 
 
-async def test_unknown_package() -> None:
+async def test_an_unknown_package_is_refused() -> None:
     with pytest.raises(TaskError, match="expected one of boltons, inflection, sqlparse, toolz"):
         await make_mutated(
             "left-pad",
@@ -88,7 +88,7 @@ async def test_unknown_package() -> None:
         )
 
 
-def test_catalog_is_pinned_and_permissive() -> None:
+def test_catalog_packages_are_pinned_and_permissively_licensed() -> None:
     for name, package in CATALOG.items():
         assert name == package.sdist.name
         assert len(package.sdist.sha256) == 64

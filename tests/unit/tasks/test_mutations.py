@@ -64,7 +64,7 @@ def test_every_mutation_parses_differs_and_stays_in_its_span(text: str, newline:
 
 @given(_MODULES, st.randoms(use_true_random=False))
 @settings(max_examples=example_count(100), deadline=None)
-def test_mutations_combine(text: str, random: object) -> None:
+def test_disjoint_mutations_combine(text: str, random: object) -> None:
     candidates = sites(ParsedModule(text))
     chosen: list[Site] = []
     for site in candidates:
@@ -112,11 +112,11 @@ def _changes(body: str) -> set[tuple[str, str]]:
         ("if a:\n    x = y\nelse:\n    x = z\nw = v", "missing else", "if a:\n    x = y\nw = v"),
     ],
 )
-def test_operator(body: str, operator: str, expected: str) -> None:
+def test_each_operator_makes_its_mutation(body: str, operator: str, expected: str) -> None:
     assert (operator, expected) in _changes(body)
 
 
-def test_what_is_not_behaviour_stays() -> None:
+def test_annotations_docstrings_and_messages_are_not_mutated() -> None:
     text = (
         "__version__ = '1.0'\nLIMIT = 3 < 4\n\n\n@decorated(1, 2)\ndef f(a: 'x < 1', b: Literal[2] = None) -> 5:\n"
         "    '''Doc: 1 < 2.'''\n    x: Annotated[int, 6]\n    raise ValueError('no 7', 8)\n"
@@ -129,12 +129,12 @@ def test_overlapping_mutations_are_refused() -> None:
         mutate("def f():\n    g(1)\n", [Site(13, 17, "a", "h()", 2), Site(15, 16, "b", "2", 2)])
 
 
-def test_not_python() -> None:
+def test_invalid_python_is_refused() -> None:
     with pytest.raises(TaskError, match="invalid Python source"):
         ParsedModule("def (:\n")
 
 
-def test_own_sources_hold_sites_that_parse() -> None:
+def test_mutations_of_our_own_sources_parse() -> None:
     for module in (mutations, packages):
         assert module.__file__
         text = Path(module.__file__).read_bytes().decode()

@@ -39,7 +39,7 @@ def git(tree: Path, *args: str, git_dir: Path | None = None) -> str:
     ).stdout
 
 
-def test_the_tree_is_one_root_commit_with_a_hash_that_never_changes(tmp_path: Path) -> None:
+def test_the_tree_is_one_root_commit_with_a_reproducible_hash(tmp_path: Path) -> None:
     source = Files({"a.txt": "a\n", "pkg/b.py": "b = 1\n", ".gitignore": "*.txt\n"})
     trees = [prepare(task(source), tmp_path / name, UnsafeSandboxes()).tree for name in ("one", "two")]
     heads = {git(tree, "rev-list", "--all", "--parents") for tree in trees}
@@ -50,7 +50,7 @@ def test_the_tree_is_one_root_commit_with_a_hash_that_never_changes(tmp_path: Pa
     assert git(trees[0], "reflog") == ""
 
 
-def test_files_are_packed_as_they_come_and_the_tree_still_shows_them_as_text(tmp_path: Path) -> None:
+def test_files_are_packed_without_deltas_and_diffed_as_text(tmp_path: Path) -> None:
     text = "".join(f"line {n}\n" for n in range(500))
     prepared = prepare(task(Files({f"{n}.txt": f"{text}{n}\n" for n in range(9)})), tmp_path, UnsafeSandboxes())
     (pack,) = (prepared.tree / ".git" / "objects" / "pack").glob("*.idx")
@@ -91,7 +91,7 @@ def test_a_setup_patch_is_part_of_the_commit(tmp_path: Path) -> None:
         "no patch at all\n",
     ],
 )
-def test_a_setup_patch_that_does_not_apply_says_what_git_says(tmp_path: Path, patch: str) -> None:
+def test_a_setup_patch_that_does_not_apply_is_refused_and_leaves_nothing(tmp_path: Path, patch: str) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "a").write_text("a\n")
     (tmp_path / "source" / "link").symlink_to(tmp_path)
@@ -101,7 +101,7 @@ def test_a_setup_patch_that_does_not_apply_says_what_git_says(tmp_path: Path, pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "source"]
 
 
-def test_many_at_once_make_it_once(tmp_path: Path) -> None:
+def test_concurrent_prepares_build_a_tree_once(tmp_path: Path) -> None:
     prepared_trees: list[Path] = []
 
     class Counting(UnsafeSandboxes):
@@ -116,7 +116,7 @@ def test_many_at_once_make_it_once(tmp_path: Path) -> None:
     assert len(trees) == len(prepared_trees) == 1
 
 
-def test_what_a_killed_process_left_is_made_anew(tmp_path: Path) -> None:
+def test_a_partial_tree_of_a_killed_process_is_rebuilt(tmp_path: Path) -> None:
     prepared = prepare(task(Files({"a": "1"})), tmp_path, UnsafeSandboxes())
     home = prepared.tree.parent
     home.rename(home.with_suffix(".new"))
@@ -158,7 +158,7 @@ def test_special_files_and_missing_directories_are_refused(tmp_path: Path) -> No
         prepare(task(Directory(str(tmp_path / "gone"))), tmp_path / "cache", UnsafeSandboxes())
 
 
-def test_what_its_owner_alone_may_read_is_not_copied(tmp_path: Path) -> None:
+def test_files_readable_only_by_their_owner_are_refused(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir(mode=0o755)
     (source / "id_ed25519").touch(mode=0o600)
@@ -168,7 +168,7 @@ def test_what_its_owner_alone_may_read_is_not_copied(tmp_path: Path) -> None:
     materialise(Directory(str(source)), tmp_path / "into", tmp_path)
 
 
-def test_a_source_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+def test_a_source_that_is_too_large_is_refused(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     with (tmp_path / "source" / "disk.img").open("wb") as file:
         file.truncate(3 << 30)
@@ -189,7 +189,7 @@ def test_a_source_that_cannot_be_read_is_a_task_error(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", ".git/config", "a/.GIT/x", "", ".", "a\0b"])
-def test_files_must_lie_in_the_tree(tmp_path: Path, name: str) -> None:
+def test_files_outside_the_tree_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(TaskError):
         prepare(task(Files({name: "x"})), tmp_path, UnsafeSandboxes())
     with pytest.raises(TaskError):
@@ -197,7 +197,7 @@ def test_files_must_lie_in_the_tree(tmp_path: Path, name: str) -> None:
         prepare(Task("t", "t", "t", Files({"a": "a"}), checks, gold_patch=""), tmp_path, UnsafeSandboxes())
 
 
-def test_a_file_where_a_directory_must_be_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_both_file_and_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="'a/b' cannot be written"):
         prepare(task(Files({"a": "1", "a/b": "2"})), tmp_path, UnsafeSandboxes())
 
@@ -271,7 +271,7 @@ def test_a_hostile_archive_is_refused(tmp_path: Path, bad: tarfile.TarInfo) -> N
     assert not (tmp_path / "out").exists()
 
 
-def test_rubbish_is_no_archive(tmp_path: Path) -> None:
+def test_an_invalid_archive_is_refused(tmp_path: Path) -> None:
     sdist = planted(tmp_path, [])
     (tmp_path / "sdists" / sdist.sha256 / "file").write_bytes(b"rubbish")
     with pytest.raises(TaskError, match="cannot be unpacked"):
@@ -328,7 +328,7 @@ PATTERN = st.lists(
 @given(
     rules=st.dictionaries(st.sampled_from(["", "a/", "a/b/", "[x]/"]), st.lists(PATTERN, max_size=4), max_size=3)
 )
-def test_law_one_list_ignores_what_all_gitignore_files_do(
+def test_the_merged_ignore_list_equals_all_gitignore_files(
     tmp_path_factory: pytest.TempPathFactory, rules: dict[str, list[str]]
 ) -> None:
     tree = tmp_path_factory.mktemp("ignore")
@@ -364,7 +364,7 @@ def test_the_environment_has_the_pinned_pytest_and_is_made_once() -> None:
     )
 
 
-def test_an_environment_that_cannot_be_made_says_what_to_do_and_is_not_taken_for_ready(
+def test_a_failed_environment_build_is_reported_and_not_marked_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -47,14 +47,14 @@ def load(path: Path) -> list[Task]:
     return load_file(path).tasks
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_task_records_round_trip_through_a_file(tmp_path: Path) -> None:
     tasks = [task("a-1"), task("b-2", meta={"seed": 1}, env={"A": "b"})]
     records.dump(tasks, tmp_path / "t.jsonl")
     assert load(tmp_path / "t.jsonl") == tasks
     assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
 
 
-def test_relative_directories_are_taken_from_the_file(tmp_path: Path) -> None:
+def test_relative_directories_resolve_against_the_file(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     records.dump([task(source=Directory("src"), checks=ScriptChecks(Directory(str(tmp_path / "checks"))))], path)
     (read,) = load(path)
@@ -64,7 +64,7 @@ def test_relative_directories_are_taken_from_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/etc", "..", "src/../..", "link", "link/passwd.d", "\0"])
-def test_a_record_names_no_directory_that_is_not_below_its_file(
+def test_directories_outside_the_record_file_s_folder_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     (tmp_path / "tasks" / "src").mkdir(parents=True)
@@ -81,7 +81,7 @@ def test_a_record_names_no_directory_that_is_not_below_its_file(
         monkeypatch.delenv("UNDERSTUDY_ALLOW_ANY_DIRECTORY")
 
 
-def test_the_tasks_that_a_run_wrote_are_read_where_their_directories_lie_elsewhere(
+def test_task_files_written_by_a_run_load_with_their_remembered_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UNDERSTUDY_CACHE", str(tmp_path / "cache"))
@@ -127,26 +127,26 @@ def test_the_tasks_that_a_run_wrote_are_read_where_their_directories_lie_elsewhe
         ([], "expected an object"),
     ],
 )
-def test_wrong_records_are_named(tmp_path: Path, record: Any, message: str) -> None:
+def test_invalid_records_are_refused_with_line_and_reason(tmp_path: Path, record: Any, message: str) -> None:
     path = written(tmp_path / "t.jsonl", raw(instance_id="ok", instruction="Other."), record)
     with pytest.raises(TaskError, match=rf"t\.jsonl:2: .*{message}"):
         load(path)
 
 
 @pytest.mark.parametrize("line", [b"{", b"\xff", b"[" * 100_000, b'{"instance_id": NaN}'])
-def test_lines_that_are_not_json(tmp_path: Path, line: bytes) -> None:
+def test_invalid_json_is_refused_with_its_line(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "t.jsonl").write_bytes(b"\n" + line)
     with pytest.raises(TaskError, match=r"t\.jsonl:2: invalid JSON"):
         load(tmp_path / "t.jsonl")
 
 
-def test_repeated_ids_are_refused_but_instructions_may_be_alike(tmp_path: Path) -> None:
+def test_duplicate_ids_are_refused_and_equal_instructions_allowed(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r":2: instance_id: 'a-1' occurs twice"):
         load(written(tmp_path / "t.jsonl", raw(), raw(instruction="Other.")))
     assert len(load(written(tmp_path / "t.jsonl", raw(), raw(instance_id="b")))) == 2
 
 
-def test_empty_or_missing(tmp_path: Path) -> None:
+def test_an_empty_or_missing_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("\n\n")
     for path, message in (
         (tmp_path / "t.jsonl", "has no row"),
@@ -156,7 +156,7 @@ def test_empty_or_missing(tmp_path: Path) -> None:
             load(path)
 
 
-def test_failed_dump_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_failed_dump_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     records.dump([task()], path)
     before = path.read_bytes()

@@ -24,7 +24,7 @@ E        +  where 4 = add(1, 2)
 """
 
 
-def test_says_what_was_called_what_came_and_what_was_expected() -> None:
+def test_a_statement_shows_the_call_the_result_and_the_expectation() -> None:
     text = compose("pkg", "1.0", "pkg.core", [FailedCheck("t.py::test_add[1]", MESSAGE)])
     assert "`pkg.core`" in text
     assert "pkg 1.0" in text
@@ -40,22 +40,22 @@ def test_each_function_is_shown_once_and_the_rest_counted() -> None:
     assert "2 further checks" in text
 
 
-def test_failure_outside_the_test_file_shows_only_the_error() -> None:
+def test_a_failure_outside_the_test_file_shows_only_the_error() -> None:
     text = compose("pkg", "1.0", "pkg.core", [FailedCheck("t.py::A::test_x", "E   TypeError: no")])
     assert "`test_x` gets\n\n```text\nTypeError: no\n```" in text
 
 
-def test_fences_survive_what_is_quoted() -> None:
+def test_code_fences_are_longer_than_those_in_quoted_text() -> None:
     text = compose("pkg", "1.0", "pkg", [FailedCheck("t.py::test_x", "E   ```` and ```")])
     assert "`````text\n```` and ```\n`````" in text
 
 
-def test_leaks_see_through_white_space() -> None:
+def test_leaks_are_found_despite_whitespace_differences() -> None:
     assert leaks_fault("so it says\n  return   a + b, always", ["    return a + b"])
     assert not leaks_fault("so it says return a - b", ["    return a + b", "", "  pass", "else:", "return"])
 
 
-def test_steady() -> None:
+def test_addresses_and_paths_in_messages_are_normalised() -> None:
     normalised = normalise_message("<f at 0x7f00aa11> in /work/x.py and /tmp/pytest-1/a.txt", "/work")
     assert normalised == "<f at 0x…> in ./x.py and /…"
 

@@ -80,7 +80,7 @@ def checks_of(instance: dict[str, Any]) -> SuiteChecks:
     return checks
 
 
-def test_a_classic_row():
+def test_a_classic_row_becomes_a_task():
     task = task_of(row())
     assert task.source == ImageTree(BASE)
     assert task.image == "swebench/sweb.eval.x86_64.pallets_1776_flask-5014:latest"
@@ -99,7 +99,7 @@ def test_a_classic_row():
     assert checks.pass_to_pass == ("tests/test_new.py::test_b",)
 
 
-def test_lists_of_tests_may_be_lists_or_json():
+def test_fail_and_pass_lists_may_be_lists_or_json_strings():
     assert checks_of(row(FAIL_TO_PASS=["a"], PASS_TO_PASS=[])).fail_to_pass == ("a",)
     assert checks_of(row(FAIL_TO_PASS=["a"], PASS_TO_PASS=...)).pass_to_pass == ()
 
@@ -113,20 +113,20 @@ def test_lists_of_tests_may_be_lists_or_json():
         (ImageChoice("here.example:5000/x", "t"), "here.example:5000/x/sweb.eval.x86_64.a_1776_b-1:t"),
     ],
 )
-def test_images_are_chosen_for_classic_and_new_rows_alike(choice: ImageChoice, image: str):
+def test_the_image_choice_applies_to_classic_and_new_rows(choice: ImageChoice, image: str):
     assert task_of(row(instance_id="A__b-1"), choice).image == image
     row_with_image = fifth(script(), image="swebench/sweb.eval.x86_64.a_1776_b-1:latest")
     assert task_of(row_with_image, choice).image == image
 
 
 @pytest.mark.parametrize("choice", [{"namespace": "Not An Image"}, {"instance_image_tag": "a b"}])
-def test_a_choice_that_no_image_can_have(choice: dict[str, str]):
+def test_an_invalid_image_choice_is_refused(choice: dict[str, str]):
     with pytest.raises(ConfigError, match="expected"):
         ImageChoice(**choice)
 
 
 @pytest.mark.parametrize("repo", sorted(RECORDED["recipes"]))
-def test_every_version_is_tested_as_the_harness_does(repo: str):
+def test_commands_of_every_version_match_the_recorded_harness(repo: str):
     """The digests are of swebench 4.1.0's own scripts; scripts/record_recipes.py made them."""
     same_parser = {id(parser): name for name, parser in reversed(PARSERS.items())}
     for version, expected in RECORDED["recipes"][repo].items():
@@ -138,7 +138,7 @@ def test_every_version_is_tested_as_the_harness_does(repo: str):
         assert hashlib.sha256(steps.encode()).hexdigest()[:12] == expected, (repo, version)
 
 
-def test_every_version_is_tested_as_the_installed_harness_does():
+def test_commands_of_every_version_match_the_installed_harness():
     """The same, and that its scripts are taken apart into what our table says, with the package itself."""
     constants = pytest.importorskip("swebench.harness.constants")
     if not hasattr(constants, "MAP_REPO_VERSION_TO_SPECS_PY"):
@@ -176,7 +176,7 @@ def phases(checks: SuiteChecks) -> tuple[str, ...]:
         ({"image_assets": '{"test_patch": [{"path": "a.png"}]}'}, "image_assets: .* network"),
     ],
 )
-def test_rows_that_cannot_be_tasks_say_why(changes: dict[str, Any], message: str):
+def test_invalid_rows_are_refused_with_the_reason(changes: dict[str, Any], message: str):
     with pytest.raises(TaskError, match=message):
         task_of(row(**changes))
 
@@ -184,7 +184,7 @@ def test_rows_that_cannot_be_tasks_say_why(changes: dict[str, Any], message: str
 # --- evaluation scripts ----------------------------------------------------------------------------------
 
 
-def test_a_script_is_taken_apart():
+def test_an_eval_script_is_split_into_its_phases():
     checks = checks_of(
         fifth(
             script(
@@ -214,7 +214,7 @@ def test_a_script_is_taken_apart():
     assert not checks.only_failures_count
 
 
-def test_what_follows_the_test_patch_builds():
+def test_commands_after_the_test_patch_are_build_steps():
     after = ("mkdir -p build", "export CC=gcc", "cd build", "cmake ..", "make tests", "cd ..", "echo built")
     checks = checks_of(fifth(script(after=after, tests="cd tests\n./run -v"), eval_type="fail_only"))
     assert checks.install == "mkdir -p build\nexport CC=gcc\ncd build\ncmake ..\nmake tests\ncd .."
@@ -222,11 +222,11 @@ def test_what_follows_the_test_patch_builds():
     assert checks.only_failures_count
 
 
-def test_a_build_that_ends_elsewhere_is_followed():
+def test_the_test_command_runs_in_the_directory_where_the_build_ends():
     assert checks_of(fifth(script(after=("cd build && cmake ..",)))).command.startswith("cd /testbed/build\n")
 
 
-def test_here_documents_comments_and_long_lines():
+def test_here_documents_comments_and_continued_lines_are_parsed():
     before = (
         "# a remark that doesn't end",
         "cat <<EOF > setup.cfg\n[x]\ngit reset\nEOF",
@@ -236,7 +236,7 @@ def test_here_documents_comments_and_long_lines():
     assert checks.before == "cat <<EOF > setup.cfg\n[x]\ngit reset\nEOF\nprintf 'a\nb' > x \\\n  2>&1"
 
 
-def test_a_marker_inside_the_test_patch_is_not_one():
+def test_output_markers_inside_the_test_patch_are_ignored():
     patch = TEST_PATCH + ">>>>> Start Test Output\n: '>>>>> End Test Output'\n"
     text = script().replace(TEST_PATCH, patch)
     assert checks_of(fifth(text, test_patch=patch)).command == "pytest -rA tests/test_new.py"
@@ -269,7 +269,7 @@ def test_a_marker_inside_the_test_patch_is_not_one():
         ("\n".join(["true"] * 3000), "more than 2000 statements"),
     ],
 )
-def test_scripts_that_cannot_be_taken_apart(text: str, message: str):
+def test_unsupported_eval_scripts_are_refused_with_the_reason(text: str, message: str):
     with pytest.raises(TaskError, match=f"^eval_script: .*{message}"):
         task_of(fifth(text))
 
@@ -283,7 +283,7 @@ def test_scripts_that_cannot_be_taken_apart(text: str, message: str):
         ({"image": "--privileged"}, "image: invalid image name: '--privileged'"),
     ],
 )
-def test_wrong_keys_of_new_rows(changes: dict[str, Any], message: str):
+def test_invalid_keys_of_new_rows_are_refused(changes: dict[str, Any], message: str):
     with pytest.raises(TaskError, match=message):
         task_of(fifth(script(), **changes))
 
@@ -291,7 +291,7 @@ def test_wrong_keys_of_new_rows(changes: dict[str, Any], message: str):
 # --- and back again --------------------------------------------------------------------------------------
 
 
-def test_the_row_for_the_harness_is_the_one_that_was_read():
+def test_the_harness_row_equals_the_original_row():
     original = fifth(script("python -m pip install -e ."))
     harness_row = as_harness_row(task_of(original))
     for key in ("instance_id", "repo", "version", "base_commit", "patch", "test_patch", "eval_script"):
@@ -302,7 +302,7 @@ def test_the_row_for_the_harness_is_the_one_that_was_read():
     assert len(json.dumps(task_of(original).meta)) < 1500  # nothing large is kept twice
 
 
-def test_a_classic_row_gets_a_script_that_does_the_same():
+def test_the_harness_row_of_a_classic_row_has_an_equivalent_eval_script():
     task = task_of(row(repo="django/django", version="3.0"))
     harness_row = as_harness_row(task)
     assert harness_row["log_parser"] == "parse_log_django"
@@ -310,7 +310,7 @@ def test_a_classic_row_gets_a_script_that_does_the_same():
     assert harness_row["eval_script"].count(eval_script.START) == 1
 
 
-def test_what_the_harness_cannot_grade():
+def test_tasks_that_the_harness_cannot_grade_are_refused():
     smith = {
         "instance_id": "a__b.1.c",
         "repo": "swesmith/a__b.1",

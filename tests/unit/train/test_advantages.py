@@ -17,7 +17,7 @@ KINDS: list[Advantage] = ["group", "mean", "leave-one-out", "rloo"]
 rewards_of_a_group = st.lists(st.integers(-8, 8).map(lambda n: n / 4), min_size=1, max_size=12)
 
 
-def test_a_solved_and_an_unsolved_one() -> None:
+def test_advantages_of_solved_and_unsolved_rollouts_for_each_kind() -> None:
     assert advantages([1.0, 0.0], "group") == [1.0, -1.0]
     assert advantages([1.0, 0.0], "mean") == [0.5, -0.5]
     assert advantages([1.0, 0.0], "leave-one-out") == [1.0, -1.0]
@@ -25,7 +25,7 @@ def test_a_solved_and_an_unsolved_one() -> None:
 
 
 @given(rewards_of_a_group)
-def test_each_is_what_its_formula_says(rewards: list[float]) -> None:
+def test_each_kind_of_advantage_matches_its_formula(rewards: list[float]) -> None:
     assume(has_signal(rewards))
     mean, deviation = fmean(rewards), pstdev(rewards)
     assert advantages(rewards, "group") == pytest.approx([(one - mean) / deviation for one in rewards])
@@ -37,7 +37,9 @@ def test_each_is_what_its_formula_says(rewards: list[float]) -> None:
 
 
 @given(rewards_of_a_group, st.sampled_from(KINDS), st.integers(-3, 3), st.randoms())
-def test_laws(rewards: list[float], kind: Advantage, shift: int, random: object) -> None:
+def test_advantages_sum_to_zero_and_ignore_shifts_and_order_of_rewards(
+    rewards: list[float], kind: Advantage, shift: int, random: object
+) -> None:
     result = advantages(rewards, kind)
     assert sum(result) == pytest.approx(0, abs=1e-9)
     assert advantages([one + shift for one in rewards], kind) == pytest.approx(result, abs=1e-9)
@@ -48,12 +50,12 @@ def test_laws(rewards: list[float], kind: Advantage, shift: int, random: object)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rewards", [[], [1.0], [0.0, 0.0], [0.3, 0.1 + 0.2, 0.3]])
-def test_rewards_that_are_equal_teach_nothing(kind: Advantage, rewards: list[float]) -> None:
+def test_equal_rewards_give_zero_advantages(kind: Advantage, rewards: list[float]) -> None:
     assert advantages(rewards, kind) == [0.0] * len(rewards)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_reward_that_is_no_number_is_refused(bad: float) -> None:
+def test_a_non_finite_reward_is_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="finite"):
         advantages([0.0, bad], "group")
     assert not has_signal([0.0, bad])
@@ -74,6 +76,6 @@ def test_groups_without_signal_are_left_out() -> None:
     assert [one.task_id for one in with_signal(groups)] == ["a", "d"]
 
 
-def test_the_penalty_for_length_grows_within_the_buffer() -> None:
+def test_the_overlong_penalty_grows_linearly_within_the_buffer() -> None:
     penalties = [overlong_penalty(tokens, 1000, 200) for tokens in (0, 800, 850, 900, 1000, 5000)]
     assert penalties == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]

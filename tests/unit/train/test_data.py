@@ -40,7 +40,7 @@ def run(tmp_path: Path, model: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_group_is_the_rollouts_of_a_task_and_a_sequence_their_merged_calls(run: Path, model: Path):
+def test_groups_hold_the_rollouts_of_a_task_with_calls_merged_into_sequences(run: Path, model: Path):
     encode = encoder(model)
     loaded = list(load_groups([run]))
     assert [len(group.rollouts) for group in loaded] == [4, 4]
@@ -54,7 +54,7 @@ def test_a_group_is_the_rollouts_of_a_task_and_a_sequence_their_merged_calls(run
         assert sequence.policy_versions == ("step-0000", "step-0000")
 
 
-def test_imitation_does_not_learn_a_malformed_tool_call_and_rewards_weigh_it(tmp_path: Path):
+def test_malformed_tool_calls_are_masked_for_imitation_only(tmp_path: Path):
     agent, ask = Session(), user(text("Mend it."))
     agent.ask([ask], [tool_use("t0", __unparsedToolInput={"raw": "{", "len": 1})], prompt=[1], completion=[2, 3])
     history = [ask, assistant(tool_use("t0")), user(tool_result("t0"))]
@@ -67,7 +67,7 @@ def test_imitation_does_not_learn_a_malformed_tool_call_and_rewards_weigh_it(tmp
         assert (sequence.token_ids, sequence.loss_mask) == ((1, 2, 3, 4, 5), mask)
 
 
-def test_an_export_of_tokens_gives_the_same_groups(run: Path, tmp_path: Path):
+def test_a_token_export_loads_as_the_same_groups_as_the_store(run: Path, tmp_path: Path):
     pytest.importorskip("pyarrow")
     with Store.open(run, create=False) as store:
         function = plugins.load("exports", "trl-tokens")
@@ -90,7 +90,7 @@ def members(groups: Iterable[RolloutGroup]) -> dict[str, list[str]]:
     return {group.name or group.task_id: [each.rollout_id for each in group.rollouts] for group in groups}
 
 
-def test_the_rollouts_of_two_agents_are_never_in_one_group(run: Path, tmp_path: Path):
+def test_rollouts_of_different_agents_or_versions_are_grouped_separately(run: Path, tmp_path: Path):
     pytest.importorskip("pyarrow")
     with sqlite3.connect(run / "store.db") as raw:
         raw.execute("UPDATE rollouts SET agent = 'shell' WHERE task_id = 'calc-0' AND sample_index < 2")
@@ -121,7 +121,7 @@ def exported(run: Path, output: Path) -> Path:
     return output
 
 
-def test_rows_of_an_export_that_make_no_sense_are_said(run: Path, tmp_path: Path):
+def test_invalid_rows_of_an_export_are_config_errors(run: Path, tmp_path: Path):
     pytest.importorskip("pyarrow")
     import pyarrow
     from pyarrow import parquet
@@ -145,7 +145,7 @@ def test_rows_of_an_export_that_make_no_sense_are_said(run: Path, tmp_path: Path
         list(load_groups([directory]))
 
 
-def test_rollouts_of_another_temperature_are_said(tmp_path: Path, model: Path):
+def test_rollouts_sampled_at_another_temperature_are_refused(tmp_path: Path, model: Path):
     for number, (temperature, message) in enumerate(
         ((0.5, "give --temperature 0.5"), (0, "collect rollouts with a temperature"))
     ):
@@ -156,7 +156,7 @@ def test_rollouts_of_another_temperature_are_said(tmp_path: Path, model: Path):
     assert list(load_groups([tmp_path / "0"], temperature=0.5))
 
 
-def test_an_export_without_tokens_says_which_has_them(tmp_path: Path):
+def test_an_export_without_tokens_is_refused_naming_the_format_that_has_them(tmp_path: Path):
     put_rollouts(tmp_path / "run")
     with Store.open(tmp_path / "run", create=False) as store:
         function = plugins.load("exports", "openai")
@@ -165,7 +165,7 @@ def test_an_export_without_tokens_says_which_has_them(tmp_path: Path):
         list(load_groups([tmp_path / "export"]))
 
 
-def test_sequences_without_logprobs_serve_imitation_only(tmp_path: Path, model: Path):
+def test_sequences_without_logprobs_load_only_for_imitation(tmp_path: Path, model: Path):
     put_training_run(tmp_path / "run", model, logprobs=None)
     left_out = Counter[str]()
     assert list(load_groups([tmp_path / "run"], left_out=left_out)) == []
@@ -174,21 +174,21 @@ def test_sequences_without_logprobs_serve_imitation_only(tmp_path: Path, model: 
     assert len(loaded) == 2 and loaded[0].rollouts[0].sequences[0].logprobs is None
 
 
-def test_calls_without_token_ids_are_counted(tmp_path: Path):
+def test_calls_without_token_ids_are_left_out_and_counted(tmp_path: Path):
     put_rollouts(tmp_path / "run", tokens=False)
     left_out = Counter[str]()
     assert list(load_groups([tmp_path / "run"], left_out=left_out)) == []
     assert left_out == {groups.NO_TOKENS: 8, groups.NOTHING_LEFT: 4}
 
 
-def test_logprobs_that_are_no_numbers_are_left_out(tmp_path: Path, model: Path):
+def test_sequences_with_non_finite_logprobs_are_left_out(tmp_path: Path, model: Path):
     put_training_run(tmp_path / "run", model, logprobs=-math.inf)
     left_out = Counter[str]()
     assert list(load_groups([tmp_path / "run"], left_out=left_out)) == []
     assert left_out[groups.BAD_LOGPROBS] == 8
 
 
-def test_a_suspicious_patch_is_left_out_unless_it_is_asked_for(run: Path):
+def test_suspicious_rollouts_are_left_out_unless_included(run: Path):
     with Store.open(run, create=False) as store:
         rollout = store.runs.rollouts()[0]
         wait(store.runs.review(store.runs.attempts(rollout.id)[0].id, "suspicious", "it forges"))
@@ -200,14 +200,14 @@ def test_a_suspicious_patch_is_left_out_unless_it_is_asked_for(run: Path):
     assert rollout.id in {each.rollout_id for each in first.rollouts}
 
 
-def test_what_is_no_store_is_said(tmp_path: Path, run: Path):
+def test_a_missing_store_or_run_is_an_error(tmp_path: Path, run: Path):
     with pytest.raises(StoreError, match="no store"):
         list(load_groups([tmp_path / "nothing"]))
     with pytest.raises(ConfigError, match="no run 'other'"):
         list(load_groups([run], run="other"))
 
 
-def test_groups_survive_a_file(tmp_path: Path):
+def test_groups_round_trip_through_a_file_and_invalid_files_are_refused(tmp_path: Path):
     original = make_groups()
     write_groups(tmp_path / "groups", original)
     assert read_groups(tmp_path / "groups") == original
@@ -218,12 +218,12 @@ def test_groups_survive_a_file(tmp_path: Path):
         read_groups(tmp_path / "none")
 
 
-def test_the_tokenizer_that_sampled_is_recognised(run: Path, model: Path):
+def test_the_tokenizer_of_the_sampling_model_is_accepted(run: Path, model: Path):
     check_tokenizer_matches([run], model)
     check_tokenizer_matches([run], model, "run1")
 
 
-def test_ids_outside_the_vocabulary_are_said(tmp_path: Path, model: Path, run: Path):
+def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path, model: Path, run: Path):
     small = tmp_path / "small"
     small.mkdir()
     token_ids = encoder(model)("I")  # one byte a token: cut the vocabulary below the letters
@@ -238,7 +238,7 @@ def test_ids_outside_the_vocabulary_are_said(tmp_path: Path, model: Path, run: P
         check_tokenizer_matches([run], small)
 
 
-def test_a_tokenizer_that_means_other_text_is_said(tmp_path: Path, model: Path, run: Path):
+def test_a_tokenizer_that_decodes_to_other_text_is_refused(tmp_path: Path, model: Path, run: Path):
     import json
 
     other = tmp_path / "other"

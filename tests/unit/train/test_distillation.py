@@ -77,7 +77,7 @@ def of_batch(batch: Batch, options: DistillOptions, fill: float = 0.0) -> tuple[
 @pytest.mark.parametrize("reward", [0.0, 0.7])
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo"])
 @pytest.mark.parametrize("normalisation", ["rollout-mean", "token-mean", "constant"])
-def test_loss_and_gradient_are_those_of_the_plain_implementation(loss: Any, normalisation: Any, reward: float):
+def test_loss_and_gradient_match_the_plain_implementation(loss: Any, normalisation: Any, reward: float):
     options = DistillOptions(
         teacher=TEACHER,
         loss=loss,
@@ -97,7 +97,7 @@ def test_loss_and_gradient_are_those_of_the_plain_implementation(loss: Any, norm
             assert row[: len(expected)] == pytest.approx(expected, abs=1e-5)
 
 
-def test_on_policy_the_gradient_is_that_of_the_reverse_kl():
+def test_the_on_policy_gradient_equals_that_of_the_reverse_kl():
     """Over all tokens of a small vocabulary, weighed by π: Σ π (log π − log p) ∇ log π = ∇ KL(π ‖ p)."""
     torch.manual_seed(0)
     logits = torch.randn(5, dtype=torch.float64, requires_grad=True)
@@ -125,7 +125,7 @@ def test_on_policy_the_gradient_is_that_of_the_reverse_kl():
 
 
 @pytest.mark.parametrize("poison", [7.0, math.nan, math.inf, -math.inf])
-def test_no_unsampled_token_changes_anything(poison: float):
+def test_unsampled_tokens_do_not_affect_loss_or_gradient(poison: float):
     options = DistillOptions(teacher=TEACHER, reward_coefficient=0.5)
     batch = some_batch(1)
     before = of_batch(batch, options)
@@ -170,7 +170,7 @@ def taught(groups: list[RolloutGroup], seed: int = 0) -> list[RolloutGroup]:
     return [score(group) for group in groups]
 
 
-def test_the_gradient_of_the_weights_is_that_of_a_plain_forward(model: Path):
+def test_the_weight_gradient_equals_that_of_a_plain_forward_pass(model: Path):
     """Our forward shares prefixes and computes few logits; a plain one, a sequence at a time, gives the same."""
     options = DistillOptions(teacher=TEACHER, learning_rate=1e-3, correction="none", reward_coefficient=0.3)
     groups = taught(make_groups(groups=2, rollouts=3))
@@ -207,7 +207,7 @@ def test_the_gradient_of_the_weights_is_that_of_a_plain_forward(model: Path):
         assert torch.allclose(mine, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_groups_with_equal_rewards_teach_and_what_no_teacher_scored_is_left_out(model: Path):
+def test_groups_with_equal_rewards_are_used_and_those_without_teacher_scores_left_out(model: Path):
     options = DistillOptions(teacher=TEACHER, learning_rate=1e-2)
     groups = make_groups(groups=2, rollouts=2)
     equal = [
@@ -222,7 +222,7 @@ def test_groups_with_equal_rewards_teach_and_what_no_teacher_scored_is_left_out(
     assert not Updater(model, GRPOOptions()).update(mixed, 1).updated
 
 
-def test_an_update_brings_the_student_nearer_to_its_teacher(model: Path):
+def test_an_update_moves_the_student_towards_its_teacher(model: Path):
     """The teacher finds everything sampled as likely as e^-1: what is less likely becomes likelier."""
     groups = make_groups(groups=1, rollouts=2, sequences=1)
     rollouts = tuple(
@@ -241,7 +241,7 @@ def test_an_update_brings_the_student_nearer_to_its_teacher(model: Path):
     assert abs(teacher_kls[-1]) < abs(teacher_kls[0]) / 2
 
 
-def test_options_are_read_back_as_what_they_were():
+def test_options_round_trip_and_invalid_teacher_options_are_refused():
     from msgspec import to_builtins
 
     for options in (GRPOOptions(), DistillOptions(teacher=TEACHER, reward_coefficient=1.0)):

@@ -84,7 +84,7 @@ def gradients(model: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("budget", [1, 150, 400, 100_000])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_logprobs_are_those_of_every_call_alone(model: Any, seed: int, budget: int) -> None:
+def test_batched_logprobs_equal_those_of_each_call_alone(model: Any, seed: int, budget: int) -> None:
     rollouts = some_rollouts(seed)
     sequences = [sequence for _, sequence, _ in rollouts]
     batches = micro_batches(sequences, budget)
@@ -100,7 +100,7 @@ def test_logprobs_are_those_of_every_call_alone(model: Any, seed: int, budget: i
             assert torch.allclose(row[allowed], expected, atol=2e-5)
 
 
-def test_identical_rollouts_share_all_but_a_token(model: Any) -> None:
+def test_logprobs_of_identical_rollouts_in_a_batch_equal_those_of_each_call_alone(model: Any) -> None:
     sequence, calls = conversation(Random(4), some_tokens(Random(5), 30), 3)
     with torch.no_grad():
         logprobs = token_logprobs(model, [sequence] * 5, TEMPERATURE)
@@ -111,7 +111,9 @@ def test_identical_rollouts_share_all_but_a_token(model: Any) -> None:
 
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo"])
 @pytest.mark.parametrize("normalisation", ["rollout-mean", "token-mean", "constant"])
-def test_the_gradient_is_that_of_one_sample_a_call(model: Any, loss: Any, normalisation: Any) -> None:
+def test_the_batched_gradient_equals_that_of_one_sample_per_call(
+    model: Any, loss: Any, normalisation: Any
+) -> None:
     """Merged, batched and with shared beginnings; against each call alone and the plain loss over its tokens."""
     options = GRPOOptions(loss=loss, normalisation=normalisation, temperature=TEMPERATURE, micro_batch_tokens=300)
     rollouts = some_rollouts(2)
@@ -201,7 +203,7 @@ def test_only_sampled_tokens_are_targets(model: Any) -> None:
         assert (loss(changed) != loss(prefix)) == bool(sequence.loss_mask[end])
 
 
-def test_entropy_is_that_of_the_distribution(model: Any) -> None:
+def test_entropy_equals_that_of_the_token_distribution(model: Any) -> None:
     sequences = [sequence for _, sequence, _ in some_rollouts(5)][2:4]
     result = scores(model, sequences, TEMPERATURE, entropy_gradient=True)
     assert result.entropy.requires_grad
@@ -214,7 +216,7 @@ def test_entropy_is_that_of_the_distribution(model: Any) -> None:
             assert float(row[at]) == pytest.approx(float(expected[at - 1]) if sampled else 0.0, abs=1e-5)
 
 
-def test_with_gradient_checkpointing_nothing_is_kept_and_all_is_the_same(model: Any, tmp_path: Path) -> None:
+def test_gradient_checkpointing_gives_the_same_logprobs_and_gradients(model: Any, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     sequences = [sequence for _, sequence, _ in some_rollouts(0)][2:]
@@ -231,7 +233,7 @@ def test_with_gradient_checkpointing_nothing_is_kept_and_all_is_the_same(model: 
     assert torch.allclose(results[0][1], results[1][1], atol=2e-3, rtol=1e-4)
 
 
-def test_a_sequence_without_logprobs_leaves_none_for_the_batch() -> None:
+def test_one_sequence_without_logprobs_makes_the_batch_have_none() -> None:
     one = TokenSequence(token_ids=(1, 2, 3), loss_mask=(0, 1, 1), logprobs=(0.0, -0.5, -0.25))
     short = TokenSequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=(0.0, -1.0))
     rows = behaviours([one, short])
@@ -239,7 +241,7 @@ def test_a_sequence_without_logprobs_leaves_none_for_the_batch() -> None:
     assert behaviours([one, structs.replace(short, logprobs=None)]) is None
 
 
-def test_a_first_token_has_nothing_to_predict_it(model: Any) -> None:
+def test_the_first_token_of_a_sequence_is_never_a_target(model: Any) -> None:
     one = TokenSequence(token_ids=(5, 6, 7), loss_mask=(1, 1, 1), logprobs=(-1.0, -1.0, -1.0))
     assert masks([one]).tolist() == [[False, True, True]]
     with torch.no_grad():
@@ -252,7 +254,7 @@ lengths = st.lists(st.tuples(st.integers(2, 60), st.integers(0, 40), st.booleans
 
 @given(lengths, st.integers(1, 400))
 @settings(max_examples=example_count(150), deadline=None)
-def test_micro_batches_hold_every_sequence_once_and_the_budget(
+def test_micro_batches_cover_every_sequence_once_within_the_token_budget(
     rows: list[tuple[int, int, bool]], budget: int
 ) -> None:
     start = tuple(range(100, 140))
@@ -270,7 +272,7 @@ def test_micro_batches_hold_every_sequence_once_and_the_budget(
     assert batches == micro_batches(sequences, budget)
 
 
-def test_what_begins_alike_goes_together() -> None:
+def test_sequences_with_a_common_prefix_share_a_micro_batch() -> None:
     random = Random(0)
     tasks = [some_tokens(random, 300), some_tokens(random, 300)]
     sequences = [

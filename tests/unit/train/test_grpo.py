@@ -32,7 +32,7 @@ def killed(report: UpdateReport, of: int) -> None:
 
 
 @pytest.mark.parametrize("lora", [None, LoraOptions(rank=4, dropout=0.1)], ids=["full", "lora"])
-def test_it_goes_on_from_a_checkpoint_to_the_same_weights(model: Path, tmp_path: Path, lora: LoraOptions | None):
+def test_resuming_from_a_checkpoint_gives_the_same_weights(model: Path, tmp_path: Path, lora: LoraOptions | None):
     options, groups, output = structs.replace(OPTIONS, lora=lora), make_groups(groups=4), tmp_path / "out"
     train_grpo(model, groups, tmp_path / "whole", options, groups_per_update=1)
     with pytest.raises(Killed):
@@ -50,7 +50,7 @@ def test_it_goes_on_from_a_checkpoint_to_the_same_weights(model: Path, tmp_path:
     check_model(output)
 
 
-def test_where_nothing_can_be_learned_no_model_is_written(model: Path, tmp_path: Path):
+def test_without_usable_rollouts_training_fails_and_no_model_is_written(model: Path, tmp_path: Path):
     groups, output = make_groups(groups=2), tmp_path / "out"
     with pytest.raises(ConfigError, match=r"nothing could be learned.*16 sequences that are too long"):
         train_grpo(model, groups, output, structs.replace(OPTIONS, max_tokens=5))

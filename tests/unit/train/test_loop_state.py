@@ -36,7 +36,7 @@ def begun(number: int, *tasks: str, **more: object) -> StepState:
     return replace(step, **more)
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path: Path):
+def test_the_state_round_trips_through_its_file(tmp_path: Path):
     directory = LoopDirectory(tmp_path / "loop")
     assert directory.load() is None
     done = begun(1, "a", "b", phase="published", used=(GroupRef(1, "a"),), report={"loss": 0.5}, weights="w")
@@ -51,7 +51,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path):
     assert not list((tmp_path / "loop").glob(".*.new"))
 
 
-def test_metrics_follow_from_the_state(tmp_path: Path):
+def test_the_metrics_file_is_written_from_the_state(tmp_path: Path):
     directory = LoopDirectory(tmp_path)
     first = begun(1, "a", phase="published", version="step-0001", reward=0.5, report={"loss": 0.25, "step": 9})
     directory.save(START.with_step(first).with_step(begun(2, "b")))
@@ -61,7 +61,7 @@ def test_metrics_follow_from_the_state(tmp_path: Path):
     assert lines[0]["loss"] == 0.25
 
 
-def test_groups_wait_until_they_are_used_dropped_or_refused():
+def test_groups_are_pending_until_used_dropped_or_refused():
     state = START.with_step(begun(1, "a", "b", "c")).with_step(begun(2, "a", "d"))
     assert state.pending() == (
         GroupRef(1, "a"), GroupRef(1, "b"), GroupRef(1, "c"), GroupRef(2, "a"), GroupRef(2, "d")
@@ -72,28 +72,28 @@ def test_groups_wait_until_they_are_used_dropped_or_refused():
     assert state.done == 1
 
 
-def test_a_step_out_of_turn_is_refused():
+def test_a_step_out_of_order_is_refused():
     with pytest.raises(ValueError, match="step 2 cannot be added to 0 steps"):
         START.with_step(begun(2, "a"))
 
 
-def test_skipped_is_summed_over_the_steps():
+def test_skipped_counts_are_summed_over_the_steps():
     state = START.with_step(begun(1, skipped={"x": 2})).with_step(begun(2, skipped={"x": 1, "y": 3}))
     assert state.skipped() == {"x": 3, "y": 3}
 
 
 @pytest.mark.parametrize("name", [None, "", "step", "step-", "step-x", "v-0001", "0001"])
-def test_a_version_that_is_none_of_a_loops_has_no_number(name: str | None):
+def test_a_version_not_made_by_a_loop_has_no_step_number(name: str | None):
     assert step_number(name) is None
 
 
-def test_versions_have_the_number_of_their_step():
+def test_version_names_contain_their_step_number():
     assert version_name(7) == "step-0007"
     assert step_number(version_name(7)) == 7
     assert step_number(version_name(12345)) == 12345
 
 
-def test_the_same_loop_goes_on_and_may_be_made_longer(tmp_path: Path):
+def test_the_same_loop_resumes_and_may_get_more_steps(tmp_path: Path):
     directory = LoopDirectory(tmp_path)
     directory.enter(CONFIG)
     directory.enter(CONFIG)
@@ -101,7 +101,7 @@ def test_the_same_loop_goes_on_and_may_be_made_longer(tmp_path: Path):
     assert json.loads((tmp_path / "loop.json").read_text())["steps"] == 9
 
 
-def test_another_loop_is_refused_by_what_differs(tmp_path: Path):
+def test_resuming_with_another_configuration_is_refused_naming_the_difference(tmp_path: Path):
     directory = LoopDirectory(tmp_path)
     directory.enter(CONFIG)
     with pytest.raises(ConfigError, match=r"samples: 4 before, 8 now.*--output-dir"):
@@ -112,7 +112,7 @@ def test_another_loop_is_refused_by_what_differs(tmp_path: Path):
         directory.enter(replace(CONFIG, trainer={"learning_rate": 1.0}))
 
 
-def test_a_directory_with_something_else_in_it_is_refused(tmp_path: Path):
+def test_a_directory_that_holds_a_run_model_or_training_is_refused(tmp_path: Path):
     for name, contents in (("store.db", "a run"), ("config.json", "a model"), ("training", "a training")):
         (tmp_path / contents / name).mkdir(parents=True)
         with pytest.raises(ConfigError, match=f"{contents} holds {contents} .*--output-dir"):
@@ -120,7 +120,7 @@ def test_a_directory_with_something_else_in_it_is_refused(tmp_path: Path):
         assert [path.name for path in (tmp_path / contents).iterdir()] == [name]
 
 
-def test_a_model_that_changed_in_its_place_is_told_by_its_path(tmp_path: Path):
+def test_a_changed_base_model_is_refused_with_its_path(tmp_path: Path):
     directory = LoopDirectory(tmp_path)
     directory.enter(CONFIG)
     with pytest.raises(ConfigError, match=r"differs in what is in /m, which has changed since\)"):
@@ -141,19 +141,19 @@ DAMAGED = (b"", b"{", b"[]", b'{"version": 3}', b"\xff\xfe")
 @pytest.mark.parametrize(
     "content", [*DAMAGED, *(f'{{"version": "v", "weights": "w", {each}}}'.encode() for each in IMPOSSIBLE)]
 )
-def test_a_damaged_state_is_told_with_its_file(tmp_path: Path, content: bytes):
+def test_a_damaged_state_is_reported_with_its_file(tmp_path: Path, content: bytes):
     (tmp_path / "state.json").write_bytes(content)
     with pytest.raises(StoreError, match=r"state\.json: invalid content"):
         LoopDirectory(tmp_path).load()
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path):
+def test_a_state_that_cannot_be_written_is_a_store_error(tmp_path: Path):
     (tmp_path / "loop").write_text("a file")
     with pytest.raises(StoreError, match="cannot be written"):
         LoopDirectory(tmp_path / "loop").save(START)
 
 
-def test_a_full_disk_leaves_the_state_that_there_was(tmp_path: Path):
+def test_a_full_disk_keeps_the_previous_state(tmp_path: Path):
     directory = LoopDirectory(tmp_path)
     directory.save(START)
     larger = START.with_step(begun(1, *(f"task-{number}" for number in range(1000))))
@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_the_state_that_there_was(tmp_path: Path):
     assert not list(tmp_path.glob(".*.new"))
 
 
-def test_what_a_kill_left_of_a_state_is_not_read(tmp_path: Path):
+def test_a_partially_written_state_is_ignored(tmp_path: Path):
     directory = LoopDirectory(tmp_path)
     directory.save(START)
     (tmp_path / ".state.json.new").write_text('{"version": ')
@@ -176,7 +176,7 @@ def test_what_a_kill_left_of_a_state_is_not_read(tmp_path: Path):
 PUBLISHED = START.with_step(begun(1, phase="published", version="step-0001", weights="steps/step-0001/weights"))
 
 
-def test_versions_are_counted_where_an_age_is_asked_for():
+def test_the_age_of_weights_is_counted_in_published_versions():
     assert (START.trained, START.behind(0)) == (None, 0)
     state = PUBLISHED.with_step(begun(2, phase="published", version="step-0001"))
     third = begun(3, phase="updated", version="step-0003", weights="steps/step-0003/weights")
@@ -196,12 +196,12 @@ def group(*versions: str | None) -> RolloutGroup:
 @pytest.mark.parametrize(
     ("versions", "age"), [(("step-0001",), 0), (("step-0001", "step-0000"), 1), (("step-0001", None), 1), ((), 1)]
 )
-def test_a_call_that_was_cut_in_two_may_be_as_old_as_its_wave(versions: tuple[str | None, ...], age: int):
+def test_the_age_of_a_group_is_that_of_its_oldest_policy_version(versions: tuple[str | None, ...], age: int):
     # The first wave began under step-0000.
     assert group_age(group(*versions), GroupRef(1, "a"), PUBLISHED) == age
 
 
-def test_a_wave_begins_as_many_groups_as_are_not_carried_over(tmp_path: Path):
+def test_a_step_starts_only_as_many_groups_as_are_not_carried_over(tmp_path: Path):
     config = replace(CONFIG, groups=3)
     tasks = ["a", "b", "c", "d", "e"]
     state = START.with_step(begun(1, "a", "b", "c", phase="published", used=(GroupRef(1, "b"),)))
@@ -212,7 +212,7 @@ def test_a_wave_begins_as_many_groups_as_are_not_carried_over(tmp_path: Path):
         batches.start_step(config, LoopDirectory(tmp_path), none_left, 2, tasks)
 
 
-def test_weights_that_wait_stay_and_what_a_kill_left_goes(tmp_path: Path):
+def test_pruning_keeps_unpublished_weights_and_removes_partial_files(tmp_path: Path):
     directory = LoopDirectory(tmp_path)
     state = START
     for number in (1, 2, 3):
@@ -229,6 +229,6 @@ def test_weights_that_wait_stay_and_what_a_kill_left_goes(tmp_path: Path):
     assert not list(tmp_path.glob("steps/*/.*"))
 
 
-def test_an_evaluation_has_its_rate():
+def test_an_evaluation_has_a_solve_rate_interval():
     tried = Evaluation(step=0, version="step-0000", run="evaluations/step-0000", solved=8, total=10)
     assert (round(tried.rate.low, 3), round(tried.rate.high, 3)) == (0.49, 0.943)

@@ -32,7 +32,7 @@ class Noting(Watcher):
         self.seen.append(evaluation)
 
 
-def test_steps_and_evaluations_are_told(tmp_path: Path):
+def test_steps_and_evaluations_are_sent_to_the_tracker_and_the_inner_watcher(tmp_path: Path):
     inner = Noting()
     with TrackingWatcher(inner, tmp_path, ("tensorboard",)) as watching:
         watching.stepped(STEP)
@@ -46,7 +46,7 @@ def test_steps_and_evaluations_are_told(tmp_path: Path):
     assert inner.seen == [STEP, EVALUATION]
 
 
-def test_a_tracker_that_fails_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_failing_tracker_is_logged_once_and_training_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "file").touch()
     inner = Noting()
     with caplog.at_level(logging.WARNING), TrackingWatcher(inner, tmp_path / "file", ("tensorboard",)) as watching:

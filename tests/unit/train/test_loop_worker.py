@@ -33,7 +33,9 @@ def saved(directory: Path) -> bytes:
 
 
 @pytest.mark.services
-async def test_it_goes_on_from_what_it_saved_and_its_death_is_said(model: Path, tmp_path: Path):
+async def test_the_trainer_process_resumes_from_saved_weights_and_its_exit_is_reported(
+    model: Path, tmp_path: Path
+):
     groups = tmp_path / "groups.msgpack"
     write_groups(groups, make_groups())
     async with start_trainer(model, OPTIONS, threads=1) as trainer:
@@ -56,13 +58,13 @@ async def test_it_goes_on_from_what_it_saved_and_its_death_is_said(model: Path, 
     assert saved(tmp_path / "again") == saved(tmp_path / "two") != saved(tmp_path / "one")
 
 
-async def test_a_model_that_cannot_be_loaded_is_said(tmp_path: Path):
+async def test_a_model_that_cannot_be_loaded_is_a_config_error(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"no config\.json"):
         async with start_trainer(tmp_path, OPTIONS):
             pass
 
 
-def test_orders_that_make_no_sense_are_answered_and_it_ends_with_who_started_it(model: Path):
+def test_invalid_commands_get_a_response_and_the_trainer_ends_with_its_parent(model: Path):
     program = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
@@ -89,7 +91,7 @@ def test_orders_that_make_no_sense_are_answered_and_it_ends_with_who_started_it(
     assert not _runs(worker)
 
 
-def test_a_death_long_before_the_next_order_is_said(tmp_path: Path):
+def test_an_earlier_exit_of_the_trainer_is_reported_at_the_next_update(tmp_path: Path):
     (tmp_path / "fleeting.py").write_text("print('no room', file=__import__('sys').stderr)")
 
     async def order() -> None:

@@ -101,7 +101,7 @@ def ours(
     SETTINGS,
     ids=lambda setting: f"{setting['loss']}-{setting['normalisation']}-{setting['correction']}",
 )
-def test_loss_and_gradient_are_those_of_the_plain_implementation(setting: dict[str, Any]) -> None:
+def test_loss_and_gradient_match_the_plain_implementation(setting: dict[str, Any]) -> None:
     options = GRPOOptions(truncate_at=1.5, band_low=0.6, band_high=1.8, constant_tokens=20, **setting)
     clipped = corrected = 0
     for seed in range(5):
@@ -127,7 +127,7 @@ def test_loss_and_gradient_are_those_of_the_plain_implementation(setting: dict[s
 
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo"])
 @pytest.mark.parametrize("poison", [5.0, math.nan, math.inf, -math.inf])
-def test_nothing_but_sampled_tokens_counts(loss: Any, poison: float) -> None:
+def test_unsampled_tokens_do_not_affect_loss_or_gradient(loss: Any, poison: float) -> None:
     wide = {"clip_low": 5.0, "clip_high": 5.0, "correction": "band", "band_low": 0.0, "band_high": 100.0}
     options = GRPOOptions(loss=loss, kl_coefficient=0.1, entropy_coefficient=0.1, **wide)
     batch = some_batch(3)
@@ -154,7 +154,7 @@ def test_nothing_but_sampled_tokens_counts(loss: Any, poison: float) -> None:
 
 @given(st.integers(0, 10_000), st.sampled_from(["rollout-mean", "token-mean", "constant"]), st.data())
 @settings(max_examples=example_count(60), deadline=None)
-def test_splitting_a_rollout_into_more_sequences_changes_nothing(
+def test_splitting_a_rollout_into_more_sequences_keeps_the_loss(
     seed: int, normalisation: Any, data: st.DataObject
 ) -> None:
     batch = some_batch(seed)
@@ -185,7 +185,9 @@ def test_every_rollout_weighs_the_same_by_default() -> None:
 
 @given(st.integers(0, 10_000), st.sampled_from(SETTINGS), st.randoms(use_true_random=False))
 @settings(max_examples=example_count(60), deadline=None)
-def test_micro_batches_add_up_to_the_batch(seed: int, setting: dict[str, Any], random: Any) -> None:
+def test_losses_and_gradients_of_micro_batches_add_up_to_the_batch(
+    seed: int, setting: dict[str, Any], random: Any
+) -> None:
     batch, options = some_batch(seed), GRPOOptions(**setting)
     whole, sums, logprobs = ours(batch, options)
     whole.backward()
@@ -204,7 +206,7 @@ def test_micro_batches_add_up_to_the_batch(seed: int, setting: dict[str, Any], r
     assert total.means() == pytest.approx(sums.means(), abs=1e-7)
 
 
-def test_at_the_weights_that_sampled_the_gradient_is_reinforce() -> None:
+def test_on_policy_the_gradient_is_that_of_reinforce() -> None:
     """With r = 1 all three losses have the gradient −w A ∇π, and nothing is clipped or corrected."""
     batch = some_batch(7)
     batch = structs.replace(batch, logprobs=batch.old, behaviour=batch.old)
@@ -221,7 +223,7 @@ def test_at_the_weights_that_sampled_the_gradient_is_reinforce() -> None:
         assert (sums.clipped_low, sums.clipped_high, sums.corrected, sums.mismatch_max) == (0, 0, 0, 0.0)
 
 
-def test_absurd_gaps_give_numbers() -> None:
+def test_extreme_logprob_differences_give_a_finite_loss_and_gradient() -> None:
     batch = some_batch(1)
     distant = structs.replace(batch, behaviour=[[-2000.0 for _ in row] for row in batch.old])
     loss, sums, logprobs = ours(distant, GRPOOptions(truncate_at=2.0))
@@ -238,13 +240,13 @@ def test_absurd_gaps_give_numbers() -> None:
         (GRPOOptions(correction="none", entropy_coefficient=0.1), "entropy"),
     ],
 )
-def test_what_an_option_needs_must_be_given(options: GRPOOptions, missing: str) -> None:
+def test_inputs_required_by_an_option_must_be_given(options: GRPOOptions, missing: str) -> None:
     values, mask = torch.zeros(1, 3), torch.ones(1, 3, dtype=torch.bool)
     with pytest.raises(ValueError, match=missing):
         policy_loss(values, values, None, torch.ones(1), mask, torch.tensor([0]), options)
 
 
-def test_a_policy_far_from_its_reference_is_not_pushed_further() -> None:
+def test_the_kl_gradient_stays_finite_and_never_pushes_away_from_the_reference() -> None:
     """Where the reference is so much likelier that exp() is no number, k3 has no gradient, not a wrong one."""
     options = GRPOOptions(correction="none", kl_coefficient=1.0)
     mask, zeros = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2)

@@ -13,7 +13,7 @@ from understudy.errors import ConfigError
 from understudy.train.options import DPOOptions, GRPOOptions, LoraOptions, SFTOptions, TrainOptions
 
 
-def test_toml_fills_it_in() -> None:
+def test_options_are_read_from_toml() -> None:
     text = 'loss = "gspo"\nlearning_rate = 1e-4\nclip_high = 0.001\n[lora]\nrank = 4\nmodules = ["q_proj"]\n'
     options = msgspec.toml.decode(text, type=GRPOOptions)
     assert options.lora == LoraOptions(rank=4, modules=("q_proj",))
@@ -42,20 +42,20 @@ def test_toml_fills_it_in() -> None:
         (LoraOptions, {"rank": 0}, "lora.rank is 0; it must be at least 1"),
     ],
 )
-def test_a_number_that_makes_no_sense_is_refused_by_name(
+def test_an_option_out_of_range_is_refused_by_name(
     kind: type[Any], arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
         kind(**arguments)
 
 
-def test_what_is_not_known_is_refused() -> None:
+def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError, match="los_rate"):
         msgspec.toml.decode("los_rate = 1.0", type=GRPOOptions)
     assert issubclass(GRPOOptions, TrainOptions)
 
 
-def test_torch_is_not_needed_to_read_them() -> None:
+def test_options_and_groups_import_without_torch() -> None:
     code = (
         "import sys, understudy.train.options, understudy.train.groups\n"
         "import understudy.train.algorithms.batch\n"

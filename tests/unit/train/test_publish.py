@@ -61,7 +61,7 @@ async def test_vllm_loads_whole_weights_between_a_pause_and_a_resume(kind: str, 
         assert server.mode == "keep" and not publisher.capabilities.drained
 
 
-async def test_a_cache_that_is_still_held_is_reset_again(tmp_path: Path):
+async def test_a_busy_prefix_cache_is_reset_again_until_it_succeeds(tmp_path: Path):
     async with FakeVLLMControl() as server:
         server.sample()
         server.busy_resets = 2
@@ -69,7 +69,7 @@ async def test_a_cache_that_is_still_held_is_reset_again(tmp_path: Path):
         assert server.called.count("/reset_prefix_cache") == 3 and server.sample() == ("new", "v1")
 
 
-async def test_vllm_sleeps_while_a_trainer_beside_it_works(tmp_path: Path):
+async def test_vllm_sleeps_between_release_and_publish(tmp_path: Path):
     async with FakeVLLMControl() as server:
         publisher = make_publisher("vllm", server.url, method="sleep")
         assert publisher.capabilities.releases and publisher.capabilities.drained
@@ -81,7 +81,7 @@ async def test_vllm_sleeps_while_a_trainer_beside_it_works(tmp_path: Path):
         assert server.called.index("/update_weight_version") < len(server.called) - 1, "before it samples again"
 
 
-async def test_a_server_that_is_only_paused_is_put_to_sleep_before_it_is_woken(tmp_path: Path):
+async def test_a_paused_server_is_put_to_sleep_before_it_is_woken(tmp_path: Path):
     async with FakeVLLMControl() as server:
         server.paused = True
         await make_publisher("vllm", server.url, method="sleep").publish(full(tmp_path / "w", "new"), "v1")
@@ -89,7 +89,7 @@ async def test_a_server_that_is_only_paused_is_put_to_sleep_before_it_is_woken(t
 
 
 @pytest.mark.parametrize(("kind", "make"), [("vllm", FakeVLLMControl), ("sglang", FakeSGLangControl)])
-async def test_an_adapter_takes_the_place_of_the_one_before(kind: str, make: type[Any], tmp_path: Path):
+async def test_a_published_adapter_replaces_the_previous_one(kind: str, make: type[Any], tmp_path: Path):
     async with make() as server:
         publisher = make_publisher(kind, server.url, method="lora", adapter="mine")
         requested_model = {"vllm": "mine", "sglang": "lora:mine"}[kind]
@@ -101,14 +101,14 @@ async def test_an_adapter_takes_the_place_of_the_one_before(kind: str, make: typ
         assert not server.paused and server.weights == "first"
 
 
-async def test_sglang_loads_whole_weights_while_its_requests_are_put_back(tmp_path: Path):
+async def test_sglang_loads_whole_weights_between_pause_and_continue(tmp_path: Path):
     async with FakeSGLangControl() as server:
         await publishes(make_publisher("sglang", server.url), server, tmp_path)
         assert server.called[1:4] == ["/pause_generation", "/update_weights_from_disk", "/continue_generation"]
 
 
 @pytest.mark.parametrize(("kind", "make"), [("vllm", FakeVLLMControl), ("sglang", FakeSGLangControl)])
-async def test_where_loading_fails_nothing_is_sampled_until_it_succeeds(
+async def test_after_a_failed_load_the_server_stays_paused_until_one_succeeds(
     kind: str, make: type[Any], tmp_path: Path
 ):
     async with make() as server:
@@ -140,7 +140,7 @@ async def test_a_failed_adapter_leaves_the_old_one_serving(tmp_path: Path):
         assert not server.paused and server.adapters == {"policy": "old"}
 
 
-async def test_several_servers_are_given_the_same(tmp_path: Path):
+async def test_weights_are_published_to_all_servers_and_a_failure_names_its_server(tmp_path: Path):
     async with FakeVLLMControl() as one, FakeVLLMControl() as other:
         publisher = make_publisher("vllm", [one.url, other.url])
         other.fails["/collective_rpc"] = web.Response(status=500, text="no")
@@ -152,7 +152,7 @@ async def test_several_servers_are_given_the_same(tmp_path: Path):
         assert other.sample() == ("new", "v1") and await publisher.current() == "v1"
 
 
-async def test_a_server_without_the_endpoints_is_told_apart_from_one_that_fails(tmp_path: Path):
+async def test_missing_endpoints_are_a_config_error_and_failures_a_backend_error(tmp_path: Path):
     weights = full(tmp_path / "w", "new")
     async with FakeSGLangControl() as other:
         with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE=1"):
@@ -170,7 +170,7 @@ async def test_a_server_without_the_endpoints_is_told_apart_from_one_that_fails(
             await make_publisher("vllm", server.url).current()
 
 
-async def test_the_key_is_sent_and_never_told(tmp_path: Path):
+async def test_the_api_key_is_sent_and_hidden_in_errors(tmp_path: Path):
     async with FakeVLLMControl() as server:
         publisher = make_publisher("vllm", server.url, api_key="secret-key")
         server.fails["/pause"] = web.Response(status=401, text="not secret-key")
@@ -192,7 +192,7 @@ async def test_a_redirect_is_not_followed(tmp_path: Path):
             await make_publisher("vllm", server.url).publish(full(tmp_path / "w", "new"), "v1")
 
 
-async def test_a_directory_that_is_no_weights_is_refused_before_anything_is_asked(tmp_path: Path):
+async def test_an_invalid_weights_directory_is_refused_before_any_request(tmp_path: Path):
     async with FakeVLLMControl() as server:
         whole, lora = make_publisher("vllm", server.url), make_publisher("vllm", server.url, method="lora")
         with pytest.raises(ConfigError, match="holds a LoRA adapter"):
@@ -219,13 +219,13 @@ async def test_a_directory_that_is_no_weights_is_refused_before_anything_is_aske
         ("embedded", "http://a", "?"),
     ],
 )
-def test_what_there_is_not_says_what_there_is(kind: str, urls: Any, way: str):
+def test_an_unsupported_publish_method_lists_the_supported_ones(kind: str, urls: Any, way: str):
     with pytest.raises(ConfigError, match="vllm by transfer"):
         make_publisher(kind, urls, method=way)
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://a", "http://[::"])
-def test_an_address_that_is_none_is_refused(url: str):
+def test_an_invalid_server_address_is_refused(url: str):
     with pytest.raises(ConfigError, match="invalid server address"):
         make_publisher("vllm", url)
 

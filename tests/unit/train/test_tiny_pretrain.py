@@ -36,7 +36,7 @@ def small(vocabulary: int) -> Any:
 
 
 @pytest.mark.services
-def test_batches_from_any_step_on_are_those_that_there_would_have_been(reader: Any) -> None:
+def test_batches_started_at_a_later_step_equal_those_of_an_unbroken_run(reader: Any) -> None:
     from understudy.train.tiny.pretrain import batches
 
     for start in (149, 548):
@@ -48,7 +48,7 @@ def test_batches_from_any_step_on_are_those_that_there_would_have_been(reader: A
             assert torch.equal(one.weights, other.weights) and torch.equal(one.spoken, other.spoken)
 
 
-def test_a_batch_is_the_conversations_as_transformers_encodes_them(reader: Any) -> None:
+def test_batches_equal_the_conversations_encoded_by_transformers(reader: Any) -> None:
     from understudy.train.tiny.pretrain import batches
 
     (batch,) = itertools.islice(batches(reader, 0, 550, 1000), 1)
@@ -72,7 +72,7 @@ class Cut(Exception):
     """Where the power goes."""
 
 
-def test_interrupted_it_goes_on_and_comes_to_the_same_model(tmp_path: Path) -> None:
+def test_interrupted_pretraining_resumes_to_the_same_model(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from understudy.train.tiny.pretrain import Pace, pretrain, read_tokenizer
@@ -114,7 +114,7 @@ def test_interrupted_it_goes_on_and_comes_to_the_same_model(tmp_path: Path) -> N
     assert model.config.vocab_size == len(read_tokenizer(tmp_path / "cut"))
 
 
-def test_evaluation_is_of_what_the_assistant_says_about_held_out_words(reader: Any) -> None:
+def test_evaluation_measures_assistant_tokens_of_held_out_conversations(reader: Any) -> None:
     from transformers import Qwen3ForCausalLM
 
     from understudy.train.tiny.pretrain import evaluate

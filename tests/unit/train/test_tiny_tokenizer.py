@@ -37,14 +37,14 @@ def ids(reader: Any, text: str) -> list[int]:
     return reader.encode(text, add_special_tokens=False)
 
 
-def test_it_is_small_and_knows_the_special_tokens(reader: Any) -> None:
+def test_the_tokenizer_is_small_and_has_the_special_tokens_first(reader: Any) -> None:
     assert len(reader) <= tokenizer.VOCABULARY
     assert [reader.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS] == list(range(len(SPECIAL_TOKENS)))
     assert (reader.eos_token, reader.pad_token) == ("<|im_end|>", "<|endoftext|>")
     assert reader.model_max_length == tokenizer.CONTEXT
 
 
-def test_the_shipped_model_has_the_template_and_the_special_tokens_that_are_written(tiny_tokenizer: Path) -> None:
+def test_the_shipped_model_has_the_generated_template_and_special_tokens(tiny_tokenizer: Path) -> None:
     shipped = directory_of(TINY)
     for name in ("chat_template.jinja", "tokenizer_config.json"):
         assert (shipped / name).read_bytes() == (tiny_tokenizer / name).read_bytes(), name
@@ -65,7 +65,7 @@ AROUND = [
 AROUND += [('"return len(', ')"'), ("        ", "[0]\n"), ("2\tdef ", "():"), ("Return the sum of ", " and it.")]
 
 
-def test_a_name_is_the_same_tokens_wherever_it_stands(reader: Any) -> None:
+def test_a_name_has_the_same_tokens_in_every_context(reader: Any) -> None:
     """Names that the tokenizer never saw: copying one is copying its tokens."""
     for module in itertools.islice(modules(7, "held-out"), 20):
         for name in (function.name for function in module.functions):
@@ -75,7 +75,7 @@ def test_a_name_is_the_same_tokens_wherever_it_stands(reader: Any) -> None:
 
 
 @given(st.text())
-def test_every_text_comes_back(reader: Any, text: str) -> None:
+def test_decoding_inverts_encoding(reader: Any, text: str) -> None:
     assert reader.decode(ids(reader, text)) == text
 
 
@@ -110,7 +110,7 @@ CONVERSATIONS: dict[str, list[Message]] = {
 @pytest.mark.parametrize("generation_prompt", [False, True])
 @pytest.mark.parametrize("tools", [[], corpus.tool_definitions()], ids=["no tools", "tools"])
 @pytest.mark.parametrize("name", CONVERSATIONS)
-async def test_the_gateway_and_transformers_render_and_encode_alike(
+async def test_the_gateway_and_transformers_render_and_encode_the_same(
     name: str, tools: list[dict[str, Any]], generation_prompt: bool, tiny_tokenizer: Path, reader: Any
 ) -> None:
     messages = CONVERSATIONS[name]
@@ -128,7 +128,7 @@ async def test_the_gateway_and_transformers_render_and_encode_alike(
     assert await codec.context_length() == tokenizer.CONTEXT
 
 
-def test_arguments_that_are_objects_read_as_the_corpus_writes_them(reader: Any) -> None:
+def test_object_arguments_encode_like_the_corpus_s_strings(reader: Any) -> None:
     """Exports have them so."""
     (written,) = itertools.islice(corpus.conversations(3, "train", {"solves": 1.0}), 1)
     parsed: list[Message] = []
@@ -144,7 +144,7 @@ def test_arguments_that_are_objects_read_as_the_corpus_writes_them(reader: Any) 
 @pytest.mark.parametrize(
     "name", [name for name in CONVERSATIONS if "a question" not in name and "no sys" not in name]
 )
-def test_what_the_assistant_says_is_learned_to_the_end_of_its_turn(name: str, reader: Any) -> None:
+def test_the_assistant_mask_covers_each_turn_to_its_end_token(name: str, reader: Any) -> None:
     messages = CONVERSATIONS[name]
     tokens, assistant_mask = encode(reader, messages)
     turns = [
@@ -169,7 +169,7 @@ def test_what_the_assistant_says_is_learned_to_the_end_of_its_turn(name: str, re
     assert turns == written
 
 
-def test_trl_takes_the_template_as_it_is(reader: Any) -> None:
+def test_trl_accepts_the_chat_template_unchanged(reader: Any) -> None:
     """It would put another in its place where new messages changed old ones, or no end was learned."""
     utils: Any = pytest.importorskip("trl.chat_template_utils")
     assert utils.has_generation_markers(reader.chat_template)

@@ -76,7 +76,7 @@ def mean_logprob(model: Path, examples: list[TokenSequence]) -> float:
     return float(logprobs.sum()) / sum(sum(each.loss_mask[1:]) for each in examples)
 
 
-def test_sft_makes_what_was_sampled_likelier(model: Path, tmp_path: Path):
+def test_sft_raises_the_logprob_of_the_sampled_tokens(model: Path, tmp_path: Path):
     examples = sequences()
     reported_steps: list[int] = []
     context = TrainingContext(on_step=lambda step, of, _: reported_steps.append(step * 1000 + of))
@@ -96,7 +96,7 @@ def test_sft_makes_what_was_sampled_likelier(model: Path, tmp_path: Path):
     assert {path.name for path in (tmp_path / "out" / "training").iterdir()} == {"metrics.jsonl"}
 
 
-def test_the_first_loss_is_the_mean_over_sampled_tokens_however_they_are_passed(model: Path, tmp_path: Path):
+def test_the_first_sft_loss_is_the_mean_over_sampled_tokens_at_any_micro_batch_size(model: Path, tmp_path: Path):
     examples = sequences()
     losses: list[float] = []
     for tokens in (1, 5 * 38, 10_000):
@@ -108,7 +108,7 @@ def test_the_first_loss_is_the_mean_over_sampled_tokens_however_they_are_passed(
 @pytest.mark.parametrize(
     ("batch", "fits", "at_once"), [(16, 3, 2), (16, 16, 16), (7, 4, 1), (6, 0, 1), (9, 100, 9)]
 )
-def test_a_step_is_over_as_many_rows_as_it_was_told(tmp_path: Path, batch: int, fits: int, at_once: int):
+def test_the_effective_batch_size_is_the_requested_one(tmp_path: Path, batch: int, fits: int, at_once: int):
     from trl.trainer.sft_config import SFTConfig
 
     quiet()  # as whoever has loaded a model has done
@@ -118,7 +118,7 @@ def test_a_step_is_over_as_many_rows_as_it_was_told(tmp_path: Path, batch: int, 
 
 
 @FULL_AND_LORA
-def test_with_gradient_checkpointing_it_is_the_same_training(
+def test_gradient_checkpointing_gives_the_same_losses(
     run: Path, model: Path, tmp_path: Path, lora: LoraOptions | None
 ):
     pairs = preferences([run], model, left_out=Counter())[:2]
@@ -135,7 +135,7 @@ def test_with_gradient_checkpointing_it_is_the_same_training(
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-def test_what_is_not_sampled_is_not_learned(model: Path, tmp_path: Path):
+def test_tokens_off_the_loss_mask_do_not_change_the_weights(model: Path, tmp_path: Path):
     """A token after the sampled ones that is off the mask changes nothing; the same token on the mask does."""
     from safetensors.torch import load_file
 
@@ -160,7 +160,7 @@ def test_what_is_not_sampled_is_not_learned(model: Path, tmp_path: Path):
 
 
 @FULL_AND_LORA
-def test_a_training_goes_on_from_a_checkpoint_to_the_same_weights(
+def test_resuming_sft_from_a_checkpoint_gives_the_same_weights(
     model: Path, tmp_path: Path, lora: LoraOptions | None
 ):
     class Killed(Exception):
@@ -193,7 +193,7 @@ def test_a_training_goes_on_from_a_checkpoint_to_the_same_weights(
 
 
 @pytest.mark.parametrize("size", [60_000, 150_000], ids=["weights", "optimizer"])
-def test_a_checkpoint_that_cannot_be_written_is_told_and_gone_on_from(model: Path, tmp_path: Path, size: int):
+def test_a_failed_checkpoint_write_is_reported_and_training_can_resume(model: Path, tmp_path: Path, size: int):
     examples, options, output = sequences()[:4], structs.replace(SFT, epochs=1), tmp_path / "output"
     refused = pytest.raises(ConfigError, match=r"checkpoints: a checkpoint cannot be written.*--resume")
     with files_of_at_most(size), refused:
@@ -204,7 +204,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_and_gone_on_from(model: Pat
     assert (output / "config.json").exists()
 
 
-def test_an_adapter_is_written_merged_and_beside(model: Path, tmp_path: Path):
+def test_an_adapter_is_saved_merged_and_separately(model: Path, tmp_path: Path):
     examples = sequences()
     options = structs.replace(SFT, lora=LoraOptions(rank=4))
     train_sft(model, examples, tmp_path / "out", options)
@@ -212,7 +212,7 @@ def test_an_adapter_is_written_merged_and_beside(model: Path, tmp_path: Path):
     assert mean_logprob(tmp_path / "out", examples) > mean_logprob(model, examples)
 
 
-def test_what_does_not_fit_the_model_is_left_out_or_said(model: Path, tmp_path: Path):
+def test_unusable_sequences_are_left_out_and_an_error_if_none_remain(model: Path, tmp_path: Path):
     good, *_ = sequences()
     bad = [
         structs.replace(good, loss_mask=(0,) * len(good.loss_mask)),
@@ -226,14 +226,16 @@ def test_what_does_not_fit_the_model_is_left_out_or_said(model: Path, tmp_path: 
         train_sft(model, bad, tmp_path / "other", options)
 
 
-def test_a_loss_that_is_no_number_writes_no_model(model: Path, tmp_path: Path):
+def test_a_non_finite_loss_is_an_error_and_writes_no_model(model: Path, tmp_path: Path):
     options = structs.replace(SFT, learning_rate=1e30, max_grad_norm=1e30)
     with pytest.raises(ConfigError, match="so no model was written; lower --learning-rate"):
         train_sft(model, sequences(), tmp_path / "out", options)
     assert not (tmp_path / "out" / "config.json").exists()
 
 
-def test_conversations_of_an_export_are_learned_message_by_message(run: Path, model: Path, tmp_path: Path):
+def test_exported_conversations_have_only_assistant_messages_on_the_loss_mask(
+    run: Path, model: Path, tmp_path: Path
+):
     encode = encoder(model)
     for options in ({}, {"exact": True}):
         directory = exported(run, tmp_path / f"export{len(options)}", "trl-sft", **options)
@@ -254,7 +256,7 @@ def test_a_message_that_spells_a_special_token_is_left_out(model: Path):
     assert left_out == {SMUGGLED: 1}
 
 
-def test_settings_of_generation_that_make_no_sense_are_said(tmp_path: Path):
+def test_an_invalid_generation_config_is_refused(tmp_path: Path):
     model = make_model(tmp_path / "model")
     for content in ("[1]", "{"):
         (model / "generation_config.json").write_text(content)
@@ -262,7 +264,7 @@ def test_settings_of_generation_that_make_no_sense_are_said(tmp_path: Path):
             Renderer(model)
 
 
-def test_an_answer_ends_with_its_turn(model: Path):
+def test_a_rendered_answer_ends_with_the_end_of_turn_token(model: Path):
     encode = encoder(model)
     pair = Renderer(model).answer(
         [{"role": "user", "content": "Hi"}],
@@ -274,7 +276,7 @@ def test_an_answer_ends_with_its_turn(model: Path):
     assert pair[1][-1] == encode("<|im_end|>")[0] and encode("<tool_call>")[0] in pair[1]
 
 
-def test_dpo_makes_the_better_answer_likelier_than_the_worse(run: Path, model: Path, tmp_path: Path):
+def test_dpo_prefers_the_chosen_over_the_rejected_answer(run: Path, model: Path, tmp_path: Path):
     left_out = Counter[str]()
     pairs = preferences([run], model, left_out=left_out)
     encode = encoder(model)
@@ -288,14 +290,14 @@ def test_dpo_makes_the_better_answer_likelier_than_the_worse(run: Path, model: P
     check_model(tmp_path / "out")
 
 
-def test_dpo_takes_an_export(run: Path, model: Path, tmp_path: Path):
+def test_dpo_pairs_from_an_export_equal_those_from_the_store(run: Path, model: Path, tmp_path: Path):
     directory = exported(run, tmp_path / "export", "trl-dpo")
     assert preferences([directory], model, left_out=Counter()) == preferences([run], model, left_out=Counter())
     with pytest.raises(ConfigError, match=r"no pairs.*understudy export trl-dpo"):
         preferences([exported(run, tmp_path / "sft", "trl-sft")], model, left_out=Counter())
 
 
-def test_dpo_of_an_adapter_begins_where_it_is_held_to(run: Path, model: Path, tmp_path: Path):
+def test_dpo_of_an_adapter_starts_at_its_reference_model(run: Path, model: Path, tmp_path: Path):
     pairs = preferences([run], model, left_out=Counter())
     options = DPOOptions(learning_rate=1e-2, epochs=4, batch_pairs=2, lora=LoraOptions(rank=4))
     trained = train_dpo(model, pairs, tmp_path / "out", options)
@@ -306,9 +308,7 @@ def test_dpo_of_an_adapter_begins_where_it_is_held_to(run: Path, model: Path, tm
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_loss_and_gradient_of_dpo_are_those_of_its_formula(
-    run: Path, model: Path, tmp_path: Path, smoothing: float
-):
+def test_loss_and_gradient_of_dpo_match_its_formula(run: Path, model: Path, tmp_path: Path, smoothing: float):
     from transformers.trainer_callback import TrainerCallback
 
     from understudy.train.algorithms import trl
@@ -355,7 +355,7 @@ def test_loss_and_gradient_of_dpo_are_those_of_its_formula(
         torch.testing.assert_close(parameters[name].grad, value.grad, atol=1e-5, rtol=1e-4)
 
 
-def test_store_and_export_of_tokens_train_the_same_model(run: Path, model: Path, tmp_path: Path):
+def test_store_and_token_export_train_the_same_model(run: Path, model: Path, tmp_path: Path):
     directory = exported(run, tmp_path / "export", "trl-tokens")
     for name, source in (("store", run), ("export", directory)):
         examples = [

@@ -50,7 +50,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_an_update_makes_what_did_better_likelier(model: Path):
+def test_an_update_raises_the_logprob_of_better_rollouts(model: Path):
     from understudy.train.algorithms.forward import token_logprobs
 
     groups = make_groups(sequences=1)
@@ -68,7 +68,7 @@ def test_an_update_makes_what_did_better_likelier(model: Path):
     assert ((after - before) * signs).mean() > 0
 
 
-def test_the_mismatch_is_between_what_was_sampled_with_and_what_is_recomputed(model: Path):
+def test_the_mismatch_is_between_sampled_and_recomputed_logprobs(model: Path):
     from understudy.train.algorithms.forward import token_logprobs
 
     (group,) = make_groups(groups=1, sequences=1)
@@ -87,7 +87,7 @@ def test_the_mismatch_is_between_what_was_sampled_with_and_what_is_recomputed(mo
 
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo"])
 @pytest.mark.parametrize("normalisation", ["rollout-mean", "token-mean", "constant"])
-def test_the_size_of_a_pass_changes_nothing(model: Path, loss: str, normalisation: str):
+def test_the_micro_batch_size_does_not_change_the_update(model: Path, loss: str, normalisation: str):
     options = structs.replace(OPTIONS, loss=loss, normalisation=normalisation, kl_coefficient=0.1)
     moved: list[dict[str, torch.Tensor]] = []
     for tokens in (1, 100, 100_000):
@@ -110,7 +110,7 @@ def test_the_size_of_a_pass_changes_nothing(model: Path, loss: str, normalisatio
     ],
     ids=["plain", "mini-batches", "lora"],
 )
-def test_a_resume_is_the_same_to_the_bit(model: Path, tmp_path: Path, options: GRPOOptions):
+def test_a_resumed_updater_gives_bit_identical_weights(model: Path, tmp_path: Path, options: GRPOOptions):
     groups = make_groups()
     unbroken = Updater(model, options)
     unbroken.update(groups, 1)
@@ -129,7 +129,7 @@ def test_a_resume_is_the_same_to_the_bit(model: Path, tmp_path: Path, options: G
 
 
 @pytest.mark.parametrize("lora", [None, LoraOptions(rank=4)], ids=["full", "lora"])
-def test_with_gradient_checkpointing_the_update_is_the_same(model: Path, lora: LoraOptions | None):
+def test_gradient_checkpointing_gives_the_same_update(model: Path, lora: LoraOptions | None):
     updates: list[tuple[float, dict[str, torch.Tensor]]] = []
     for checkpointing in (False, True):
         # Not Adam's first step, which is the sign of the gradient alone.
@@ -142,20 +142,20 @@ def test_with_gradient_checkpointing_the_update_is_the_same(model: Path, lora: L
     assert plain.keys() == checkpointed.keys() and max(changed_shares) < 0.02
 
 
-def test_an_adapter_is_held_to_the_model_beneath_it(model: Path):
+def test_the_kl_reference_of_an_adapter_is_its_base_model(model: Path):
     updater = Updater(model, structs.replace(OPTIONS, lora=LoraOptions(rank=4), kl_coefficient=0.1))
     first, second = (updater.update(make_groups(groups=1), step) for step in (1, 2))
     assert first.kl == pytest.approx(0, abs=1e-6) and second.kl > 1e-5
 
 
-def test_an_update_that_is_repeated_is_the_same_update(model: Path):
+def test_updates_are_deterministic(model: Path):
     options = structs.replace(OPTIONS, mini_batches=4, epochs=2)
     one, other = (Updater(model, options) for _ in range(2))
     assert one.update(make_groups(), 5).loss == other.update(make_groups(), 5).loss
     assert same(weights(one), weights(other))
 
 
-def test_what_is_saved_is_a_whole_model_with_the_tokenizer_byte_for_byte(model: Path, tmp_path: Path):
+def test_saving_writes_a_whole_model_with_the_tokenizer_files_unchanged(model: Path, tmp_path: Path):
     updater = Updater(model, OPTIONS)
     updater.update(make_groups(), 1)
     saved = updater.save(tmp_path / "deep" / "saved", "v7")
@@ -171,7 +171,7 @@ def test_what_is_saved_is_a_whole_model_with_the_tokenizer_byte_for_byte(model: 
     assert updater.save(saved) == saved and read_weights_record(saved).step == 2  # type: ignore[union-attr]
 
 
-def test_an_adapter_is_saved_merged_and_alone(model: Path, tmp_path: Path):
+def test_an_adapter_is_saved_merged_and_separately(model: Path, tmp_path: Path):
     from peft import PeftModel
 
     from understudy.train.algorithms.forward import token_logprobs
@@ -195,7 +195,7 @@ def test_an_adapter_is_saved_merged_and_alone(model: Path, tmp_path: Path):
     torch.testing.assert_close(adapter_logprobs, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_weights_keep_their_type_and_training_its_precision(tmp_path: Path):
+def test_saved_weights_keep_their_dtype_and_training_resumes_in_full_precision(tmp_path: Path):
     model = make_model(tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
@@ -212,7 +212,7 @@ def test_weights_keep_their_type_and_training_its_precision(tmp_path: Path):
 # --- bad batches ---------------------------------------------------------------------------------------
 
 
-def test_groups_whose_rewards_are_equal_teach_nothing(model: Path):
+def test_groups_with_equal_rewards_leave_the_weights_unchanged(model: Path):
     (group,) = make_groups(groups=1)
     equal = structs.replace(group, rollouts=tuple(structs.replace(each, reward=1.0) for each in group.rollouts))
     updater = Updater(model, OPTIONS)
@@ -240,7 +240,7 @@ def test_a_bad_sequence_is_skipped_and_counted(model: Path, change: dict[str, ob
     assert all(torch.isfinite(value).all() for value in weights(updater).values())
 
 
-def test_a_rollout_too_long_to_learn_from_still_counts_for_its_group(model: Path):
+def test_a_rollout_too_long_to_train_on_still_counts_in_the_group_baseline(model: Path):
     (group,) = make_groups(groups=1, rollouts=2, sequences=1)
     longest = len(group.rollouts[1].sequences[0].token_ids)
     report = Updater(model, structs.replace(OPTIONS, max_tokens=longest - 1)).update([group], 1)
@@ -248,7 +248,7 @@ def test_a_rollout_too_long_to_learn_from_still_counts_for_its_group(model: Path
     assert report.updated and report.rollouts == 1 and report.reward_mean == 0.5
 
 
-def test_a_gradient_that_is_no_number_does_not_reach_the_weights(model: Path):
+def test_a_non_finite_gradient_does_not_change_the_weights(model: Path):
     updater = Updater(model, OPTIONS)
     with torch.no_grad():
         next(updater.model.parameters())[30] = float("nan")  # the embedding of one token
@@ -260,7 +260,7 @@ def test_a_gradient_that_is_no_number_does_not_reach_the_weights(model: Path):
     assert updater.optimizer_steps == 0
 
 
-def test_rewards_that_are_no_numbers_are_skipped(model: Path):
+def test_rollouts_with_non_finite_rewards_are_skipped(model: Path):
     first, *rest = make_groups()
     bad = structs.replace(first.rollouts[0], reward=float("nan"))
     report = Updater(model, OPTIONS).update(
@@ -270,14 +270,14 @@ def test_rewards_that_are_no_numbers_are_skipped(model: Path):
     assert report.reward_mean == pytest.approx(6 / 11)  # which the worker can write as JSON
 
 
-def test_sequences_of_older_weights_are_counted(model: Path):
+def test_sequences_of_older_weights_are_counted_as_stale(model: Path):
     first, *rest = make_groups()
     older = changed(first, {"policy_versions": ("step-0000", "step-0001")})
     rest = [changed(group, {"policy_versions": ("step-0001",)}) for group in rest]
     assert Updater(model, OPTIONS).update([older, *rest], 2).stale == 22
 
 
-def test_of_versions_the_one_with_the_higher_number_is_the_later():
+def test_versions_are_ordered_by_their_step_number():
     one = TokenSequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=None)
     rows = [structs.replace(one, policy_versions=(f"step-{n}",)) for n in (9999, 10000, 10000, 10000)]
     assert batch.TrainingBatch(sequences=rows).stale == 1
@@ -297,7 +297,7 @@ def test_of_versions_the_one_with_the_higher_number_is_the_later():
         ("chat_template.jinja", "template"),
     ],
 )
-def test_a_model_that_lacks_something_is_refused(tmp_path: Path, name: str, message: str):
+def test_a_model_with_a_missing_file_is_refused(tmp_path: Path, name: str, message: str):
     model = make_model(tmp_path / "model")
     (model / name).unlink()
     with pytest.raises(ConfigError, match=message):
@@ -314,7 +314,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path):
         Updater(model, OPTIONS)
 
 
-def test_what_was_not_saved_by_training_cannot_be_resumed(model: Path, tmp_path: Path):
+def test_weights_without_matching_training_state_cannot_be_resumed(model: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="cannot be resumed"):
         Updater(model, OPTIONS, resume=model)
     updater = Updater(model, OPTIONS)
@@ -323,7 +323,7 @@ def test_what_was_not_saved_by_training_cannot_be_resumed(model: Path, tmp_path:
         Updater(model, structs.replace(OPTIONS, lora=LoraOptions(rank=4)), resume=saved)
 
 
-def test_memory_that_runs_out_says_what_to_lower():
+def test_an_out_of_memory_error_names_the_options_to_change():
     message = r"--micro-batch-tokens \(now 77\).*--gradient-checkpointing.*--lora"
     options = structs.replace(OPTIONS, micro_batch_tokens=77)
     with pytest.raises(ConfigError, match=message), explain_out_of_memory(options):
@@ -337,11 +337,11 @@ def test_bf16_without_a_gpu_is_refused(model: Path):
         Updater(model, structs.replace(OPTIONS, precision="bf16"))
 
 
-def test_a_sequence_is_data():
+def test_a_sequence_counts_its_sampled_tokens():
     assert TokenSequence(token_ids=(1, 2), loss_mask=(0, 1), logprobs=None).sampled == 1
 
 
-def test_what_was_computed_for_tokens_can_be_kept(model: Path, tmp_path: Path):
+def test_token_values_are_kept_on_request_and_match_the_store(model: Path, tmp_path: Path):
     from understudy.train.groups import load_groups
 
     from support.train import put_training_run

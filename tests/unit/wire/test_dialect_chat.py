@@ -83,7 +83,7 @@ def put_together(stream: bytes) -> dict[str, Any]:
 # --- requests ------------------------------------------------------------------------------------------
 
 
-def test_a_request_passes_almost_as_it_is() -> None:
+def test_the_fields_of_a_request_are_passed_on() -> None:
     request = chat(
         "hi",
         tools=[tool()],
@@ -118,12 +118,12 @@ def test_a_request_passes_almost_as_it_is() -> None:
     }
 
 
-def test_the_attempts_own_sampling_is_laid_over_the_agents() -> None:
+def test_the_sampling_of_the_attempt_overrides_that_of_the_agent() -> None:
     request = chat(session=GatewaySession("attempt", {"temperature": 1.0, "top_k": 5}), temperature=0.1, top_p=0.9)
     assert request.sampling == {"temperature": 1.0, "top_k": 5, "top_p": 0.9}
 
 
-def test_instructions_come_first_as_one_message_and_later_as_the_users() -> None:
+def test_leading_instructions_merge_into_one_system_message_and_later_ones_become_user_messages() -> None:
     request = chat(
         {"role": "system", "content": "a"},
         {"role": "developer", "content": [{"type": "text", "text": "b"}]},
@@ -137,7 +137,7 @@ def test_instructions_come_first_as_one_message_and_later_as_the_users() -> None
     ]
 
 
-def test_a_conversation_with_tools_thinking_and_images() -> None:
+def test_a_conversation_with_tools_thinking_and_images_is_translated() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     request = chat(
         {"role": "user", "content": [{"type": "text", "text": "see"}, image]},
@@ -167,7 +167,7 @@ def test_a_conversation_with_tools_thinking_and_images() -> None:
     assert json.loads(calls[1]["function"]["arguments"]) == {"__unparsedToolInput": {"raw": "{oops", "len": 5}}
 
 
-def test_what_was_sampled_is_sent_back_as_it_was_sampled() -> None:
+def test_echoed_tool_calls_are_sent_with_the_sampled_arguments() -> None:
     session = GatewaySession("attempt", {})
     sampled = ToolCall("backend-1", "run", '{ "n": 5000.0 }')
     message = CHAT.message(generation(tool_calls=(sampled,)), parse(), session, "msg_1")
@@ -204,7 +204,7 @@ def test_what_was_sampled_is_sent_back_as_it_was_sampled() -> None:
         ),
     ],
 )
-def test_each_form_of_tool_choice(choice: Any, names: list[str], expected: Any) -> None:
+def test_each_form_of_tool_choice_is_translated(choice: Any, names: list[str], expected: Any) -> None:
     request = chat(tools=[tool("a"), tool("b")], tool_choice=choice)
     assert [function["function"]["name"] for function in request.tools] == names
     assert request.tool_choice == expected
@@ -230,24 +230,24 @@ def test_each_form_of_tool_choice(choice: Any, names: list[str], expected: Any) 
         ({"temperature": "hot"}, "$.temperature"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
+def test_unsupported_fields_are_refused_by_name(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         parse(**fields)
     assert field in str(error.value)
 
 
-def test_what_says_nothing_is_not_refused() -> None:
+def test_unsupported_fields_with_default_values_are_accepted() -> None:
     parse(n=1, modalities=["text"], functions=[], top_logprobs=0, stop=None, tools=None, stream=None, audio=None)
 
 
 @pytest.mark.parametrize("junk", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"model": "\\ud800"'])
-def test_junk_is_refused(junk: bytes) -> None:
+def test_invalid_json_requests_are_refused(junk: bytes) -> None:
     for read in (CHAT.peek, lambda data: CHAT.parse(data, GatewaySession("attempt", {}), MAIN)):
         with pytest.raises(InvalidRequest):
             read(junk)
 
 
-def test_half_an_emoji_does_not_stop_a_request() -> None:
+def test_a_lone_surrogate_in_a_request_is_replaced() -> None:
     data = b'{"model": "m", "messages": [{"role": "user", "content": "\\ud83d"}], "stream": true}'
     assert CHAT.peek(data) == ("m", True)
     assert CHAT.parse(data, GatewaySession("attempt", {}), MAIN).chat.messages[0]["content"] == "\ufffd"
@@ -276,7 +276,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=8))
-def test_any_request_is_understood_or_refused(fields: dict[str, Any]) -> None:
+def test_any_request_is_parsed_or_refused(fields: dict[str, Any]) -> None:
     with contextlib.suppress(InvalidRequest):
         parse(**fields)
 
@@ -284,7 +284,7 @@ def test_any_request_is_understood_or_refused(fields: dict[str, Any]) -> None:
 # --- answers -------------------------------------------------------------------------------------------
 
 
-def test_a_completion() -> None:
+def test_a_generation_becomes_a_chat_completion() -> None:
     reply = CHAT.message(
         generation(
             text="hi",
@@ -323,12 +323,12 @@ def test_a_completion() -> None:
 
 
 @pytest.mark.parametrize("reason", ["abort", "none", ""])
-def test_an_answer_that_is_not_whole_is_no_answer(reason: str) -> None:
+def test_an_incomplete_generation_is_a_backend_error(reason: str) -> None:
     with pytest.raises(BackendError, match="incomplete"):
         CHAT.message(generation(finish_reason=reason), parse(), GatewaySession("attempt", {}), "msg_1")
 
 
-def test_logprobs_name_tokens_by_their_ids() -> None:
+def test_logprobs_are_reported_by_token_id() -> None:
     with_logprobs = generation(text="hi", completion_token_ids=(7, 8), logprobs=(-0.5, -1.0))
     request = parse(logprobs=True)
     choice = json.loads(CHAT.message(with_logprobs, request, GatewaySession("attempt", {}), "msg_1").body)[
@@ -345,7 +345,7 @@ def test_logprobs_name_tokens_by_their_ids() -> None:
 
 
 @pytest.mark.parametrize("include_usage", [True, False])
-def test_a_stream_tells_usage_only_where_it_was_asked_for(include_usage: bool) -> None:
+def test_a_stream_reports_usage_only_if_requested(include_usage: bool) -> None:
     request = parse(stream=True, stream_options={"include_usage": True} if include_usage else None)
     reply = CHAT.message(generation(text="hi", usage=Usage(3, 1)), request, GatewaySession("attempt", {}), "msg_1")
     sent_chunks = chunks(CHAT.events(reply.body))
@@ -357,7 +357,7 @@ def test_a_stream_tells_usage_only_where_it_was_asked_for(include_usage: bool) -
 
 
 @given(TEXT, st.none() | TEXT, CALLS, st.sampled_from(["stop", "length", "tool_calls"]))
-def test_the_stream_says_what_the_message_says(
+def test_the_stream_assembles_to_the_whole_message(
     text: str, reasoning: str | None, calls: list[ToolCall], finish: str
 ) -> None:
     reply = CHAT.message(
@@ -381,7 +381,7 @@ PIECES = st.lists(st.sampled_from(["a", "b{", "é", " "]), max_size=4)
 
 
 @given(PIECES, PIECES, st.lists(st.tuples(TEXT, PIECES), max_size=3), st.booleans())
-def test_a_writer_says_the_message_and_nothing_whole_before_its_end(
+def test_a_writer_s_stream_assembles_to_the_message_and_ends_only_on_finish(
     reasoning_pieces: list[str], text_pieces: list[str], calls: list[tuple[str, list[str]]], text_first: bool
 ) -> None:
     deltas = [Delta("reasoning", piece) for piece in reasoning_pieces]
@@ -425,7 +425,7 @@ def test_a_writer_says_the_message_and_nothing_whole_before_its_end(
         (fault_of(StoreError("disk")), 500, "server_error"),
     ],
 )
-def test_faults_in_openais_words(fault: Fault, status: int, code: str | None) -> None:
+def test_errors_have_the_openai_format(fault: Fault, status: int, code: str | None) -> None:
     reply = CHAT.error(fault)
     error = json.loads(reply.body)["error"]
     assert (reply.status, error["code"]) == (status, code)
@@ -437,7 +437,7 @@ def test_faults_in_openais_words(fault: Fault, status: int, code: str | None) ->
     assert json.loads(event.removeprefix(b"data: "))["error"] == error
 
 
-def test_an_overflow_is_told_as_clients_know_it() -> None:
+def test_a_context_overflow_has_openai_s_error_message() -> None:
     error = json.loads(CHAT.error(fault_of(ContextOverflow(101, 100))).body)["error"]
     assert "maximum context length is 100 tokens" in error["message"]
 
@@ -460,5 +460,5 @@ def test_models_are_listed() -> None:
         ({b"x-session-id": b"o", b"x-parent-session-id": b"p"}, Branch("p", "o")),
     ],
 )
-def test_branches_by_what_agents_send(headers: dict[bytes, bytes], expected: Branch) -> None:
+def test_the_branch_is_read_from_the_headers_of_each_agent(headers: dict[bytes, bytes], expected: Branch) -> None:
     assert CHAT.branch(headers) == expected

@@ -111,17 +111,17 @@ def _kind(part: Item) -> bool:
         ("/v1/messages", None),
     ],
 )
-def test_the_path_names_the_model_and_the_method(target: str, expected: tuple[str, str, bool] | None) -> None:
+def test_model_and_method_are_read_from_the_path(target: str, expected: tuple[str, str, bool] | None) -> None:
     request = read_target(target)
     assert (request and (request.model, request.method, request.stream)) == expected
 
 
-def test_a_stream_that_is_not_of_events_is_refused() -> None:
+def test_a_stream_request_without_alt_sse_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="alt=sse"):
         parse(target="/v1beta/models/asked:streamGenerateContent")
 
 
-def test_a_conversation_with_tools_thinking_and_images() -> None:
+def test_a_conversation_with_tools_thinking_and_images_is_translated() -> None:
     image = {"inlineData": {"mimeType": "image/png", "data": "AA=="}}
     image_part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     request = chat(
@@ -165,12 +165,12 @@ def test_a_conversation_with_tools_thinking_and_images() -> None:
         ("a", '"a"'),
     ],
 )
-def test_what_is_shown_of_a_functions_response(response: Any, text: str) -> None:
+def test_a_function_response_becomes_the_text_of_a_tool_message(response: Any, text: str) -> None:
     request = chat("hi", content(called(), role="model"), content(gave(response)))
     assert request.messages[-1]["content"] == text
 
 
-def test_a_streamed_answer_that_comes_back_in_pieces_is_one_text() -> None:
+def test_consecutive_model_contents_merge_into_one_assistant_message() -> None:
     request = chat(
         "hi",
         content("he", role="model"),
@@ -182,7 +182,7 @@ def test_a_streamed_answer_that_comes_back_in_pieces_is_one_text() -> None:
     assert (answer["content"], len(answer["tool_calls"])) == ("hello", 1)
 
 
-def test_calls_without_ids_get_the_same_ones_in_a_response_and_in_the_requests_that_follow() -> None:
+def test_calls_without_ids_get_the_same_ids_in_the_response_and_in_later_requests() -> None:
     calls = [called(), called(), called("see", {"b": [1, 2.0]})]
     response = json.dumps({"candidates": [{"content": {"parts": calls, "role": "model"}}]}).encode()
     sampled = [block.id for block in GEMINI.read_response(response) or ()]
@@ -197,7 +197,7 @@ def test_calls_without_ids_get_the_same_ones_in_a_response_and_in_the_requests_t
     assert results_by_id == {sampled[0]: "0", sampled[1]: "2", sampled[2]: "1"}
 
 
-def test_the_configuration_becomes_sampling_parameters() -> None:
+def test_the_generation_config_becomes_sampling_parameters() -> None:
     request = config(
         temperature=0.5,
         topP=0.9,
@@ -227,7 +227,7 @@ def test_the_configuration_becomes_sampling_parameters() -> None:
     assert GEMINI.asked_tokens(b"{") is GEMINI.asked_tokens(body()) is None
 
 
-def test_schemas_become_json_schema() -> None:
+def test_gemini_schemas_become_json_schema() -> None:
     declared = {
         "type": "OBJECT",
         "properties": {
@@ -266,7 +266,7 @@ def test_schemas_become_json_schema() -> None:
         ({"mode": "ANY", "allowedFunctionNames": ["z"]}, [], None),
     ],
 )
-def test_each_mode_of_function_calling(choice: Item, names: list[str], expected: Any) -> None:
+def test_each_function_calling_mode_becomes_a_tool_choice(choice: Item, names: list[str], expected: Any) -> None:
     tools = [
         {"functionDeclarations": [{"name": "a"}]},
         {"googleSearch": {}},
@@ -300,26 +300,26 @@ def test_each_mode_of_function_calling(choice: Item, names: list[str], expected:
         ({"systemInstruction": {"parts": [{"inlineData": {}}]}}, "systemInstruction"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_refused_by_name(fields: Item, field: str) -> None:
+def test_unsupported_fields_are_refused_by_name(fields: Item, field: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         parse(**fields)
     assert field in str(error.value)
 
 
 @pytest.mark.parametrize("junk", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"contents": "\\ud800"'])
-def test_junk_is_refused(junk: bytes) -> None:
+def test_invalid_json_requests_are_refused(junk: bytes) -> None:
     with pytest.raises(InvalidRequest):
         GEMINI.parse(junk, GatewaySession("attempt", {}), MAIN, WHOLE)
 
 
 @pytest.mark.parametrize("args", [b'{"a": "\xff"}', b"{" * 3000 + b'"a":' + b"1" + b"}" * 3000, b'{"a":' * 5000])
-def test_junk_in_arguments_is_refused_or_passed_as_text(args: bytes) -> None:
+def test_invalid_function_arguments_are_refused_or_passed_as_text(args: bytes) -> None:
     sent = body("hi", content(called(args="@"), role="model")).replace(b'"@"', args)
     with contextlib.suppress(InvalidRequest):
         GEMINI.parse(sent, GatewaySession("attempt", {}), MAIN, WHOLE)
 
 
-def test_tokens_are_counted_of_contents_or_of_a_whole_request() -> None:
+def test_a_token_count_takes_contents_or_a_whole_request() -> None:
     count = target_of("asked", "countTokens")
     wrapped = {"generateContentRequest": json.loads(body("hi", systemInstruction=content("S")))}
     session = GatewaySession("attempt", {})
@@ -350,7 +350,7 @@ CONTENTS = st.lists(st.fixed_dictionaries({"parts": st.lists(PART, max_size=3)})
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=8), st.none() | CONTENTS)
-def test_any_request_is_read_or_refused(fields: Item, contents: list[Item] | None) -> None:
+def test_any_request_is_parsed_or_refused(fields: Item, contents: list[Item] | None) -> None:
     with contextlib.suppress(InvalidRequest):
         parse(**(fields | ({} if contents is None else {"contents": contents})))
 
@@ -358,7 +358,7 @@ def test_any_request_is_read_or_refused(fields: Item, contents: list[Item] | Non
 # --- responses ------------------------------------------------------------------------------------------
 
 
-def test_a_response() -> None:
+def test_a_generation_becomes_a_gemini_response() -> None:
     response, sampled = whole(
         generation(
             text="hi",
@@ -401,19 +401,19 @@ def test_a_response() -> None:
     ("reason", "expected"),
     [("stop", "STOP"), ("tool_calls", "STOP"), ("length", "MAX_TOKENS"), ("content_filter", "SAFETY")],
 )
-def test_finish_reasons(reason: str, expected: str) -> None:
+def test_finish_reasons_map_to_gemini_s(reason: str, expected: str) -> None:
     response, _ = whole(generation(text="a", finish_reason=reason))
     assert response["candidates"][0]["finishReason"] == expected
 
 
 @pytest.mark.parametrize("reason", ["abort", "none", ""])
-def test_an_answer_that_is_not_whole_is_no_answer(reason: str) -> None:
+def test_an_incomplete_generation_is_a_backend_error(reason: str) -> None:
     with pytest.raises(BackendError, match="incomplete"):
         whole(generation(finish_reason=reason))
 
 
 @given(TEXT, st.none() | TEXT, CALLS)
-def test_a_stored_response_has_the_calls_as_the_model_wrote_them(
+def test_blocks_of_a_stored_response_keep_the_sampled_arguments(
     text: str, reasoning: str | None, calls: list[ToolCall]
 ) -> None:
     written = generation(text=text, reasoning=reasoning, tool_calls=tuple(calls))
@@ -430,12 +430,12 @@ def test_a_stored_response_has_the_calls_as_the_model_wrote_them(
 @pytest.mark.parametrize(
     "body", [b"{}", b'{"promptFeedback": {"blockReason": "SAFETY"}}', b'{"candidates": [{}]}']
 )
-def test_a_blocked_prompt_has_no_message(body: bytes) -> None:
+def test_a_response_to_a_blocked_prompt_has_no_message(body: bytes) -> None:
     assert GEMINI.read_response(body) is None
 
 
 @given(TEXT, st.none() | TEXT, CALLS, st.sampled_from(["stop", "length", "tool_calls"]))
-def test_the_stream_says_what_the_message_says(
+def test_the_stream_assembles_to_the_whole_message(
     text: str, reasoning: str | None, calls: list[ToolCall], finish: str
 ) -> None:
     written = generation(text=text, reasoning=reasoning, tool_calls=tuple(calls), finish_reason=finish)
@@ -447,7 +447,7 @@ def test_the_stream_says_what_the_message_says(
     assert streamed["usage"] == response["usageMetadata"]
 
 
-def test_arguments_of_several_lines_are_one_event() -> None:
+def test_multi_line_arguments_are_streamed_as_one_event() -> None:
     written = generation(tool_calls=(ToolCall("call_1", "run", '{\r\n "command": "ls\\n",\n "n": 1\n}'),))
     reply = GEMINI.message(written, parse(), GatewaySession("attempt", {}), "msg_1")
     stream = GEMINI.events(reply.body)
@@ -460,7 +460,7 @@ PIECES = st.lists(st.sampled_from(["a", "b{", "é", " "]), max_size=4)
 
 
 @given(PIECES, PIECES, st.lists(st.tuples(TEXT, PIECES), max_size=3), st.booleans())
-def test_a_writer_says_the_message_and_nothing_whole_before_its_end(
+def test_a_writer_s_stream_assembles_to_the_message_and_ends_only_on_finish(
     reasoning_pieces: list[str], text_pieces: list[str], calls: list[tuple[str, list[str]]], text_first: bool
 ) -> None:
     deltas = [Delta("reasoning", piece) for piece in reasoning_pieces]
@@ -498,7 +498,7 @@ def test_a_writer_says_the_message_and_nothing_whole_before_its_end(
         (fault_of(StoreError("disk")), 400, "FAILED_PRECONDITION"),
     ],
 )
-def test_faults_in_googles_words(fault: Fault, status: int, name: str) -> None:
+def test_errors_have_the_google_format(fault: Fault, status: int, name: str) -> None:
     reply = GEMINI.error(fault)
     error = json.loads(reply.body)["error"]
     assert (reply.status, error["code"], error["status"]) == (status, status, name)
@@ -509,7 +509,7 @@ def test_faults_in_googles_words(fault: Fault, status: int, name: str) -> None:
     assert json.loads(GEMINI.error_event(fault).removeprefix(b"data: "))["error"] == error
 
 
-def test_an_overflow_is_worded_as_clients_know_it() -> None:
+def test_a_context_overflow_has_gemini_s_error_message() -> None:
     error = json.loads(GEMINI.error(fault_of(ContextOverflow(101, 100))).body)["error"]
     assert "input token count (101) exceeds the maximum number of tokens allowed (100)" in error["message"]
 
@@ -519,6 +519,6 @@ def test_models_are_listed() -> None:
     assert [model["name"] for model in listing["models"]] == ["models/a", "models/b"]
 
 
-def test_branches_by_a_header_of_ones_own() -> None:
+def test_the_branch_is_read_from_the_x_session_id_header() -> None:
     assert GEMINI.branch({}) == Branch(None, None)
     assert GEMINI.branch({b"x-session-id": b"s"}) == Branch("s", None)

@@ -124,7 +124,7 @@ def put_together(stream: bytes) -> dict[str, Any]:
 # --- requests ------------------------------------------------------------------------------------------
 
 
-def test_a_request_as_codex_sends_it() -> None:
+def test_a_codex_request_is_translated() -> None:
     request = chat(
         [says("developer", "a"), says("developer", "b"), says("user", "env"), says("user", "do it")],
         instructions="be good",
@@ -153,7 +153,7 @@ def test_a_request_as_codex_sends_it() -> None:
     assert (request.tool_choice, request.parallel_tool_calls, request.response_format) == ("auto", True, None)
 
 
-def test_the_items_of_one_answer_become_one_message_again() -> None:
+def test_the_output_items_of_one_response_merge_into_one_assistant_message() -> None:
     call = {"type": "function_call", "name": "run", "arguments": "{}"}
     request = chat(
         [
@@ -184,7 +184,7 @@ def test_the_items_of_one_answer_become_one_message_again() -> None:
     ]
 
 
-def test_images_pass_in_messages_and_in_tool_results() -> None:
+def test_images_in_messages_and_tool_results_are_translated() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "low"}
     request = chat(
         [
@@ -205,7 +205,7 @@ def test_images_pass_in_messages_and_in_tool_results() -> None:
     ("sampled", "expected"),
     [('{ "input": "*** é\\n" }', "*** é\n"), ("*** bare", "*** bare"), ('{"other": 1}', '{"other": 1}')],
 )
-def test_a_custom_tool_is_called_with_plain_text_and_sent_back_as_sampled(sampled: str, expected: str) -> None:
+def test_a_custom_tool_call_has_plain_text_input_and_is_echoed_as_sampled(sampled: str, expected: str) -> None:
     session = GatewaySession("attempt", {})
     call = ToolCall("", "apply_patch", sampled)
     message = RESPONSES.message(generation(tool_calls=(call,)), parse(tools=TOOLS), session, "msg_1")
@@ -219,18 +219,18 @@ def test_a_custom_tool_is_called_with_plain_text_and_sent_back_as_sampled(sample
     assert again.messages[2]["content"] == "ok"
 
 
-def test_a_call_in_a_namespace_comes_back_under_its_own_name() -> None:
+def test_a_call_of_a_namespaced_tool_is_returned_with_its_name_and_namespace() -> None:
     item = answer(generation(tool_calls=(ToolCall("1", "agents__spawn", "{}"),)))["output"][0]
     assert (item["type"], item["name"], item["namespace"]) == ("function_call", "spawn", "agents")
 
 
-def test_additional_tools_are_tools() -> None:
+def test_tools_of_an_additional_tools_item_are_offered() -> None:
     request = chat([{"type": "additional_tools", "role": "developer", "tools": [FUNCTION]}, says("user", "hi")])
     assert [tool["function"]["name"] for tool in request.tools] == ["run"]
     assert request.messages == [{"role": "user", "content": "hi"}]
 
 
-def test_tools_that_cannot_be_read_are_refused_beside_additional_tools_too() -> None:
+def test_invalid_tools_are_refused_even_beside_additional_tools() -> None:
     items = [{"type": "additional_tools", "role": "developer", "tools": [FUNCTION]}, says("user", "hi")]
     with pytest.raises(InvalidRequest, match="tools"):
         chat(items, tools=[{"type": "function", "name": 7}])
@@ -245,12 +245,12 @@ def test_tools_that_cannot_be_read_are_refused_beside_additional_tools_too() -> 
         ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "run"}]}, 1, "auto"),
     ],
 )
-def test_each_form_of_tool_choice(choice: Any, names: int, expected: Any) -> None:
+def test_each_form_of_tool_choice_is_translated(choice: Any, names: int, expected: Any) -> None:
     request = chat(tools=TOOLS, tool_choice=choice)
     assert (len(request.tools), request.tool_choice) == (names, expected)
 
 
-def test_a_format_is_passed_on() -> None:
+def test_a_text_format_becomes_a_response_format() -> None:
     schema = {"type": "object", "properties": {}}
     request = chat(text={"format": {"type": "json_schema", "name": "out", "schema": schema, "strict": True}})
     assert request.response_format == {
@@ -281,7 +281,7 @@ def test_a_format_is_passed_on() -> None:
         ({"reasoning": "high"}, "$.reasoning"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
+def test_unsupported_fields_are_refused_by_name(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         parse(**({"input_": fields.pop("input", "hi")} | fields))
     assert field in str(error.value)
@@ -300,7 +300,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=8))
-def test_any_request_is_understood_or_refused(fields: dict[str, Any]) -> None:
+def test_any_request_is_parsed_or_refused(fields: dict[str, Any]) -> None:
     with contextlib.suppress(InvalidRequest):
         parse(fields.pop("input", "hi"), **fields)
 
@@ -308,7 +308,7 @@ def test_any_request_is_understood_or_refused(fields: dict[str, Any]) -> None:
 # --- answers -------------------------------------------------------------------------------------------
 
 
-def test_a_response() -> None:
+def test_a_generation_becomes_a_response_object() -> None:
     whole = answer(
         generation(
             text="hi",
@@ -341,13 +341,13 @@ def test_a_response() -> None:
 @pytest.mark.parametrize(
     ("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")]
 )
-def test_an_answer_that_was_cut_is_incomplete(finish: str, reason: str) -> None:
+def test_a_truncated_generation_is_an_incomplete_response(finish: str, reason: str) -> None:
     whole = answer(generation(text="hi", finish_reason=finish))
     assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": reason})
     assert whole["output"][-1]["status"] == "incomplete"
 
 
-def test_an_answer_that_is_not_whole_is_no_answer() -> None:
+def test_an_aborted_generation_is_a_backend_error() -> None:
     with pytest.raises(BackendError, match="incomplete"):
         answer(generation(text="hi", finish_reason="abort"))
 
@@ -359,7 +359,7 @@ FINISH = st.sampled_from(["stop", "length", "tool_calls"])
 
 
 @given(TEXT, st.none() | TEXT, CALLS, FINISH)
-def test_the_stream_says_what_the_message_says(
+def test_the_stream_assembles_to_the_whole_response(
     text: str, reasoning: str | None, calls: list[ToolCall], finish: str
 ) -> None:
     reply = RESPONSES.message(
@@ -373,7 +373,7 @@ def test_the_stream_says_what_the_message_says(
 
 
 @given(TEXT, TEXT, CALLS, FINISH, st.randoms(use_true_random=False), st.integers(1, 5))
-def test_a_writer_says_the_message_and_nothing_whole_before_its_end(
+def test_a_writer_s_stream_assembles_to_the_response_and_ends_only_on_finish(
     text: str, reasoning: str, calls: list[ToolCall], finish: str, order: Any, size: int
 ) -> None:
     def cut(whole: str) -> list[str]:
@@ -401,16 +401,16 @@ def test_a_writer_says_the_message_and_nothing_whole_before_its_end(
 # --- pings and faults ----------------------------------------------------------------------------------
 
 
-def test_a_ping_is_the_event_that_opens_the_same_response() -> None:
+def test_a_ping_repeats_the_response_created_event_with_the_same_id() -> None:
     (ping,) = events_of(RESPONSES.ping("msg_1"))
     assert (ping["type"], ping["response"]["id"]) == ("response.created", answer(generation())["id"])
 
 
-def test_a_fault_in_a_stream_is_a_failed_response() -> None:
+def test_an_error_in_a_stream_is_a_response_failed_event() -> None:
     (event,) = events_of(RESPONSES.error_event(fault_of(ContextOverflow(101, 100))))
     assert event["type"] == "response.failed"
     assert event["response"]["error"]["code"] == "context_length_exceeded"
 
 
-def test_a_token_count() -> None:
+def test_a_token_count_has_the_responses_format() -> None:
     assert json.loads(RESPONSES.token_count(5)) == {"object": "response.input_tokens", "input_tokens": 5}

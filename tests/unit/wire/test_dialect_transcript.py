@@ -218,7 +218,9 @@ def shown(dialect: str, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @given(conversations(), st.booleans())
-def test_a_conversation_is_the_same_prompt_from_every_dialect(conversation: Conversation, merged: bool) -> None:
+def test_a_conversation_becomes_the_same_messages_from_every_dialect(
+    conversation: Conversation, merged: bool
+) -> None:
     expected = shown("openai-chat", chat(conversation))
     assert shown("openai-responses", responses(conversation)) == expected
     assert shown("anthropic", anthropic(conversation, merged=merged)) == expected
@@ -243,7 +245,7 @@ CONVERSATION = Conversation(
 
 
 @pytest.mark.parametrize("dialect", ["anthropic", "openai-chat", "openai-responses"])
-def test_what_that_prompt_is(dialect: str) -> None:
+def test_the_example_conversation_becomes_the_expected_messages(dialect: str) -> None:
     encode_conversation = {"openai-chat": chat, "openai-responses": responses}.get(
         dialect, lambda c: anthropic(c, merged=True)
     )

@@ -430,7 +430,7 @@ def stored(dialect: str, request: object, response: object = None) -> Call:
 
 
 @pytest.mark.parametrize(("dialect", "body"), CASES)
-def test_an_export_says_what_the_gateway_showed(dialect: str, body: Item):
+def test_exported_messages_equal_those_the_gateway_sent_to_the_model(dialect: str, body: Item):
     session, target = GatewaySession("a1", {}), DIALECTS[dialect].target("m")
     request = DIALECTS[dialect].parse(json.dumps(body).encode(), session, Branch("s", None), target).chat
     conversation = read_request(stored(dialect, body))

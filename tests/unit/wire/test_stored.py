@@ -61,7 +61,7 @@ def golden(dialect: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("dialect", sorted(DIALECTS))
-def test_a_request_read_in_parts_is_the_request_read_whole(dialect: str):
+def test_a_request_read_incrementally_equals_one_parsed_whole(dialect: str):
     read = 0
     for name, body in golden(dialect).items():
         conversation = Tree().read(dialect, body)
@@ -126,7 +126,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("dialect", sorted(LONG))
-def test_a_conversation_that_grows_is_read_message_by_message(dialect: str):
+def test_a_growing_conversation_is_read_incrementally_with_the_same_result(dialect: str):
     request, key = LONG[dialect]
     tree = Tree()
     for count in range(1, len(request[key]) + 1):
@@ -136,7 +136,7 @@ def test_a_conversation_that_grows_is_read_message_by_message(dialect: str):
 
 
 @pytest.mark.parametrize("dialect", sorted(LONG))
-def test_conversations_that_part_are_told_apart(dialect: str):
+def test_conversations_with_a_common_prefix_are_read_separately(dialect: str):
     """Two ends of one beginning, which share the reader's memory of it."""
     request, key = LONG[dialect]
     tree = Tree()
@@ -147,7 +147,7 @@ def test_conversations_that_part_are_told_apart(dialect: str):
     assert tree.read(dialect, body) == read_request(as_call(dialect, body))
 
 
-def test_what_changes_all_before_it_is_left_to_be_read_whole():
+def test_requests_that_cannot_be_read_incrementally_return_none():
     added: Item = {"type": "additional_tools", "tools": [{"type": "function", "name": "more", "parameters": {}}]}
     body = json.dumps(RESPONSES | {"input": [*RESPONSES["input"], added]}).encode()
     assert Tree().read("openai-responses", body) is None
