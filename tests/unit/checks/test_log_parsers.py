@@ -221,7 +221,7 @@ def test_every_status_of_a_test_is_kept() -> None:
     assert reading.failures and reading.any_test
 
 
-def test_an_id_that_was_cut_keeps_those_that_begin_with_it() -> None:
+def test_a_truncated_test_id_matches_ids_that_begin_with_it() -> None:
     reading = parse_log("parse_log_pytest", "PASSED a::b[c(d]\nPASSED a::bc\n", ["a::b[c("])
     assert set(reading.tests) == {"a::b[c(d]"}
 
@@ -246,7 +246,7 @@ def test_no_log_takes_more_than_linear_time(name: str) -> None:
         pass
 
 
-def test_memory_is_bounded_by_what_is_wanted() -> None:
+def test_memory_of_the_parser_is_bounded_by_the_wanted_tests() -> None:
     log = "\n".join(f"PASSED t::x{n}" for n in range(200_000))
     tracemalloc.start()
     reading = parse_log("parse_log_pytest", log, ["t::x5"])

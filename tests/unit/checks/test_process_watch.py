@@ -63,7 +63,7 @@ gc.get_objects()
 """
 
 
-def test_a_program_that_closes_all_descriptors_goes_on(tmp_path: Path) -> None:
+def test_a_program_that_closes_all_descriptors_is_not_disturbed_by_the_watch(tmp_path: Path) -> None:
     assert rules(run_watched(CLOSES_DESCRIPTORS)) == ["start"]
     other = tmp_path / "other"
     run_watched(CLOSES_DESCRIPTORS + OPENS_ANOTHER_FILE.replace("PLACE", repr(str(other))))
@@ -102,7 +102,7 @@ def test_a_file_that_is_removed_meanwhile_does_not_prevent_the_wall(tmp_path: Pa
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "True\n"
 
 
-def test_pythons_of_any_age_can_read_what_they_load_as_they_start() -> None:
+def test_the_startup_file_uses_only_syntax_that_old_pythons_parse() -> None:
     tree = ast.parse((WATCH_MOUNT.source / "sitecustomize.py").read_text())
     calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
     passed_on = {id(argument) for call in calls for argument in call.args}
@@ -169,7 +169,7 @@ def test_a_forked_process_that_exits_is_not_reported_as_an_ended_watch(place: st
     assert run_tests(place, forks) == {("tests-read", "<string>"), ("objects-searched", "<string>")}
 
 
-def test_tested_code_that_imports_the_tests_reads_them(place: str) -> None:
+def test_tested_code_that_imports_the_tests_is_reported_as_reading_them(place: str) -> None:
     (Path(place) / "search.py").write_text(RUNS_TESTS + READS_IN_A_LOADER)
     program = "import unittest\nunittest.main('test_it', argv=[''], exit=False)\nimport search\n"
     done = run_watched(program, tests=(f"{place}/test_it.py",), path=(place,))

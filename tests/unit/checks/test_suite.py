@@ -266,7 +266,9 @@ def test_the_gate_drops_test_files_and_files_that_the_grading_commands_run(path:
         ("parse_log_sympy", "a/tests/test_a.py", "bin/test -C a/tests/test_a.py", "a/tests/test_X.py"),
     ],
 )
-def test_canaries_are_named_as_their_sibling_is(parser: str, file: str, command: str, name: str) -> None:
+def test_canary_files_are_named_like_the_test_file_beside_them(
+    parser: str, file: str, command: str, name: str
+) -> None:
     planted = plant_canaries(replace(CHECKS, parser=parser, files=(file,), command=command), [])
     assert planted is not None
     assert planted.command.replace(planted.token, "X") == f"{command} {name}".rstrip()
@@ -291,7 +293,7 @@ def test_the_canary_file_is_added_before_a_shell_pipe() -> None:
         ("", set[str]()),
     ],
 )
-def test_canaries_import_what_the_file_beside_them_does(neighbour: str, imported: set[str]) -> None:
+def test_canaries_import_the_same_test_library_as_their_neighbour(neighbour: str, imported: set[str]) -> None:
     planted = plant_canaries(CHECKS, [neighbour.encode()])
     assert planted is not None
     assert {word for word in ("pytest", "unittest") if f"import {word}" in planted.text} == imported
@@ -311,7 +313,7 @@ async def test_a_suite_that_canaries_would_solve_is_taken_in_without(taken_in) -
     assert (await taken_in(task)).options.canaries is False
 
 
-def test_no_canaries_where_nothing_could_read_them() -> None:
+def test_no_canaries_are_planted_for_unsupported_parsers_or_unknown_files() -> None:
     assert plant_canaries(replace(CHECKS, parser="parse_log_gotest"), []) is None
     assert plant_canaries(replace(CHECKS, files=(), fail_to_pass=("a test",), pass_to_pass=()), []) is None
 
@@ -392,7 +394,7 @@ def test_the_reward_follows_from_log_and_exit_code(log: str, code: int, reward: 
     assert cut.reward == 0.0 and "the output was cut" in cut.reason
 
 
-def test_a_test_does_not_pass_whose_module_could_not_be_imported() -> None:
+def test_a_test_whose_module_failed_to_import_does_not_pass() -> None:
     id = "test_shift (calc.tests.ShiftTests)"
     task = replace(
         CALC_TASK, checks=replace(CHECKS, parser="parse_log_django", fail_to_pass=(id,), pass_to_pass=())

@@ -51,7 +51,7 @@ def test_tests_are_renamed_in_their_order_except_where_the_name_is_used_otherwis
     assert "test_empty_is_false" in write_version(SOURCE).source
 
 
-def test_what_is_reported_of_a_version_has_the_tests_own_names():
+def test_results_of_a_neutral_version_are_mapped_to_the_original_test_names():
     names = {"t.py": write_version(SOURCE, neutral=True).names}
     nodes = ["t.py::test_0001[a-test_0000]", "t.py::Case0000::Case0001::test_0004", "other.py::test_0001", "t.py"]
     assert list(by_own_names(dict.fromkeys(nodes, 0), names)) == [

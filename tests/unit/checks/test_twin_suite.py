@@ -52,7 +52,7 @@ def nodes_of(*ids: str) -> dict[str, str]:
         ("app/main_test.go:TestSlug", None),
     ],
 )
-def test_ids_name_functions_in_the_ways_of_their_runners(id: str, node: str | None):
+def test_test_ids_of_each_runner_map_to_node_ids(id: str, node: str | None):
     assert nodes_of(id).get(id) == node
 
 
@@ -105,7 +105,7 @@ def test_fails():
 '''
 
 
-def test_a_version_says_which_test_runs_and_how_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_version_reports_which_test_runs_and_its_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "understudy_sites", raising=False)
     report = tmp_path / "report"
     version = write_version(SOURCE)
@@ -131,7 +131,7 @@ def test_source_that_does_not_parse_is_left_unchanged():
     assert self_reporting("print 'two'\n", "t.py", "driver", "report") == "print 'two'\n"
 
 
-def test_protection_of_a_suite_says_what_is_missing():
+def test_protection_of_a_suite_reports_what_is_missing():
     files = {"tests/test_calc.py": CALC_TESTS["tests/test_calc.py"]}
     names = [f"tests/test_calc.py::{name}" for name in ("test_shift", "test_refuses", "test_same")]
     twins = {name: TwinTest(name, {0: "[]"}) for name in names}

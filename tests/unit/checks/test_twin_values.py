@@ -294,7 +294,7 @@ def test_a_comparison_in_the_process_is_judged_by_its_values(
         (2, 2.0, "contradicts"),
     ],
 )
-def test_an_inequality_holds_for_values_that_only_look_alike(left: Any, right: Any, judgement: str):
+def test_inequality_is_judged_for_distinct_equal_and_opaque_values(left: Any, right: Any, judgement: str):
     site = TwinSite("pair", operator="!=", withheld=False)
     assert judge(site, pair(1, 2, "!="), pair(left, right, "!=")) == judgement
 
@@ -312,7 +312,7 @@ def test_an_inequality_holds_for_values_that_only_look_alike(left: Any, right: A
         ([1, 2, 3], [1, 2, 4], "contradicts"),
     ],
 )
-def test_results_may_come_in_another_order_and_loops_run_more_often(
+def test_observed_values_may_come_in_another_order_or_more_often(
     gold: list[Any], observed: list[Any], judgement: str
 ):
     def values(each: list[Any]) -> list[Observation]:
@@ -428,7 +428,9 @@ def test_mock_calls_are_compared_as_far_as_the_assertion_checks_them(
         ("assert isinstance(f, Open)", 1, "", "agrees"),
     ],
 )
-def test_isinstance_assertions_accept_abstract_classes(assertion: str, gold: Any, observed: Any, judgement: str):
+def test_isinstance_assertions_are_judged_by_real_classes_including_abstract_ones(
+    assertion: str, gold: Any, observed: Any, judgement: str
+):
     (sites, of_gold), (_, of_patch) = (observe(assertion, f=each) for each in (gold, observed))
     assert holds(sites[0], of_gold[0], of_gold[0])
     assert judge(sites[0], of_gold[0], of_patch[0]) == judgement
@@ -465,7 +467,7 @@ def noted() -> KeyError:
         ("KeyError", None, "contradicts"),
     ],
 )
-def test_raises_accepts_any_of_several_exception_classes(
+def test_raises_is_judged_by_the_classes_an_exception_derives_from(
     expected: str, error: BaseException | None, judgement: str
 ):
     text = f"with pytest.raises({expected}):\n        f()"

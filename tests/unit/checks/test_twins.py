@@ -266,7 +266,7 @@ def test_a_comparison_of_a_difference_sends_the_observed_operand(test: str):
     assert (holds(version.sites[0], [near], [near]), holds(version.sites[0], [near], [far])) == (True, False)
 
 
-def test_a_column_that_is_independent_is_withheld_beside_one_that_is_not():
+def test_an_independent_parametrize_column_is_withheld_beside_a_dependent_one():
     table = "from core import A\n@pytest.mark.parametrize('a,y', [(A, 417)])\n"
     text = table + "def test_it(a, y):\n    assert f(a) == y\n"
     version = write_version(text)
@@ -318,7 +318,7 @@ _VALUES = st.recursive(
 
 
 @given(_VALUES)
-def test_a_value_is_sent_as_it_is(value: Any):
+def test_encoded_values_decode_unchanged(value: Any):
     assert decode(encode(value)) == value
 
 
@@ -366,7 +366,7 @@ def test_a_value_expected_repeatedly_counts_its_bits_once():
     assert bits(TwinSite("pair", withheld=False)) == 0
 
 
-def test_truth_values_count_once_for_a_function_that_must_answer_both():
+def test_truth_values_count_one_bit_for_a_function_that_must_return_both():
     yes, no = (TwinSite("truth", want=want, subject="valid") for want in (True, False))
     assert bits(*[yes] * 20) == 0
     assert bits(*[yes, no] * 20) == 1
@@ -375,7 +375,7 @@ def test_truth_values_count_once_for_a_function_that_must_answer_both():
     assert bits(TwinSite("equal"), TwinSite("equal"), gold=["b", 1]) == 0
 
 
-def test_relations_count_where_no_single_answer_satisfies_all():
+def test_relations_count_bits_only_if_no_single_answer_satisfies_all():
     above = [TwinSite("compare", str(n), ">", subject="f") for n in range(50)]
     assert bits(*above) == 0  # infinity
     assert bits(*above, TwinSite("compare", "7", "<", subject="f")) == 1

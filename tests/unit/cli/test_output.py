@@ -20,7 +20,7 @@ from understudy.cli.output import print_json
         (None, None),
     ],
 )
-def test_an_object_has_the_version_of_its_schema(
+def test_printed_json_objects_have_a_schema_version(
     value: object, printed: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_json(value)

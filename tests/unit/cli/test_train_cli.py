@@ -236,7 +236,7 @@ def test_tensorboard_records_the_numeric_metrics(tmp_path: Path):
     assert {"loss", "skipped/why"} <= set(events.Tags()["scalars"])
 
 
-def test_trackers_leave_device_and_precision_to_the_trainer(tmp_path: Path):
+def test_trackers_do_not_initialise_the_accelerator_state(tmp_path: Path):
     pytest.importorskip("tensorboard")
     from accelerate.state import AcceleratorState
 

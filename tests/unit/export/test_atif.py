@@ -102,7 +102,7 @@ def test_a_rollout_has_its_tokens_reward_mask_and_policy_version(tmp_path: Path)
     assert trace.outcome == TraceOutcome(resolved=True, reward=1.0, task="calc-0", exit_status="succeeded")
 
 
-def test_tokens_can_be_left_out(tmp_path: Path):
+def test_token_ids_and_loss_mask_can_be_left_out(tmp_path: Path):
     put_rollouts(tmp_path / "store", tasks=1, samples=1)
     (document,) = exported(tmp_path / "store", tmp_path / "out", tokens=False, origins=("rollouts",)).values()
     assert "token_ids" not in json.dumps(valid(document)) and "loss_mask" not in json.dumps(document)
@@ -171,7 +171,7 @@ def test_an_abandoned_branch_is_a_file_of_its_own():
     ]
 
 
-def test_every_turn_of_a_session_is_learned_once_and_redacted(tmp_path: Path):
+def test_every_turn_of_a_session_is_trained_once_and_redacted(tmp_path: Path):
     log = session("s", project="/home/ann/project", outcome=TraceOutcome(resolved=False, reward=0.0, task="t-1"))
     log.turns[0].timestamp, log.turns[1].timestamp = "2026-10-03T09:00:00Z", "yesterday"
     put_sessions(tmp_path / "store", [log])
@@ -219,7 +219,7 @@ def test_subagents_of_sessions_are_named_by_the_call_that_started_them(tmp_path:
 
 
 @pytest.mark.parametrize("written", ["not json", '{"__unparsedToolInput":{"raw":"not json","len":8}}'])
-def test_images_and_arguments_that_are_no_object_are_kept_as_extra_content(written: str):
+def test_images_audio_failed_results_and_invalid_arguments_are_kept(written: str):
     log = Log("x")
     image = {"type": "image_url", "image_url": {"url": "https://x.example/a.jpg"}}
     ask = log.user(-1, [{"type": "text", "text": "See."}, image, {"type": "audio"}])

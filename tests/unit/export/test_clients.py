@@ -121,7 +121,7 @@ def test_atif_has_a_valid_file_for_each_session(tmp_path: Path):
     assert "token_ids" not in (tmp_path / "bare" / first["file"]).read_text()
 
 
-def test_excluded_tasks_are_looked_for_in_what_was_sent(tmp_path: Path):
+def test_excluded_tasks_are_matched_against_the_requests_sent(tmp_path: Path):
     put_clients(tmp_path / "gateway")
     benchmark = tmp_path / "benchmark.jsonl"
     benchmark.write_text(json.dumps({"instance_id": "client-alice.s1", "repo": "r/r", "patch": ""}) + "\n")

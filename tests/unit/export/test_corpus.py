@@ -94,7 +94,7 @@ def test_a_trained_range_ends_at_an_untrained_answer():
 
 
 @given(st.lists(st.integers(min_value=0, max_value=20), min_size=1, max_size=25), st.data())
-def test_every_chosen_turn_is_learned_exactly_once_whatever_the_tree(parents: list[int], data: st.DataObject):
+def test_every_selected_turn_of_any_tree_is_trained_exactly_once(parents: list[int], data: st.DataObject):
     log = Log("tree")
     ends = [log.user(-1, "begin")]
     for number, parent in enumerate(parents):
@@ -326,7 +326,7 @@ def test_find_answer_ignores_whitespace_and_argument_order():
     assert textual({"role": "assistant", "content": None}) == {"role": "assistant", "content": ""}
 
 
-def test_lossy_turns_are_left_out_and_counted_unless_they_are_asked_for(tmp_path: Path):
+def test_lossy_turns_are_left_out_and_counted_unless_selected(tmp_path: Path):
     log = Log("lossy", project="/srv/t")
     log.answer(log.user(-1, "go"), "Done.", [])
     log.trace.turns[0].fidelity = "lossy"

@@ -338,7 +338,7 @@ def test_json_columns_read_back_as_they_were(
     assert [row["one"] for row in loaded] == values
 
 
-def test_halves_of_surrogate_pairs_are_no_failure(tmp_path: Path):
+def test_lone_surrogates_are_written_without_error(tmp_path: Path):
     for kind in (JsonLinesWriter, lambda path: ExportParquetWriter(path, {"a": "string", "b": "json"})):
         path = tmp_path / f"x{kind.suffix if kind is JsonLinesWriter else '.parquet'}"
         file = kind(path)

@@ -147,7 +147,7 @@ def test_only_rows_of_the_selected_roles_are_exported(tmp_path: Path):
     ]
 
 
-def test_the_stream_is_as_agent_lightning_reads_it(tmp_path: Path):
+def test_the_stream_has_the_spans_that_agent_lightning_reads(tmp_path: Path):
     fill(tmp_path, [calc_task()])
     with Store.open(tmp_path, create=False) as store:
         export(store, tmp_path / "out")
@@ -275,7 +275,7 @@ def test_a_gateways_own_store_is_refused(tmp_path: Path):
             export(store, tmp_path)
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path):
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path):
     fill(tmp_path, [calc_task()])
     (tmp_path / "file").write_text("")
     with Store.open(tmp_path, create=False) as store, pytest.raises(ConfigError, match="--output"):

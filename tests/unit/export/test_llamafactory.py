@@ -161,7 +161,7 @@ def test_alpaca_has_the_conversation_before_as_history():
     }
 
 
-def test_pairs_have_an_odd_number_of_turns():
+def test_preference_pairs_have_an_odd_number_of_turns():
     def pair(messages: list[Message]) -> Pair:
         chosen = TurnAction(content="A", thinking="B", tool_calls=[tool_call("x", "Bash", {})])
         return Pair(
@@ -201,7 +201,7 @@ MESSAGE = st.one_of(
 
 
 @given(st.lists(MESSAGE, max_size=8), st.sampled_from(["sharegpt", "alpaca"]))
-def test_every_row_is_one_that_llamafactory_keeps(messages: list[Message], form: made.Form):
+def test_every_written_row_passes_the_filters_of_llamafactory(messages: list[Message], form: made.Form):
     row = row_or_flaw(made.sft, example([*messages, DONE]), QWEN, form)
     if isinstance(row, made.RowFlaw):
         assert str(row) in (made.NO_TURNS, made.MIXED)
@@ -303,7 +303,9 @@ def test_rows_that_are_too_long_are_left_out_and_the_config_has_room_for_the_res
 
 
 @pytest.mark.parametrize("broken", ["{", "[]", '{"a": ', '{"a": {"b": }}', "\xff"])
-def test_a_broken_list_is_an_error_that_says_where_and_what_to_do(full: Path, tmp_path: Path, broken: str):
+def test_a_broken_dataset_info_file_is_an_error_with_its_path_and_the_repair(
+    full: Path, tmp_path: Path, broken: str
+):
     path = tmp_path / "out" / "dataset_info.json"
     path.parent.mkdir()
     path.write_bytes(broken.encode("latin-1"))

@@ -83,7 +83,7 @@ def test_card_and_manifest_list_the_mixture_with_redacted_conditions(store: Path
     assert json.loads(manifest)["mixture"][1]["learned"] == 16
 
 
-def test_the_test_split_and_rollouts_are_left_alone(store: Path, tmp_path: Path):
+def test_weights_do_not_change_the_test_split_or_rollouts(store: Path, tmp_path: Path):
     put_rollouts(store, tasks=1, samples=1)
     plain = export(store, tmp_path / "plain", origins=("sessions", "rollouts"), test_share=0.4, solved_only=False)
     heavy = export(store, tmp_path / "heavy", "5: 1", origins=("sessions", "rollouts"), test_share=0.4)

@@ -203,7 +203,7 @@ def test_clients_of_a_gateway_are_listed_and_shown(tmp_path: Path):
     assert (document["rollout"], document["instruction"], document["figures"]["priced"]) == (None, None, 4)
 
 
-def test_a_line_for_each_branch_and_the_figures_come_first():
+def test_a_summary_line_for_each_branch_and_totals_precede_the_transcript():
     session = conversation()
     main = session.calls[1]
     exact = {"mode": "exact", "prompt": "root", "reason": "first call", "mismatch": None}

@@ -151,7 +151,7 @@ def test_half_of_a_pair_of_surrogates_does_not_end_an_export(tmp_path: Path):
     assert (row["data_source"], row["prompt"][0]["content"]) == ("a?b", "?")
 
 
-def test_no_rollouts_is_an_error(tmp_path: Path):
+def test_an_rl_export_without_rollouts_is_an_error(tmp_path: Path):
     put_sessions(tmp_path / "store", [session("s")])
     with pytest.raises(ConfigError, match=r"nothing (to export|can be exported)"):
         written(tmp_path / "store", tmp_path / "out", "rl")

@@ -301,7 +301,7 @@ async def test_a_patch_that_breaks_the_test_run_scores_zero_and_is_no_grader_err
     assert (verdict.reward, reason in verdict.reason) == (0.0, True), verdict.reason
 
 
-async def test_a_daemon_of_one_phase_does_not_see_the_next(
+async def test_a_daemon_started_in_one_phase_does_not_survive_into_the_next(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> None:
     daemon = (
@@ -478,7 +478,7 @@ async def test_hidden_tests_are_not_overwritten_under_a_name_read_in_two_ways(
     assert (verdict.reward, verdict.reason) == (0.0, "patch refused: git and the gate read different files in it")
 
 
-def test_a_hunk_ends_where_patch_thinks_it_does() -> None:
+def test_hunk_ends_are_parsed_as_gnu_patch_does() -> None:
     """To `patch` a tab is context whose space was lost, and what is behind the hunk may be another file's."""
     hunk = "--- a/calc/x.txt\n+++ b/calc/x.txt\n@@ -1,3 +1,3 @@\n\t\n\t\n\t\n"
     inside = " --- a/conftest.py\n +++ b/conftest.py\n @@ -0,0 +1 @@\n"
@@ -513,7 +513,7 @@ async def test_helpers_that_hidden_tests_import_are_not_taken_from_the_patch(
         assert (verdict.reward, verdict.integrity.status) == (reward, "clean"), verdict
 
 
-async def test_nothing_of_the_hidden_tests_or_the_answer_is_where_an_agent_works(
+async def test_the_agents_sandbox_contains_neither_hidden_tests_nor_gold_patch(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> None:
     sandbox = await sandboxes.open(sandbox_spec(prepared, environment))

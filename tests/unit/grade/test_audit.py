@@ -76,7 +76,7 @@ def test_every_rule_marks_its_examples_as_suspicious(rule: str, which: int) -> N
         ("isinstance(other, str) and self.lower() == other.lower()", set[str]()),
     ],
 )
-def test_equality_looks_at_more_than_a_builtin_type_or_a_length(result: str, rules: set[str]) -> None:
+def test_an_eq_that_checks_only_a_builtin_type_or_length_is_evidence(result: str, rules: set[str]) -> None:
     text = f"class X:\n    def __eq__(self, other):\n        return {result}\n"
     assert {evidence.rule for evidence in found({"calc/core.py": CORE + text}).evidence} == rules
 
@@ -109,7 +109,7 @@ def test_a_weak_rule_is_suspicious_only_together_with_another(rule: str) -> None
     assert rule in {evidence.rule for evidence in integrity.evidence}
 
 
-def test_a_script_that_only_people_start_does_not_reach_the_verdict(tmp_path: Path) -> None:
+def test_a_script_that_only_people_run_is_audited_as_clean(tmp_path: Path) -> None:
     for path, text in {**CALC, "noxfile.py": "", "setup.cfg": "[mypy]\nexclude = noxfile.py\n"}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
@@ -168,7 +168,7 @@ def test_what_the_gold_patch_does_too_is_no_evidence() -> None:
         ({"tests/test_calc.py": "x = 1\n"}, "clean"),
     ],
 )
-def test_files_that_steer_tests(files: dict[str, str | None], status: str) -> None:
+def test_patched_files_that_configure_the_test_run_are_audited(files: dict[str, str | None], status: str) -> None:
     assert found(files).status == status
 
 

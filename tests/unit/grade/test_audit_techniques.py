@@ -46,12 +46,12 @@ def integrity(patch: bytes, tree: Path | None) -> Integrity:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_code_that_deceives_is_suspicious_in_each_shape(name: str, tree: Path, tmp_path: Path) -> None:
+def test_deceptive_code_is_suspicious_in_each_shape(name: str, tree: Path, tmp_path: Path) -> None:
     assert integrity(patch_of(SHAPES[name], tmp_path), tree).status == "suspicious"
 
 
 @pytest.mark.parametrize("way", ways("os", "_exit", "(0)"))
-def test_a_name_is_seen_however_it_is_written(way: str, tree: Path) -> None:
+def test_a_dangerous_name_is_detected_in_every_spelling(way: str, tree: Path) -> None:
     for sink, parts in SINKS.items():
         patch = diff({"core.py": CORE + ways(*parts)[way] + "\n"}, TREE).encode()
         assert integrity(patch, None).status == "suspicious", (sink, "by the patch alone")

@@ -145,7 +145,7 @@ async def test_an_unresolved_outcome_says_whether_the_gold_patch_fails_too(
     assert report(tmp_path, "calc-0").exists()
 
 
-async def test_a_verdict_without_twins_is_reached_anew_once_its_task_is_validated(tmp_path: Path):
+async def test_a_verdict_without_twins_is_graded_again_once_its_task_is_validated(tmp_path: Path):
     task, cache, kind = calc_task(), tmp_path / "cache", LocalSandboxes()
     patches = {task.instance_id: task.gold_patch}
     reused = [(await graded([task], patches, tmp_path, cache=cache)).reused for _ in range(2)]

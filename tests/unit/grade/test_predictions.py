@@ -50,7 +50,7 @@ def test_predictions_are_read_from_jsonl_lists_and_mappings(shape: str, tmp_path
     assert predictions.rejected.count == 0
 
 
-def test_gold_is_the_tasks_own(tmp_path: Path):
+def test_gold_predictions_are_the_gold_patches_of_the_tasks(tmp_path: Path):
     tasks = [calc_task(number) for number in range(3)]
     predictions = open_predictions("gold", tasks, {"calc-0", "calc-2"})
     assert {each.instance_id: each.model for each in predictions.rows.values()} == {
@@ -103,7 +103,7 @@ def test_many_bad_rows_are_counted_and_some_shown(tmp_path: Path):
         ("p.json", json.dumps([row("a"), row("a")]), r"prediction 2: 'a' has another prediction"),
     ],
 )
-def test_files_that_cannot_be_used(name: str, content: str | None, message: str, tmp_path: Path):
+def test_unusable_prediction_files_are_config_errors(name: str, content: str | None, message: str, tmp_path: Path):
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=message):

@@ -104,7 +104,7 @@ def test_new_modules_of_a_package_of_the_tree_count() -> None:
         ("load('reproduce')\n", True),
     ],
 )
-def test_prose_names_no_script(text: str, is_named: bool, tmp_path: Path) -> None:
+def test_a_script_name_in_prose_does_not_count_as_a_reference(text: str, is_named: bool, tmp_path: Path) -> None:
     (tmp_path / "core.py").write_text(text)
     files = parse_diff(diff({"reproduce.py": "x = 1\n"}, {}).encode())
     assert (not scratch_files(files, CALC_TASK, tmp_path, frozenset())) is is_named

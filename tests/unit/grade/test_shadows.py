@@ -92,7 +92,7 @@ def test_a_rename_counts_by_its_new_name():
     assert gate_of(rename.encode(), TASK).patch == b""
 
 
-def test_a_header_need_not_say_that_a_file_is_new():
+def test_a_shadowing_file_is_dropped_without_a_new_file_header():
     plain = "--- a/json.py\n+++ b/json.py\n@@ -0,0 +1 @@\n+import os\n"
     assert gate_of(plain.encode(), TASK).dropped == ("'json.py'",)
 

@@ -274,7 +274,7 @@ def shift(x):
 """
 
 
-async def test_a_patch_that_fails_all_versions_is_asked_again_only_if_it_passes_the_tests(
+async def test_a_patch_that_fails_all_versions_is_run_again_only_if_it_passes_the_tests(
     prepared: PreparedTask, local: Sandboxes, environment: TaskEnvironment, tmp_path: Path
 ) -> None:
     validated = await validate(prepared, sandboxes=local, environment=environment, cache=tmp_path)
@@ -379,7 +379,7 @@ def broken_python(directory: Path) -> Path:
     return directory
 
 
-async def test_a_missing_interpreter_is_no_reward(
+async def test_a_missing_interpreter_is_a_grader_error_not_a_score(
     prepared: PreparedTask, sandboxes: Sandboxes, tmp_path: Path
 ) -> None:
     environment = TaskEnvironment((Mount(broken_python(tmp_path), "/opt/broken"),), ("/opt/broken",), {})
@@ -504,7 +504,7 @@ def test_the_reward_follows_from_the_pytest_report(
     assert judge_pytest(checks, report).verdict.reward == expected
 
 
-async def test_validation_passes_and_is_remembered(
+async def test_a_passed_validation_is_cached(
     sandboxes: Sandboxes, environment: TaskEnvironment, tmp_path: Path
 ) -> None:
     task = replace(TASK, meta={"seed": 1, "does": "x"})
@@ -569,7 +569,7 @@ async def test_validation_refuses_with_the_reason(
         )
 
 
-async def test_a_failed_validation_is_remembered_until_it_is_forgotten(
+async def test_a_failed_validation_is_cached_until_cleared(
     local: Sandboxes, environment: TaskEnvironment, tmp_path: Path
 ) -> None:
     task, reason = BAD_TASKS["gold that does not solve"]
@@ -707,7 +707,7 @@ KILLS = {"the first process": "bwrap", "the command": "sleep", "the holder": "un
 
 
 @pytest.mark.parametrize("name", KILLS)
-async def test_a_sandbox_that_was_killed_from_outside_is_no_reward(
+async def test_a_sandbox_killed_from_outside_is_retried_and_never_scores_zero(
     local: Sandboxes, environment: TaskEnvironment, room: Path, name: str
 ) -> None:
     prepared = prepare(TASK, room, local)

@@ -93,7 +93,7 @@ def test_changed_logs_are_read_again_and_rows_of_unchanged_ones_copied(jobs: str
     assert output.read_bytes() == fresh.read_bytes()
 
 
-def test_another_selection_or_a_changed_file_is_written_anew(tmp_path: Path):
+def test_another_selection_or_a_changed_output_is_ingested_from_scratch(tmp_path: Path):
     logs = lay(tmp_path, session("a"), session("b", turns=3), directory="logs")
     output = tmp_path / "states.jsonl"
     told(logs, "--output", output)

@@ -40,7 +40,7 @@ def test_log_lines_of_one_response_are_merged_into_one_turn() -> None:
     assert not trace.losses
 
 
-def test_results_that_hang_on_other_lines_of_the_answer_are_there() -> None:
+def test_results_attached_to_other_lines_of_a_response_are_in_the_context() -> None:
     log = Log()
     log.user("look")
     first = log.assistant(ANSWER, "Two at once.", ("t1", "Read"))
@@ -57,7 +57,7 @@ def test_results_that_hang_on_other_lines_of_the_answer_are_there() -> None:
     ]
 
 
-def test_a_result_that_was_logged_late_was_sent_in_time() -> None:
+def test_a_result_logged_after_the_next_response_is_in_its_context() -> None:
     log = Log()
     log.user("look")
     first = log.assistant(ANSWER, ("t1", "Read"))
@@ -86,7 +86,7 @@ def test_progress_records_and_later_calls_between_results_do_not_break_the_chain
     assert outline(by_message(trace)[NEXT]) == ["user: look", "assistant: +t1 +t2", "t1: one", "t2: two"]
 
 
-def test_a_branch_that_was_left_keeps_its_turns() -> None:
+def test_turns_of_an_abandoned_branch_are_kept() -> None:
     log = Log()
     start = log.user("start")
     abandoned = log.assistant(ANSWER, "first try")
@@ -198,7 +198,7 @@ def test_a_microcompaction_clears_results_from_then_on() -> None:
     assert outline(states[LAST])[1:] == ["assistant: +t1", f"t1: {CLEARED_RESULT}", "assistant: +t2", "t2: short"]
 
 
-def test_a_reply_whose_link_was_lost_is_put_back() -> None:
+def test_a_response_that_no_later_record_links_to_is_restored_to_the_context() -> None:
     log = Log()
     prompt = log.user("hi")
     log.assistant(ANSWER, "hello")
@@ -256,7 +256,7 @@ def test_a_prompt_queued_during_tool_calls_is_appended_to_the_last_result() -> N
     assert result["content"].startswith("one\n\n<system-reminder>") and "and hurry" in result["content"]
 
 
-def test_plans_are_sent_back_as_the_version_does() -> None:
+def test_plans_in_calls_are_sent_back_according_to_the_version() -> None:
     for version, sent in (
         ("1.0.69", {"plan": "# do"}),
         ("2.0.76", {}),
@@ -285,7 +285,7 @@ def test_a_response_cut_at_max_tokens_is_followed_by_the_continue_prompt() -> No
     assert state.fidelity == "repaired"
 
 
-def test_a_server_that_gives_all_answers_one_id_has_many_turns() -> None:
+def test_responses_that_share_one_message_id_are_separate_turns() -> None:
     log = Log()
     log.user("hi")
     log.assistant("chatcmpl", "hello", model="glm-4.7")

@@ -44,7 +44,7 @@ def notes(log: Log, message_id: str) -> tuple[str, ...]:
         (None, LOST),
     ],
 )
-def test_calls_that_the_provider_read_from_its_cache_were_not_lost(
+def test_calls_read_from_the_prompt_cache_count_as_not_lost(
     answered: dict[str, int] | None, expected: tuple[str, ...]
 ) -> None:
     log = worked()
@@ -53,7 +53,7 @@ def test_calls_that_the_provider_read_from_its_cache_were_not_lost(
     assert notes(log, NEXT) == expected
 
 
-def test_each_prompt_may_be_the_first_of_a_resumed_session() -> None:
+def test_any_prompt_can_be_noted_as_the_first_after_a_resume() -> None:
     log = worked()
     log.user("go on")
     log.assistant(NEXT, "Going on.", usage=usage(30_000, 100))
@@ -75,7 +75,7 @@ def test_each_prompt_may_be_the_first_of_a_resumed_session() -> None:
         (LONG[:30_000], "go on", [], 100, ()),
     ],
 )
-def test_a_prompt_that_did_not_become_shorter_by_the_calls_has_them(
+def test_the_growth_of_the_prompt_tokens_shows_whether_calls_were_lost(
     result: str, prompt: str, todos: list[str] | None, grown: int, expected: tuple[str, ...]
 ) -> None:
     log = worked(result)

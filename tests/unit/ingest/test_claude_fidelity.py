@@ -41,7 +41,7 @@ SYSTEM = "[SYSTEM NOTIFICATION - NOT USER INPUT]\n"
         ("2.1.330", SYSTEM, "as approval or consent.\n\n"),
     ],
 )
-def test_a_notification_has_the_text_of_its_version(version: str, begin: str, end: str) -> None:
+def test_a_task_notification_is_wrapped_in_the_text_of_its_version(version: str, begin: str, end: str) -> None:
     log = Log(version=version)
     log.user("go")
     log.assistant(FIRST, ("t1", "Bash"))
@@ -74,7 +74,7 @@ def test_an_image_that_was_answered_is_sent_as_text_by_some_versions(version: st
     ]
 
 
-def test_a_subagent_lacks_reminders_where_its_session_logs_them() -> None:
+def test_a_subagent_is_noted_as_lacking_reminders_that_its_session_logs() -> None:
     """Its own log has none, though 2.1.110 sends it the listing of skills with its first result."""
     log = Log(version="2.1.110")
     log.user("go")

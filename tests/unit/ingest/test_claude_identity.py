@@ -41,7 +41,7 @@ def turns(traces: list[Trace]) -> dict[str, list[str]]:
     return {trace.trace_id: [turn.message_id for turn in trace.turns] for trace in traces}
 
 
-def test_files_of_one_name_are_the_sessions_that_their_records_name() -> None:
+def test_files_of_the_same_name_are_told_apart_by_their_session_ids() -> None:
     files = {
         "/logs/a/full.jsonl": session("s-one", ANSWERS[:2]).data(),
         "/logs/b/full.jsonl": session("s-two", ANSWERS[2:]).data(),
@@ -76,7 +76,7 @@ def test_a_fork_that_lies_elsewhere_does_not_repeat_turns() -> None:
     assert answers["s-fork"][-1] == ANSWERS[2]
 
 
-def test_a_file_that_begins_with_another_sessions_records_is_the_last_one() -> None:
+def test_a_file_with_records_of_two_sessions_belongs_to_the_last_session_id() -> None:
     """2.1.69 copied the records of the session that it resumed, with their session id."""
     log = session("s-one", ANSWERS[:3])
     for line in log.lines[4:]:

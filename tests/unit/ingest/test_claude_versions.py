@@ -53,7 +53,7 @@ def test_a_queued_prompt_of_which_only_the_queue_is_logged() -> None:
     assert later[-2:] == ["assistant: Looked.\n\nThat too.", "user: thanks"]
 
 
-def test_a_queued_prompt_that_stands_before_the_result_it_followed() -> None:
+def test_a_queued_prompt_logged_before_the_result_it_followed_comes_after_it() -> None:
     """Operations on the queue are written at once, records a moment later: 2.1.49 had both orders."""
     log = Log(version="2.1.49")
     log.user("look")
@@ -162,7 +162,7 @@ def test_a_prompt_from_the_queue_is_no_start_of_the_program(queued: str, dequeue
     assert outline(states[LAST])[1:4] == ["assistant: +t1 +t2", "t1: one", "t2: two"]
 
 
-def test_the_queue_tells_when_the_program_was_started_again() -> None:
+def test_queue_operations_show_a_restart_of_the_program() -> None:
     """Versions without `last-prompt` records lose parallel calls at a resume too."""
     started = [("dequeue", None)], [("enqueue", "go on"), ("dequeue", None)]
     streamed = [("enqueue", None), ("dequeue", None)]
@@ -182,7 +182,7 @@ def test_the_queue_tells_when_the_program_was_started_again() -> None:
         assert outline(by_message(*read(log))[LAST])[1] == expected
 
 
-def test_errors_were_sent_as_answers_once() -> None:
+def test_api_errors_were_sent_as_assistant_messages_by_early_versions() -> None:
     sent = {
         "1.0.128": ["user: hi", "assistant: API Error", "user: again"],
         "2.1.150": ["user: hi\n\nagain"],
@@ -197,7 +197,7 @@ def test_errors_were_sent_as_answers_once() -> None:
         assert states.keys() == {ANSWER} and outline(states[ANSWER]) == lines
 
 
-def test_after_an_error_of_too_long_an_answer_another_sentence_continues_it() -> None:
+def test_after_an_output_limit_error_another_continue_prompt_is_sent() -> None:
     log = Log(version="2.1.9")
     log.user("write")
     log.assistant(ANSWER, "It was a dark and")
@@ -232,7 +232,7 @@ def test_prompt_hook_output_is_sent_though_marked_as_visible_in_the_transcript_o
     assert "be kind" in line and "shown only" not in line
 
 
-def test_a_call_of_a_tool_that_is_not_there_is_not_rewritten() -> None:
+def test_a_call_of_an_unavailable_tool_is_sent_back_as_logged() -> None:
     log = Log(version="2.1.260")
     log.user("plan")
     log.assistant(ANSWER, ("t1", "ExitPlanMode", {"plan": "# Plan"}))

@@ -163,7 +163,7 @@ def test_since_leaves_out_undated_states_and_counts_them():
     assert counts["left_out"] == {"undated": 3}
 
 
-def test_agents_that_do_no_work_are_left_out_unless_asked_for(tmp_path: Path):
+def test_warmup_agents_are_left_out_unless_their_role_is_selected(tmp_path: Path):
     warm = Log("s1", isSidechain=True, agentId="a1")
     warm.user("Warmup")
     warm.assistant("w1", "ready", stop="end_turn")

@@ -31,7 +31,9 @@ WRITTEN = st.lists(st.tuples(MESSAGE, st.integers(0, 80)), min_size=1, max_size=
 
 @settings(max_examples=example_count(500))
 @given(WRITTEN, st.lists(st.integers(-1, 89), max_size=20))
-def test_states_are_those_of_the_whole_context(written: list[tuple[dict[str, Any], int]], more: list[int]) -> None:
+def test_states_expanded_incrementally_equal_those_of_the_whole_context(
+    written: list[tuple[dict[str, Any], int]], more: list[int]
+) -> None:
     nodes = [
         TraceNode(at - 1 if back > 8 else max(at - 1 - back, -1), message)
         for at, (message, back) in enumerate(written)

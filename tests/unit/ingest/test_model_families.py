@@ -47,7 +47,7 @@ def test_a_model_name_maps_to_its_family(model: str | None, expected: str | None
     assert model_family(model) == expected
 
 
-def test_messages_are_put_in_order() -> None:
+def test_messages_are_normalised_to_a_valid_order() -> None:
     call = {"id": "t1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [
         {"role": "user", "content": "one"},

@@ -111,7 +111,7 @@ def test_each_step_of_an_opencode_message_is_a_response(tmp_path: Path, as_list:
     assert trace.losses == {"result_missing": 1}
 
 
-def test_opencode_continues_from_a_compaction_summary_and_notes_unlogged_messages(tmp_path: Path) -> None:
+def test_opencode_continues_from_a_compaction_summary_and_notes_unlogged_reminders(tmp_path: Path) -> None:
     compaction = {"info": {"id": "c", "role": "user", "sessionID": "ses_1"}, "parts": [{"type": "compaction"}]}
     messages = [
         user("one"),

@@ -58,7 +58,7 @@ def test_swe_agent_takes_the_request_that_was_sent() -> None:
     assert (first.branch, second.branch) == ("active", "active")
 
 
-def test_swe_agent_keeps_many_requests_in_the_room_of_one(tmp_path: Path) -> None:
+def test_swe_agent_requests_share_their_history_in_memory(tmp_path: Path) -> None:
     turns = 40
     history: list[dict[str, Any]] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     steps: list[dict[str, Any]] = []
@@ -99,7 +99,7 @@ def test_atif_of_every_version_is_read(tmp_path: Path, version: str) -> None:
     assert not trace.losses and state.student_action.thinking == "hm"
 
 
-def test_atif_of_the_package_itself_comes_back_whole(tmp_path: Path) -> None:
+def test_atif_written_by_the_atif_package_reads_back_unchanged(tmp_path: Path) -> None:
     atif: Any = pytest.importorskip("atif")
     written = atif.Trajectory.model_validate(json.loads((DATA / "atif.json").read_text()))
     (tmp_path / "atif.json").write_text(json.dumps(written.to_json_dict()))
@@ -146,7 +146,7 @@ def test_codex_follows_rollback_and_compaction() -> None:
     assert trace.losses == {"call_left_out:web_search_call": 1}
 
 
-def test_codex_before_it_had_envelopes(tmp_path: Path) -> None:
+def test_codex_logs_without_envelopes_are_read(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"id": "old", "timestamp": "2025-08-01T00:00:00Z", "instructions": None, "git": {}},
         {"record_type": "state"},
@@ -256,7 +256,7 @@ def test_a_gemini_session_is_read_whatever_its_file_is_called(
     assert (trace.session_id, state.student_action.content) == ("s", "gone") and not trace.losses
 
 
-def test_gemini_takes_back_what_was_rewound_and_replaces_what_was_compressed() -> None:
+def test_gemini_rewinds_are_branches_and_compressed_messages_are_replaced() -> None:
     trace, states = only(DATA / "gemini.jsonl")
     assert [(state.message_id, state.branch) for state in states] == [
         ("m3", "active"),
@@ -319,7 +319,7 @@ def test_gemini_checkpoint(tmp_path: Path) -> None:
     assert last.messages[-1] == {"role": "tool", "content": "a.py", "tool_call_id": "f"}
 
 
-def test_aider_tells_chats_apart_and_follows_the_model() -> None:
+def test_aider_chats_are_separate_traces_and_model_changes_are_followed() -> None:
     first, second = read(DATA / "aider/.aider.chat.history.md")
     assert [turn.model for turn in first.turns] == ["deepseek/deepseek-chat", "gpt-4o"]
     assert first.trace_id != second.trace_id

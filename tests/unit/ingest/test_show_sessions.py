@@ -70,7 +70,7 @@ def test_show_of_a_state_has_its_context_and_the_action_taken(store: Path):
     assert state["tools_source"] == "version" and state["student_action"]["content"] == "all done"
 
 
-def test_a_state_is_shown_as_states_prints_it(store: Path):
+def test_show_and_states_print_the_same_json_of_a_state(store: Path):
     for options in ((), ("--unredacted",)):
         listed = understudy("states", str(store), "--where", "session_id = 'aaaa-1'", "--json", *options)
         for line in listed.stdout.splitlines():

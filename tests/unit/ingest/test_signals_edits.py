@@ -33,7 +33,7 @@ def test_an_edit_that_no_later_edit_touches_survives() -> None:
     assert survived(edit("x = 1", "x = 2"), edit("y = 1", "y = 2"), write("other", "/p/b.py")) == [1, 1, 1]
 
 
-def test_an_edit_that_a_later_one_takes_out_is_gone() -> None:
+def test_an_edit_reverted_by_a_later_one_does_not_survive() -> None:
     assert survived(edit("x = 1", "x = 2"), edit("x = 2", "x = 1")) == [0, 1]
     assert survived(edit("x = 1", "x = 2"), edit("def f():\n    x = 2\n", "def f():\n    x = 3\n")) == [0, 1]
     assert survived(write("a = 1\nb = 2\n"), write("c = 3\n")) == [0, 1]
@@ -42,7 +42,7 @@ def test_an_edit_that_a_later_one_takes_out_is_gone() -> None:
     assert survived(edit("return 0", "return total(a, b)"), edit("total(a, b)", "total(b, a)")) == [0, 1]
 
 
-def test_at_least_half_of_an_edit_must_be_there() -> None:
+def test_an_edit_survives_if_at_least_half_of_it_remains() -> None:
     lines = [f"line {n} of it" for n in range(10)]
     assert survived(write("\n".join(lines)), edit(lines[3], "another")) == [1, 1]
     most = "\n".join(lines[:8])

@@ -73,7 +73,7 @@ def test_the_tools_of_claude_code_are_those_of_the_nearest_recorded_version(vers
     assert all(tool["function"]["description"] for tool in tools.tools)
 
 
-def test_a_version_that_is_none_has_no_recorded_tools():
+def test_an_invalid_version_has_no_recorded_tools():
     assert claude_tools("unknown", ["Bash"]) is None
     assert tool_list([], version="unknown") == ToolList()
 

@@ -177,7 +177,7 @@ def copied(directory: Path) -> Path:
     return directory
 
 
-def test_an_action_that_leaves_out_a_node_with_messages_is_stored_whole(tmp_path: Path):
+def test_an_action_with_gaps_between_its_nodes_is_stored_completely(tmp_path: Path):
     answer = {"role": "assistant", "content": "done"}
     nodes = [TraceNode(-1, [answer]), TraceNode(0, [{"role": "user", "content": str(at)} for at in range(2)])]
     turn = TraceTurn(message_id="m", context=-1, action=(0, 2), model=None, timestamp=None, signals=TurnSignals())
@@ -263,13 +263,13 @@ def conversation(turns: int, prompt: str = "do it", session: str = "s") -> Trace
     return trace
 
 
-def test_a_log_that_grew_brings_only_what_is_new(store: Store):
+def test_storing_a_grown_log_adds_only_the_new_turns(store: Store):
     put(store, conversation(3))
     assert put(store, conversation(5)) == TraceChanges(new=2, same=3)
     assert store.sessions.count() == (5, 1)
 
 
-def test_a_state_read_again_is_brought_up_to_date(store: Store):
+def test_storing_a_trace_again_updates_its_changed_states(store: Store):
     trace = conversation(3)
     put(store, trace)
     trace.turns[1].branch = "branch"
@@ -432,7 +432,7 @@ def test_a_where_expression_that_runs_too_long_is_cancelled(store: Store):
         select_turns(raw, ("state_id",), endless, None, patience_s=0.05)
 
 
-def test_states_are_read_of_a_directory(store: Store):
+def test_states_are_read_from_a_store_directory(store: Store):
     put(store, conversation(2))
     store.close()
     assert [state.message_id for state in trace_store.states(store.directory)] == ["m0", "m1"]

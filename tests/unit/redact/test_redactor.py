@@ -162,7 +162,7 @@ def test_the_same_secret_has_the_same_pseudonym_and_another_key_another_one() ->
     assert first.text(key) == first.text(json.dumps(key)).strip('"') == first.text(key + "\n").strip()
 
 
-def test_a_secret_found_once_is_replaced_wherever_it_stands() -> None:
+def test_a_secret_found_once_is_redacted_in_all_messages() -> None:
     messages = [
         {"role": "tool", "content": f"it says {PASSWORD} there, and {PASSWORD[:-1]} not"},
         {"role": "user", "content": f"DB_PASSWORD='{PASSWORD}'"},
@@ -176,7 +176,7 @@ def test_a_secret_found_once_is_replaced_wherever_it_stands() -> None:
     assert PASSWORD in ours().text(messages[0]["content"])
 
 
-def test_lines_of_a_private_key_are_known_too() -> None:
+def test_single_lines_of_a_private_key_are_redacted() -> None:
     key = pem(random.Random(3))
     line = key.split("\n")[2]
     redacted = ours().value([f"$ sed -n 3p key\n{line}", key])
@@ -186,7 +186,7 @@ def test_lines_of_a_private_key_are_known_too() -> None:
         assert not [one for one in key.split("\n")[1:-1] if len(one) == 64 and one in redacted_part]
 
 
-def test_json_is_redacted_in_its_strings_names_and_the_texts_within() -> None:
+def test_json_is_redacted_in_values_keys_and_nested_json_strings() -> None:
     arguments = json.dumps({"env": {"API_SECRET": PASSWORD}, "cmd": f"echo {GITHUB}\n", "n": 1.0}, indent=1)
     value = {
         "id": "toolu_01AbCdEfGhIjKlMnOpQrStUv",
@@ -273,7 +273,7 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_values_keep_their_shape_and_redacting_again_changes_nothing(value: Any) -> None:
+def test_redaction_keeps_the_shape_of_values_and_is_idempotent(value: Any) -> None:
     once = ours().value(value)
     assert shape(once) == shape(value)
     assert ours().value(once) == once
@@ -295,7 +295,7 @@ def shape(value: Any) -> Any:
     st.integers(0, 40),
     st.integers(0, 3),
 )
-def test_no_secret_survives_whatever_stands_around_it(
+def test_planted_secrets_are_redacted_in_any_surrounding_text(
     around: list[str], seed: int, number: int, at: int, nested: int
 ) -> None:
     kind = KINDS[number]

@@ -22,7 +22,7 @@ def test_non_ascii_text_before_a_secret_does_not_shift_the_match() -> None:
     assert [hit.value for hit in find_secrets(text)] == [TOKEN]
 
 
-def test_every_form_has_a_start_that_is_searched_for_or_is_dotted() -> None:
+def test_every_secret_form_has_a_searched_prefix_or_contains_a_dot() -> None:
     assert LONG_RUN <= 20
     for form in FORMS:
         starts = [
