@@ -63,7 +63,9 @@ def with_tree(more: Mapping[str, str], **checks: object) -> Task:
 # --- what is run, and when
 
 
-async def test_the_agent_gets_what_activation_sets_and_nothing_of_the_shell(sandboxes: Sandboxes, tmp_path: Path):
+async def test_the_agents_environment_has_only_variables_that_activation_sets(
+    sandboxes: Sandboxes, tmp_path: Path
+):
     (tmp_path / "tree").mkdir()
     conda = (
         "echo noise; conda() { export PATH=/env/bin:$PATH CONDA_PREFIX=/env NOTE=$'two\nlines'; }; conda activate"
@@ -119,7 +121,7 @@ def test_a_patch_needs_an_install_only_if_it_changes_what_is_built(
     assert needs_install(replace(CHECKS, install=install, parser="parse_log_gotest"), patch)
 
 
-async def test_an_installation_that_would_fetch_its_tools_builds_with_what_is_there(graded) -> None:
+async def test_an_install_is_retried_without_build_isolation(graded) -> None:
     install = 'echo "$PIP_NO_BUILD_ISOLATION" >>/tmp/tries; test "$PIP_NO_BUILD_ISOLATION" = false'
     command = f"cat /tmp/tries; {CHECKS.command}"
     task = replace(CALC_TASK, checks=replace(CHECKS, install=install, command=command))
@@ -161,7 +163,7 @@ async def test_a_patch_is_applied_in_the_ways_of_the_harness(graded, way: str) -
     assert (verdict.reward, verdict.applied) == (1.0, True), verdict
 
 
-async def test_what_is_there_already_counts_as_applied(graded) -> None:
+async def test_a_patch_whose_changes_are_already_in_the_tree_counts_as_applied(graded) -> None:
     patch = diff({"calc/note.txt": "new\n"}, {"calc/note.txt": "old\n"})
     task = with_tree({"calc/note.txt": "new\n"})
     verdict = await graded(patch, task)
@@ -180,7 +182,7 @@ async def test_a_merge_is_tried(graded) -> None:
 
 
 @pytest.mark.parametrize("attributes", ["* text=auto eol=crlf\n", "*.py text eol=lf\n", "* text=auto\n"])
-async def test_line_ends_are_bytes_whatever_the_tree_says_of_them(graded, attributes: str) -> None:
+async def test_line_endings_are_kept_as_bytes_despite_gitattributes(graded, attributes: str) -> None:
     task = with_tree({**CRLF, ".gitattributes": attributes})
     patch = diff({"calc/dos.py": "a = 1\r\nb = 3\r\n"}, CRLF) + MENDED
     verdict = await graded(patch, task)
@@ -361,7 +363,7 @@ async def test_a_parser_that_nobody_has_is_found_at_intake(taken_in) -> None:
         await taken_in(replace(CALC_TASK, checks=replace(CHECKS, parser="parse_log_nothing")))
 
 
-async def test_a_gold_patch_that_does_not_solve_is_said_with_its_first_reason(taken_in) -> None:
+async def test_a_gold_patch_that_does_not_solve_is_a_task_error_with_the_reason(taken_in) -> None:
     wrong = replace(CALC_TASK, gold_patch=diff({"calc/core.py": CORE + "X = 1\n"}, CALC))
     with pytest.raises(TaskError, match="the gold patch scores 0 instead of 1: 2 of 2 tests to fix still fail"):
         await taken_in(wrong)
@@ -444,7 +446,7 @@ INSTALLS = {
 
 
 @pytest.mark.parametrize("name", INSTALLS)
-async def test_hidden_files_are_what_they_are_after_an_install(graded, name: str) -> None:
+async def test_hidden_files_are_restored_after_an_install(graded, name: str) -> None:
     checks = replace(CHECKS, install="python setup.py")
     gold = {**CALC_MENDED, "setup.py": f"import os\n{INSTALLS[name]}\n"}
     task = replace(CALC_TASK, checks=checks, gold_patch=diff(gold, CALC))

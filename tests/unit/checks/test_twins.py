@@ -174,7 +174,7 @@ def versions_of(source: str, monkeypatch: pytest.MonkeyPatch) -> tuple[TwinVersi
 
 
 @pytest.mark.parametrize("name", [*TESTS, *METHODS])
-def test_a_right_solution_observes_what_is_expected(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_right_solution_yields_the_expected_observations(name: str, monkeypatch: pytest.MonkeyPatch):
     version, gold = versions_of(source_of(name), monkeypatch)
     again = observed(version, monkeypatch)
     assert gold or name == "a caught failure"
@@ -480,7 +480,7 @@ def test_observations_beyond_the_limit_are_compared_by_a_digest(tmp_path: Path, 
         assert judge(site, gold, observed_by(wrong, path)) == "unclear"
 
 
-def test_protection_says_what_is_missing():
+def test_protection_reports_what_is_missing():
     task = calc_task()
     both = dict.fromkeys(("test_calc.py::test_shift", "test_calc.py::test_same"), TwinTest("", {0: "[]"}))
     assert protection_of(task, GradingOptions(twins=both, twin_bits=20)) == ("twins", "")

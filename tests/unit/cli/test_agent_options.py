@@ -31,7 +31,7 @@ def test_an_option_of_another_agent_is_refused_with_those_that_have_it():
     assert AgentRunSettings(system_prompt="p").options_of("codex") == {"system_prompt": "p"}
 
 
-def test_a_file_names_one_agent_or_several_and_a_loop_takes_one(tmp_path: Path):
+def test_a_config_file_may_name_several_agents_but_a_loop_accepts_one(tmp_path: Path):
     file = tmp_path / "run.toml"
     file.write_text('[run]\nagent = "codex"\n')
     assert from_options(RunSettings, {"config": file}).agent.only_agent == "codex"

@@ -63,7 +63,7 @@ def test_the_second_signal_stops_at_once():
     assert "run the same command again to continue" in err
 
 
-def test_draining_has_a_bound():
+def test_draining_stops_after_its_time_limit():
     process = start(100, 0.2)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)

@@ -108,7 +108,7 @@ def test_a_key_with_an_invalid_budget_is_refused_and_the_old_key_stays_valid(tmp
     assert understudy("gateway", "keys", "--dir", tmp_path).stdout == "me\tworks\n"
 
 
-def test_an_unknown_adapter_is_refused_with_those_there_are():
+def test_an_unknown_agent_adapter_is_refused_with_the_available_ones():
     with pytest.raises(ConfigError, match=r"expected one of: .*claude-code, .*shell"):
         plugins.load("agents", "nobody")
 

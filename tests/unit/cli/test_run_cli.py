@@ -59,7 +59,7 @@ def test_a_former_command_line_is_answered_with_the_present_one(old_command: str
         ["show", "--dir", "vllm"],
     ],
 )
-def test_other_command_lines_are_let_through(arguments: list[str]):
+def test_present_command_lines_are_accepted(arguments: list[str]):
     refuse_old_spelling(arguments)
 
 
@@ -69,7 +69,7 @@ def test_the_error_for_a_former_command_line_shows_the_present_one():
     assert "  understudy run vllm --backend-model-high m --dataset-path x.jsonl\n" in done.stderr
 
 
-def test_the_agents_names_stand_for_the_models():
+def test_the_agents_model_names_map_to_the_backend_models():
     model = ModelSettings(backend="vllm", backend_model_high="big", backend_model_low="small")
     settings, high, low = run_gateway_config(model)
     assert (high, low) == (FRONTEND_HIGH, FRONTEND_LOW)

@@ -237,7 +237,7 @@ def test_a_broken_call_of_a_rollout_is_context_but_not_trained(tmp_path: Path):
         assert turn.messages[-1]["content"] == "Done."
 
 
-def test_the_tokens_of_a_broken_call_are_not_learned(tmp_path: Path):
+def test_the_tokens_of_a_broken_call_are_not_trained(tmp_path: Path):
     broken = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {UNPARSED_INPUT: {"raw": '{"c', "len": 3}}}
     session = Session("a1")
     ask = user(text("Mend it."))

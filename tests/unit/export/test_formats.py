@@ -292,7 +292,7 @@ def test_a_single_group_goes_into_the_train_split(tmp_path: Path):
     assert (tmp_path / "out" / "train.parquet").exists()
 
 
-def test_an_unredacted_export_says_so_and_is_for_its_owner_alone(full: Path, tmp_path: Path):
+def test_an_unredacted_export_is_marked_and_readable_by_its_owner_only(full: Path, tmp_path: Path):
     exported = export(full, "trl-sft", tmp_path / "out", unredacted=True)
     assert exported.unredacted
     assert "NOT REDACTED" in (tmp_path / "out" / "README.md").read_text()

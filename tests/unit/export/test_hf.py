@@ -236,7 +236,7 @@ def test_the_export_has_a_card_that_loads_and_a_manifest_by_which_it_is_pushed(t
     assert written(out) == ["dataset-calc-0", "dataset-calc-0.1", "stream_calc-0.json"]
 
 
-def test_a_saved_dataset_is_what_datasets_itself_saves(tmp_path: Path):
+def test_a_saved_dataset_equals_the_one_the_datasets_library_saves(tmp_path: Path):
     columns = {"words": ["string"], "n": "float64", "deep": [{"a": "string", "b": [{"c": "int32"}]}], "s": "bool"}
     rows = [
         {
@@ -295,7 +295,7 @@ def test_safe_ids_are_used_as_file_names_unchanged(name: str):
     assert file_name("stream_", name, ".json") == f"stream_{name}.json"
 
 
-def test_the_command_prints_json_and_says_what_it_left_out(tmp_path: Path):
+def test_the_command_prints_json_and_reports_rows_without_token_ids(tmp_path: Path):
     fill(tmp_path, [calc_task()], backend="openai", tokens=False)
     done = understudy("export", "hf", tmp_path, "--json")
     assert json.loads(done.stdout)["without_tokens"] == 2

@@ -234,7 +234,7 @@ def test_roles_that_openai_does_not_take_are_refused():
     assert refusal_reason({"messages": [{"role": "function"}]}, 0) == "rows with a role that OpenAI does not take"
 
 
-def test_alpaca_rows_load_when_the_first_history_comes_late(tmp_path: Path):
+def test_alpaca_rows_load_when_only_a_late_row_has_a_history(tmp_path: Path):
     logs = [Log(f"s{n:02}", project=f"/srv/p{n}") for n in range(13)]
     for number, log in enumerate(logs):
         tip = log.answer(log.user(-1, "x" * 1_000_000), f"Said {number}.")

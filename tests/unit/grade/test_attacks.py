@@ -334,7 +334,7 @@ TestReport.from_item_and_call = classmethod(_pass)
 """
 
 
-async def test_code_aimed_at_one_test_is_found_in_the_patch(
+async def test_code_aimed_at_one_test_is_audited_as_suspicious(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> None:
     """No grader can tell from outside what such code did; whoever learns from the patch is warned."""

@@ -88,7 +88,7 @@ def test_another_file_in_a_directory_of_the_same_name_names_no_scratch_file(path
     assert bool(gate_of(patch, replace(CALC_TASK, source=Files(tree))).dropped) is not is_named
 
 
-def test_new_modules_of_a_package_of_the_tree_count() -> None:
+def test_new_modules_in_an_existing_package_are_kept() -> None:
     _, passed = gated({**FIX, "calc/more.py": "x = 1\n", "calc/deep/__init__.py": ""})
     assert not passed.dropped
 

@@ -77,7 +77,7 @@ REPLACE = {
 
 
 @pytest.mark.parametrize("name", REPLACE)
-def test_a_file_that_replaces_what_the_tests_import_does_not_count(name: str):
+def test_a_file_that_shadows_an_import_of_the_tests_is_dropped(name: str):
     patch = diff({REPLACE[name]: "import os\n", "inflection.py": "x = 1\n"}, FLAT)
     gated = gate_of(patch.encode(), TASK)
     assert gated.dropped == (repr(REPLACE[name]),)
@@ -110,7 +110,7 @@ HONEST = [
 
 
 @pytest.mark.parametrize("path", HONEST)
-def test_a_new_file_beside_the_tests_counts(path: str):
+def test_a_new_file_beside_the_tests_is_kept(path: str):
     patch = diff({path: "x = 1\n"}, FLAT)
     assert gate_of(patch.encode(), TASK).patch == patch.encode()
 
@@ -121,7 +121,7 @@ def test_a_shadowing_name_that_the_gold_patch_creates_is_kept():
     assert gate_of(patch.encode(), task).patch == patch.encode()
 
 
-def test_a_path_through_a_link_of_the_tree_does_not_count(tmp_path: Path):
+def test_a_file_below_a_symlink_to_the_tests_is_dropped(tmp_path: Path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "other").symlink_to("tests")
     patch = diff({"other/helper.py": "x = 1\n"}, {})

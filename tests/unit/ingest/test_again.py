@@ -143,7 +143,7 @@ def test_writing_parquet_imports_no_pandas(tmp_path: Path):
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_parquet_holds_what_the_lines_hold_and_loads_as_a_dataset(tmp_path: Path):
+def test_parquet_rows_equal_the_jsonl_rows_and_load_as_a_dataset(tmp_path: Path):
     told(DATA, "--output", tmp_path / "states.jsonl")
     told(DATA, "--output", tmp_path / "states.parquet")
     lines = rows(tmp_path / "states.jsonl")
@@ -230,7 +230,7 @@ def test_states_exported_from_the_store_equal_those_ingested_to_jsonl(tmp_path: 
     assert by_id(tmp_path / "s.jsonl") == by_id(tmp_path / "ingested.jsonl")
 
 
-def test_a_log_in_an_archive_is_known_again(tmp_path: Path):
+def test_an_unchanged_log_in_an_archive_is_not_ingested_again(tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "logs.zip", "w") as archive:
         archive.writestr("projects/p/a.jsonl", session("a").data())
     options = (tmp_path / "logs.zip", "--dir", tmp_path / "store")
@@ -247,7 +247,7 @@ def test_a_file_that_could_not_be_read_is_tried_again(tmp_path: Path):
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_an_interrupted_ingest_leaves_whole_traces_and_goes_on(jobs: str, tmp_path: Path):
+def test_an_interrupted_ingest_stores_only_whole_traces_and_can_be_resumed(jobs: str, tmp_path: Path):
     logs, store = tmp_path / "logs", tmp_path / "store"
     lay(logs, session("a"), directory="a")
     told(logs, "--dir", store)

@@ -47,7 +47,7 @@ def test_reminders_are_sent_in_front_of_the_prompt_and_in_the_last_result() -> N
     assert {state.fidelity for state in states.values()} == {"exact"}
 
 
-def test_reminders_pass_what_the_user_wrote_since_the_result() -> None:
+def test_reminders_are_placed_past_user_messages_written_since_the_result() -> None:
     log = Log(version="2.1.250")
     log.user("look")
     log.attachment("command_permissions", allowedTools=[])
@@ -80,7 +80,7 @@ def test_hook_context_of_a_tool_call_is_added_to_its_result() -> None:
     assert messages[2:] == [f"t1: one\n\n{reminder.format('t1')}", f"t2: two\n\n{reminder.format('t2')}"]
 
 
-def test_a_mentioned_file_and_image_are_there() -> None:
+def test_a_mentioned_file_and_image_are_in_the_context() -> None:
     log = Log(version="2.1.250")
     log.user("look at @a.py and @b.png")
     file = {"filePath": "/p/a.py", "content": "x = 1\n", "numLines": 2, "startLine": 1, "totalLines": 2}

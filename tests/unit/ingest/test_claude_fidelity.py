@@ -221,7 +221,7 @@ def test_a_notification_that_was_sent_as_a_prompt_is_wrapped_in_newer_versions(v
     assert state.fidelity == "exact"
 
 
-def test_the_environment_of_a_session_is_there_where_its_text_is_known() -> None:
+def test_the_session_environment_is_in_the_context_where_its_text_is_known() -> None:
     snapshot = {
         "workingDirectory": "/w",
         "isWorktree": False,

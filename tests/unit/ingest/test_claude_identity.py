@@ -58,7 +58,7 @@ def test_copies_of_a_growing_log_are_one_conversation() -> None:
     assert [len(state.messages) for state in expand(trace, system=None)] == [1, 3, 5, 7]
 
 
-def test_parts_of_a_log_are_put_together_in_time() -> None:
+def test_parts_of_a_session_in_several_files_are_joined_in_order_of_time() -> None:
     lines = session("s-one", ANSWERS).data().splitlines(keepends=True)
     parts = {"3": lines[5:], "1": lines[:2], "2": lines[2:5]}
     (trace,) = collected({f"/logs/{name}/full.jsonl": b"".join(part) for name, part in parts.items()})
@@ -92,7 +92,7 @@ def test_a_file_without_session_ids_is_named_after_itself() -> None:
     assert list(turns(collected({"/logs/mine.jsonl": log.data()}))) == ["mine"]
 
 
-def test_a_store_that_knew_a_conversation_by_its_file_does_not_hold_it_twice(tmp_path: Path) -> None:
+def test_a_conversation_stored_under_its_file_name_is_not_stored_twice(tmp_path: Path) -> None:
     log = session("s-one", ANSWERS[:2])
     (named,) = read(log)
     named.trace_id = named.session_id = "full"

@@ -75,7 +75,7 @@ def test_formats_in_one_directory_each_become_states(tmp_path: Path):
     assert names(tmp_path) == [".states.jsonl.understudy", "states.jsonl"]
 
 
-def test_a_line_holds_what_the_model_saw_and_did(tmp_path: Path):
+def test_a_row_has_the_context_and_the_action_of_a_state(tmp_path: Path):
     logs = lay(tmp_path, session("s1"))
     ingest(logs, "--output", tmp_path / "states.jsonl")
     first, second = rows(tmp_path / "states.jsonl")
@@ -146,7 +146,7 @@ def test_a_dry_run_counts_and_writes_nothing(tmp_path: Path):
         (["--since", "2027-01-01"], set(), {"earlier": 5}),
     ],
 )
-def test_filters_leave_out_and_say_how_many(
+def test_filters_leave_out_states_and_count_them_by_reason(
     options: list[str], remaining: set[str], reason: dict[str, int], tmp_path: Path
 ):
     logs = lay(tmp_path, session("s1"), session("s2", turns=3, cwd="/home/dev/other"))

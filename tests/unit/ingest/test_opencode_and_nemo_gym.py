@@ -192,7 +192,7 @@ def test_samples_of_a_task_whose_agent_names_them_after_it_are_rollouts_of_their
     assert one.former_ids == ("nemo-gym:anyswe-astropy__astropy-12907",)
 
 
-def test_a_rollout_of_nemo_gym_without_its_prompt_says_so(tmp_path: Path) -> None:
+def test_a_nemo_gym_rollout_without_its_prompt_is_noted_as_repaired(tmp_path: Path) -> None:
     row = rollout(1)
     row["responses_create_params"]["input"] = []
     (tmp_path / "one.jsonl").write_text(json.dumps(row))

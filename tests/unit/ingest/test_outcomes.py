@@ -14,7 +14,7 @@ from understudy.ingest.trace import TraceOutcome
 from support.ingest import DATA, read
 
 
-def test_rows_of_data_sets_say_whether_their_task_was_solved() -> None:
+def test_rows_of_data_sets_have_the_resolved_outcome_of_their_task() -> None:
     solved, failed = read(DATA / "swesmith.jsonl")
     assert solved.outcome == TraceOutcome(resolved=True, task="demo__greet.abc12345.lm_rewrite___1")
     assert failed.outcome is not None and failed.outcome.resolved is False

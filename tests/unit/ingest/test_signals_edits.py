@@ -160,7 +160,7 @@ def test_the_editing_tools_of_every_program(name: str, arguments: Any, edits: in
     assert (one.edits, one.edits_survived) == (edits, surviving)
 
 
-def test_a_patch_takes_out_what_another_tool_put_in() -> None:
+def test_an_edit_reverted_by_apply_patch_does_not_survive() -> None:
     patch = "*** Begin Patch\n*** Update File: p/a.py\n-x = 2\n+x = 1\n*** End Patch"
     assert survived(edit("x = 1", "x = 2", "p/a.py"), ("apply_patch", {"input": patch}, "Success.")) == [0, 1]
     deletion = "*** Begin Patch\n*** Delete File: p/a.py\n*** End Patch"

@@ -179,7 +179,7 @@ UNTOLD = [
 
 
 @pytest.mark.parametrize("command", RUN)
-def test_a_command_that_runs_tests_is_known(command: str) -> None:
+def test_commands_that_run_tests_are_recognised(command: str) -> None:
     assert any(runs_tests(one) for one in shell_commands(command))
 
 

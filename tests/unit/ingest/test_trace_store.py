@@ -312,7 +312,7 @@ def test_action_nodes_are_those_that_later_turns_see(store: Store):
         assert path.issuperset(before.action)
 
 
-def test_a_store_of_the_release_before_keeps_its_rows_and_takes_sessions(tmp_path: Path):
+def test_a_store_of_an_earlier_release_keeps_its_rows_and_accepts_sessions(tmp_path: Path):
     with sqlite3.connect(tmp_path / "store.db") as raw:
         raw.executescript((DATA.parent / "store_0003.sql").read_text())
         names = [name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]

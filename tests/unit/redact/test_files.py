@@ -35,7 +35,7 @@ def test_a_relative_data_home_is_ignored_for_the_key_path(tmp_path: Path, monkey
     assert key_path() == tmp_path / ".local" / "share" / "understudy" / "redaction.key"
 
 
-def test_a_key_that_cannot_be_used_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_an_unusable_key_file_is_a_config_error_with_the_repair(tmp_path: Path) -> None:
     path = tmp_path / "redaction.key"
     load_key(path)
     path.chmod(0o644)

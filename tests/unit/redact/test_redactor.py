@@ -71,7 +71,7 @@ def test_betterleaks_finds_more_secrets_and_leaves_clean_text() -> None:
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.rule)
 @settings(max_examples=6)
 @given(data=st.data())
-def test_every_form_of_the_table_is_found_where_it_stands_alone(form: Any, data: st.DataObject) -> None:
+def test_every_secret_form_is_redacted_in_plain_text(form: Any, data: st.DataObject) -> None:
     value = data.draw(
         st.from_regex(form.pattern.replace(r"(?![A-Za-z0-9])", "").replace(r"(?![\w-])", ""), fullmatch=True)
     )
