@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +12,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from understudy.errors import ConfigError, GatewayError
@@ -19,7 +22,14 @@ from understudy.gateway.budget import Budget
 from understudy.gateway.control import GatewayState, GenerationControl, RunningCall
 from understudy.gateway.keys import Keys
 from understudy.gateway.router import ModelRouter
-from understudy.gateway.serve.admin import AdminApp, AdminTarget, SingleGateway
+from understudy.gateway.serve.admin import (
+    AdminApp,
+    AdminTarget,
+    GatewayAddress,
+    SingleGateway,
+    announce,
+    send_admin_request,
+)
 from understudy.gateway.server.app import Gateway
 from understudy.gateway.server.listen import Listener, tcp_socket
 from understudy.gateway.telemetry.metrics import MODELS_LIMIT, GatewayMetrics, merged
@@ -248,6 +258,39 @@ async def test_what_a_target_fails_with_is_told() -> None:
         assert reply.status == 500
         body = await reply.json()
     assert body == {"error": {"message": "worker 2 does not answer", "boundary": "gateway"}}
+
+
+@pytest.mark.parametrize("key", [None, b"a\xff", b"a\r\nX-Other: 1\nb"])
+async def test_a_key_file_that_holds_no_key_is_named(key: bytes | None, tmp_path: Path) -> None:
+    announce(tmp_path, GatewayAddress(url="http://127.0.0.1:1", admin_url="http://127.0.0.1:1", pid=1))
+    if key is not None:
+        (tmp_path / "admin.key").write_bytes(key)
+    with pytest.raises(ConfigError, match=r"admin\.key: invalid admin key"):
+        await send_admin_request(tmp_path, "GET", "/state")
+
+
+async def test_what_is_no_gateway_is_neither_followed_nor_read_without_end(tmp_path: Path) -> None:
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b"x" * (1 << 20))
+        return response
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        raise web.HTTPFound("/endless")
+
+    app = web.Application()
+    app.add_routes([web.get("/endless", endless), web.get("/elsewhere", elsewhere)])
+    async with TestServer(app) as server:
+        address = str(server.make_url("/")).rstrip("/")
+        announce(tmp_path, GatewayAddress(url=address, admin_url=address, pid=1))
+        (tmp_path / "admin.key").write_text("key")
+        with pytest.raises(GatewayError, match="sent more than 16 MiB"):
+            await send_admin_request(tmp_path, "GET", "/endless")
+        with pytest.raises(GatewayError, match="rejected /elsewhere"):
+            await send_admin_request(tmp_path, "GET", "/elsewhere")
 
 
 def test_a_key_that_can_be_guessed_is_refused() -> None:

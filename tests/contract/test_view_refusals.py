@@ -288,6 +288,15 @@ async def test_a_damaged_error_is_shown_as_the_error_of_its_rollout(runs: Path):
         assert "damaged" in json.dumps(head)
 
 
+@pytest.mark.services  # takes seconds, because the filter runs to its limit
+async def test_a_filter_that_would_run_for_days_is_refused_after_seconds(runs: Path):
+    tables = ", ".join(f"turns t{number}" for number in range(40))
+    async with viewing(runs / "logs") as client:
+        path = f"{await client.store('logs')}/states"
+        error = await client.get(path, status=400, where=f"(SELECT count(*) FROM {tables}) > 0")
+        assert "takes longer than 5 s" in error["error"]["message"]
+
+
 async def test_a_data_set_beside_a_store_is_no_loop(tmp_path: Path):
     put_run(tmp_path / "run", {"a": [End(1.0)]})
     (tmp_path / "run/dataset-a").mkdir()

@@ -14,6 +14,9 @@ from understudy.store.schema import traces, turns
 from understudy.store.statements import text_position
 from understudy.store.turn_filters import select_turns
 
+_PATIENCE_S = 5.0
+"""How long an expression of a list may run, in seconds. A few slow ones must not keep other lists waiting."""
+
 _value = decoder(object, "a session's outcome or its list of losses")
 
 
@@ -139,8 +142,8 @@ class SessionListRepository(Repository):
             where = f"trace_id = '{quoted}'" + ("" if where is None else f" AND (\n{where}\n)")
         names = StateRow.__struct_fields__
         with self._database.driver.turns_connection() as raw:
-            ((total,),) = select_turns(raw, ("count(*)",), where, None)
-            rows = select_turns(raw, names, where, start + limit)[start:]
+            ((total,),) = select_turns(raw, ("count(*)",), where, None, _PATIENCE_S)
+            rows = select_turns(raw, names, where, start + limit, _PATIENCE_S)[start:]
         return [StateRow(*map(_text, row)) for row in rows], total
 
 

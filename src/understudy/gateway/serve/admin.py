@@ -6,6 +6,7 @@ here.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable
@@ -244,6 +245,21 @@ def announce(directory: Path, address: GatewayAddress) -> None:
     atomic_write(directory / ADDRESS, msgspec.json.encode(address))
 
 
+_MOST_BYTES = 16 << 20
+"""The largest response of a gateway's admin address that is read."""
+
+
+async def _bounded_text(response: aiohttp.ClientResponse) -> str:
+    """Return a response's text. Raises GatewayError if it is too large: a directory may name any address."""
+    try:
+        await response.content.readexactly(_MOST_BYTES + 1)
+    except asyncio.IncompleteReadError as whole:
+        return whole.partial.decode(errors="replace")
+    raise GatewayError(
+        f"{response.url} sent more than {_MOST_BYTES >> 20} MiB; check that it is a gateway's admin address"
+    )
+
+
 async def send_admin_request(directory: Path, method: str, path: str, body: dict[str, Any] | None = None) -> str:
     """Send an admin request to the gateway of a directory, and return the response.
 
@@ -251,20 +267,28 @@ async def send_admin_request(directory: Path, method: str, path: str, body: dict
     """
     try:
         address = msgspec.json.decode((directory / ADDRESS).read_bytes(), type=GatewayAddress)
-        key = (directory / ADMIN_KEY).read_text().strip()
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(
             f"no gateway is running in {directory} ({error}); name its directory with --dir, or start one with: "
             "understudy gateway serve"
         ) from error
     try:
+        key = (directory / ADMIN_KEY).read_bytes().strip().decode("ascii")
+        if not key.isprintable():
+            raise ValueError("it has more than one line")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{directory / ADMIN_KEY}: invalid admin key of a gateway: {error}; restart the gateway, which "
+            "writes it, or run as the user who started it"
+        ) from error
+    try:
         headers = {"authorization": f"Bearer {key}"}
         # Without a timeout, because a drain takes as long as the request asks for.
         async with (
             aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None)) as client,
-            client.request(method, address.admin_url + path, json=body) as response,
+            client.request(method, address.admin_url + path, json=body, allow_redirects=False) as response,
         ):
-            answer = await response.text()
+            answer = await _bounded_text(response)
     except (aiohttp.ClientError, OSError) as error:
         raise GatewayError(
             f"the gateway in {directory} does not respond at {address.admin_url}: {error}; check that it is "
