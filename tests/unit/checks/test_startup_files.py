@@ -68,7 +68,7 @@ async def graded(
     return await grade(prepared, patch.encode(), sandboxes=sandboxes, environment=environment)
 
 
-async def test_what_runs_before_the_tests_and_golds_install_has_not_has_no_reward(
+async def test_startup_files_that_golds_install_lacks_score_zero_and_are_suspicious(
     sandboxes: LocalSandboxes, environment: TaskEnvironment, tmp_path: Path
 ) -> None:
     verdict = await graded(core_patch(PLUGIN, LINE, MODULE), (), sandboxes, environment, tmp_path)
@@ -79,7 +79,7 @@ async def test_what_runs_before_the_tests_and_golds_install_has_not_has_no_rewar
     assert module.startswith("startup module usercustomize.py")
 
 
-async def test_before_golds_install_is_known_only_startup_modules_count(
+async def test_without_a_record_of_golds_install_only_startup_modules_score_zero(
     sandboxes: LocalSandboxes, environment: TaskEnvironment, tmp_path: Path
 ) -> None:
     verdict = await graded(core_patch(MODULE), None, sandboxes, environment, tmp_path)

@@ -130,13 +130,13 @@ async def test_an_install_is_retried_without_build_isolation(graded) -> None:
     assert verdict.log.startswith("\nfalse\n")
 
 
-async def test_an_installation_that_does_not_end_is_no_reward(graded) -> None:
+async def test_an_installation_that_times_out_scores_zero(graded) -> None:
     task = replace(CALC_TASK, checks=replace(CHECKS, install="sleep 60", timeout_s=1.0))
     verdict = await graded(task.gold_patch, task)
     assert (verdict.reward, verdict.reason) == (0.0, "the installation did not end in 1 s")
 
 
-async def test_what_runs_before_the_patch_is_the_task_s(graded) -> None:
+async def test_a_failure_of_commands_before_the_patch_is_a_grader_error(graded) -> None:
     task = replace(CALC_TASK, checks=replace(CHECKS, before="sleep 60", timeout_s=1.0))
     with pytest.raises(GraderError, match=r"commands of checks\.before"):
         await graded(task.gold_patch, task)
@@ -158,7 +158,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_patch_is_applied_in_the_ways_of_the_harness(graded, way: str) -> None:
+async def test_patches_are_applied_in_every_way_the_harness_tries(graded, way: str) -> None:
     verdict = await graded(WAYS[way])
     assert (verdict.reward, verdict.applied) == (1.0, True), verdict
 
@@ -171,7 +171,7 @@ async def test_a_patch_whose_changes_are_already_in_the_tree_counts_as_applied(g
     assert "still fail" in verdict.reason
 
 
-async def test_a_merge_is_tried(graded) -> None:
+async def test_a_patch_whose_context_changed_is_applied_by_a_merge(graded) -> None:
     """What stands around the change is another text by now, but the file that the patch was made for is known."""
     base = "".join(f"line {n}\n" for n in range(40))
     moved = base.replace("line 10\n", "line ten\n")
@@ -189,14 +189,14 @@ async def test_line_endings_are_kept_as_bytes_despite_gitattributes(graded, attr
     assert verdict.reward == 1.0, verdict
 
 
-async def test_a_patch_that_does_not_apply_is_no_reward(graded) -> None:
+async def test_a_patch_that_does_not_apply_scores_zero_and_names_the_file(graded) -> None:
     patch = diff({"calc/core.py": "x\n"}, {"calc/core.py": "".join(f"other {n}\n" for n in range(9))})
     verdict = await graded(patch)
     assert (verdict.reward, verdict.applied) == (0.0, False)
     assert "does not apply" in verdict.reason and "calc/core.py" in verdict.reason
 
 
-async def test_a_test_patch_that_does_not_apply_is_the_task_s_fault(graded) -> None:
+async def test_a_test_patch_that_does_not_apply_is_a_task_error(graded) -> None:
     broken = diff({"tests/test_calc.py": "x\n"}, {"tests/test_calc.py": "nothing like it\n"})
     task = replace(CALC_TASK, checks=replace(CHECKS, test_patch=broken))
     with pytest.raises(TaskError, match=r"checks\.test_patch does not apply"):
@@ -358,7 +358,7 @@ async def test_a_name_of_several_tests_is_no_contradiction_if_gold_has_it_too(ta
     assert judge_suite(replace(task, checks=checks), run, None, {"x": 1}).verdict.reward == 0.0
 
 
-async def test_a_parser_that_nobody_has_is_found_at_intake(taken_in) -> None:
+async def test_an_unknown_parser_is_a_task_error_at_validation(taken_in) -> None:
     with pytest.raises(TaskError, match=r"checks\.parser.*'parse_log_nothing'"):
         await taken_in(replace(CALC_TASK, checks=replace(CHECKS, parser="parse_log_nothing")))
 

@@ -242,7 +242,7 @@ UNLIKE = {
 
 
 @pytest.mark.parametrize("name", UNLIKE)
-def test_values_that_are_not_equal_contradict(name: str):
+def test_unequal_values_are_judged_contradictory(name: str):
     one, other = UNLIKE[name]
     assert judge(EQUAL, value(one), value(other)) == "contradicts"
 

@@ -438,13 +438,13 @@ def run_of(observations: list[Observation], **how: Any) -> VersionRun:
         (run_of([], timed_out=True, exit_code=None, outcomes={}), "suspicious", "did not end in 5 s"),
     ],
 )
-def test_a_run_is_judged_by_what_it_observed(run: VersionRun, status: str, reason: str):
+def test_a_version_run_is_judged_by_its_observations(run: VersionRun, status: str, reason: str):
     options = GradingOptions(twins={"b": TwinTest("a", {3: '[["value", ["i", "0x2"]]]'})})
     integrity = judge_twins(options, [run], 5).integrity
     assert integrity.status == status and reason in integrity.reason
 
 
-def test_all_tests_that_fail_their_versions_are_named_however_many_and_the_evidence_is_bounded():
+def test_all_tests_that_fail_their_versions_are_named_with_bounded_evidence():
     gold = {3: '[["value", ["i", "0x2"]]]'}
     options = GradingOptions(twins={f"b{n}": TwinTest(f"a{n}", gold) for n in range(60)})
     wrong, unclear = [["value", ["i", "0x3"]]], [["value", ["?"]]]

@@ -34,7 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("export atif", "atif"),
     ],
 )
-def test_a_directory_may_have_any_name(command: str, output: str, store: Path, tmp_path: Path):
+def test_directories_with_undecodable_names_are_accepted(command: str, output: str, store: Path, tmp_path: Path):
     home = tmp_path / "d\udce9"
     shutil.copytree(store, home / "store")
     stdout = run(command, home, output, *(["--json"] if command != "states" else []))
@@ -44,7 +44,7 @@ def test_a_directory_may_have_any_name(command: str, output: str, store: Path, t
 
 
 @pytest.mark.parametrize(("command", "output"), [("states", ""), ("show --dir", ""), ("export trl-sft", "sft")])
-def test_a_terminal_may_show_ascii_only(command: str, output: str, store: Path, tmp_path: Path):
+def test_commands_run_with_an_ascii_only_terminal(command: str, output: str, store: Path, tmp_path: Path):
     home = tmp_path / "dé"
     shutil.copytree(store, home / "store")
     run(command, home, output, env=ASCII)

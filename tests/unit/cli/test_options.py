@@ -61,7 +61,7 @@ def test_an_invalid_config_file_is_refused_with_the_location(tmp_path: Path, con
     ("options", "message"),
     [(("--samples", "0"), "greater than or equal to 1"), (("--run-method", "magic"), "'cli', 'python'")],
 )
-def test_bounds_and_choices_hold_for_options_too(options: tuple[str, ...], message: str):
+def test_command_line_options_out_of_bounds_or_choices_are_refused(options: tuple[str, ...], message: str):
     done = understudy("run", "--tasks", "smoke", *options)
     assert done.returncode == 2
     assert message in done.stderr

@@ -167,7 +167,7 @@ def test_tools_of_an_agent_are_names(tools: str):
         ClaudeCode(tools=tools)
 
 
-def test_a_limit_takes_a_random_sample_that_a_smaller_one_is_part_of() -> None:
+def test_a_limit_takes_a_random_sample_that_contains_those_of_smaller_limits() -> None:
     tasks = [Task(f"t{n}", "r", "do it", Directory("."), PytestChecks({}, ("a",)), "") for n in range(9)]
     loaded = LoadedTasks(tasks)
 

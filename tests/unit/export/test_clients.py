@@ -57,7 +57,7 @@ def problems(store: Store, exported: list[dict[str, Any]]) -> list[str]:
     return report.problems
 
 
-def test_exact_tokens_by_key_and_time(tmp_path: Path):
+def test_exact_tokens_are_exported_by_key_and_time(tmp_path: Path):
     put_clients(tmp_path / "gateway")
     with Store.open(tmp_path / "gateway", create=False) as store:
         summary = trl.export_tokens(corpus(store, "alice"), tmp_path / "all")

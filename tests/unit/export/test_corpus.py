@@ -179,7 +179,7 @@ def test_where_and_roles_select_the_exported_examples(tmp_path: Path):
         count(where="nonsense(")
 
 
-def test_rollouts_give_their_branches_and_their_calls(tmp_path: Path):
+def test_rollouts_yield_branches_as_conversations_and_calls_as_turns(tmp_path: Path):
     put_rollouts(tmp_path)
     with Store.open(tmp_path, create=False) as store:
         corpus = Corpus(store, ExportSelection(origins=("rollouts",)))
@@ -299,7 +299,7 @@ def test_desirable_labels_follow_from_signals_and_outcome(
 
 
 @given(st.text(), st.integers(0, 9))
-def test_a_group_is_in_one_split(group: str, seed: int):
+def test_the_split_of_a_group_is_deterministic_and_grows_with_the_share(group: str, seed: int):
     assert split(group, seed=seed, share=0) == "train"
     once = split(group, seed=seed, share=0.3)
     assert once == split(group, seed=seed, share=0.3)

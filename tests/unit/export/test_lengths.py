@@ -187,7 +187,7 @@ def test_card_and_manifest_report_lengths_and_cuts(tmp_path: Path):
     assert "cut to" not in (tmp_path / "whole" / "README.md").read_text()
 
 
-def test_turns_are_cut_as_conversations_are(tmp_path: Path):
+def test_turn_rows_are_cut_to_the_limit_too(tmp_path: Path):
     put_sessions(tmp_path / "store", [long_session().trace])
     cut = export(
         tmp_path / "store", tmp_path / "out", "openai", origins=("sessions",), cut_chars=4000, unit="turn"

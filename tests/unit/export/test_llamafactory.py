@@ -227,7 +227,7 @@ def full(tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_directory_for_each_experiment_and_one_list_of_all(full: Path, tmp_path: Path):
+def test_each_named_export_has_a_directory_and_an_entry_in_dataset_info(full: Path, tmp_path: Path):
     output = tmp_path / "data"
     output.mkdir()
     before = '{"mine": {"hf_hub_url": "a/b", "num_samples": 1e3, "k": "\\u00e9"}}'
@@ -268,7 +268,7 @@ def test_a_directory_for_each_experiment_and_one_list_of_all(full: Path, tmp_pat
     assert True in tags and False in tags
 
 
-def test_pairs_of_rollouts(full: Path, tmp_path: Path):
+def test_pairs_of_rollouts_are_ranking_rows(full: Path, tmp_path: Path):
     summary = exported(full, tmp_path / "out", stage="dpo", name="pairs")
     assert (
         summary.rows

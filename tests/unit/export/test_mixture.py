@@ -67,7 +67,7 @@ def test_the_first_matching_weight_applies_and_draws_depend_on_the_seed(store: P
     assert all(32 < number < 64 for number in drawn)
 
 
-def test_a_conversation_has_the_mean_of_its_answers(store: Path, tmp_path: Path):
+def test_a_conversation_is_weighted_by_the_mean_of_its_answers(store: Path, tmp_path: Path):
     exported = export(store, tmp_path / "out", "3: tool_calls > 0", unit="conversation")
     # Of the two conversations of a session one has a turn of weight 3 and one of weight 1: their mean is 2.
     assert exported.rows == 8 + 2 * 8

@@ -217,7 +217,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_hostile_sessions_are_rows_that_load(evil: Path, tmp_path: Path, name: str):
+def test_exports_of_hostile_sessions_load_as_datasets(evil: Path, tmp_path: Path, name: str):
     out = tmp_path / "out"
     more = {"unit": "turn", "form": "alpaca"} if name == "llamafactory" else {}
     exported = export(evil, name, out, origins=("sessions",), test_share=0.5, **more)

@@ -562,7 +562,7 @@ RAW = {
 
 
 @pytest.mark.parametrize("name", [*HONEST, *RAW])
-async def test_no_honest_patch_is_refused_or_suspected(
+async def test_honest_patches_are_neither_refused_nor_suspicious(
     prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, name: str
 ) -> None:
     patch = diff({**MENDED, **HONEST.get(name, {})}, CALC)

@@ -74,7 +74,7 @@ def report(out: Path, id: str) -> Path:
     return out / "logs" / "run_evaluation" / "r" / "m" / id / "report.json"
 
 
-async def test_a_fault_of_the_sandbox_is_tried_again(tmp_path: Path):
+async def test_grading_is_retried_after_a_sandbox_error(tmp_path: Path):
     task = calc_task()
     standing = await graded([task], {"calc-0": task.gold_patch}, tmp_path, sandboxes=Flaky(1))
     assert standing.outcomes["calc-0"].status == "resolved"

@@ -32,7 +32,7 @@ def gated(files: dict[str, str]):
 
 
 @pytest.mark.parametrize("name", SCRATCH)
-def test_a_script_that_nothing_names_is_left_out_and_not_held_against_the_patch(name: str) -> None:
+def test_an_unreferenced_script_is_dropped_and_the_patch_audited_as_clean(name: str) -> None:
     patch, passed = gated({**FIX, name: SCRATCH[name]})
     assert passed.dropped == (show_path(name.encode()),)
     assert passed.patch == diff(FIX, CALC).encode()
@@ -82,7 +82,7 @@ def test_a_file_named_in_the_tree_or_the_test_command_is_kept() -> None:
     ("path", "is_named"),
     [("scratch/verilog", False), ("scratch/try_fix.py", True), ("scratch/", True), ("scratch/try", True)],
 )
-def test_another_file_in_a_directory_of_the_same_name_names_no_scratch_file(path: str, is_named: bool) -> None:
+def test_a_reference_to_another_file_of_the_directory_keeps_no_scratch_file(path: str, is_named: bool) -> None:
     tree = {**CALC, "examples/parse.py": f"for name in open('{path}'):\n    exec(name)\n"}
     patch = diff({**FIX, "scratch/try_fix.py": "import os\nos._exit(0)\n"}, tree).encode()
     assert bool(gate_of(patch, replace(CALC_TASK, source=Files(tree))).dropped) is not is_named

@@ -84,7 +84,7 @@ def test_a_file_that_shadows_an_import_of_the_tests_is_dropped(name: str):
     assert gated.patch == diff({"inflection.py": "x = 1\n"}, FLAT).encode()
 
 
-def test_a_rename_counts_by_its_new_name():
+def test_a_rename_to_a_shadowing_name_is_dropped():
     rename = (
         "diff --git a/helpers.py b/test_inflection/__init__.py\nsimilarity index 100%\n"
         "rename from helpers.py\nrename to test_inflection/__init__.py\n"

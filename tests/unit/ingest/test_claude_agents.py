@@ -70,7 +70,7 @@ def test_subagents_in_files_beside_the_session() -> None:
     assert {trace.session_id for trace in traces} == {"s1"}
 
 
-def test_subagents_below_the_session() -> None:
+def test_nested_subagents_are_traces_with_their_parents() -> None:
     log = main("2.1.197", {"t1": "explore"})
     log.result("t1", "found")
     sub = agent("2.1.197", "explore more", SUB, agentId="a1")
@@ -95,7 +95,7 @@ def test_subagents_below_the_session() -> None:
     assert traces[-1].role == "compact"
 
 
-def test_a_subagent_without_its_session_is_a_trace() -> None:
+def test_a_subagent_log_without_its_session_is_read_as_a_trace() -> None:
     sub = agent("2.1.197", "explore", SUB)
     (trace,) = read(**{"s1/subagents/agent-a1.jsonl": sub.data()})
     assert trace.parent == TraceParent("s1", None, 1) and len(list(expand(trace))) == 1

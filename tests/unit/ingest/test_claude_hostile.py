@@ -130,7 +130,7 @@ def test_the_order_of_lines_does_not_lose_turns(seed: int) -> None:
     assert by_message(*read(log)).keys() == turns
 
 
-def test_lines_written_twice_change_nothing() -> None:
+def test_duplicated_lines_do_not_change_the_states() -> None:
     log = whole()
     before = by_message(*read(log))
     log.lines = [line for line in log.lines for _ in range(2)]
@@ -165,7 +165,7 @@ def test_half_surrogates_and_bad_utf8_are_read() -> None:
     assert trace.losses == {"bad-utf8": 1}
 
 
-def test_fields_of_a_wrong_type_cost_no_more_than_themselves() -> None:
+def test_fields_of_a_wrong_type_are_ignored_and_counted() -> None:
     log = Log()
     log.user("hi", isMeta="yes", isSidechain=0)
     log.assistant(ANSWER, "hello", {"type": 7}, 12)

@@ -124,7 +124,7 @@ def test_a_resumed_session_does_not_know_of_queued_prompts_that_were_not_logged(
     assert outline(states[LAST])[2] == "t1: one"
 
 
-def test_the_prompt_to_continue_is_forgotten_with_the_next_prompt() -> None:
+def test_the_continue_prompt_is_left_out_after_the_next_user_prompt() -> None:
     """2.1.49 and 2.1.250 sent it only while they worked on the prompt whose response was cut off."""
     log = Log(version="2.1.250")
     log.user("look")
@@ -142,7 +142,7 @@ def test_the_prompt_to_continue_is_forgotten_with_the_next_prompt() -> None:
 @pytest.mark.parametrize(
     ("queued", "dequeued"), [("<task-notification>\nb1\n</task-notification>", 6.01), ("and that?", 7.8)]
 )
-def test_a_prompt_from_the_queue_is_no_start_of_the_program(queued: str, dequeued: float) -> None:
+def test_a_prompt_from_the_queue_is_not_taken_for_a_restart(queued: str, dequeued: float) -> None:
     """A notification is taken at once, and what the user typed after a while: the calls before are not lost.
 
     So in 2.1.49 and 2.1.37, which wrote the response that had come meanwhile behind both operations.

@@ -94,7 +94,7 @@ def test_a_row_has_the_context_and_the_action_of_a_state(tmp_path: Path):
     }  # fmt: skip
 
 
-def test_any_number_of_processes_writes_the_same(tmp_path: Path):
+def test_the_output_does_not_depend_on_the_number_of_processes(tmp_path: Path):
     for number in range(3):
         lay(tmp_path, session(f"s{number}"), directory=f"-p{number}")
     big = session("big", cwd="/" + "x" * 3_000_000)

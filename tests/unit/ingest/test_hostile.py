@@ -177,7 +177,7 @@ def test_each_line_that_is_no_json_is_counted_and_nothing_else_is_lost(log: str,
 @pytest.mark.parametrize("log", [log for log in LOGS if log.endswith((".json", ".traj"))])
 @settings(max_examples=12, deadline=None)
 @given(part=st.floats(0.01, 0.98))
-def test_a_document_that_is_cut_is_a_loss(log: str, part: float) -> None:
+def test_a_truncated_document_counts_as_a_loss(log: str, part: float) -> None:
     name, files = LOGS[log]
     ((path, data),) = files.items()
     traces = read(name, {path: data[: int(len(data) * part)]})
@@ -249,7 +249,7 @@ def test_any_truncated_json_can_be_outlined(value: Any, cut: int) -> None:
         assert set(outline.keys) == {json.dumps(key)[1:-1] for key in value}
 
 
-def test_compactions_without_end_do_not_fill_the_memory() -> None:
+def test_thousands_of_compactions_do_not_exhaust_memory() -> None:
     message = {"type": "message", "role": "user", "content": "x"}
     rows: list[dict[str, Any]] = []
     for _ in range(3000):

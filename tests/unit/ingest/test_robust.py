@@ -163,7 +163,7 @@ def test_a_conversation_of_3000_turns_is_read_without_recursion_errors() -> None
     assert len(trace.turns) == 3000
 
 
-def test_a_hundred_thousand_branches() -> None:
+def test_a_log_with_a_hundred_thousand_branches_is_read() -> None:
     log = Log()
     root = log.user("try")
     for number in range(100_000):
@@ -264,7 +264,7 @@ def test_files_and_directories_without_read_permission_are_counted(tmp_path: Pat
     assert skipped == {"unreadable_directory": 1, "unreadable_file": 1}
 
 
-def test_a_file_that_became_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_opening_a_log_replaced_by_a_pipe_fails_without_blocking(tmp_path: Path) -> None:
     path = tmp_path / "s1.jsonl"
     path.write_bytes(talk(1).data())
     file = log_file_at(str(path))

@@ -83,7 +83,7 @@ def test_an_empty_query_is_refused(store: Store):
         list(search_texts(store.sessions, "  ", None, None))
 
 
-def test_the_command_composes_with_the_other_choices(
+def test_the_text_option_combines_with_the_other_filters(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

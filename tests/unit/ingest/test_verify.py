@@ -60,7 +60,7 @@ def test_thoughts_that_quote_a_prompt_missing_from_the_state_are_findings() -> N
         assert found(checked(conversation(thought))) == {}
 
 
-def test_a_queued_prompt_that_no_state_has() -> None:
+def test_a_queued_prompt_missing_from_all_states_is_a_finding() -> None:
     log = conversation()
     log.aside("queue-operation", operation="enqueue", content="and the docs too")
     log.aside("queue-operation", operation="remove", timestamp="2026-11-21T10:00:30.000Z")

@@ -213,7 +213,7 @@ def test_json_is_redacted_in_values_keys_and_nested_json_strings() -> None:
     assert ours().value(plain) == plain
 
 
-def test_names_that_become_the_same_are_kept_apart() -> None:
+def test_keys_that_collide_after_redaction_are_both_kept() -> None:
     redactor = ours()
     pseudonym = redactor.text(AWS)
     redacted = redactor.value({AWS: 1, pseudonym: 2})

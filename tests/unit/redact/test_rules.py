@@ -163,7 +163,7 @@ def test_a_name_that_the_code_defines_is_no_secret() -> None:
     assert "aB3dE9Xq7Lm2" not in ours().scoped_to([texts[0], texts[2]]).text(texts[2])
 
 
-def test_a_chosen_password_is_not_replaced_inside_names() -> None:
+def test_a_chosen_password_is_not_redacted_inside_identifiers() -> None:
     scope = ours().scoped_to(["DB_PASSWORD=Kato_V2x9\n", "def test_Kato_V2x9_login(): Kato_V2x9"])
     assert scope.text("def test_Kato_V2x9_login(): Kato_V2x9") == "def test_Kato_V2x9_login(): Kato_V2x9"
 

@@ -132,7 +132,7 @@ def test_redacting_a_trace_twice_changes_and_reports_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_logs_without_secrets_stay_as_they_are_but_for_paths(name: str) -> None:
+def test_logs_without_secrets_are_unchanged_except_for_paths_and_emails(name: str) -> None:
     for before in read(DATA / name):
         redactor = ours()
         after = redact_trace(before, redactor)
