@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,7 +196,7 @@ def test_a_vote_and_a_decision_are_stored_by_key_and_by_form(watched: Watched, i
     page = watched.open(f"/s/{ids['graded']}/pairs")
     expect(page.get_by_role("button", name="left is better")).to_be_enabled()
     page.keyboard.press("ArrowLeft")
-    expect(page.get_by_text("1 votes")).to_be_visible(timeout=TIMEOUT_MS)
+    expect(page.get_by_text(re.compile(r"^1 vote\b"))).to_be_visible(timeout=TIMEOUT_MS)
     votes = read(watched.url, f"/api/stores/{ids['graded']}/votes?subject=pair")["votes"]
     assert [(vote["label"], vote["voter"]) for vote in votes] == [("chosen", "me")]
 
