@@ -99,13 +99,6 @@ def _common(
     include_suspicious: Annotated[
         bool, typer.Option("--include-suspicious", help="Also export rollouts whose patch may deceive the grader.")
     ] = False,
-    protection: Annotated[
-        Protection,
-        typer.Option(
-            "--protection",
-            help="Leave out rewards that rewritten tests (twins) confirm less than this.",
-        ),
-    ] = "none",
     unredacted: Annotated[
         bool, typer.Option("--unredacted", help="Do not redact the secrets, names and paths in sessions.")
     ] = False,
@@ -115,6 +108,13 @@ def _common(
 
 
 def _overlap(
+    protection: Annotated[
+        Protection,
+        typer.Option(
+            "--protection",
+            help="Leave out rewards that rewritten tests (twins) confirm less than this.",
+        ),
+    ] = "none",
     drop_near_duplicates: Annotated[
         bool,
         typer.Option(
@@ -142,7 +142,7 @@ def _overlap(
         ),
     ] = None,
 ) -> None:
-    """More options that every format has: leaving out duplicates and unwanted tasks."""
+    """More options that every format has: leaving out unconfirmed rewards, duplicates and unwanted tasks."""
 
 
 def _of_clients(
