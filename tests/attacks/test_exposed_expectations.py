@@ -6,14 +6,12 @@ import asyncio
 
 import pytest
 
-from understudy.config import cache_dir
 from understudy.grade.verdict import grade, validate
 from understudy.sandbox.local.sandboxes import LocalSandboxes
-from understudy.tasks.environment import TaskEnvironment, python_environment
+from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import Files, PytestChecks, Task
 
-from support import require
 from support.grading import diff
 
 pytestmark = pytest.mark.services  # each grades several times
@@ -166,18 +164,6 @@ FORGED = {
     )
     + "\n\nclass _Text(str):\n    def __eq__(self, other):\n        return True\n\n    __hash__ = str.__hash__\n",
 }
-
-
-@pytest.fixture(scope="module")
-def environment() -> TaskEnvironment:
-    return python_environment(cache_dir())
-
-
-@pytest.fixture(scope="module")
-def sandboxes() -> LocalSandboxes:
-    sandboxes = LocalSandboxes()
-    require(sandboxes.problems())
-    return sandboxes
 
 
 @pytest.fixture(scope="module")

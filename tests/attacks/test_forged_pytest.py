@@ -12,14 +12,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from attacks.techniques import HONEST, TECHNIQUES, functions
-from understudy.config import cache_dir
 from understudy.grade.verdict import grade, validate
 from understudy.sandbox.local.sandboxes import LocalSandboxes
-from understudy.tasks.environment import TaskEnvironment, python_environment
+from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import Files, PytestChecks, Task, Verdict
 
-from support import require
 from support.grading import diff
 
 pytestmark = pytest.mark.services  # each grades several times
@@ -87,18 +85,6 @@ class Outcome(Struct, frozen=True):
     forced: bool
     reward: float
     status: str
-
-
-@pytest.fixture(scope="module")
-def environment() -> TaskEnvironment:
-    return python_environment(cache_dir())
-
-
-@pytest.fixture(scope="module")
-def sandboxes() -> LocalSandboxes:
-    sandboxes = LocalSandboxes()
-    require(sandboxes.problems())
-    return sandboxes
 
 
 def core_task(suite: str) -> Task:

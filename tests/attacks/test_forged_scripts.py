@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from understudy.config import cache_dir
 from understudy.grade.verdict import grade, validate
 from understudy.sandbox.local.sandboxes import LocalSandboxes
-from understudy.tasks.environment import TaskEnvironment, python_environment
+from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import Files, ScriptChecks, Task, Verdict
 
-from support import require
 from support.grading import diff
 
 pytestmark = pytest.mark.services  # each grades several times
@@ -116,18 +114,6 @@ class Point:
 assert Point(1) == Point(1)
 """
 )
-
-
-@pytest.fixture(scope="module")
-def environment() -> TaskEnvironment:
-    return python_environment(cache_dir())
-
-
-@pytest.fixture(scope="module")
-def sandboxes() -> LocalSandboxes:
-    sandboxes = LocalSandboxes()
-    require(sandboxes.problems())
-    return sandboxes
 
 
 @pytest.fixture(scope="module", params=list(SCRIPTS))

@@ -11,14 +11,12 @@ from msgspec.structs import replace
 
 from attacks.techniques import HONEST, TECHNIQUES
 from attacks.test_forged_pytest import SUITES, TREE
-from understudy.config import cache_dir
 from understudy.grade.verdict import grade, validate
 from understudy.sandbox.local.sandboxes import LocalSandboxes
-from understudy.tasks.environment import TaskEnvironment, python_environment
+from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import Verdict
 
-from support import require
 from support.grading import diff, suite_task
 
 pytestmark = pytest.mark.services  # each grades several times
@@ -68,18 +66,6 @@ FORCED = (
     "empties the test functions",
     "is honest in versions",
 )
-
-
-@pytest.fixture(scope="module")
-def environment() -> TaskEnvironment:
-    return python_environment(cache_dir())
-
-
-@pytest.fixture(scope="module")
-def sandboxes() -> LocalSandboxes:
-    sandboxes = LocalSandboxes()
-    require(sandboxes.problems())
-    return sandboxes
 
 
 @pytest.fixture(scope="module", params=list(FORMS))

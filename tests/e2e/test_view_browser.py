@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from understudy.store import Store
 from understudy.store.address import StoreUrl
@@ -19,7 +19,7 @@ from support import calc_task, understudy, viewer
 from support.export import put_rollouts, wait
 from support.hostile import MARK, PAYLOADS, PLACED, put_hostile_places, put_hostile_run, put_long_line
 from support.postgresql import PASSWORD
-from support.report import put_loop, solved
+from support.report import put_loop, put_many, solved
 from support.viewer import TIMEOUT_MS, Watched, axe_source, read, serving, store_ids
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
@@ -208,6 +208,37 @@ def test_a_vote_and_a_decision_are_stored_by_key_and_by_form(watched: Watched, i
     expect(page.get_by_text("Stored.")).to_be_visible()
     row = read(watched.url, f"/api/stores/{ids['graded']}/rollouts/{rollout}")["row"]
     assert (row["integrity"], row["reviewed"]) == ("suspicious", True)
+
+
+def test_a_list_whose_cursor_is_refused_begins_again_and_can_be_read_to_its_end(watched: Watched, stores: Path):
+    put_many(stores / "many", tasks=250, samples=1, turns=1)
+    store = next(each["id"] for each in read(watched.url, "/api/stores")["stores"] if each["name"] == "many")
+    refused: list[str] = []
+
+    def spoil_once(route: Route) -> None:
+        """Give the first cursor that is used the form of another list's."""
+        url = route.request.url
+        if "cursor=" in url and not refused:
+            refused.append(url)
+            url = url.replace("cursor=", "cursor=0")
+        route.continue_(url=url)
+
+    watched.page.route("**/api/stores/*/rollouts?*", spoil_once)
+    page = watched.open(f"/s/{store}")
+    expect(page.get_by_text("250 rollouts")).to_be_visible()
+    box = page.get_by_role("region", name="Rollouts")
+    with page.expect_response(lambda answer: answer.status == 400):
+        box.evaluate("(box) => box.scrollTo(0, box.scrollHeight)")
+    last = page.get_by_role("link", name="task-0000#0")
+    for _ in range(40):
+        box.evaluate("(box) => box.scrollTo(0, box.scrollHeight)")
+        page.wait_for_timeout(250)
+        if last.is_visible():
+            break
+    expect(last).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    assert len(refused) == 1
+    watched.faults[:] = [fault for fault in watched.faults if "400" not in fault]  # Chromium logs the refusal
 
 
 def test_a_label_reaches_an_export(watched: Watched, ids: dict[str, str], stores: Path, tmp_path: Path):

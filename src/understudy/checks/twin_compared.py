@@ -14,13 +14,15 @@ from understudy.checks.twin_assertions import COMPARISONS
 
 _FIRST = 10_000  # the numbers of a file's assertions are below this one
 _MOST = 10_000
+NUMBERS = _FIRST + _MOST
+"""How many numbers the assertions and comparisons of one file have."""
 _OBSERVED = frozenset({"==", "!=", "in", "not in"})
 
 
 def number_comparisons(tree: ast.Module) -> None:
     """Number all comparisons of a file, before anything is rewritten: versions of it must agree in the numbers."""
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.Compare) and len(node.ops) == 1)
-    for number, node in enumerate(node for node in found if COMPARISONS[type(node.ops[0])] in _OBSERVED):
+    comparisons = (node for node in ast.walk(tree) if isinstance(node, ast.Compare) and len(node.ops) == 1)
+    for number, node in enumerate(node for node in comparisons if COMPARISONS[type(node.ops[0])] in _OBSERVED):
         cast("Any", node).number = number
 
 

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from understudy.checks import twin_driver
 from understudy.checks.base import GradingOptions, TwinTest, check_not_killed, output_tail, read_result_file
 from understudy.checks.pytest_checks import PLUGIN_MOUNT, deciding_files, parse_outcomes
+from understudy.checks.twin_compared import NUMBERS
 from understudy.checks.twin_exposure import ReadableValues
 from understudy.checks.twin_ids import DecidingTests, deciding_tests, function_of, names_of_tests
 from understudy.checks.twin_judge import DIGESTED, Observation, decode, holds, is_rest, judge, load, without_rest
@@ -40,7 +41,6 @@ DRIVER_MOUNT = Mount(Path(twin_driver.__file__), "/opt/understudy/twin_driver.py
 ATTEMPTS = 2
 """How often the versions are run for a patch that fails them, because some tests are flaky."""
 
-_FILE_SITES = 20_000  # the numbers reserved for the sites of each file
 REPORT_BYTES = 64 << 20
 _ENOUGH_BITS = 10.0  # a guess then succeeds once in a thousand times
 _MANY_CHANGEABLE = 6
@@ -97,7 +97,7 @@ def write_versions(
         try:
             version = write_version(
                 files[name],
-                first=number * _FILE_SITES,
+                first=number * NUMBERS,
                 plain=plain,
                 cut=cut and name not in options.twin_uncut,
                 neutral=name not in options.twin_named,
@@ -234,8 +234,8 @@ def _learned(
             number: _in_use(third.sites[number], seen, readable, fixed=number in fixed)
             for number, seen in sites.items()
         }
-        told = not used or not all(site.withheld or site.changeable for site in used.values())
-        if told or _unused(named, node, sites):
+        some_exposed = not used or not all(site.withheld or site.changeable for site in used.values())
+        if some_exposed or _unused(named, node, sites):
             exposed.append(node)
         if node in tests.fail_to_pass:
             secret += [(used[number], without_rest(seen)) for number, seen in sites.items()]

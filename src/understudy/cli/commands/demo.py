@@ -85,13 +85,13 @@ def demo(
         size = demo_settings(model).size
         name = f"seed-{seed}" if model == TINY else f"{model}-seed-{seed}"
         directory = output_dir or Path("runs/demo") / name
-        given = DemoSize(
+        chosen = DemoSize(
             tasks=tasks or size.tasks,
             evaluated=evaluated or size.evaluated,
             steps=size.steps if steps is None else steps,
             groups=groups or size.groups,
             samples=samples or size.samples,
         )
-        as_expected = run_training(directory, model, seed=seed, size=given)
+        as_expected = run_training(directory, model, seed=seed, size=chosen)
     if check and not as_expected:
         raise typer.Exit(1)
