@@ -24,7 +24,19 @@ from understudy.gateway.router import ModelRouter
 from understudy.gateway.server.app import Gateway
 from understudy.sandbox.remote import relay_program
 from understudy.sandbox.remote.relay import SocketRelay
-from understudy.sandbox.remote.relay_program import ALLOW, CHANNELS, DATA, END, FRAME_BYTES, HEAD, OPEN, WINDOW
+from understudy.sandbox.remote.relay_program import (
+    ALLOW,
+    CHANNELS,
+    DATA,
+    END,
+    FRAME_BYTES,
+    HEAD,
+    OPEN,
+    WINDOW,
+    Channel,
+    Multiplexer,
+    carry,
+)
 from understudy.store import Store
 
 from fakes.attempts import start_attempts
@@ -70,9 +82,11 @@ async def listening(path: Path, handler: Handler) -> AsyncIterator[Path]:
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async def handle() -> None:
-            with contextlib.suppress(ConnectionError):
-                await handler(reader, writer)
-            writer.close()
+            try:
+                with contextlib.suppress(ConnectionError):
+                    await handler(reader, writer)
+            finally:
+                writer.close()
 
         tasks.add(asyncio.create_task(handle()))
 
@@ -122,6 +136,34 @@ async def test_many_connections_at_once_each_get_their_own_bytes(tmp_path: Path)
         answers = await asyncio.gather(*(exchange(first, content) for content in contents))
         assert answers == [content + b" end" for content in contents]
         assert await exchange(second, b"") == b"the other socket"
+
+
+async def test_a_connection_that_is_closing_when_the_relay_ends_is_closed(tmp_path: Path) -> None:
+    """The relay ends while a channel waits to tell the other end, which does not read, that it is closed."""
+    closed = asyncio.Event()
+
+    class Blocked(Channel):
+        async def close(self) -> None:
+            waiting.set()
+            await asyncio.Event().wait()
+
+    async def hold(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        assert await reader.read() == b""
+        closed.set()
+
+    waiting = asyncio.Event()
+    async with listening(tmp_path / "hold", hold) as path:
+        reader, writer = await asyncio.open_unix_connection(path)
+        multiplexer = Multiplexer(reader, writer)
+        channel = Blocked(1, multiplexer)
+        task = asyncio.create_task(carry(channel, reader, writer))
+        await asyncio.sleep(0)
+        task.cancel()
+        await waiting.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        async with asyncio.timeout(10):
+            await closed.wait()
 
 
 async def test_who_does_not_read_holds_up_nobody_else_and_is_sent_no_more_than_its_window(tmp_path: Path) -> None:

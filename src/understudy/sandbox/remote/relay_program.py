@@ -267,10 +267,12 @@ async def carry(channel: Channel, reader: asyncio.StreamReader, writer: asyncio.
     finally:
         for direction in directions:
             direction.cancel()
-        await asyncio.gather(*directions, return_exceptions=True)
-        with contextlib.suppress(ConnectionError):
-            await channel.close()
-        writer.close()
+        try:
+            await asyncio.gather(*directions, return_exceptions=True)
+            with contextlib.suppress(ConnectionError):
+                await channel.close()
+        finally:  # also where the relay ends, and cancels this, while the other end is being told
+            writer.close()
 
 
 async def listen(multiplexer: Multiplexer, sockets: Sequence[str]) -> None:
