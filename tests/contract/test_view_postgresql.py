@@ -177,6 +177,29 @@ async def test_a_server_that_goes_away_is_said_and_comes_back(
             assert (await client.get(f"{store}/rollouts"))["total"] == 0
 
 
+async def test_a_server_that_does_not_respond_delays_one_request(
+    postgresql_store: StoreUrl, postgresql_server: PostgresqlServer, tmp_path: Path
+):
+    with Store.open(tmp_path / "other"), LosingProxy(postgresql_server) as proxy:
+        async with viewing(proxy.url(postgresql_store), tmp_path / "other") as client:
+            store = await client.store(postgresql_store.database)
+            proxy.freeze()
+            try:
+                refused = await client.get(f"{store}/rollouts", status=503)
+                assert "has not responded for 3 s" in refused["error"]["message"]
+                # Nothing waits for it again: 30 requests that each wait 3 s, four at a time, would take 24 s.
+                requests = [client.get(f"{store}/rollouts", status=503) for _ in range(30)]
+                async with asyncio.timeout(12):
+                    await asyncio.gather(*requests)
+                    states = {each["state"] for each in (await client.get("/api/stores"))["stores"]}
+                assert states == {"ok", "unreadable"}
+            finally:
+                proxy.thaw()
+            while (await client.get(store))["state"] != "ok":  # noqa: ASYNC110 - polls as a page does
+                await asyncio.sleep(0.05)
+            assert (await client.get(f"{store}/rollouts"))["total"] == 0
+
+
 def test_a_database_that_cannot_be_read_ends_the_start(
     postgresql_url: StoreUrl, postgresql_server: PostgresqlServer
 ):

@@ -167,7 +167,7 @@ def running_server(*, is_durable: bool = False) -> Generator[PostgresqlServer]:
 class LosingProxy:
     """A socket in front of a server's, in a directory of its own.
 
-    It can lose the answer to a commit, and cut all connections.
+    It can lose the answer to a commit, cut all connections, and stop carrying anything.
     """
 
     def __init__(self, server: PostgresqlServer) -> None:
@@ -176,6 +176,8 @@ class LosingProxy:
         self._target = str(server.directory / f".s.PGSQL.{_PORT}")
         self._armed = threading.Event()
         self._is_cut = threading.Event()
+        self._is_flowing = threading.Event()
+        self._is_flowing.set()
         self._clients: set[socket.socket] = set()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.directory / f".s.PGSQL.{_PORT}"))
@@ -209,6 +211,14 @@ class LosingProxy:
         """Let connections through again."""
         self._is_cut.clear()
 
+    def freeze(self) -> None:
+        """Carry no byte in either direction until `thaw`, with connections left open."""
+        self._is_flowing.clear()
+
+    def thaw(self) -> None:
+        """Carry bytes again."""
+        self._is_flowing.set()
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
@@ -236,7 +246,9 @@ class LosingProxy:
         ):
             server.connect(self._target)
             while True:
-                for source in select.select([client, server], [], [])[0]:
+                readable = select.select([client, server], [], [])[0]
+                self._is_flowing.wait()
+                for source in readable:
                     if not (data := source.recv(65536)):
                         return
                     if source is client and self._armed.is_set() and b"COMMIT" in data:

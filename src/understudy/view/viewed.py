@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +18,7 @@ from understudy.view.faults import ViewRefused, missing
 from understudy.view.schema.stores import StoreState
 
 WAIT_S = 3.0
-"""For how many seconds a request waits for another process that has locked a store."""
+"""For how many seconds a request waits for another process that has locked a store, or for a database."""
 
 Stamp = tuple[int, ...]
 """Changes with every write: for each file, or for the database, its identity, size and last write time."""
@@ -160,7 +160,10 @@ class ViewedDatabase(ViewedStore):
         self._driver: PostgresqlDriver | None = None
         self._store: Store | None = None
         self._identity: int | None = None
-        self._away: tuple[float, str] | None = None
+        # One thread asks for changes, because a server that does not respond may hold it up without limit.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="view-database")
+        self._asked: Future[Stamp] | None = None
+        self._is_late = False
 
     def stamp(self) -> Stamp:
         """Return the counter of its writers' transactions, and the time of the last commit."""
@@ -179,39 +182,52 @@ class ViewedDatabase(ViewedStore):
     def reading(self) -> Store:
         """Return the store. It is reopened if the database was recreated."""
         self._changes()
-        return self._opened()[1]
+        if (store := self._store) is None:
+            raise StoreError(f"{self.name}: the database was closed, because the viewer ends; start it again")
+        return store
 
     def _changes(self) -> Stamp:
-        began, away = time.monotonic(), self._away
-        if away is not None and began < away[0]:
-            raise StoreError(away[1])
-        try:
-            stamp = self._opened()[0].changes()
-        except StoreError as error:
-            # A host that does not respond at all delays this and other stores, so it is tried rarely.
-            if (took := time.monotonic() - began) > 1:
-                self._away = time.monotonic() + 3 * took, str(error)
-            raise
+        """Return the stamp. Raises StoreError at once while the server has not responded for WAIT_S."""
         with self._lock:
-            if self._identity not in (None, stamp[0]):
-                self._release()
-            self._identity = stamp[0]
+            if self._asked is None:
+                self._asked = self._thread.submit(self._ask)
+            asked = self._asked
+            # The first request, when the viewer starts, waits as long as connecting takes.
+            patience = None if self._identity is None else 0 if self._is_late else WAIT_S
+        try:
+            return asked.result(patience)
+        except TimeoutError as error:
+            self._is_late = True
+            raise StoreError(
+                f"{self.name}: the database server has not responded for {WAIT_S:g} s; it is read again once it "
+                "responds; check that it runs"
+            ) from error
+        finally:
+            if asked.done():
+                with self._lock:
+                    if self._asked is asked:
+                        self._asked, self._is_late = None, False
+
+    def _ask(self) -> Stamp:
+        """Connect if necessary, and return the stamp. Only called in the one thread."""
+        stamp = self._connected().changes()
+        if self._identity not in (None, stamp[0]):
+            self._release()
+            stamp = self._connected().changes()
+        self._identity = stamp[0]
         return stamp
 
-    def _opened(self) -> tuple[PostgresqlDriver, Store]:
-        with self._lock:
-            if self._driver is None or self._store is None:
-                # An unavailable server is shown as an error at once, and tried again with the next request.
-                self._driver = PostgresqlDriver(
-                    self.url, create=False, read_only=True, outage_s=0.0, wait_s=WAIT_S
-                )
-                self._store = Store(self.url, self._driver)
-            return self._driver, self._store
+    def _connected(self) -> PostgresqlDriver:
+        if self._driver is None or self._store is None:
+            # An unavailable server is shown as an error at once, and tried again with the next request.
+            self._driver = PostgresqlDriver(self.url, create=False, read_only=True, outage_s=0.0, wait_s=WAIT_S)
+            self._store = Store(self.url, self._driver)
+        return self._driver
 
     def close(self) -> None:
         """Close the connections."""
-        with self._lock:
-            self._release()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._release()
 
     def _release(self) -> None:
         store, self._store = self._store, None
