@@ -48,6 +48,15 @@ def test_ctrl_c_ends_it_without_a_word(tmp_path: Path):
     assert process.returncode in (0, 130) and out == "" and "Traceback" not in err
 
 
+def test_the_printed_address_of_every_interface_can_be_opened(tmp_path: Path):
+    put_rollouts(tmp_path / "run", tasks=1, samples=1)
+    with viewer(tmp_path, "--json", "--host", "0.0.0.0") as process:
+        assert process.stdout is not None
+        url, _, token = json.loads(process.stdout.readline())["url"].partition("/?token=")
+        assert "0.0.0.0" not in url
+        assert len(read(url, f"/api/stores?token={token}")["stores"]) == 1
+
+
 def test_a_port_that_is_taken_is_said_in_words(tmp_path: Path):
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         done = understudy("view", tmp_path, "--port", listener.getsockname()[1], "--no-browser")

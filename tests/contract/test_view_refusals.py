@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sqlite3
@@ -235,6 +236,28 @@ async def test_only_pairs_that_exist_are_voted_on_and_only_with_labels_of_pairs(
         assert [each["label"] for each in (await client.get(votes))["votes"]] == ["skip"]
         await client.post(votes, {**vote, "label": None})
         assert (await client.get(votes))["votes"] == []
+
+
+async def test_a_body_that_does_not_arrive_is_refused(runs: Path):
+    async with viewing(runs, body_s=0.1) as client:
+        store = await client.store("first")
+        host, port = client.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST {store}/votes HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-type: application/json\r\n"
+        writer.write(head.encode() + b"content-length: 100\r\n\r\n{")
+        answer = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_list_of_many_stores_leaves_no_file_open(runs: Path, tmp_path: Path):
+    for number in range(20):
+        shutil.copytree(runs / "logs", tmp_path / "many" / str(number))
+    async with viewing(tmp_path / "many") as client:
+        await client.get("/api/stores")
+        await client.get(f"{await client.store('7')}/sessions")
+        files = [each.resolve() for each in Path("/proc/self/fd").iterdir()]  # noqa: ASYNC240 - memory, not disk
+    assert {each.parent.name for each in files if each.parent.parent.name == "many"} == {"7"}
 
 
 async def test_a_vote_on_a_locked_store_is_refused_in_words(runs: Path):

@@ -180,8 +180,8 @@ class BackendSettings(Struct, frozen=True, kw_only=True):
     backend: Annotated[
         str | None,
         option(
-            "The model server: embedded (scripted, or --weights), vllm, sglang, openai or anthropic; `gateway "
-            "serve` needs one, or --config [default: embedded].",
+            "The model server: embedded (scripted, or --weights), vllm, sglang, openai or anthropic. `gateway "
+            "serve` has no default: it needs this or --config [default: embedded].",
             argument=True,
         ),
     ] = None

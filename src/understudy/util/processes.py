@@ -24,8 +24,8 @@ def available_cpus(*, cgroups: Path = Path("/sys/fs/cgroup"), membership: Path =
 
 
 def raise_file_limit() -> None:
-    """Raise this process's soft limit of open files to the hard limit, because rollouts and gateway connections
-    need many.
+    """Raise this process's soft limit of open files to the hard limit, because rollouts, gateway connections and
+    stores that are viewed need many.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

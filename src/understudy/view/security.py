@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import secrets
+import socket
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
@@ -18,6 +19,11 @@ from typing import Final
 from understudy.view.faults import ViewRefused
 
 COOKIE: Final = "understudy-view"
+ANY_ADDRESS: Final = {
+    "0.0.0.0": (socket.AF_INET, "192.0.2.1", "127.0.0.1"),
+    "::": (socket.AF_INET6, "2001:db8::1", "::1"),
+}
+"""Hosts that stand for every address of this machine: family, an address that nobody has, and the loopback."""
 
 POLICY: Final = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -45,6 +51,21 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def address_for_others(host: str) -> str:
+    """Return an address of a server that listens on `host`: where that is every address of this machine, the one
+    with which the machine connects to other networks.
+    """
+    if host not in ANY_ADDRESS:
+        return host
+    family, elsewhere, own = ANY_ADDRESS[host]
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((elsewhere, 9))  # sends nothing, but chooses the own address
+            return str(probe.getsockname()[0])
+    except OSError:
+        return own
+
+
 class AccessRules:
     """What a request must have. `token` is None if only this machine can reach the server."""
 
@@ -53,7 +74,7 @@ class AccessRules:
         names = {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host}
         self._hosts = {f"{name}:{port}".lower().encode() for name in names}
         self._port = port
-        self._any_address = host in ("0.0.0.0", "::")
+        self._any_address = host in ANY_ADDRESS
 
     def check(self, method: str, headers: Mapping[bytes, bytes], token: str | None) -> None:
         """Raise ViewRefused unless a request may be answered. `token` is the one in its query, if any."""

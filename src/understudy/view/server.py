@@ -16,18 +16,20 @@ from msgspec import Struct
 
 from understudy.errors import UnderstudyError
 from understudy.gateway.server.http import ClientGone, HttpRequest, Receive, Scope, Send
-from understudy.gateway.server.listen import Listener, tcp_socket
+from understudy.gateway.server.listen import Listener, http_url, tcp_socket
 from understudy.view.api import RawBody, ViewApi
 from understudy.view.events import ChangeWatch, send_events
 from understudy.view.faults import ViewRefused, encode, fault_of
 from understudy.view.page import NOT_BUILT, Page
 from understudy.view.paging import AnswerParts, CursorScope
 from understudy.view.routes import ROUTES, EventQuery, PartQuery, Route
-from understudy.view.security import HEADERS, AccessRules
+from understudy.view.security import HEADERS, AccessRules, address_for_others
 
 _log = logging.getLogger(__name__)
 
 BODY_LIMIT: Final = 20_000
+BODY_S: Final = 30.0
+"""For how many seconds a request may send its body."""
 WORKERS: Final = 4
 """How many answers are computed at the same time. Further requests wait."""
 _NO_STORE: Final = ((b"cache-control", b"no-store"), *HEADERS)
@@ -35,12 +37,13 @@ _EVENTS: Final = [(b"content-type", b"text/event-stream; charset=utf-8"), *_NO_S
 
 
 class ViewServer:
-    """The ASGI application. `stopping` ends the event streams."""
+    """The ASGI application. `stopping` ends the event streams; `body_s` is for how long a body may arrive."""
 
-    def __init__(self, api: ViewApi, rules: AccessRules, page: Page) -> None:
+    def __init__(self, api: ViewApi, rules: AccessRules, page: Page, *, body_s: float = BODY_S) -> None:
         self._api = api
         self._rules = rules
         self._page = page
+        self._body_s = body_s
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="view")
         self._routes = [(route, _pattern(route.path)) for route in ROUTES if route.body is None or api.may_write]
         self._parts = AnswerParts()
@@ -147,6 +150,15 @@ class ViewServer:
                 f"content-type: expected application/json, got {declared[:100].decode('latin-1')!r}",
                 "send JSON",
             )
+        try:
+            async with asyncio.timeout(self._body_s):
+                return _decoded(await self._whole_body(request), kind, "the body")
+        except TimeoutError as error:
+            raise ViewRefused(
+                408, "body", f"the body did not arrive within {self._body_s:g} s", "send it again, at once"
+            ) from error
+
+    async def _whole_body(self, request: HttpRequest) -> bytes:
         body = bytearray()
         async for chunk in request.body_chunks():
             body += chunk
@@ -157,7 +169,7 @@ class ViewServer:
                     f"the body is too large: expected at most {BODY_LIMIT} bytes",
                     "send a smaller body",
                 )
-        return _decoded(bytes(body), kind, "the body")
+        return bytes(body)
 
     async def _send_events(self, request: HttpRequest, query: Struct) -> None:
         assert isinstance(query, EventQuery)
@@ -247,15 +259,16 @@ async def serve_view(
     """
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
-    socket, url = tcp_socket(host, port)
-    rules = AccessRules(host, socket.getsockname()[1])
+    socket, _ = tcp_socket(host, port)
+    bound = socket.getsockname()[1]
+    rules = AccessRules(host, bound)
     server = ViewServer(api, rules, page or Page())
     listener = Listener(server, socket)
     await listener.start()
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signalled.set)
-        started(url, rules.token)
+        started(http_url(address_for_others(host), bound), rules.token)
         await signalled.wait()
     finally:
         server.stopping.set()

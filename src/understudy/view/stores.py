@@ -35,7 +35,10 @@ _MOST_RUN_IDS = 100
 def summary(viewed: ViewedStore) -> StoreSummary:
     """Return what a store contains. If it cannot be read or is gone, the summary says so."""
     try:
-        return _loop_summary(viewed) if viewed.kind == "loop" else _store_summary(viewed, viewed.reading())
+        if viewed.kind == "loop":
+            return _loop_summary(viewed)
+        with viewed.briefly() as store:
+            return _store_summary(viewed, store)
     except ViewRefused as refused:
         return _unreadable(viewed, refused, "missing")
     except UnderstudyError as error:

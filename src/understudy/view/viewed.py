@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -64,6 +66,11 @@ class ViewedStore(ABC):
         Raises ViewRefused if it is gone, StoreError if it cannot be read.
         """
 
+    @contextmanager
+    def briefly(self) -> Generator[Store]:
+        """Yield the store for one short read, as `reading`, after which it need not remain open."""
+        yield self.reading()
+
     @abstractmethod
     def close(self) -> None:
         """Close it."""
@@ -100,6 +107,18 @@ class ViewedDirectory(ViewedStore):
             if self._store is None:
                 self._store = Store.open(self.directory, create=False, read_only=True, wait_s=WAIT_S)
             return self._store
+
+    @contextmanager
+    def briefly(self) -> Generator[Store]:
+        """Yield the store, and close it again unless it was open: there may be thousands, each with open files."""
+        with self._lock:
+            self._check_file()
+            store = self._store
+        if store is not None:
+            yield store
+            return
+        with Store.open(self.directory, create=False, read_only=True, wait_s=WAIT_S) as store:
+            yield store
 
     def state(self) -> tuple[StoreState, object]:
         """Return the state, and a number that changes with every write of another process."""

@@ -79,6 +79,7 @@ def view(
         typer.echo(msgspec.json.encode(document()))
         return
     from understudy.store.address import parse_location
+    from understudy.util.processes import raise_file_limit
     from understudy.view.api import ViewApi
     from understudy.view.catalog import Catalog
     from understudy.view.server import serve_view
@@ -88,6 +89,7 @@ def view(
         return
     if unredacted:
         raise ConfigError("--unredacted: only supported with --export, since nothing is redacted in the browser")
+    raise_file_limit()
     here = Path("runs") if Path("runs").is_dir() else Path()
     chosen = [*map(parse_location, directories or ())] or [here]
     api = ViewApi(Catalog(chosen), may_write=not read_only, tokenizer=tokenizer)

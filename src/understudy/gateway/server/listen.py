@@ -93,8 +93,12 @@ def tcp_socket(host: str, port: int) -> tuple[socket.socket, str]:
         hint = "; another process listens there: choose another port" if error.errno == errno.EADDRINUSE else ""
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from error
     listener.setblocking(False)
-    host_text = f"[{host}]" if family == socket.AF_INET6 else host
-    return listener, f"http://{host_text}:{listener.getsockname()[1]}"
+    return listener, http_url(host, listener.getsockname()[1])
+
+
+def http_url(host: str, port: int) -> str:
+    """Return the URL of a server."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class _Uvicorn(uvicorn.Server):
