@@ -22,10 +22,12 @@ from understudy.checks.twin_neutral import by_own_names
 from understudy.checks.twin_run import DRIVER_MOUNT, REPORT_BYTES, VersionRun, WrittenVersion
 from understudy.checks.twin_suite import outcomes_of, self_reporting
 from understudy.sandbox.base import Sandbox
+from understudy.sandbox.process import has_ended, process_stamp
 from understudy.types import ScriptChecks
 from understudy.util.files import make_readable
 
 _REPORT = "/var/tmp/understudy-observations.jsonl"
+_VERSION = "version-"
 _FILE_BYTES = 1 << 20
 _MOST_FILES = 200
 
@@ -39,8 +41,16 @@ def hidden_contents(hidden: Path) -> dict[str, bytes]:
 
 @contextmanager
 def placed_version(hidden: Path, version: WrittenVersion) -> Generator[Path]:
-    """Yield a copy of a script's directory with a version in it, as `PreparedTask.hidden`; removed at the end."""
-    with tempfile.TemporaryDirectory(dir=hidden.parent.parent, prefix="version-") as directory:
+    """Yield a copy of a script's directory with a version in it, as `PreparedTask.hidden`; removed at the end.
+
+    Those of killed graders are removed here, because nothing else uses them.
+    """
+    versions = hidden.parent.parent
+    for left in versions.glob(f"{_VERSION}*"):
+        if has_ended(left.name.removeprefix(_VERSION).rpartition("-")[0]):
+            shutil.rmtree(left, ignore_errors=True)  # another grader may be removing it
+    prefix = f"{_VERSION}{process_stamp(os.getpid())}-"
+    with tempfile.TemporaryDirectory(dir=versions, prefix=prefix) as directory:
         home = Path(directory, "version")
         shutil.copytree(hidden.parent, home, symlinks=True, copy_function=os.link)
         for name, text in version.files.items():
