@@ -49,6 +49,7 @@ class CoreTest(unittest.TestCase):
 """
 SCRIPTS = {
     "asserts": {"test.sh": "python /tests/check.py\n", "check.py": ASSERTS},
+    "here-document": {"test.sh": f"cd /tests\npython - <<EOF\n{ASSERTS}EOF\n"},
     "counts": {"test.sh": "python /tests/check.py\n", "check.py": COUNTS},
     "unittest": {
         "test.sh": "cp /tests/test_core.py /tmp/\ncd /tmp\n"

@@ -130,7 +130,5 @@ def test_check_takes_containers_where_rows_need_them(engine: docker_engine.Engin
     }
     (tmp_path / "rows.jsonl").write_bytes(msgspec.json.encode(row))
     done = understudy("tasks", "check", tmp_path / "rows.jsonl", "--namespace", "elsewhere", "--json")
-    assert (done.returncode, json.loads(done.stdout)) == (
-        0,
-        {"schema": 1, "accepted": ["rows__calc-4"], "refused": {}},
-    )
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["accepted"], report["refused"]) == (0, ["rows__calc-4"], {})

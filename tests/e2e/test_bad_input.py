@@ -75,6 +75,7 @@ def test_a_gold_patch_that_does_not_apply_or_does_not_solve(tmp_path: Path):
     assert done.returncode == 1
     report = json.loads(done.stdout)
     assert report["accepted"] == ["calc-1"]
+    assert report["protection"]["calc-1"]["level"] in ("twins", "partial")
     assert "does not apply" in report["refused"]["unfit"]
 
 

@@ -47,7 +47,7 @@ _MANY_CHANGEABLE = 6
 NOT_VALIDATED = "the task was not validated as it is graded here"
 """The beginning of the reason why a task's tests have no twins, if validation would make some."""
 _REWARD_OPEN = "the tested code runs where it can write the reward"
-_NO_PYTHON = "no Python file of the script asserts what could have twins"
+_NO_PYTHON = "no Python file or here-document of the script asserts what could have twins"
 _UNWATCHED = "what the code does in the process of the tests is not watched"
 
 

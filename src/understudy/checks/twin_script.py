@@ -1,8 +1,9 @@
 """Runs versions of the hidden Python files of a check script (see `twins`) by the script itself.
 
-The script is neither changed nor parsed: it runs once more, over a directory in which versions stand in place of
-its Python files. These record themselves, as in suites. What they observe outside of test functions counts as the
-file's own. The reward that the script writes is not read, because versions never fail.
+The script runs once more, over a directory in which versions stand in place of its Python files and of the Python
+in its here-documents, which count as files below the file that they stand in. Versions record themselves, as in
+suites. What they observe outside of test functions counts as the file's own. The reward that the script writes is
+not read, because versions never fail.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from understudy.checks.base import check_not_killed, output_tail, read_result_file
+from understudy.checks.here_documents import here_documents, with_texts
 from understudy.checks.script import REWARDS
 from understudy.checks.twin_judge import load
 from understudy.checks.twin_neutral import by_own_names
@@ -33,10 +35,20 @@ _MOST_FILES = 200
 
 
 def hidden_contents(hidden: Path) -> dict[str, bytes]:
-    """Return the contents of the script's files by their path: small ones, at most 200 of them."""
+    """Return the contents of the script's files by their path: small ones, at most 200 of them.
+
+    The texts of here-documents are apart from the files that they stand in.
+    """
     paths = [path for path in sorted(hidden.rglob("*")) if path.is_file()]
     small = [path for path in paths if path.stat().st_size <= _FILE_BYTES]
-    return {path.relative_to(hidden).as_posix(): path.read_bytes() for path in small[:_MOST_FILES]}
+    contents = {path.relative_to(hidden).as_posix(): path.read_bytes() for path in small[:_MOST_FILES]}
+    for name in [name for name in contents if not name.endswith(".py")]:
+        with suppress(UnicodeDecodeError):
+            script = contents[name].decode()
+            texts = {number: each.text for number, each in enumerate(here_documents(script))}
+            contents[name] = with_texts(script, dict.fromkeys(texts, "")).encode()
+            contents |= {f"{name}/{number}.py": text.encode() for number, text in texts.items()}
+    return contents
 
 
 @contextmanager
@@ -55,8 +67,14 @@ def placed_version(hidden: Path, version: WrittenVersion) -> Generator[Path]:
         shutil.copytree(hidden.parent, home, symlinks=True, copy_function=os.link)
         for name, text in version.files.items():
             path = home / hidden.name / name
+            source = self_reporting(text, name, DRIVER_MOUNT.target, _REPORT)
+            if path.parent.is_file():  # a here-document
+                number, path = int(path.stem), path.parent
+                if source == text:
+                    continue
+                source = with_texts(path.read_text(encoding="utf-8"), {number: source})
             path.unlink()  # it is a link to the original
-            path.write_text(self_reporting(text, name, DRIVER_MOUNT.target, _REPORT), encoding="utf-8")
+            path.write_text(source, encoding="utf-8")
         make_readable(Path(directory))
         yield home / hidden.name
 

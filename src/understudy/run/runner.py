@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from understudy import __version__
 from understudy.agents.acp import make_agent
 from understudy.agents.base import Agent
+from understudy.checks.twin_run import protection_of
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, GraderError, SandboxError, StoreError, TaskError, UnderstudyError
 from understudy.gateway.budget import CostCeiling
@@ -54,7 +55,7 @@ from understudy.store.runs import Lease
 from understudy.tasks.environment import TaskEnvironment, environment_for
 from understudy.tasks.prepare import prepare
 from understudy.tasks.records import dump, remember
-from understudy.types import AgentIdentity, Attempt, Rollout, Task, Verdict
+from understudy.types import AgentIdentity, Attempt, Protection, Rollout, Task, Verdict
 from understudy.util.files import locked
 
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
@@ -103,10 +104,14 @@ class SharedResources:
 
 
 class ValidatedTasks(Struct, frozen=True):
-    """The usable tasks in their original order, and the refused ones with the reason."""
+    """The usable tasks in their original order, and the refused ones with the reason.
+
+    `protection` says for each usable task how far twins protect its verdicts, and why not further.
+    """
 
     accepted: list[Task]
     refused: dict[str, str]
+    protection: dict[str, tuple[Protection, str]] = {}
 
 
 async def validate_tasks(
@@ -127,19 +132,21 @@ async def validate_tasks(
     """
     slots = asyncio.Semaphore(concurrency)
     refused: dict[str, str] = {}
+    protection: dict[str, tuple[Protection, str]] = {}
     done = 0
 
     async def refusal_of(task: Task) -> UnderstudyError | None:
         """Return why a task cannot be used, or None if it can."""
         try:
             prepared = await asyncio.to_thread(prepare, task, cache, sandboxes)
-            await validate(
+            prepared = await validate(
                 prepared,
                 sandboxes=sandboxes,
                 environment=environment,
                 cache=cache,
                 forget_failure=forget_failures,
             )
+            protection[task.instance_id] = protection_of(task, prepared.options)
         except (TaskError, SandboxError, GraderError) as error:
             return error
         return None
@@ -161,7 +168,8 @@ async def validate_tasks(
                 group.create_task(validate_one(task))
     except* UnderstudyError as errors:
         raise errors.exceptions[0] from None
-    return ValidatedTasks([task for task in tasks if task.instance_id not in refused], refused)
+    accepted = [task for task in tasks if task.instance_id not in refused]
+    return ValidatedTasks(accepted, refused, protection)
 
 
 class RunLimits(Struct, frozen=True, kw_only=True):

@@ -251,7 +251,8 @@ def check_tasks(
 
     Runs the tasks' own tests in sandboxes, with and without the gold patch, and what their images, Dockerfiles and
     solution scripts require; no agent and no model. A task that failed before is validated again; other commands
-    remember the failure.
+    remember the failure. For each task that passes, prints how far twins protect its rewards against forged
+    passes, and why not further: twins, partial or none.
     """
 
     from understudy.config import cache_dir
@@ -283,15 +284,16 @@ def check_tasks(
         finally:
             await sandboxes.aclose()
         rows = {refusal.instance_id or refusal.where: str(refusal) for refusal in loaded.refused}
-        return ValidatedTasks(intake.accepted, rows | intake.refused)
+        return ValidatedTasks(intake.accepted, rows | intake.refused, intake.protection)
 
     intake = asyncio.run(work())
     accepted = [task.instance_id for task in intake.accepted]
+    protection = {task: dict(zip(("level", "reason"), intake.protection[task], strict=True)) for task in accepted}
     if json_:
-        print_json({"accepted": accepted, "refused": intake.refused})
+        print_json({"accepted": accepted, "refused": intake.refused, "protection": protection})
     else:
-        for task in accepted:
-            typer.echo(f"ok       {task}")
+        for task, each in protection.items():
+            typer.echo(f"ok       {task}   protection: {each['level']} {each['reason']}".rstrip())
         for task, reason in intake.refused.items():
             typer.echo(f"refused  {task}: {reason}")
     if intake.refused:
