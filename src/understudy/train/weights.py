@@ -14,6 +14,7 @@ import msgspec
 
 from understudy.errors import ConfigError
 from understudy.model.directory import missing_template, require_files, require_packages
+from understudy.model.pretrained import RECORD
 from understudy.train.options import LoraOptions, TrainOptions
 from understudy.util.files import atomic_path, locked
 
@@ -316,8 +317,9 @@ def _adapted(model: Any, lora: LoraOptions) -> Any:
 
 
 def _copy_rest(source: Path, target: Path) -> None:
+    # Not the record of a fetched model: its hashes are those of the files before training.
     for path in sorted(source.iterdir()):
-        if path.name in (TRAINING, ADAPTER, "config.json") or path.name.startswith("."):
+        if path.name in (TRAINING, ADAPTER, RECORD, "config.json") or path.name.startswith("."):
             continue
         if any(path.match(pattern) for pattern in _WEIGHTS):
             continue

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from understudy.errors import ConfigError
+from understudy.model.pretrained import RECORD
 from understudy.train.options import SFTOptions
 from understudy.train.weights import WeightsRecord, load_chat_tokenizer, save_model
 from understudy.train.weights import load_model as load_to_train
@@ -107,6 +108,15 @@ def test_custom_code_beside_a_supported_model_is_not_executed(model: Path, tmp_p
     load_to_train(directory, SFTOptions())
     load_chat_tokenizer(directory)
     assert not (directory / "executed").exists()
+
+
+def test_a_trained_model_does_not_have_the_hashes_of_the_fetched_one(model: Path, tmp_path: Path):
+    source, trained = tmp_path / "model", tmp_path / "trained"
+    shutil.copytree(model, source)
+    (source / RECORD).write_text("{}")
+    written = WeightsRecord(version="v1", step=1, base="model")
+    save_model(load_to_train(source, SFTOptions()), source, trained, written=written)
+    assert {path.name for path in source.iterdir()} - {path.name for path in trained.iterdir()} == {RECORD}
 
 
 def test_a_failed_save_reports_the_error_and_keeps_existing_files(model: Path, tmp_path: Path):
