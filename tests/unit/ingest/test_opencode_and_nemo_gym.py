@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
+import zipfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from understudy.ingest.trace import TraceParent
+from understudy.ingest.trace import TraceParent, expand
 
 from support.ingest import only, read
 
@@ -88,6 +92,86 @@ def test_sessions_in_opencodes_storage_are_read_as_their_exports_are(tmp_path: P
     ]
     store(tmp_path / "two/opencode", other)
     assert only(tmp_path / "two/opencode")[0].session_id == "ses_2"
+
+
+def put_database(directory: Path, *sessions: dict[str, Any]) -> sqlite3.Connection:
+    """Write sessions as later versions of OpenCode do; the connection has the newest ones in the `-wal` file."""
+    directory.mkdir(parents=True)
+    database = sqlite3.connect(directory / "opencode.db", isolation_level=None)
+    database.executescript(
+        "PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = 0;"
+        "CREATE TABLE session (id TEXT, parent_id TEXT, directory TEXT, version TEXT, time_created INT);"
+        "CREATE TABLE message (id TEXT PRIMARY KEY, session_id TEXT, data TEXT);"
+        "CREATE TABLE part (id TEXT PRIMARY KEY, message_id TEXT, session_id TEXT, data TEXT)"
+    )
+    for session in sessions:
+        info = session["info"]
+        row = (info["id"], info["parentID"], info["directory"], info["version"], 1)
+        database.execute("INSERT INTO session VALUES (?, ?, ?, ?, ?)", row)
+        for at, message in enumerate(session["messages"]):
+            own = f"msg_{info['id']}_{at:04d}"
+            database.execute(
+                "INSERT INTO message VALUES (?, ?, ?)", (own, info["id"], json.dumps(message["info"]))
+            )
+            for number, part in enumerate(message["parts"]):
+                row = (f"prt_{own}_{number:04d}", own, info["id"], json.dumps(part))
+                database.execute("INSERT INTO part VALUES (?, ?, ?, ?)", row)
+    return database
+
+
+@pytest.mark.parametrize("how", ["open", "closed", "copied while open", "in an archive"])
+def test_sessions_in_opencodes_database_are_read_as_their_exports_are(tmp_path: Path, how: str) -> None:
+    (tmp_path / "session.json").write_text(json.dumps(SESSION))
+    _, exported = only(tmp_path / "session.json")
+    other = SESSION | {"info": SESSION["info"] | {"id": "ses_2"}}
+    source = tmp_path / "data"
+    with closing(put_database(source, SESSION, other)) as database:
+        if how == "copied while open":
+            source = tmp_path / "copy"
+            source.mkdir()
+            for name in ("opencode.db", "opencode.db-wal"):
+                shutil.copyfile(tmp_path / "data" / name, source / name)
+        if how == "in an archive":
+            source = tmp_path / "logs.zip"
+            with zipfile.ZipFile(source, "w") as archive:
+                for name in ("opencode.db", "opencode.db-wal"):
+                    archive.write(tmp_path / "data" / name, f"backup/{name}")
+        if how == "closed":
+            database.close()
+        files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+        first, second = read(source)
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
+    assert (first.session_id, first.project, first.version) == ("ses_1", "/home/dev/app", "1.1.34")
+    assert (second.session_id, second.parent) == ("ses_2", TraceParent("ses_0"))
+    for trace in (first, second):
+        assert [(state.messages, state.student_action) for state in expand(trace, system=None)] == [
+            (state.messages, state.student_action) for state in exported
+        ]
+
+
+def test_a_damaged_row_of_opencodes_database_is_counted_and_the_rest_is_read(tmp_path: Path) -> None:
+    with closing(put_database(tmp_path / "data", SESSION)) as database:
+        database.execute("UPDATE part SET data = '{\"type\":' WHERE id LIKE '%0001_0002'")
+        database.execute("UPDATE message SET data = 7 WHERE id LIKE '%0003'")
+        database.execute("INSERT INTO part VALUES ('p', 'msg_none', 'ses_1', '{}')")
+    (trace,) = read(tmp_path / "data")
+    assert len(trace.turns) == 2
+    assert trace.losses == {
+        "bad_json": 1,
+        "not_an_object": 1,
+        "part_without_message": 1,
+        "result_missing": 1,
+        "unknown_part:None": 1,
+        "unknown_role": 1,
+    }
+
+
+@pytest.mark.parametrize("schema", ["", "CREATE VIEW message AS SELECT 1; CREATE TABLE session (id)"])
+def test_a_database_of_another_program_is_not_read(tmp_path: Path, schema: str) -> None:
+    with closing(sqlite3.connect(tmp_path / "opencode.db")) as database:
+        database.executescript("CREATE TABLE part (id);" + schema)
+    with pytest.raises(OSError, match="expected the tables session, message and part"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("as_list", [False, True])

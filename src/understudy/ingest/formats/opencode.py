@@ -1,7 +1,8 @@
-"""Reads OpenCode sessions: the output of `opencode export`, a message list from its server, or its storage.
+"""Reads OpenCode sessions: its database, its earlier storage, the output of `opencode export`, or a list of
+messages from its server.
 
-The storage (of earlier versions; later ones have a database) is a directory with a file for each session, message
-and part: `storage/session/PROJECT/SESSION.json`, `storage/message/SESSION/MESSAGE.json`,
+The storage of earlier versions is a directory with a file for each session, message and part:
+`storage/session/PROJECT/SESSION.json`, `storage/message/SESSION/MESSAGE.json`,
 `storage/part/MESSAGE/PART.json`. Ids of messages and parts ascend in time.
 
 A message has an `info` and `parts`. A response is what lies between two `step-start` parts, or the whole message
@@ -18,8 +19,9 @@ from typing import Any
 
 from understudy.ingest.chat import content, response_message, result_message
 from understudy.ingest.formats.base import LogFormat, TraceBuilder, fingerprint, iso_time
+from understudy.ingest.formats.opencode_database import MAGICS, database_of, read_database
 from understudy.ingest.json_values import items, mapping, string, value_at
-from understudy.ingest.log_files import LogFile
+from understudy.ingest.log_files import LogFile, read_head
 from understudy.ingest.log_reader import outline, read_document
 from understudy.ingest.trace import Message, Trace, TraceParent, tool_call
 
@@ -27,6 +29,7 @@ _STORED = re.compile(
     r"(.*/|)storage/(?:session/[^/]+/(?P<own>ses_[^/]+)|message/(?P<session>ses_[^/]+)/msg_[^/]+"
     r"|part/(?P<message>msg_[^/]+)/prt_[^/]+)\.json"
 )
+_DATABASE = re.compile(r"(?:.*/|)opencode[^/]*\.db(?:-wal|-shm)?")
 _SESSION_ID = re.compile(rb'"sessionID"\s*:\s*"(ses_[^"\\]+)"')
 _OF_SESSION = re.compile(rb'"(?:sessionID|projectID)"\s*:')
 _COMPACTED = "What did we do so far?"
@@ -37,12 +40,16 @@ _SILENT = frozenset(("step-finish", "snapshot", "patch", "agent", "retry"))
 
 
 class OpenCodeFormat(LogFormat):
-    """Reads sessions of OpenCode, exported or in its storage."""
+    """Reads sessions of OpenCode, in its database or storage, or exported."""
 
     name = "opencode"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the file is an export with session info, a list of messages with parts, or a stored file."""
+        """Whether the file is a database, an export with session info, a list of messages with parts, or a stored
+        file.
+        """
+        if head.startswith(MAGICS):
+            return bool(_DATABASE.fullmatch(path.replace("\\", "/")))
         if _STORED.fullmatch(path.replace("\\", "/")):
             return head.lstrip().startswith(b"{")
         seen = outline(head)
@@ -50,10 +57,10 @@ class OpenCodeFormat(LogFormat):
         return seen.keys.get("info") == "{" and seen.keys.get(inside) == "[" and bool(_OF_SESSION.search(head))
 
     def group(self, path: str) -> str:
-        """The session of a stored file, or for a part its message."""
+        """The session of a stored file, or for a part its message; the database of its newest transactions."""
         stored = _STORED.fullmatch(path.replace("\\", "/"))
         if stored is None:
-            return path
+            return database_of(path)
         return f"{stored[1]}{stored['own'] or stored['session'] or stored['message']}"
 
     def links(self, path: str, head: bytes) -> Iterable[str]:
@@ -65,7 +72,13 @@ class OpenCodeFormat(LogFormat):
         return (f"{stored[1]}{session[1].decode(errors='replace') if session is not None else stored['own']}",)
 
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
-        """The traces of exports, each by itself, and the one of a stored session's files. Raises OSError."""
+        """The traces of a database, of exports, each by itself, and the one of a stored session's files. Raises
+        OSError.
+        """
+        if any(read_head(file).startswith(MAGICS) for file in files):
+            for session, messages, losses in read_database(files):
+                yield _trace(session, messages, files[0].path, losses)
+            return
         stored: list[tuple[re.Match[str], LogFile]] = []
         for file in files:
             place = _STORED.fullmatch(file.path.replace("\\", "/"))
