@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+
+from understudy.run.recording import read_records
 
 from support import understudy
 from support.agents import require_agent
@@ -12,16 +15,34 @@ from support.agents import require_agent
 pytestmark = [pytest.mark.e2e, pytest.mark.services, pytest.mark.usefixtures("isolation")]
 
 
+CHOSEN = [
+    "edit", "parallel tools", "failing command", "passing faults", "refusal", "turn limit", "many turns",
+    "stream broken in a tool call", "context overflow", "subagent", "interruption", "resume after an interruption",
+]  # fmt: skip
+
+
 @pytest.mark.timeout(900)
-def test_another_version_is_tried() -> None:
+def test_another_version_is_tried(tmp_path: Path) -> None:
     require_agent("claude-code")
-    done = understudy("agents", "try", "claude-code@2.1.330", "--json", timeout=800)
+    chosen = [part for name in CHOSEN for part in ("--behaviour", name)]
+    done = understudy(
+        "agents", "try", "claude-code@2.1.330", "--json", "--record", str(tmp_path), *chosen, timeout=800
+    )
     assert done.returncode == 0, done.stderr or done.stdout
     report = json.loads(done.stdout)
     assert [trial["version"] for trial in report["trials"]] == ["2.1.197", "2.1.330"]
     assert report["problems"] == []
-    assert all(len(trial["observations"]) >= 12 for trial in report["trials"])
+    assert all([each["behaviour"] for each in trial["observations"]] == CHOSEN for trial in report["trials"])
     assert "tool ToolSearch: new" in report["changes"]
+    records = read_records(tmp_path / "claude-code.jsonl.xz")
+    assert [(record.version, record.behaviour) for record in records] == [("2.1.330", name) for name in CHOSEN]
+    assert all(record.exchanges for record in records)
+
+
+def test_a_behaviour_that_is_not_there_is_an_error() -> None:
+    done = understudy("agents", "try", "mini-swe-agent", "--behaviour", "subagent")
+    assert done.returncode == 2
+    assert "unknown behaviour 'subagent' of mini-swe-agent; expected one of: edit, " in done.stderr
 
 
 def test_a_version_that_is_not_there_is_an_error() -> None:

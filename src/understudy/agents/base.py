@@ -22,7 +22,8 @@ class AgentJob(Struct, frozen=True, kw_only=True):
 
     `model` and `small_model` are model names to request, the second for minor work. `instruction` is the task's
     text; `timeout_s` is the wall-clock limit of the whole run. `env` are the variables of the task's environment,
-    such as those of an activated conda environment, which the agent passes on.
+    such as those of an activated conda environment, which the agent passes on. With `resume` the agent continues
+    its last session in this sandbox, and the instruction is its next message.
     """
 
     instruction: str
@@ -32,6 +33,7 @@ class AgentJob(Struct, frozen=True, kw_only=True):
     max_turns: int
     timeout_s: float
     env: dict[str, str] = field(default_factory=dict[str, str])
+    resume: bool = False
 
 
 class AgentResult(Struct, frozen=True, kw_only=True):

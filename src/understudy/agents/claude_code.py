@@ -100,6 +100,7 @@ class ClaudeCode:
     version: ClassVar[str | None] = CLAUDE_CODE_VERSION
     limits_turns: ClassVar[bool] = True
     needs_model: ClassVar[bool] = True
+    program_mount: ClassVar[str] = _BINARY
 
     def __init__(
         self,
@@ -194,6 +195,7 @@ def _cli_command(
 ) -> tuple[list[str], bytes]:
     """Return the command and its stdin."""
     argv = [sandbox.locate(_BINARY), "-p", "--model", job.model, "--max-turns", str(job.max_turns)]
+    argv += ["--continue"] if job.resume else []
     argv += ["--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"]
     argv += ["--tools", ",".join(restriction.tools)] if restriction.tools else []
     argv += ["--system-prompt", restriction.system_prompt] if restriction.system_prompt else []

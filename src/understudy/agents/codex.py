@@ -56,8 +56,8 @@ class Codex(PackagedAgent):
         model = job.model if job.model.startswith("gpt-") else MODEL
         return Launch(
             arguments=(
-                "exec", "--json", "--model", model, "--dangerously-bypass-approvals-and-sandbox",
-                "--skip-git-repo-check", "-",
+                "exec", *(("resume", "--last") if job.resume else ()), "--json", "--model", model,
+                "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "-",
             ),
             env={"CODEX_HOME": home, "UNDERSTUDY_KEY": job.key},
             files=files,

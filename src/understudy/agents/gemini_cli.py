@@ -49,7 +49,14 @@ class GeminiCli(PackagedAgent):
             env["GEMINI_SYSTEM_MD"] = f"{home}/system.md"
             files[env["GEMINI_SYSTEM_MD"]] = self._system_prompt
         return Launch(
-            arguments=("--yolo", "--model", job.model, "--output-format", "json"),
+            arguments=(
+                "--yolo",
+                "--model",
+                job.model,
+                "--output-format",
+                "json",
+                *(("--resume", "latest") if job.resume else ()),
+            ),
             env=env,
             files=files,
             stdin=job.instruction,

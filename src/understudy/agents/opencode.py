@@ -31,7 +31,14 @@ class OpenCode(PackagedAgent):
         """See PackagedAgent."""
         settings = f"{sandbox.home}/.config/opencode/opencode.json"
         return Launch(
-            arguments=("run", "--format", "json", "--model", f"{_PROVIDER}/{job.model}"),
+            arguments=(
+                "run",
+                "--format",
+                "json",
+                "--model",
+                f"{_PROVIDER}/{job.model}",
+                *(("--continue",) if job.resume else ()),
+            ),
             env={
                 "OPENCODE_CONFIG": settings,
                 "OPENCODE_DISABLE_AUTOUPDATE": "1",

@@ -58,6 +58,7 @@ class PackagedAgent(ABC):
     version: ClassVar[str | None]
     limits_turns: ClassVar[bool] = True
     needs_model: ClassVar[bool] = True
+    program_mount: ClassVar[str] = _AGENT
     log_directories: ClassVar[tuple[str, ...]] = ()
     """Where it keeps its logs, relative to the home."""
     tools_missing: ClassVar[str] = ""

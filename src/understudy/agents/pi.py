@@ -39,6 +39,7 @@ class Pi(PackagedAgent):
         home = f"{sandbox.home}/.pi/agent"
         arguments = ["--print", "--mode", "json", "--offline", "--no-approve", "--provider", "understudy"]
         arguments += ["--model", job.model, "--no-extensions", "--thinking", "off"]
+        arguments += ["--continue"] if job.resume else []
         arguments += ["--tools", ",".join(self._tools)] if self._tools else []
         arguments += ["--system-prompt", self._system_prompt] if self._system_prompt else []
         files = {f"{home}/models.json": _models(job.model), f"{home}/settings.json": _settings()}

@@ -49,6 +49,7 @@ class QwenCode(PackagedAgent):
         """See PackagedAgent."""
         arguments = ["--yolo", "--output-format", "stream-json", "--auth-type", "openai", "--model", job.model]
         arguments += ["--max-session-turns", str(job.max_turns), "--exclude-tools", "web_fetch"]
+        arguments += ["--continue"] if job.resume else []
         arguments += ["--system-prompt", self._system_prompt] if self._system_prompt else []
         for tool in self._tools:
             arguments += ["--core-tools", tool]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from understudy.agents.base import AgentOutcome
+from understudy.errors import ConfigError
 from understudy.model.scripted.changes import Edit
 from understudy.model.scripted.toolsets import ActionCall, Toolset, action_call
+from understudy.trajectory.roles import Role
 
 FILE = "calc.py"
 BEFORE, AFTER = "x = 1\n", "x = 2\n"
@@ -21,25 +24,40 @@ Calls = Callable[[Toolset], tuple[ActionCall, ...]]
 
 
 class ScriptStep(Struct, frozen=True):
-    """One answer of the model: a text and tool calls after some reasoning, or, with a `status`, an error."""
+    """One answer of the model: a text and tool calls after some reasoning.
+
+    With a `status` it is an error, with `overflow` the error of a prompt that is too long. With `hangs` there is
+    no answer: the agent is interrupted, as by Ctrl-C. With `breaks_after` the answer is streamed, and lost after
+    so many of its pieces. `finish_reason` "" means the usual one.
+    """
 
     text: str = ""
     calls: Calls = lambda tools: ()
     status: int = 0
     reasoning: str = ""
+    retry_after_s: float | None = 0.0
+    overflow: bool = False
+    hangs: bool = False
+    breaks_after: int | None = None
+    finish_reason: str = ""
 
 
 class Behaviour(Struct, frozen=True, kw_only=True):
     """A script, after which the model ends its work, and the required results.
 
-    `ends` are the acceptable outcomes. `shows` are texts that the results of its tool calls must contain, in
-    order. `file` is the required content of `FILE` at the end. `timeout_s` is the limit of the whole run.
+    `resumed` is the script of a second run in the same sandbox, which continues the session of the first. `ends`
+    are the acceptable outcomes (of the last run). `shows` are texts that the results of its tool calls must
+    contain, in order. `roles` are those that its calls must have. With `logs_differ` the agent's own log may
+    differ from the calls. `file` is the required content of `FILE` at the end. `timeout_s` is the limit of a run.
     """
 
     name: str
     steps: tuple[ScriptStep, ...]
+    resumed: tuple[ScriptStep, ...] = ()
     ends: tuple[AgentOutcome, ...] = ("completed",)
     shows: tuple[str, ...] = ()
+    roles: tuple[Role, ...] = ("main",)
+    logs_differ: bool = False
     file: str = BEFORE
     max_turns: int = 60
     timeout_s: float = 180.0
@@ -62,6 +80,35 @@ def _write(tools: Toolset) -> tuple[ActionCall, ...]:
         return (tools.write(_NEW_PATH, "y = 'ü'\n"),)
     return (tools.run(f"""echo "y = 'ü'" > {_NEW_PATH}""", "Write the file"),)
 
+
+_SUBAGENT_TOOLS: dict[str, dict[str, Any]] = {
+    "Agent": {"description": "Look", "prompt": "Print it.", "subagent_type": "general-purpose"},
+    "task": {"description": "Look", "prompt": "Print it.", "subagent_type": "general"},
+    "agent": {"description": "Look", "prompt": "Print it.", "subagent_type": "general-purpose"},
+    "invoke_agent": {"agent_name": "generalist", "prompt": "Print it."},
+    "spawn_agent": {"message": "Print it.", "task_name": "look"},
+}
+"""How agents are told to start a subagent, by the name of the tool."""
+
+
+def _delegate(tools: Toolset) -> tuple[ActionCall, ...]:
+    name = next(iter(_SUBAGENT_TOOLS.keys() & tools.names), "")
+    return (action_call(name, **_SUBAGENT_TOOLS[name]),) if name else ()
+
+
+def _two_edits(tools: Toolset) -> tuple[ActionCall, ...]:
+    second = Edit(FILE, 1, (("-", AFTER), ("+", BEFORE)))
+    return *_edit(tools), tools.edit(_PATH, second, AFTER.strip(), BEFORE.strip())
+
+
+def _malformed(tools: Toolset) -> tuple[ActionCall, ...]:
+    return (ActionCall(tools.shell, '{"command": "echo lost'),)
+
+
+_BREAKS = ("before its first event", "in its reasoning", "in its text", "in a tool call", "before its end")
+"""Where a stream breaks off, by the number of pieces before that."""
+_BROKEN = ScriptStep("I look.", _shell("echo lost"), reasoning="Let me see.")
+_INTERRUPTED = (ScriptStep("I mend.", _read), ScriptStep("", _edit), ScriptStep(hangs=True))
 
 BEHAVIOURS = (
     Behaviour(
@@ -121,5 +168,132 @@ BEHAVIOURS = (
         steps=tuple(ScriptStep(f"Turn {number}.", _shell(f"echo turn-{number}")) for number in range(_MANY)),
         shows=tuple(f"turn-{number}" for number in range(_MANY)),
     ),
+    Behaviour(
+        name="malformed arguments", steps=(ScriptStep("", _malformed), ScriptStep("So.", _shell("echo so")))
+    ),
+    Behaviour(
+        name="two edits at once",
+        steps=(ScriptStep("", _read), ScriptStep("There and back.", _two_edits)),
+        shows=(BEFORE.strip(), "", ""),
+    ),
+    Behaviour(
+        name="undecodable output",
+        steps=(ScriptStep("", _shell("printf 'a\\377\\376\\000b\\033[31mred'")),),
+        shows=("red",),
+    ),
+    Behaviour(name="empty answer", steps=(ScriptStep(""),)),
+    Behaviour(name="only reasoning", steps=(ScriptStep(reasoning="Hm."),)),
+    Behaviour(
+        name="answer cut at the token limit",
+        steps=(ScriptStep("I was about to", finish_reason="length"), ScriptStep("", _shell("echo on"))),
+    ),
+    Behaviour(name="wait asked for", steps=(ScriptStep(status=429, retry_after_s=2.0),)),
+    *(
+        Behaviour(
+            name=f"stream broken {where}",
+            steps=(
+                structs.replace(_BROKEN, breaks_after=pieces),
+                ScriptStep("Again.", _shell("echo on")),
+            ),
+            shows=("on",),
+        )
+        for pieces, where in enumerate(_BREAKS)
+    ),
+    Behaviour(
+        name="context overflow",
+        steps=(
+            ScriptStep("I look.", _read),
+            ScriptStep("I list.", _shell("seq 1 3000")),
+            ScriptStep(overflow=True),
+            ScriptStep("", _shell("echo on")),
+        ),
+        roles=("main", "compaction"),
+    ),
+    Behaviour(
+        name="subagent",
+        steps=(
+            ScriptStep("Someone else does it.", _delegate),
+            ScriptStep("", _shell("echo from-a-subagent")),
+            ScriptStep("It is printed."),
+        ),
+        shows=("It is printed.",),
+        roles=("main", "subagent"),
+    ),
+    Behaviour(name="interruption", steps=_INTERRUPTED, ends=("crashed",), shows=(BEFORE.strip(), ""), file=AFTER),
+    Behaviour(
+        name="resume after an interruption",
+        steps=_INTERRUPTED,
+        resumed=(ScriptStep("I go on.", _shell("echo resumed")),),
+        shows=(BEFORE.strip(), "", "resumed"),
+        file=AFTER,
+    ),
 )
-"""The behaviours that every agent must show."""
+"""What agents must do, but for `DIFFERENCES`."""
+
+
+class Difference(Struct, frozen=True, kw_only=True):
+    """How an agent differs from a behaviour; None means that it does not. `missing` is why it cannot have it."""
+
+    missing: str = ""
+    ends: tuple[AgentOutcome, ...] | None = None
+    shows: tuple[str, ...] | None = None
+    roles: tuple[Role, ...] | None = None
+    logs_differ: bool | None = None
+
+
+_LIMITED = {
+    **{f"stream broken {where}": Difference(missing="it does not stream") for where in _BREAKS},
+    "resume after an interruption": Difference(missing="it is started anew for each run"),
+    "subagent": Difference(missing="it has none"),
+}
+
+DIFFERENCES: Mapping[str, Mapping[str, Difference]] = {
+    "codex": {
+        "answer cut at the token limit": Difference(ends=("crashed",)),
+        # It compacts by the sizes that it counts, before a request, and takes the server's refusal as final.
+        "context overflow": Difference(ends=("crashed",), roles=("main",)),
+        "subagent": Difference(missing="it offers them by its tool_search only, which the gateway leaves out"),
+    },
+    "mini-swe-agent": {**_LIMITED},
+    "openhands": {**_LIMITED},
+    "pi": {"subagent": Difference(missing="it has none")},
+}
+"""By agent and behaviour, measured with the pinned versions."""
+
+
+def behaviours_of(agent: str) -> list[Behaviour]:
+    """Return the behaviours that an agent must show, with what differs for it."""
+    missing, differences = missing_behaviours(agent), DIFFERENCES.get(agent, {})
+    return [
+        _applied(behaviour, differences.get(behaviour.name))
+        for behaviour in BEHAVIOURS
+        if behaviour.name not in missing
+    ]
+
+
+def chosen_behaviours(agent: str, names: Sequence[str]) -> list[Behaviour]:
+    """Return an agent's behaviours of these names, all if there are none. Raises ConfigError for another name."""
+    behaviours = behaviours_of(agent)
+    known = [behaviour.name for behaviour in behaviours]
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"--behaviour: unknown behaviour {name!r} of {agent}; expected one of: {', '.join(known)}"
+            )
+    return [behaviour for behaviour in behaviours if not names or behaviour.name in names]
+
+
+def missing_behaviours(agent: str) -> dict[str, str]:
+    """Return why an agent cannot have some behaviours, by their names."""
+    return {name: each.missing for name, each in DIFFERENCES.get(agent, {}).items() if each.missing}
+
+
+def _applied(behaviour: Behaviour, difference: Difference | None) -> Behaviour:
+    if difference is None:
+        return behaviour
+    changed = {
+        name: value
+        for name in ("ends", "shows", "roles", "logs_differ")
+        if (value := getattr(difference, name)) is not None
+    }
+    return structs.replace(behaviour, **changed)

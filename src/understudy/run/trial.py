@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from understudy.agents.acp import make_agent
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob, AgentResult
@@ -24,18 +25,29 @@ from understudy.gateway.budget import Budget
 from understudy.gateway.keys import Keys
 from understudy.gateway.prices import Price
 from understudy.gateway.router import ModelRouter
-from understudy.gateway.server.app import Gateway
 from understudy.ingest.json_values import mapping
 from understudy.model.protocol import ModelTool, ModelToolFunction
 from understudy.model.scripted.toolsets import Toolset, toolset_of
-from understudy.run.behaviours import BEFORE, BEHAVIOURS, FILE, Behaviour, ScriptStep
-from understudy.sandbox.base import Mount, SandboxSpec
+from understudy.run.behaviours import BEFORE, FILE, Behaviour, ScriptStep
+from understudy.run.interruption import InterruptibleSandbox
+from understudy.run.recording import (
+    RecordingGateway,
+    Reply,
+    RunRecord,
+    record_call,
+    record_reply,
+    run_record,
+    write_records,
+)
+from understudy.sandbox.base import Mount, Sandbox, SandboxSpec
 from understudy.sandbox.local.sandboxes import LocalSandboxes
 from understudy.store import Store
 from understudy.tasks.environment import python_environment
+from understudy.trajectory.habits import pattern
 from understudy.trajectory.tree import build
 from understudy.types import WORK_ROLES, Call, Files, Finding, PytestChecks, Task, Usage
-from understudy.wire.model import ChatRequest, Emit, Generation, ToolCall
+from understudy.wire.errors import ContextOverflow
+from understudy.wire.model import ChatRequest, Delta, Emit, Generation, ToolCall
 
 _EXCERPT_LENGTH = 160
 _VERSION = re.compile(r"\d[\w.+-]*")
@@ -77,6 +89,7 @@ class ScriptedRun(Struct, frozen=True, kw_only=True):
     requests: list[ChatRequest]
     content: str
     findings: list[Finding]
+    record: RunRecord
 
 
 class VersionTrial(Struct, frozen=True, kw_only=True):
@@ -103,34 +116,66 @@ class ScriptedBackend:
     price: Price | None = None
 
     def __init__(self, steps: Sequence[ScriptStep]) -> None:
-        self._steps = list(steps)
+        self.steps = list(steps)
         self.requests: list[ChatRequest] = []
+        self.hanging = asyncio.Event()
 
     async def generate(self, request: ChatRequest, emit: Emit | None = None) -> Generation:
         """See Backend."""
         if not request.tools:
+            record_reply(Reply(text="A title"))
             return Generation(model=self.model, text="A title", finish_reason="stop")
         self.requests.append(request)
         toolset = _toolset(request)
-        step = self._steps.pop(0) if self._steps else ScriptStep("Done.", lambda tools: tools.finish())
-        if step.status:
-            raise BackendError(
-                f"status {step.status}, simulated by the script of this trial", status=step.status, retry_after_s=0
-            )
+        if summarises(request):
+            step = ScriptStep("<summary>All is well so far.</summary>")
+        elif self.steps:
+            step = self.steps.pop(0)
+        else:
+            step = ScriptStep("Done.", lambda tools: tools.finish())
         calls = tuple(
             ToolCall(f"call_{len(self.requests)}_{number}", call.name, call.arguments)
             for number, call in enumerate(step.calls(toolset))
         )
-        usage = Usage(prompt_tokens=1000 + 10 * len(self.requests), completion_tokens=10)
-        end = "tool_calls" if calls else "stop"
-        return Generation(
+        finish_reason = step.finish_reason or ("tool_calls" if calls else "stop")
+        record_reply(
+            Reply(
+                text=step.text,
+                reasoning=step.reasoning,
+                tool_calls=tuple((call.id, call.name, call.arguments) for call in calls),
+                finish_reason=finish_reason,
+                status=step.status,
+                retry_after_s=step.retry_after_s if step.status else None,
+                overflow=step.overflow,
+                breaks_after=step.breaks_after,
+                hangs=step.hangs,
+            )
+        )
+        if step.hangs:
+            self.hanging.set()
+            await asyncio.Event().wait()
+        if step.overflow:
+            raise ContextOverflow(200_000, 100_000)
+        if step.status:
+            raise BackendError(
+                f"status {step.status}, simulated by the script of this trial",
+                status=step.status,
+                retry_after_s=step.retry_after_s,
+            )
+        generation = Generation(
             model=self.model,
             text=step.text,
             reasoning=step.reasoning or None,
             tool_calls=calls,
-            finish_reason=end,
-            usage=usage,
+            finish_reason=finish_reason,
+            usage=Usage(prompt_tokens=1000 + 10 * len(self.requests), completion_tokens=10),
         )
+        if emit is not None:
+            for delta in list(_pieces(generation))[: step.breaks_after]:
+                emit(delta)
+        if step.breaks_after is not None:
+            raise BackendError("the response broke off, as the script of this trial says")
+        return generation
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """See Backend."""
@@ -142,6 +187,24 @@ class ScriptedBackend:
 
     async def close(self) -> None:
         """See Backend."""
+
+
+def summarises(request: ChatRequest) -> bool:
+    """Return whether a request asks for a summary of the conversation, by the wording that agents have for it."""
+    last = request.messages[-1]
+    text = _text(last["content"]) if last["role"] == "user" else ""
+    return any(pattern("compaction", where).match(part) for where in ("question", "fork") for part in (text,))
+
+
+def _pieces(generation: Generation) -> Iterator[Delta]:
+    """Yield a generation as a model streams it, one piece for each part."""
+    if generation.reasoning:
+        yield Delta("reasoning", generation.reasoning)
+    if generation.text:
+        yield Delta("text", generation.text)
+    for index, call in enumerate(generation.tool_calls):
+        yield Delta("tool", index=index, id=call.id, name=call.name)
+        yield Delta("arguments", call.arguments, index=index)
 
 
 def _toolset(request: ChatRequest) -> Toolset:
@@ -168,11 +231,22 @@ def parse_version(text: str) -> list[AgentPackage]:
 
 async def try_version(
     package: AgentPackage,
+    behaviours: Sequence[Behaviour],
     tell: Callable[[str], None] = lambda _: None,
-    behaviours: Sequence[Behaviour] = BEHAVIOURS,
+    record_to: Path | None = None,
 ) -> VersionTrial:
-    """Fetch a version, unless it is here, and test every behaviour. Raises ConfigError and SandboxError."""
-    observations = [_observation(run) async for run in scripted_runs(package, behaviours, tell)]
+    """Fetch a version, unless it is here, and test the behaviours. Raises ConfigError and SandboxError.
+
+    `record_to` is a directory for a recording of the requests and responses. Raises OSError if it cannot be
+    written.
+    """
+    observations: list[Observation] = []
+    records: list[RunRecord] = []
+    async for run in scripted_runs(package, behaviours, tell):
+        observations.append(_observation(run))
+        records.append(run.record)
+    if record_to is not None:
+        write_records(record_to, records)
     return VersionTrial(agent=package.agent, version=package.version, observations=observations)
 
 
@@ -225,14 +299,17 @@ async def _run(
     attempt = store.runs.start_attempt(behaviour.name).result().id
     store.runs.mark_running(attempt).result()
     backend, keys = ScriptedBackend(behaviour.steps), Keys()
-    gateway = Gateway(ModelRouter(backend), store.calls, keys)
+    streaming = any(step.breaks_after is not None for step in behaviour.steps)
+    gateway = RecordingGateway(
+        ModelRouter(backend), store.calls, keys, streaming=streaming, observers=(record_call,)
+    )
     await gateway.start_unix(socket)
+    budget = None if agent.limits_turns else Budget(calls=behaviour.max_turns)
     try:
         mounts = (*agent.mounts(), Mount(socket, GATEWAY_SOCKET), *environment.mounts)
         spec = SandboxSpec(tree=tree, mounts=mounts, env=environment.env, path_prefixes=environment.path_prefixes)
         sandbox = await sandboxes.open(spec)
         try:
-            budget = None if agent.limits_turns else Budget(calls=behaviour.max_turns)
             job = AgentJob(
                 instruction=_task().instruction,
                 key=keys.issue(attempt, budget=budget),
@@ -241,7 +318,11 @@ async def _run(
                 max_turns=behaviour.max_turns,
                 timeout_s=behaviour.timeout_s,
             )
-            result = await agent.run(sandbox, job)
+            interrupts = any(step.hangs for step in behaviour.steps)
+            result = await (_interrupted(agent, sandbox, job, backend) if interrupts else agent.run(sandbox, job))
+            if behaviour.resumed:
+                backend.steps = list(behaviour.resumed)
+                result = await agent.run(sandbox, structs.replace(job, resume=True))
             try:
                 content = (await sandbox.read(FILE)).decode(errors="replace")
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -259,7 +340,33 @@ async def _run(
         requests=backend.requests,
         content=content,
         findings=agent.check(result, calls),
+        record=run_record(
+            package,
+            behaviour.name,
+            result.outcome,
+            calls,
+            gateway.exchanges,
+            streaming=streaming,
+            calls_limit=budget.calls if budget else None,
+        ),
     )
+
+
+async def _interrupted(
+    agent: PackagedAgent | ClaudeCode, sandbox: Sandbox, job: AgentJob, backend: ScriptedBackend
+) -> AgentResult:
+    """Run the agent, and interrupt it when the script gives no answer."""
+    watched = InterruptibleSandbox(sandbox, sandbox.locate(agent.program_mount))
+    running = asyncio.create_task(agent.run(watched, job))
+    hanging = asyncio.create_task(backend.hanging.wait())
+    try:
+        await asyncio.wait((running, hanging), return_when=asyncio.FIRST_COMPLETED)
+        if hanging.done():
+            await watched.interrupt()
+        return await running
+    finally:
+        hanging.cancel()
+        running.cancel()
 
 
 def _observation(run: ScriptedRun) -> Observation:
@@ -267,9 +374,11 @@ def _observation(run: ScriptedRun) -> Observation:
     findings = [finding.message for finding in run.findings]
     nodes = build(run.calls).nodes
     last = max(requests, key=lambda request: len(request.messages), default=None)
+    if len(behaviour.roles) > 1:
+        last = requests[-1] if requests else None  # the longest may be another conversation's
     messages = last.messages if last else []
     results = [_text(message["content"]) for message in messages if message["role"] == "tool"]
-    problems = [f"its own log: {finding}" for finding in findings]
+    problems = [] if behaviour.logs_differ else [f"its own log: {finding}" for finding in findings]
     if result.outcome not in behaviour.ends:
         expected = " or ".join(behaviour.ends)
         problems.append(f"it ended as {result.outcome}, expected {expected}: {result.message or 'no message'}")
@@ -282,6 +391,8 @@ def _observation(run: ScriptedRun) -> Observation:
     ]
     if content != behaviour.file:
         problems.append(f"{FILE} holds {content[:_EXCERPT_LENGTH]!r}, expected {behaviour.file!r}")
+    roles = {node.role for node in nodes}
+    problems += [f"no call is {role}, expected one" for role in behaviour.roles if role not in roles]
     work = [node for node in nodes if node.role in WORK_ROLES]
     if rewritten := [node for node in work if node.origin == "history rewritten"]:
         problems.append(f"{len(rewritten)} requests do not go on from an earlier one: a history was rewritten")
@@ -293,7 +404,7 @@ def _observation(run: ScriptedRun) -> Observation:
         problems=problems,
         outcome=result.outcome,
         statuses=[node.call.status for node in work],
-        roles=sorted({node.role for node in nodes}),
+        roles=sorted(roles),
         results=results,
         system="\n".join(system),
         tools={tool["name"]: json.dumps(tool, sort_keys=True) for tool in tools},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,16 +28,28 @@ def try_agent(
             help="The agent and its version, such as claude-code@2.1.198; without a version, the pinned one.",
         ),
     ],
+    behaviour: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A behaviour to try; can be repeated [default: all]."),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for a recording of the requests and responses of this version, NAME.jsonl.xz."
+        ),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Run a version of an agent through conformance tests, and show what changed compared with the pinned version.
 
     The real agent works in local sandboxes without network, with a scripted model: edits, parallel tools, server
-    errors, limits. Without a version, only the pinned one runs. Exits with 1 if a behaviour is not as required.
+    errors, broken streams, limits, interruption. Without a version, only the pinned one runs. Exits with 1 if a
+    behaviour is not as required.
     """
     import asyncio
 
     from understudy.cli.output import print_json, print_table
+    from understudy.run.behaviours import chosen_behaviours, missing_behaviours
     from understudy.run.trial import VersionTrial, changes, parse_version, try_version
 
     def tell(text: str) -> None:
@@ -45,7 +58,9 @@ def try_agent(
 
     async def trials() -> list[VersionTrial]:
         versions = parse_version(agent)
-        return [await try_version(version, tell) for version in versions]
+        last = versions[-1]
+        behaviours = chosen_behaviours(last.agent, behaviour or ())
+        return [await try_version(each, behaviours, tell, record if each is last else None) for each in versions]
 
     tried = asyncio.run(trials())
     changed, problems = changes(tried[0], tried[-1]), tried[-1].problems
@@ -57,6 +72,8 @@ def try_agent(
             for same in zip(*(trial.observations for trial in tried), strict=True)
         ]
         print_table(("behaviour", *(trial.version for trial in tried)), rows)
+        for name, reason in missing_behaviours(tried[-1].agent).items():
+            typer.echo(f"not tried: {name}: {reason}")
         turns = sum(one.turns for one in tried[-1].observations)
         misses = sum(len(one.misses) for one in tried[-1].observations)
         typer.echo(f"\n{turns} answers, {misses} of them otherwise in its own log")
