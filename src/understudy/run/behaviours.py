@@ -231,7 +231,7 @@ BEHAVIOURS = (
 """What agents must do, but for `DIFFERENCES`."""
 
 
-class Difference(Struct, frozen=True, kw_only=True):
+class AgentDifference(Struct, frozen=True, kw_only=True):
     """How an agent differs from a behaviour; None means that it does not. `missing` is why it cannot have it."""
 
     missing: str = ""
@@ -242,21 +242,23 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 _LIMITED = {
-    **{f"stream broken {where}": Difference(missing="it does not stream") for where in _BREAKS},
-    "resume after an interruption": Difference(missing="it is started anew for each run"),
-    "subagent": Difference(missing="it has none"),
+    **{f"stream broken {where}": AgentDifference(missing="it does not stream") for where in _BREAKS},
+    "resume after an interruption": AgentDifference(missing="it is started anew for each run"),
+    "subagent": AgentDifference(missing="it has none"),
 }
 
-DIFFERENCES: Mapping[str, Mapping[str, Difference]] = {
+DIFFERENCES: Mapping[str, Mapping[str, AgentDifference]] = {
     "codex": {
-        "answer cut at the token limit": Difference(ends=("crashed",)),
+        "answer cut at the token limit": AgentDifference(ends=("crashed",)),
         # It compacts by the sizes that it counts, before a request, and takes the server's refusal as final.
-        "context overflow": Difference(ends=("crashed",), roles=("main",)),
-        "subagent": Difference(missing="it offers them by its tool_search only, which the gateway leaves out"),
+        "context overflow": AgentDifference(ends=("crashed",), roles=("main",)),
+        "subagent": AgentDifference(
+            missing="it offers them by its tool_search only, which the gateway leaves out"
+        ),
     },
     "mini-swe-agent": {**_LIMITED},
     "openhands": {**_LIMITED},
-    "pi": {"subagent": Difference(missing="it has none")},
+    "pi": {"subagent": AgentDifference(missing="it has none")},
 }
 """By agent and behaviour, measured with the pinned versions."""
 
@@ -288,7 +290,7 @@ def missing_behaviours(agent: str) -> dict[str, str]:
     return {name: each.missing for name, each in DIFFERENCES.get(agent, {}).items() if each.missing}
 
 
-def _applied(behaviour: Behaviour, difference: Difference | None) -> Behaviour:
+def _applied(behaviour: Behaviour, difference: AgentDifference | None) -> Behaviour:
     if difference is None:
         return behaviour
     changed = {

@@ -9,18 +9,24 @@ from understudy.sandbox.base import Completed, Sandbox
 _WATCHED = """\
 (
     while [ ! -e "$0" ]; do sleep 0.1; done
+    read -r watcher rest < /proc/self/stat
     for process in /proc/[0-9]*; do
-        if tr '\\0' '\\n' < "$process/cmdline" | grep -q "^$1"; then kill -INT "${process#/proc/}"; fi
+        pid=${process#/proc/}
+        if [ "$pid" != "$watcher" ] && grep -q "^PPid:[[:space:]]*$$\\$" "$process/status"; then
+            kill -INT "$pid"
+        fi
     done
+    if tr '\\0' '\\n' < "/proc/$$/cmdline" | grep -q "^$1"; then kill -INT $$; fi
 ) > /dev/null 2>&1 &
 shift
 exec "$@"
 """
-"""Runs a command, and interrupts the processes with an argument that begins with $1 once the file $0 exists."""
+"""Runs a command. Once the file $0 exists, interrupts its children, and itself if an argument begins with $1."""
 
 
 class InterruptibleSandbox(Sandbox):
-    """An open sandbox whose commands can be interrupted: those processes that have an argument below `program`.
+    """An open sandbox whose commands can be interrupted: their children, and those that have an argument below
+    `program`, for an agent that is started by our launcher or without it.
 
     A command cannot be reached by another one of the sandbox, which has process numbers of its own, so each is
     started with a shell that waits for a file.

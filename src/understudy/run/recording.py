@@ -218,12 +218,17 @@ _RESULTS = ("tool_result", "function_call_output", "custom_tool_call_output", "f
 def _cut_messages(value: Any) -> Any:
     if not isinstance(value, list):
         return value
-    return [
-        message
-        if isinstance(message, dict) and (message.get("role") in _ANSWERS or message.get("type") in _RESULTS)
-        else _cut_all(message)
-        for message in cast(list[dict[str, Any]], value)
-    ]
+    return [_cut_all(message) if _is_prompt(message) else message for message in cast(list[Any], value)]
+
+
+def _is_prompt(message: Any) -> bool:
+    match message:
+        case {"role": role}:
+            return role not in _ANSWERS
+        case {"type": kind}:
+            return kind not in _RESULTS
+        case _:
+            return False
 
 
 def _cut_all(value: Any) -> Any:
