@@ -20,6 +20,7 @@ from understudy.ingest.formats.base import LogFormat
 from understudy.ingest.log_files import LogFile
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Finding
+from understudy.wire.arguments import parse_object
 from understudy.wire.stored import response_blocks
 
 _EXCERPT_LENGTH = 120
@@ -60,9 +61,10 @@ def compare_turns(
 ) -> list[Finding]:
     """How the logged turns differ from the answers of the calls; nothing when they agree.
 
-    Titles and the like are no part of it, nor are answers that the agent asked for again or that hold nothing. The
-    gateway's last words, where a budget was used up, may be in the log. Where it was `cut_off`, stopped or
-    crashed, its last answers may be missing. `must` says whether an answer has to be in the log.
+    Titles and the like are no part of it, nor are answers that hold nothing. Answers that the agent asked for
+    again may be in the log, and the gateway's last words, where a budget was used up. Some agents repair arguments
+    that are not JSON before they log them. Where it was `cut_off`, stopped or crashed, its last answers may be
+    missing. `must` says whether an answer has to be in the log.
     """
     turns = [turn for turn in logged if turn.text.strip() or turn.calls]
     nodes = [node for node in trajectory.nodes if _is_logged(node)]
@@ -72,8 +74,14 @@ def compare_turns(
     for tag, first, last, low, high in matcher.get_opcodes():
         if tag == "equal" or (tag == "insert" and cut_off and high == len(answers)):
             continue
-        unmatched = [node for node in nodes[low:high] if node.call.status == "ok" and must(answered_turn(node))]
-        for turn, node in zip_longest(turns[first:last], unmatched):
+        left, unmatched = turns[first:last], list[Node]()
+        for node in nodes[low:high]:
+            answer = answered_turn(node)
+            if (repaired := next((turn for turn in left if _is_repaired(turn, answer)), None)) is not None:
+                left.remove(repaired)
+            elif node.call.status == "ok" and not node.superseded and must(answer):
+                unmatched.append(node)
+        for turn, node in zip_longest(left, unmatched):
             findings.append(_finding(turn, node))
     if len(findings) > FINDINGS_LIMIT:
         more = Finding(kind=KIND, message=f"and {len(findings) - FINDINGS_LIMIT + 1} more differences")
@@ -84,8 +92,18 @@ def compare_turns(
 def _is_logged(node: Node) -> bool:
     return (
         node.role not in _UNLOGGED_ROLES
-        and not (node.superseded or node.alternative)
+        and not (node.alternative or (node.superseded and node.call.status != "ok"))
         and bool(answered_turn(node).text.strip() or answered_turn(node).calls)
+    )
+
+
+def _is_repaired(turn: LoggedTurn, answer: LoggedTurn) -> bool:
+    """Return whether a logged turn differs from an answer only in arguments that are not JSON in the answer."""
+    if turn.text.strip() != answer.text.strip() or len(turn.calls) != len(answer.calls):
+        return False
+    return all(
+        name == other and (_sorted_arguments(logged) == _sorted_arguments(given) or parse_object(given) is None)
+        for (name, logged), (other, given) in zip(turn.calls, answer.calls, strict=True)
     )
 
 

@@ -54,6 +54,34 @@ def test_each_difference_is_told(trajectory: Trajectory) -> None:
     assert len(differences([LoggedTurn(str(n)) for n in range(500)], trajectory)) == 20
 
 
+def test_an_answer_that_was_asked_for_again_may_be_in_the_log() -> None:
+    session, start = Session(), user(text("go"))
+    session.ask([start], [text("I was about to")])
+    session.ask([start], [text("Done.")])
+    again = build(session.calls)
+    assert [node.superseded for node in again.nodes] == [True, False]
+    assert differences([END], again) == []
+    assert differences([LoggedTurn("I was about to"), END], again) == []
+    assert differences([LoggedTurn("I was about to")], again) == ["the answer of call 1 is not in the log"]
+
+
+def test_arguments_that_are_not_json_may_be_logged_in_a_repaired_form() -> None:
+    function = {"name": "bash", "arguments": '{"command": "echo lost'}
+    message = {"role": "assistant", "content": "I look.", "tool_calls": [{"id": "t", "function": function}]}
+    request = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
+    call = structs.replace(
+        Session().ask([user(text("go"))], [text("x")]),
+        dialect="openai-chat",
+        request=json.dumps(request).encode(),
+        response=json.dumps({"choices": [{"message": message, "finish_reason": "tool_calls"}]}).encode(),
+    )
+    broken = build([call])
+    assert differences([LoggedTurn("I look.", (("bash", '{"command":"echo lost"}'),))], broken) == []
+    for other in (("sh", '{"command":"echo lost"}'), ("bash", "{}"), ("bash", "{}")):
+        turns = [LoggedTurn("I look." if other[0] == "sh" else "You look.", (other,))]
+        assert len(differences(turns, broken)) == 1
+
+
 def test_the_last_words_where_a_budget_is_used_up_may_be_in_the_log(trajectory: Trajectory) -> None:
     final_text = "The budget of this attempt is used up."
     body = json.dumps({"role": "assistant", "content": [{"type": "text", "text": final_text}]}).encode()
