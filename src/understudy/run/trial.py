@@ -123,8 +123,8 @@ class ScriptedBackend:
     async def generate(self, request: ChatRequest, emit: Emit | None = None) -> Generation:
         """See Backend."""
         if not request.tools:
-            record_reply(Reply(text="A title"))
-            return Generation(model=self.model, text="A title", finish_reason="stop")
+            record_reply(Reply(text="A title for what is done here"))
+            return Generation(model=self.model, text="A title for what is done here", finish_reason="stop")
         self.requests.append(request)
         toolset = _toolset(request)
         if summarises(request):
@@ -394,7 +394,8 @@ def _observation(run: ScriptedRun) -> Observation:
     roles = {node.role for node in nodes}
     problems += [f"no call is {role}, expected one" for role in behaviour.roles if role not in roles]
     work = [node for node in nodes if node.role in WORK_ROLES]
-    if rewritten := [node for node in work if node.origin == "history rewritten"]:
+    rewritten = [node for node in work if node.origin == "history rewritten"]
+    if rewritten and not behaviour.rewrites:
         problems.append(f"{len(rewritten)} requests do not go on from an earlier one: a history was rewritten")
     first = requests[0] if requests else None
     tools = [tool["function"] for tool in first.tools] if first else []
