@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.services, pytest.mark.usefixtures("is
 
 CHOSEN = [
     "edit", "parallel tools", "failing command", "passing faults", "refusal", "turn limit", "many turns",
-    "stream broken in a tool call", "context overflow", "subagent", "interruption", "resume after an interruption",
+    "stream broken in a tool call", "context overflow", "interruption", "resume after an interruption",
 ]  # fmt: skip
 
 
