@@ -235,6 +235,14 @@ SHAPES: dict[str, Files] = {
         "core.py": CORE
         + "import threading\nimport sys\n\n\ndef f():\n    for m in list(sys.modules.values()):\n        pass\n\n\nthreading.Thread(target=f).start()\n"
     },
+    "a compiled module under another name": {
+        "core.py": CORE
+        + "from importlib.machinery import SourcelessFileLoader as L\nL('x', 'pkg/data.txt').load_module('x')\n"
+    },
+    "a shared library under another name": {
+        "core.py": CORE
+        + "import importlib.machinery as m\nm.ExtensionFileLoader('x', 'pkg/data.txt').load_module('x')\n"
+    },
     "a new module with the payload": {"pkg/extra.py": EXITS, "core.py": "import pkg.extra\n" + CORE},
     "sitecustomize written": {"core.py": CORE + "open('sitecustomize.py', 'w').write('x')\n"},
     "a pth written": {"core.py": CORE + "import site\nopen(site.getusersitepackages() + '/a.pth', 'w')\n"},

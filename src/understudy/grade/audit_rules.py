@@ -199,7 +199,7 @@ RULES = (
         "hidden-code",
         "it hides code from whoever reads it",
         r"\b(?:exec|eval|compile|__import__)\s*\(.*\b(?:[ab]\d\ddecode|unhexlify|fromhex|decompress|rot13|pickle\.loads?)\b",
-        r"\bmarshal\.loads?\b|\bzipimport\b",
+        r"\bmarshal\.loads?\b|\bzipimport\b|\b(?:Sourceless|Extension)FileLoader\b|\b(?:load|create)_dynamic\b",
         r"(?<![.\w])(?:exec|eval)\s*\(.*(?:\bopen\(|\.read(?:_text|_bytes)?\(|\bbytes\(|\bchr\b|\.join\(|\bget_data\()",
         r"(?<![.\w])(?:exec|eval)\s*\(.*(?:\[::-1\]|\.decode\(|\.translate\(|\breversed\()",
         by_tests=True,
