@@ -119,10 +119,23 @@ async def test_it_takes_no_more_turns_than_it_may(rig: AgentRig) -> None:
     assert len(run.seen) <= 4
 
 
-async def test_a_system_prompt_in_the_place_of_its_own(rig: AgentRig) -> None:
+TOOLS = {
+    "gemini": {"read_file", "replace"},
+    "opencode": {"read", "bash"},
+    "pi": {"read", "edit"},
+    "qwen-code": {"read_file", "edit"},
+}
+"""Some tools of the agents whose tools can be chosen."""
+
+
+async def test_a_system_prompt_in_the_place_of_its_own_and_only_these_tools(rig: AgentRig) -> None:
     prompt = "You mend files. {{ curly }} 'quotes' \"and\" more."
-    run = await rig.run(rig.done(), options={"system_prompt": prompt})
+    tools = TOOLS.get(rig.name, set())
+    options = {"system_prompt": prompt} | ({"tools": ",".join(tools)} if tools else {})
+    run = await rig.run(rig.done(), options=options)
     assert run.result.outcome == "completed", run.result.message
     (first, *_) = run.seen[0]["messages"]
     assert first["role"] == "system" and prompt in first["content"]
     assert "best coding agent" not in first["content"]
+    offered = sorted(tool["function"]["name"] for tool in run.seen[0]["tools"])
+    assert not tools or offered == sorted(tools)

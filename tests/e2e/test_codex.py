@@ -208,8 +208,7 @@ async def test_it_waits_while_pings_come(bench: Bench) -> None:
 async def test_a_passing_fault_is_waited_out_and_a_full_context_is_final(bench: Bench) -> None:
     full = "This model's maximum context length is 10 tokens. However, your request has 20 input tokens."
     busy = Refuse(status=503, headers={"retry-after": "0"})
-    limited = Refuse(status=429, headers={"retry-after": "0"})
-    run = await bench.run(busy, limited, Refuse(status=400, message=full), max_model_len=10)
+    run = await bench.run(busy, Refuse(status=429), Refuse(status=400, message=full), max_model_len=10)
     assert run.code == 1
     assert [call.status for call in run.calls] == ["error"] * 3
     assert "context window" in run.events[-1]["error"]["message"]

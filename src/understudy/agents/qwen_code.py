@@ -38,6 +38,16 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
+_NOT_CORE = (
+    "agent", "artifact", "ask_user_question", "display_image", "enter_plan_mode", "enter_worktree", "exec",
+    "exit_plan_mode", "exit_worktree", "get_goal", "image_gen", "list_agents", "propose_goal", "record_artifact",
+    "record_source", "report_findings", "request_shutdown", "send_message", "skill", "structured_output",
+    "task_create", "task_list", "task_stop", "task_update", "team_create", "team_delete", "team_plan_approval",
+    "tool_call", "tool_search", "update_goal", "workflow",
+)  # fmt: skip
+"""The tools that stay when its option for the core tools names others."""
+
+
 class QwenCode(PackagedAgent):
     """Runs Qwen Code once per attempt and collects its events, its session log and how it ended."""
 
@@ -53,6 +63,9 @@ class QwenCode(PackagedAgent):
         arguments += ["--system-prompt", self._system_prompt] if self._system_prompt else []
         for tool in self._tools:
             arguments += ["--core-tools", tool]
+        settings = dict(_SETTINGS)
+        if self._tools:
+            settings["tools"] = {"disabled": [name for name in _NOT_CORE if name not in self._tools]}
         return Launch(
             arguments=arguments,
             env={
@@ -61,7 +74,7 @@ class QwenCode(PackagedAgent):
                 "OPENAI_MODEL": job.model,
                 "QWEN_CODE_NO_RELAUNCH": "true",
             },
-            files={f"{sandbox.home}/.qwen/settings.json": msgspec.json.encode(_SETTINGS).decode()},
+            files={f"{sandbox.home}/.qwen/settings.json": msgspec.json.encode(settings).decode()},
             stdin=job.instruction,
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from understudy.types import Usage
 from understudy.wire.decoding import decoded
@@ -15,6 +15,7 @@ from understudy.wire.dialect import (
     Branch,
     DialectRequest,
     DialectResponse,
+    ErrorResponse,
     StreamWriter,
     WireSession,
     chat_request,
@@ -56,6 +57,8 @@ class _ReadResponse(Struct):
 
 
 _READ = msgspec.json.Decoder(_ReadResponse)
+_RATE_LIMIT_PAUSE_S = 3.0
+"""The pause before a retry where the model server names none; Codex retries five times."""
 
 
 def read_response(body: bytes) -> tuple[Block, ...] | None:
@@ -388,6 +391,12 @@ class OpenAIResponses(OpenAIDialect):
 
     def token_count(self, tokens: int) -> bytes:
         return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})
+
+    def error(self, fault: Fault) -> ErrorResponse:
+        """See Dialect. Codex takes a rate limit without a retry-after as final, so the response has one."""
+        if fault.kind == "rate_limit" and fault.retry_after_s is None:
+            fault = structs.replace(fault, retry_after_s=_RATE_LIMIT_PAUSE_S)
+        return super().error(fault)
 
     def error_event(self, fault: Fault) -> bytes:
         error = self.error_object(fault)

@@ -412,5 +412,16 @@ def test_an_error_in_a_stream_is_a_response_failed_event() -> None:
     assert event["response"]["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize(
+    ("status", "asked", "pause"), [(429, None, b"3"), (429, 7.0, b"7"), (503, None, None), (400, None, None)]
+)
+def test_a_rate_limit_always_has_a_pause_because_codex_retries_no_other(
+    status: int, asked: float | None, pause: bytes | None
+) -> None:
+    response = RESPONSES.error(fault_of(BackendError("slow down", status=status, retry_after_s=asked)))
+    assert response.status == status
+    assert dict(response.headers).get(b"retry-after") == pause
+
+
 def test_a_token_count_has_the_responses_format() -> None:
     assert json.loads(RESPONSES.token_count(5)) == {"object": "response.input_tokens", "input_tokens": 5}
