@@ -518,14 +518,14 @@ def test_protection_reports_that_the_test_process_is_not_watched():
     )
     assert protection_of(replace(calc_task(), checks=suite), options) == ("twins", unwatched)
     script = replace(calc_task(), checks=ScriptChecks(Files({"test.sh": "true"})))
-    expected = f"no Python file of the script asserts what could have twins; {unwatched}"
-    assert protection_of(script, GradingOptions()) == ("none", expected)
+    nothing = "no Python file or here-document of the script asserts what could have twins"
+    assert protection_of(script, GradingOptions()) == ("none", f"{nothing}; {unwatched}")
     watched = replace(options, usual_events=())
     assert protection_of(replace(calc_task(), checks=suite), watched) == ("twins", "")
     unseen = replace(options, usual_events=("watch-missing ",))
     assert protection_of(replace(calc_task(), checks=suite), unseen) == ("twins", unwatched)
     walled, open_to_all = GradingOptions(usual_events=()), GradingOptions(usual_events=("reward-open ",))
-    assert protection_of(script, walled) == ("none", "no Python file of the script asserts what could have twins")
+    assert protection_of(script, walled) == ("none", nothing)
     assert protection_of(script, open_to_all)[1].endswith("; the tested code runs where it can write the reward")
 
 
