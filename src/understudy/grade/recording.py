@@ -6,7 +6,8 @@ import posixpath
 import shlex
 from collections.abc import Mapping, Sequence
 
-from understudy.sandbox.base import Completed, IgnoreFilter, Sandbox, TreeChanges
+from understudy.sandbox.base import Completed, Sandbox
+from understudy.sandbox.forwarding import ForwardingSandbox
 
 APPLIED_HERE = (
     "# here the patch was applied (patch.diff, without what the gate left out), and the hidden tests laid over it"
@@ -14,26 +15,12 @@ APPLIED_HERE = (
 """Stands among the commands for those of `understudy.grade.apply`, which read a tar of the patch."""
 
 
-class RecordingSandbox(Sandbox):
+class RecordingSandbox(ForwardingSandbox):
     """Forwards everything to a sandbox; `commands` are the commands run and files written, as shell commands."""
 
     def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
+        super().__init__(sandbox)
         self.commands: list[str] = []
-
-    @property
-    def workdir(self) -> str:
-        """Return the sandbox's working directory."""
-        return self._sandbox.workdir
-
-    @property
-    def home(self) -> str:
-        """Return the sandbox's home."""
-        return self._sandbox.home
-
-    def locate(self, target: str) -> str:
-        """Return the path of a mount in the sandbox."""
-        return self._sandbox.locate(target)
 
     async def run(
         self,
@@ -50,30 +37,10 @@ class RecordingSandbox(Sandbox):
         command = shlex.join(["env", "-C", posixpath.join(self.workdir, cwd or ""), *variables, *argv])
         note = f"  # its stdin had {len(stdin)} bytes" if stdin else ""
         self.commands.append(command + note)
-        return await self._sandbox.run(argv, timeout_s=timeout_s, stdin=stdin, env=env, cwd=cwd, reveal=reveal)
-
-    async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
-        """Return the content of a file."""
-        return await self._sandbox.read(path, limit=limit)
+        return await super().run(argv, timeout_s=timeout_s, stdin=stdin, env=env, cwd=cwd, reveal=reveal)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Record the file and write it."""
         target = shlex.quote(posixpath.join(self.workdir, path))
         self.commands.append(f"printf %s {shlex.quote(data.decode(errors='replace'))} >{target}")
-        await self._sandbox.write(path, data, mode=mode)
-
-    async def seal(self, paths: Sequence[str]) -> None:
-        """Seal the files."""
-        await self._sandbox.seal(paths)
-
-    async def read_changes(self, *, file_limit: int, ignored: IgnoreFilter) -> TreeChanges | None:
-        """Return the changes in the sandbox."""
-        return await self._sandbox.read_changes(file_limit=file_limit, ignored=ignored)
-
-    async def reset(self) -> None:
-        """Remove what was written."""
-        await self._sandbox.reset()
-
-    async def close(self) -> None:
-        """Close the sandbox."""
-        await self._sandbox.close()
+        await super().write(path, data, mode=mode)

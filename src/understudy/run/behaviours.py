@@ -292,7 +292,9 @@ DIFFERENCES: Mapping[str, Mapping[str, AgentDifference]] = {
         "subagent": AgentDifference(logs_differ=True),
     },
 }
-"""By agent and behaviour, measured with the pinned versions."""
+"""By agent and behaviour, measured with the pinned versions. But what mini-swe-agent and OpenHands cannot have
+comes from reading, and of OpenCode nothing was measured yet.
+"""
 
 
 def behaviours_of(agent: str) -> list[Behaviour]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from understudy.sandbox.base import Completed, Sandbox
+from understudy.sandbox.forwarding import ForwardingSandbox
 
 _WATCHED = """\
 (
@@ -24,7 +25,7 @@ exec "$@"
 """Runs a command. Once the file $0 exists, interrupts its children, and itself if an argument begins with $1."""
 
 
-class InterruptibleSandbox(Sandbox):
+class InterruptibleSandbox(ForwardingSandbox):
     """An open sandbox whose commands can be interrupted: their children, and those that have an argument below
     `program`, for an agent that is started by our launcher or without it.
 
@@ -33,27 +34,13 @@ class InterruptibleSandbox(Sandbox):
     """
 
     def __init__(self, sandbox: Sandbox, program: str) -> None:
-        self._sandbox = sandbox
+        super().__init__(sandbox)
         self._program = program
         self._signal = f"{sandbox.home}/.interrupt"
 
     async def interrupt(self) -> None:
         """Interrupt what runs, and every later command that is found."""
-        await self._sandbox.write(self._signal, b"")
-
-    @property
-    def workdir(self) -> str:
-        """See Sandbox."""
-        return self._sandbox.workdir
-
-    @property
-    def home(self) -> str:
-        """See Sandbox."""
-        return self._sandbox.home
-
-    def locate(self, target: str) -> str:
-        """See Sandbox."""
-        return self._sandbox.locate(target)
+        await self.write(self._signal, b"")
 
     async def run(
         self,
@@ -67,20 +54,4 @@ class InterruptibleSandbox(Sandbox):
     ) -> Completed:
         """See Sandbox."""
         watched = ["sh", "-c", _WATCHED, self._signal, self._program, *argv]
-        return await self._sandbox.run(watched, timeout_s=timeout_s, stdin=stdin, env=env, cwd=cwd, reveal=reveal)
-
-    async def read(self, path: str, *, limit: int = 64 << 20) -> bytes:
-        """See Sandbox."""
-        return await self._sandbox.read(path, limit=limit)
-
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """See Sandbox."""
-        await self._sandbox.write(path, data, mode=mode)
-
-    async def reset(self) -> None:
-        """See Sandbox."""
-        await self._sandbox.reset()
-
-    async def close(self) -> None:
-        """See Sandbox."""
-        await self._sandbox.close()
+        return await super().run(watched, timeout_s=timeout_s, stdin=stdin, env=env, cwd=cwd, reveal=reveal)

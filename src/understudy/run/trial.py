@@ -193,7 +193,7 @@ def summarises(request: ChatRequest) -> bool:
     """Return whether a request asks for a summary of the conversation, by the wording that agents have for it."""
     last = request.messages[-1]
     text = _text(last["content"]) if last["role"] == "user" else ""
-    return any(pattern("compaction", where).match(part) for where in ("question", "fork") for part in (text,))
+    return any(pattern("compaction", where).match(text) for where in ("question", "fork"))
 
 
 def _pieces(generation: Generation) -> Iterator[Delta]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -181,8 +182,7 @@ class ViewedDatabase(ViewedStore):
         self._identity: int | None = None
         # One thread asks for changes, because a server that does not respond may hold it up without limit.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="view-database")
-        self._asked: Future[Stamp] | None = None
-        self._is_late = False
+        self._asked: tuple[Future[Stamp], float] | None = None
 
     def stamp(self) -> Stamp:
         """Return the counter of its writers' transactions, and the time of the last commit."""
@@ -207,25 +207,25 @@ class ViewedDatabase(ViewedStore):
 
     def _changes(self) -> Stamp:
         """Return the stamp. Raises StoreError at once while the server has not responded for WAIT_S."""
+        now = time.monotonic()
         with self._lock:
             if self._asked is None:
-                self._asked = self._thread.submit(self._ask)
+                self._asked = self._thread.submit(self._ask), now
             asked = self._asked
-            # The first request, when the viewer starts, waits as long as connecting takes.
-            patience = None if self._identity is None else 0 if self._is_late else WAIT_S
+        answer, since = asked
+        # The first request, when the viewer starts, waits as long as connecting takes.
+        patience = None if self._identity is None else max(0.0, since + WAIT_S - now)
         try:
-            return asked.result(patience)
+            return answer.result(patience)
         except TimeoutError as error:
-            self._is_late = True
             raise StoreError(
                 f"{self.name}: the database server has not responded for {WAIT_S:g} s; it is read again once it "
                 "responds; check that it runs"
             ) from error
         finally:
-            if asked.done():
-                with self._lock:
-                    if self._asked is asked:
-                        self._asked, self._is_late = None, False
+            with self._lock:
+                if answer.done() and self._asked is asked:
+                    self._asked = None
 
     def _ask(self) -> Stamp:
         """Connect if necessary, and return the stamp. Only called in the one thread."""

@@ -21,7 +21,7 @@ from understudy.ingest.chat import content, response_message, result_message
 from understudy.ingest.formats.base import LogFormat, TraceBuilder, fingerprint, iso_time
 from understudy.ingest.formats.opencode_database import MAGICS, database_of, read_database
 from understudy.ingest.json_values import items, mapping, string, value_at
-from understudy.ingest.log_files import LogFile, read_head
+from understudy.ingest.log_files import LogFile
 from understudy.ingest.log_reader import outline, read_document
 from understudy.ingest.trace import Message, Trace, TraceParent, tool_call
 
@@ -75,7 +75,7 @@ class OpenCodeFormat(LogFormat):
         """The traces of a database, of exports, each by itself, and the one of a stored session's files. Raises
         OSError.
         """
-        if any(read_head(file).startswith(MAGICS) for file in files):
+        if database_of(files[0].path).endswith(".db"):
             for session, messages, losses in read_database(files):
                 yield _trace(session, messages, files[0].path, losses)
             return
