@@ -36,11 +36,13 @@ class InterruptibleSandbox(ForwardingSandbox):
     def __init__(self, sandbox: Sandbox, program: str) -> None:
         super().__init__(sandbox)
         self._program = program
-        self._signal = f"{sandbox.home}/.interrupt"
+        self._started = 0
+        self._running: set[str] = set()
 
     async def interrupt(self) -> None:
-        """Interrupt what runs, and every later command that is found."""
-        await self.write(self._signal, b"")
+        """Interrupt the commands that run now. Later ones, as those that collect logs, are left alone."""
+        for signal in sorted(self._running):
+            await self.write(signal, b"")
 
     async def run(
         self,
@@ -53,5 +55,11 @@ class InterruptibleSandbox(ForwardingSandbox):
         reveal: bool = False,
     ) -> Completed:
         """See Sandbox."""
-        watched = ["sh", "-c", _WATCHED, self._signal, self._program, *argv]
-        return await super().run(watched, timeout_s=timeout_s, stdin=stdin, env=env, cwd=cwd, reveal=reveal)
+        self._started += 1
+        signal = f"{self.home}/.interrupt-{self._started}"
+        watched = ["sh", "-c", _WATCHED, signal, self._program, *argv]
+        self._running.add(signal)
+        try:
+            return await super().run(watched, timeout_s=timeout_s, stdin=stdin, env=env, cwd=cwd, reveal=reveal)
+        finally:
+            self._running.remove(signal)
