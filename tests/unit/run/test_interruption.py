@@ -23,7 +23,7 @@ async def test_only_the_running_command_is_interrupted(tmp_path: Path) -> None:
         script = "trap 'echo interrupted; exit 7' INT; touch ready; while :; do sleep 0.05; done"
         waits = ["sh", "-c", script, PROGRAM]
         running = asyncio.create_task(sandbox.run(waits, timeout_s=60))
-        while (await sandbox.run(["test", "-e", "ready"], timeout_s=60)).exit_code:
+        while (await sandbox.run(["test", "-e", "ready"], timeout_s=60)).exit_code:  # noqa: ASYNC110 - in a sandbox
             await asyncio.sleep(0.02)
         await sandbox.interrupt()
         interrupted = await running
