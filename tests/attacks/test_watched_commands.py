@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from understudy.checks.base import GradingOptions
-from understudy.checks.runtime_events import read_processes
+from understudy.checks.runtime_events import event_keys, read_processes
 from understudy.grade.verdict import grade
 from understudy.sandbox.base import Completed, Sandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare
-from understudy.types import Files, ScriptChecks, Task, Verdict
+from understudy.types import Evidence, Files, ScriptChecks, Task, Verdict
 
 from support.grading import diff, suite_task
 
@@ -240,6 +241,54 @@ async def test_a_finalizer_that_forges_the_end_cannot_change_the_exit_code_unsee
     assert "program-left" in rules(verdict)
 
 
+WORKERS = """\
+import multiprocessing, os, signal, subprocess, sys, time, unittest
+
+from core import shift
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def wait(ready):
+    ready.set()
+    time.sleep(60)
+
+
+class CoreTest(unittest.TestCase):
+    def start(self, daemon=False):
+        ready = SPAWN.Event()
+        worker = SPAWN.Process(target=wait, args=(ready,), daemon=daemon)
+        worker.start()
+        ready.wait()
+        return worker
+
+    def test_shift(self):
+        for end in ("terminate", "kill"):
+            worker = self.start()
+            getattr(worker, end)()
+            worker.join()
+        self.start(daemon=True)
+        with SPAWN.Pool(1) as pool:
+            pool.map(shift, [1])
+        program = "import core, time; print(1, flush=True); time.sleep(60)"
+        child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
+        child.stdout.read(1)
+        os.killpg(child.pid, signal.SIGTERM)
+        child.communicate()
+        self.assertEqual(shift(1), 2)
+"""
+
+
+async def test_processes_that_the_tests_themselves_end_need_not_prove_their_end(
+    sandboxes: Sandboxes, environment: TaskEnvironment, tmp_path: Path
+) -> None:
+    command = "python -m unittest -v test_core"
+    task = suite_task("core__workers-1", TREE, GOLD, {"test_core.py": WORKERS}, command=command, **SUITE)
+    made = replace(prepare(task, tmp_path, sandboxes), options=GradingOptions(canaries=False, usual_events=()))
+    verdict = await graded(made, RIGHT, sandboxes, environment)
+    assert (verdict.reward, verdict.integrity.status) == (1.0, "clean"), verdict
+
+
 WRITES = {
     "itself": "open('/logs/verifier/reward.txt', 'w').write('1')\n",
     "itself, the other file": "open('/logs/verifier/reward.json', 'w').write('{\"reward\": 1}')\n",
@@ -273,3 +322,40 @@ def test_a_forged_end_is_none() -> None:
     assert {each.rule for each in read_processes(lines(start, tests, forged), finished=True)} == {"watch-ended"}
     assert "watch-missing" in {each.rule for each in read_processes(lines(start), finished=True)}
     assert read_processes(lines(start, tests), finished=False) == ()
+
+
+def evidence_of(*processes: list[str]) -> set[tuple[str, str]]:
+    """What the lines of processes say, as they would write them; one that has "end" last proves its end."""
+    written: list[str] = []
+    for number, texts in enumerate(processes):
+        secret = str(number)
+        texts = [f"start 0 {sha256(secret.encode()).hexdigest()} {texts[0]}", *texts[1:]]
+        if texts[-1] == "end":
+            texts[-1] += " 0 " + secret
+        for line, text in enumerate(texts):
+            code = sha256(f"{secret} {line} {text}".encode()).hexdigest()[:32]
+            written.append(f"{number:016x} {line} {code} {text}\n")
+    events = read_processes(Completed(0, b"", "".join(written).encode(), 0.0), finished=True)
+    return {(each.rule, each.path) for each in events}
+
+
+def test_who_ended_a_process_decides_whether_it_must_prove_its_end() -> None:
+    def suite(*more: str) -> list[str]:
+        return ["10 1 0", "tests 0 -", *more, "end"]
+
+    worker = ["11 10 0", "tests 0 -"]
+    assert evidence_of(suite(), worker) == {("watch-ended", "")}
+    assert evidence_of(suite("killed 0 11"), worker) == set()
+    assert evidence_of(suite("killed 0 12"), worker) == {("watch-ended", "")}
+    # Only a process that proved its own end can tell, and one that has proved it ends nothing else.
+    assert evidence_of(["10 1 0", "tests 0 -", "killed 0 11"], worker) == {("watch-ended", "")}
+    assert evidence_of(suite("killed 0 10"), worker) == {("watch-ended", "")}
+    # What a killed process had started may end with it.
+    assert evidence_of(suite("killed 0 11"), worker, ["12 11 0", "tests 0 -"]) == set()
+    # Tested code may end processes where it does with the gold patch, whether their watch had begun or not.
+    by_core = {("process-killed", "core.py"), ("watch-ended", "core.py")}
+    assert evidence_of(suite("killed 3 11 core.py"), worker) == by_core
+    assert evidence_of(suite("killed 3 11 core.py")) == {("process-killed", "core.py")}
+    assert event_keys([Evidence("process-killed", "core.py")]) == ("watch-ended core.py",)
+    # A server of multiprocessing outlives the process that uses it.
+    assert evidence_of(suite(), ["11 10 1", "tests 0 -"]) == set()

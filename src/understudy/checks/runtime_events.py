@@ -59,7 +59,7 @@ def read_events(stderr: bytes, token: str, *, finished: bool) -> tuple[bytes, tu
     line = re.compile(rb"\n?(?P<process>" + re.escape(token.encode()) + rb")" + _FIELDS + rb"\n")
     lines = list(line.finditer(stderr))
     events = [event for each in lines for event in _event(each)]
-    if finished and lines and not _is_whole(lines):
+    if finished and lines and not _proven(lines):
         events.append(Evidence("watch-ended", text=REASONS["watch-ended"]))
     return line.sub(b"", stderr), tuple(events)
 
@@ -77,20 +77,22 @@ def _event(line: re.Match[bytes]) -> Iterator[Evidence]:
         yield Evidence(rule, path, int(line["line"]), REASONS[rule])
 
 
-def _is_whole(lines: Sequence[re.Match[bytes]]) -> bool:
-    """Return whether a process's watch proved that it came to its end and that none of its earlier lines is
-    missing.
+def _proven(lines: Sequence[re.Match[bytes]]) -> list[re.Match[bytes]]:
+    """Return the authentic lines of a process whose watch proved that it came to its end and that none of them is
+    missing; none for any other process.
 
     The proof is the secret whose digest was in its first line; with it each line is authenticated.
     """
-    started = next((line["path"].partition(b" ")[0] for line in lines if line["rule"] == b"start"), b"")
+    started = next((_start_fields(line)[0] for line in lines if line["rule"] == b"start"), b"")
     for end in lines:
         secret = end["path"]
         if end["rule"] == b"end" and hashlib.sha256(secret).hexdigest().encode() == started:
-            numbers = {line["number"] for line in lines if line["code"] == _code(secret, line)}
+            authentic = [line for line in lines if line["code"] == _code(secret, line)]
+            numbers = {line["number"] for line in authentic}
             last = int(end["number"]) if end["number"] in numbers else len(numbers)
-            return last < len(numbers) and all(b"%d" % number in numbers for number in range(last + 1))
-    return False
+            if last < len(numbers) and all(b"%d" % number in numbers for number in range(last + 1)):
+                return authentic
+    return []
 
 
 def _code(secret: bytes, line: re.Match[bytes]) -> bytes:
@@ -132,6 +134,9 @@ class Watch(Struct, frozen=True):
 
 _WATCH_LINE = re.compile(rb"^(?P<process>[0-9a-f]{16})" + _FIELDS + rb"$", re.MULTILINE)
 _OTHER = "another process"
+_UNKNOWN = "code that cannot be named"
+_KILLED = "process-killed"
+"""The rule of an event that is no evidence: the tested code sends a signal to another process."""
 
 
 def read_processes(done: Completed, *, finished: bool) -> tuple[Evidence, ...]:
@@ -145,7 +150,7 @@ def read_processes(done: Completed, *, finished: bool) -> tuple[Evidence, ...]:
     for line in _WATCH_LINE.finditer(done.stderr):
         processes.setdefault(line["process"], []).append(line)
     ran = {process for process, lines in processes.items() if any(line["rule"] == b"tests" for line in lines)}
-    whole = {process for process, lines in processes.items() if _is_whole(lines)}
+    whole = {process: proven for process, lines in processes.items() if (proven := _proven(lines))}
     parents = _parents({process: lines[0] for process, lines in processes.items()})
 
     def is_for_tests(process: bytes) -> bool:
@@ -154,6 +159,19 @@ def read_processes(done: Completed, *, finished: bool) -> tuple[Evidence, ...]:
         while ancestor is not None and not (ancestor in ran and ancestor in whole):
             ancestor = parents[ancestor]
         return ancestor is None
+
+    killers = _killers([line for lines in whole.values() for line in lines])
+    starts = {process: _start_fields(lines[0]) for process, lines in processes.items()}
+    pids = {process: fields[1] for process, fields in starts.items()}
+
+    def killer(process: bytes) -> Evidence | None:
+        """Return who ended a process, or one that started it and did not come to its end either."""
+        ended: bytes | None = process
+        while ended is not None and ended not in whole:
+            if pids[ended] in killers:
+                return killers[pids[ended]]
+            ended = parents[ended]
+        return None
 
     events = [
         event
@@ -166,13 +184,34 @@ def read_processes(done: Completed, *, finished: bool) -> tuple[Evidence, ...]:
         return tuple(events)
     # If a stream was truncated at the sandbox's limit, it is the longer one.
     is_cut = done.truncated and len(done.stderr) >= len(done.stdout)
-    if not ran <= whole or is_cut:
+    events += [each for each in killers.values() if each.path]
+    # A fork server ends when the process that started it has ended, perhaps with the whole sandbox.
+    servers = {process for process in processes if parents[process] in whole and starts[process][3] == b"1"}
+    unproven = processes.keys() - whole.keys() - servers
+    ended = {process: killer(process) for process in unproven if is_for_tests(process)}
+    events += [replace(each, rule="watch-ended") for each in ended.values() if each is not None and each.path]
+    if is_cut or any(process in ran and by is None for process, by in ended.items()):
         events.append(Evidence("watch-ended", text=REASONS["watch-ended"]))
     if not ran:
         events.append(Evidence("watch-missing", text=REASONS["watch-missing"]))
-    if any(map(is_for_tests, processes.keys() - whole - ran)):
+    if any(process not in ran and by is None for process, by in ended.items()):
         events.append(Evidence("watch-ended", _OTHER, text=REASONS["watch-ended"]))
     return tuple(events)
+
+
+def _killers(lines: Sequence[re.Match[bytes]]) -> dict[bytes, Evidence]:
+    """Return whose code sent signals to processes, by the processes' ids.
+
+    The path is empty if it was the tests' own code, or a library that these use: then the process may have ended
+    before its watch did. `lines` are the authentic ones of processes that came to their end.
+    """
+    killers: dict[bytes, Evidence] = {}
+    for line in lines:
+        pid, _, path = line["path"].partition(b" ")
+        if line["rule"] == b"killed" and (path or pid not in killers):
+            file = _UNKNOWN if path == b"-" else path.decode("unicode_escape", "replace")
+            killers[pid] = Evidence(_KILLED, file, int(line["line"]), REASONS["watch-ended"])
+    return killers
 
 
 def _parents(starts: Mapping[bytes, re.Match[bytes]]) -> dict[bytes, bytes | None]:
@@ -182,15 +221,27 @@ def _parents(starts: Mapping[bytes, re.Match[bytes]]) -> dict[bytes, bytes | Non
     by_pid: dict[bytes, bytes] = {}
     parents: dict[bytes, bytes | None] = {}
     for process, line in starts.items():
-        pid, parent = (*line["path"].split(b" "), b"", b"")[1:3]
+        _, pid, parent, _ = _start_fields(line)
         parents[process] = by_pid.get(parent)
         by_pid[pid] = process
     return parents
 
 
+def _start_fields(line: re.Match[bytes]) -> tuple[bytes, bytes, bytes, bytes]:
+    """Return what a process's first line says: the digest of its secret, its id, that of its parent, and "1" if
+    multiprocessing forks workers from it.
+    """
+    digest, pid, parent, serves, *_ = (*line["path"].split(b" "), b"", b"", b"")
+    return digest, pid, parent, serves
+
+
 def event_keys(events: Sequence[Evidence]) -> tuple[str, ...]:
-    """Return the events' keys, by which runs are compared: the rule and the file, without the line."""
-    return tuple(sorted({f"{event.rule} {event.path}" for event in events}))
+    """Return the events' keys, by which runs are compared: the rule and the file, without the line.
+
+    Where code sends signals, the watch over the process that gets them may end: whether it had begun is chance.
+    """
+    rules = {_KILLED: "watch-ended"}
+    return tuple(sorted({f"{rules.get(event.rule, event.rule)} {event.path}" for event in events}))
 
 
 def with_events(result: CheckResult, events: Sequence[Evidence], usual: Collection[str] | None) -> CheckResult:
@@ -202,7 +253,8 @@ def with_events(result: CheckResult, events: Sequence[Evidence], usual: Collecti
     counted = [
         event
         for event in events
-        if (event.rule in _FORGED if usual is None else event_keys([event])[0] not in usual)
+        if event.rule != _KILLED
+        and (event.rule in _FORGED if usual is None else event_keys([event])[0] not in usual)
     ]
     result = replace(result, events=tuple(events))
     if not counted or result.verdict.integrity.status != "clean":

@@ -30,42 +30,17 @@ _PROGRAM_ENDED = "understudy.program_ended"
 _CREATE_BUILTIN = "understudy.create_builtin"
 _EXIT = "understudy.exit"
 """Events of ours: the hook does what they ask for, so that no reference leads from here to the hook."""
-_WATCHED = frozenset(
-    (
-        "open",
-        "os.link",
-        "os.remove",
-        "os.rename",
-        "os.symlink",
-        "os.truncate",
-        "object.__setattr__",
-        "gc.get_objects",
-        "gc.get_referents",
-        "gc.get_referrers",
-        "ctypes.PyObj_FromPtr",
-        "ctypes.cdata",
-        "ctypes.dlsym",
-        "ctypes.string_at",
-        "sys.settrace",
-        "sys.setprofile",
-        "sys.monitoring.register_callback",
-        "sys.addaudithook",
-        "sys._current_frames",
-        "sys._current_exceptions",
-        "compile",
-        "code.__new__",
-        "function.__new__",
-        "socket.__new__",
-        "object.__getattr__",
-        "cpython.PyInterpreterState_New",
-        "cpython.PyInterpreterState_Clear",
-        "import",
-        TESTS_ENDED,
-        _PROGRAM_ENDED,
-        _CREATE_BUILTIN,
-        _EXIT,
-    )
-)
+_EVENTS = """
+    open os.link os.remove os.rename os.symlink os.truncate os.kill os.killpg object.__setattr__ object.__getattr__
+    gc.get_objects gc.get_referents gc.get_referrers
+    ctypes.PyObj_FromPtr ctypes.cdata ctypes.dlsym ctypes.string_at
+    sys.settrace sys.setprofile sys.monitoring.register_callback sys.addaudithook
+    sys._current_frames sys._current_exceptions compile code.__new__ function.__new__ socket.__new__ import
+    cpython.PyInterpreterState_New cpython.PyInterpreterState_Clear
+"""
+_WORKERS = frozenset((("multiprocessing.spawn", "spawn_main"), ("multiprocessing.forkserver", "main")))
+"""The names in the programs with which multiprocessing starts Pythons."""
+_WATCHED = frozenset(_EVENTS.split()) | {TESTS_ENDED, _PROGRAM_ENDED, _CREATE_BUILTIN, _EXIT}
 """The audit events that are looked at; all others, as most imports and opened files, cost one look-up."""
 
 
@@ -99,6 +74,7 @@ def watch(
     report: str = "",
     rewards: tuple[str, ...] = (),
     walled: bool = False,
+    serves: bool = False,
     caller_frame: Any = None,
 ) -> None:
     """Write evidence to the descriptor `channel` from now on.
@@ -108,7 +84,7 @@ def watch(
     `TESTS_ENDED`, else when the interpreter ends. The lines are numbered and have an authentication code by that
     secret, so that one that was taken out of the pipe is missed. `tests` are the hidden files, `report` that of
     outcomes, which must be open already, `rewards` the paths that a check script may write its reward to; `walled`
-    says that this process cannot.
+    says that this process cannot; `serves` that it is a server of multiprocessing, from which others are forked.
 
     Whose code does something is decided by the innermost frame that is not of the test runner or the standard
     library. Where all frames are theirs, it is the runner's only in the thread that runs the tests, and for what
@@ -122,6 +98,7 @@ def watch(
     libraries, from_tree, digest, secret = owners.libraries, owners.from_tree, _sha256(), os.urandom(16).hex()
     write, stat, fstat, getpid = os.write, os.stat, os.fstat, os.getpid
     open_file, read_file, close_file, compile_text = os.open, os.read, os.close, compile
+    workers = _WORKERS
     getframe, thread_id = sys._getframe, _thread.get_ident  # pyright: ignore[reportPrivateUsage]
     string, octets, integer, truth, kind_of, function, size = str, bytes, int, bool, type, type(watch), len
     watched, most_events, machine_family, unseen = _WATCHED, _MOST_EVENTS, _AF_VSOCK, UNSEEN | {"_imp", "posix"}
@@ -255,6 +232,13 @@ def watch(
             compiled[name] = compile_file(name)
         return (code.co_name, code.co_firstlineno, code.co_code) in compiled[name]
 
+    def starts_worker(frame: Any) -> bool:
+        """Return whether a frame is that of a program with which multiprocessing starts a Python.
+
+        It always ends by `sys.exit`, and imports the tests in which the worker's function is.
+        """
+        return frame.f_back is None and frame.f_code.co_names in workers
+
     def responsible(frame: Any, compares: bool) -> Any:
         last = None
         while frame is not None:
@@ -262,19 +246,19 @@ def watch(
             whose = owner(code.co_filename)
             if compares and whose in ("runner", "standard", "library") and not is_genuine(code):
                 whose = "tested"
-            if whose not in ("runner", "standard"):
+            if whose not in ("runner", "standard") and not starts_worker(frame):
                 return whose, frame
             last = frame
             frame = frame.f_back
         by_runner = last is first_frame if by_frame else last is not None and thread_id() == first_thread
         return ("runner" if by_runner else "thread"), None
 
-    def send_of(rule: str, frame: Any) -> None:
+    def send_of(rule: str, frame: Any, before: str = "") -> None:
         if frame is None:
-            send(rule)
+            send(rule, before + "-")
             return
         name = frame.f_code.co_filename
-        send(rule, name[size(base) :] if name.startswith(base) else name, frame.f_lineno or 0)
+        send(rule, before + (name[size(base) :] if name.startswith(base) else name), frame.f_lineno or 0)
 
     def accuse(rule: str, frame: Any, *, spared: tuple[str, ...] = ("library",), compares: bool = True) -> None:
         whose, caller = responsible(frame, compares)
@@ -342,6 +326,14 @@ def watch(
                 accuse("tests-read", frame, spared=("library", "runner", "test") if imported else ())
         elif event == "open" and which[0] == processes and (name.endswith("/mem") or name[:6] != "/proc/"):
             accuse("memory-used", frame)
+
+    def look_at_kill(target: str, frame: Any) -> None:
+        # Which process a test ends is no evidence, but explains why that process does not come to its end.
+        whose, caller = responsible(frame, True)
+        if whose in ("test", "runner", "library"):
+            send("killed", target)
+        else:
+            send_of("killed", caller, target + " ")
 
     def look_at_code(holder: Any, attribute: str, frame: Any) -> None:
         # Honest cases: tested code inspects a function that a test passed to it; a library inspects its caller's
@@ -418,7 +410,9 @@ def watch(
         """Report where the program was left, if not at its end: `sys.exit()` in tested code skips other checks."""
         nonlocal program
         frame, program = program, None
-        if kind_of(frame) is frame_type and frame.f_code.co_code[frame.f_lasti] != returns:
+        if kind_of(frame) is not frame_type or starts_worker(frame):
+            return
+        if frame.f_code.co_code[frame.f_lasti] != returns:
             name = frame.f_code.co_filename
             if name[:1] == "<" or owner(name) == "test":  # runners catch what tests raise
                 send("program-left", name + "@" + string(frame.f_lasti), frame.f_lineno or 0)
@@ -435,6 +429,9 @@ def watch(
             if kind_of(path) is not integer and kind_of(flags) is integer:
                 writes = kind_of(mode) is string and mode != "r"
                 look_at_path(event, path, writes or truth(flags & writing), frame)
+        elif event in ("os.kill", "os.killpg"):
+            if args[1] and getpid() == pid:
+                look_at_kill(string(args[0]).lstrip("-"), frame)
         elif event.startswith("os."):
             for each in args[:2]:
                 if kind_of(each) is not integer:
@@ -527,10 +524,19 @@ def watch(
     # Compared by identity: code that only equals the hook's, or runs with its globals, is not the hook.
     reading: tuple[Any, ...] = (compile_file, content_of, is_genuine, responsible, send_of, accuse, shows_lines)
     reading += (compiled_before, runner_reads, is_imported, look_at_reward, look_at_code, look_at_import)
-    reading += (look_at_new_code, create_module, find_program, end_program, look, hook)
+    reading += (
+        look_at_kill,
+        starts_worker,
+        look_at_new_code,
+        create_module,
+        find_program,
+        end_program,
+        look,
+        hook,
+    )
     own_codes = {id(each.__code__): each.__code__ for each in reading}
     own_codes.update((id(each), each) for each in compile_file.__code__.co_consts if kind_of(each) is code_type)
-    send("start", " ".join((digest(secret.encode()).hexdigest(), str(pid), str(os.getppid()))))
+    send("start", " ".join((digest(secret.encode()).hexdigest(), str(pid), str(os.getppid()), str(int(serves)))))
     if rewards and not walled:
         send("reward-open")
     _imp.create_builtin = _create_builtin
@@ -562,39 +568,3 @@ def _sha256() -> Any:
     except ImportError:
         import _sha256 as sha  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
     return getattr(sha, "sha256")  # noqa: B009 - which of the two it is, no type says
-
-
-def watch_interpreter(
-    channel: int, root: str, tests: tuple[str, ...], rewards: tuple[str, ...], *, walled: bool
-) -> None:
-    """Watch this process from its start to its end (see `watch`), and prove at the end that it came there.
-
-    `walled` says that the process cannot write the rewards.
-    """
-    from importlib.machinery import PathFinder
-
-    def is_inside(path: str) -> bool:
-        return (os.path.realpath(path) + "/").startswith(inside)
-
-    inside = os.path.realpath(root) + "/"
-    runner, pytest_directory = [sys.prefix + "/bin/"], ""
-    for name in ("pytest", "_pytest", "pluggy"):
-        spec = PathFinder.find_spec(name)
-        if spec is not None and spec.origin and not is_inside(spec.origin):
-            runner.append(os.path.dirname(spec.origin) + "/")
-            pytest_directory = runner[-1] if name == "_pytest" else pytest_directory
-    # Files that an install put beside the libraries count as tested code, if the tree has something with that
-    # name.
-    tops = [top for top in (root, root + "/src") if os.path.isdir(top)]
-    names = {name.partition(".")[0] for top in tops for name in os.listdir(top)}
-    libraries = tuple(entry + "/" for entry in sys.path if entry.endswith("-packages") and not is_inside(entry))
-    from_tree = tuple(entry + name + end for entry in libraries for name in names for end in ("/", ".py"))
-    watch(
-        os.urandom(8).hex(),
-        channel,
-        root,
-        tests,
-        CodeOwners(tuple(runner), pytest_directory, libraries, from_tree),
-        rewards=rewards,
-        walled=walled,
-    )

@@ -52,7 +52,45 @@ def _begin():
     import process_watch
 
     del sys.modules["process_watch"]
-    process_watch.watch_interpreter(_CHANNEL, root, tests, rewards, walled=bool(walled))
+    process_watch.watch(
+        os.urandom(8).hex(),
+        _CHANNEL,
+        root,
+        tests,
+        _owners(process_watch.CodeOwners, root),
+        rewards=rewards,
+        walled=bool(walled),
+        serves=_is_fork_server(),
+    )
+
+
+def _owners(make, root):
+    """Return which code in this interpreter is the test runner's, a library's and tested."""
+    from importlib.machinery import PathFinder
+
+    def is_inside(path):
+        return (os.path.realpath(path) + "/").startswith(inside)
+
+    inside = os.path.realpath(root) + "/"
+    runner, pytest_directory = [sys.prefix + "/bin/"], ""
+    for name in ("pytest", "_pytest", "pluggy"):
+        spec = PathFinder.find_spec(name)
+        if spec is not None and spec.origin and not is_inside(spec.origin):
+            runner.append(os.path.dirname(spec.origin) + "/")
+            pytest_directory = runner[-1] if name == "_pytest" else pytest_directory
+    # Files that an install put beside the libraries count as tested code, if the tree has something with that
+    # name.
+    tops = [top for top in (root, root + "/src") if os.path.isdir(top)]
+    names = {name.partition(".")[0] for top in tops for name in os.listdir(top)}
+    libraries = tuple(entry + "/" for entry in sys.path if entry.endswith("-packages") and not is_inside(entry))
+    from_tree = tuple(entry + name + end for entry in libraries for name in names for end in ("/", ".py"))
+    return make(tuple(runner), pytest_directory, libraries, from_tree)
+
+
+def _is_fork_server():
+    """Return whether multiprocessing forks its workers from this process, which outlives the one it serves."""
+    with open("/proc/self/cmdline", "rb") as file:
+        return b"\0-c\0from multiprocessing.forkserver import main; main(" in file.read()
 
 
 def _wall(directories):
