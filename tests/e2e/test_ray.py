@@ -116,8 +116,8 @@ def test_what_cannot_be_is_refused_before_anything_is_validated(
     with started(cluster, arguments, "--ray-cpus", "1") as run:
         _, stderr = run.communicate(timeout=200)
     assert run.returncode == 2
-    assert "this is Understudy 0.1.0, but nodes of the cluster have 99.0 on " in stderr
-    assert "install this release on every node" in stderr and "validating" not in stderr
+    assert "expected Understudy 0.1.0 on every node, got 99.0 on " in stderr
+    assert "install understudy==0.1.0 on those nodes" in stderr and "validating" not in stderr
     with started(RayCluster("127.0.0.1:1", []), arguments) as run:
         _, stderr = run.communicate(timeout=200)
     assert run.returncode == 2 and "validating" not in stderr

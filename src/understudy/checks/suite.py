@@ -83,7 +83,8 @@ _NOT_LOADED = re.compile(r"^ERROR: (\S+) \(unittest\.loader\._FailedTest", re.MU
 
 # A sandbox has no network, so pip must not retry, nor look for a newer pip.
 _WITHOUT_NETWORK = {"PIP_RETRIES": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-# By default pip downloads its build requirements; this makes it build with the installed packages.
+# pip reads PIP_NO_BUILD_ISOLATION=false as --no-build-isolation: it builds with the installed packages, and
+# downloads none.
 _AS_IT_STANDS = {"PIP_NO_BUILD_ISOLATION": "false", "PIP_NO_DEPS": "1"}
 
 
@@ -325,7 +326,7 @@ def find_test(id: str, logged: Mapping[str, LoggedTest]) -> LoggedTest | None:
 def _unsolved_reason(
     checks: SuiteChecks, parsed: ParsedLog, logged: _LoggedTests, tests: Mapping[str, TestOutcome]
 ) -> str:
-    """Return why the patch does not solve the task by the log alone; "" if it does."""
+    """Return why the patch does not solve the task, judged by the tests' log alone; "" if it does."""
     if not parsed.ran:
         return "no test came to its end"
     if checks.only_failures_count:

@@ -343,7 +343,7 @@ def _lost_files(tests: DecidingTests, named: VersionRun) -> tuple[str, ...]:
 
 
 def _unused(run: VersionRun, node: str, sites: Mapping[int, object]) -> bool:
-    """Return whether a test has assertions that are not among `sites`."""
+    """Return whether a test evaluated an assertion in this run that is not among `sites`."""
     return any(
         run.sites[site].operation not in ("end", "result") for site in run.seen.get(node, {}) if site not in sites
     )

@@ -361,8 +361,8 @@ def _ends_process(node: ast.stmt) -> bool:
 
 
 def _calls_bare_exit(node: ast.stmt, names: Names) -> bool:
-    """Return whether `_exit` is called and is not a function of this file: then it comes from `from os
-    import *`.
+    """Return whether the statement calls `_exit` without a module's name, and this file does not define it: then
+    it comes from `from os import *`.
     """
     return (
         not hasattr(node, "body")

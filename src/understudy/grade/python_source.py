@@ -484,18 +484,20 @@ class Names:
                 case _:
                     pass
             if isinstance(node.func, ast.Attribute):
-                return self._method(node, node.func, arguments, depth)
+                return self._string_method(node, node.func, arguments, depth)
         except (ValueError, TypeError, LookupError, binascii.Error):
             return None
         return None
 
-    def _method(self, node: ast.Call, function: ast.Attribute, arguments: list[Constant], depth: int) -> Constant:
+    def _string_method(
+        self, node: ast.Call, function: ast.Attribute, arguments: list[Constant], depth: int
+    ) -> Constant:
         """Return the result of a method of a constant string that returns another string."""
         owner = self.fold(function.value, depth)
         if isinstance(owner, str) and function.attr == "join" and node.args:
             parts = self._elements(node.args[0], depth)
-            joined = parts is not None and all(isinstance(each, str) for each in parts)
-            return _bounded(owner.join(cast("list[str]", parts))) if joined else None
+            are_strings = parts is not None and all(isinstance(each, str) for each in parts)
+            return _bounded(owner.join(cast("list[str]", parts))) if are_strings else None
         if isinstance(owner, str | bytes) and function.attr in ("decode", "encode"):
             return _recoded(owner, arguments)
         if not isinstance(owner, str) or None in arguments:

@@ -138,11 +138,11 @@ class SessionSource:
 
     def computed_sizes(self, stored: Iterable[StoredSize]) -> dict[str, TurnSize]:
         """Compute the sizes of turns from their conversations, by state id."""
-        chosen = TurnSelection([(size.trace_key, size.turn_key) for size in stored])
-        whole = self._store.sessions.whole_conversations(chosen)
+        turns = TurnSelection([(size.trace_key, size.turn_key) for size in stored])
+        conversations = self._store.sessions.whole_conversations(turns)
         return {
             state_id(trace.trace_id, turn.message_id): size
-            for trace in traces(self._store, whole)
+            for trace in traces(self._store, conversations)
             for turn, size in zip(trace.turns, turn_sizes(trace), strict=True)
         }
 

@@ -315,7 +315,7 @@ async def _check_nodes(ray: Any, cpus: float) -> int:
         await asyncio.wait(asking, timeout=_NODES_S)
     if others := [f"{release} on {name}" for name, release in sorted(releases.items()) if release != __version__]:
         raise ConfigError(
-            f"--engine ray: this is Understudy {__version__}, but nodes of the cluster have {', '.join(others)}; "
-            "install this release on every node of the Ray cluster"
+            f"--engine ray: expected Understudy {__version__} on every node, got {', '.join(others)}; install "
+            f"understudy=={__version__} on those nodes of the Ray cluster"
         )
     return len(nodes)

@@ -493,8 +493,8 @@ def check_prices(config: GatewayConfig) -> None:
         if model.effective_price is None:
             raise ConfigError(
                 f"--max-cost needs the price of {model.model or 'every model'}, which is missing; give "
-                f"models.{role}.price {{ input, output }} in US dollars per million tokens in the file of "
-                "--config"
+                f"`price = {{ input = X, output = Y }}`, in US dollars per million tokens, below [models.{role}] "
+                "in the file of --config"
             )
 
 

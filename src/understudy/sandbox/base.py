@@ -410,7 +410,8 @@ def check_spec(
     """
     if needs_tree and not spec.tree.is_dir():
         raise SandboxError(
-            f"cannot open a sandbox on {spec.tree}: it is not a directory; expected a prepared tree"
+            f"cannot open a sandbox on {spec.tree}: expected a directory with the task's source files; check the "
+            "task's source"
         )
     if not _normal(spec.workdir) or any(below(area, spec.workdir) for area in taken):
         raise SandboxError(

@@ -95,8 +95,8 @@ class DatabaseDriver(ABC):
 
     @abstractmethod
     def turns_connection(self) -> AbstractContextManager[sqlite3.Connection]:
-        """Open a connection that can only read the session tables, for users' expressions, which are in
-        SQLite's SQL.
+        """Open a connection that can only read the session tables. It evaluates users' filter expressions, which
+        are written in SQLite's SQL.
         """
 
     @abstractmethod

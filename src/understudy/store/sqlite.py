@@ -77,8 +77,8 @@ def to_store_error(error: Exception, file: Path) -> StoreError:
 
 @contextmanager
 def translate_errors(file: Path) -> Generator[None]:
-    """Raise errors of SQLAlchemy, sqlite3, msgspec and readers inside the block as StoreErrors that name the
-    file.
+    """Turn errors of SQLAlchemy, sqlite3 and msgspec in the block into StoreErrors that name the file. A
+    StoreError that does not name it is completed.
     """
     try:
         yield

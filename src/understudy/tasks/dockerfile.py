@@ -81,7 +81,9 @@ def read_dockerfile(path: Path) -> DockerfileRecipe:
                     f"{_HINT}"
                 )
             if not recipe.image and word.upper() != "FROM":
-                raise _UnsupportedInstruction("{word.upper()} before FROM; expected FROM as the first instruction")
+                raise _UnsupportedInstruction(
+                    f"{word.upper()} before FROM; expected FROM as the first instruction"
+                )
             handler(recipe, line, rest.strip())
         except _UnsupportedInstruction as refusal:
             raise TaskError(f"{path}:{line}: {refusal}") from refusal
@@ -213,7 +215,7 @@ def _arguments(recipe: DockerfileRecipe, text: str) -> list[str]:
         name = match[1] or match[2]
         if name not in recipe.env:
             raise _UnsupportedInstruction(
-                f"${name}: no earlier ENV sets this variable, other variables are {_HINT}"
+                f"${name}: not set by an earlier ENV; other variables, such as ARG, are {_HINT}"
             )
         return recipe.env[name]
 

@@ -130,7 +130,9 @@ def split_script(script: str, workdir: str) -> ScriptPhases:
                 cwd = _destination(statement, cwd) or cwd
         elif part == "other":
             before.append(_whole(statement, lines))
-    raise TaskError(f"eval_script: has no line with {START!r}; expected one before and one after the tests")
+    raise TaskError(
+        f"eval_script: has no line with {START!r}; expected it before the tests and {END!r} after them; add both"
+    )
 
 
 def _cannot(statement: _Statement, why: str) -> TaskError:

@@ -122,7 +122,7 @@ class _DiffReader:
         if same is not None:
             paths.add(same)
         if not paths:
-            raise self._error("expected a file name in the header of the file that ends here")
+            raise self._error("expected a file name in the header before it, as --- a/FILE and +++ b/FILE")
         header = tuple(self._lines[start:header_end])
         old_path, new_path = sides or _sides_of_header(header, same)
         text = b"\n".join(self._lines[start : self._position])

@@ -182,7 +182,9 @@ def log_range(store: Store, shown: ShownAttempt, name: str, offset: int, length:
     if name not in logs:
         raise missing(
             f"the attempt has no log {name[:100]!r}",
-            f"give one of its logs: {', '.join(sorted(logs)) or 'it has none'}",
+            f"give one of its logs: {', '.join(sorted(logs))}"
+            if logs
+            else "it has no logs; choose another attempt",
         )
     return text_range(logs[name].decode(errors="replace"), offset, length)
 

@@ -132,7 +132,7 @@ class ViewServer:
             raise ViewRefused(
                 405,
                 "method",
-                f"{path[:200]}: expected {' or '.join(other)}, got {method[:20]}",
+                f"{path[:200]}: method {method[:20]} is not allowed, expected {' or '.join(other)}",
                 "send the request with that method",
             )
         raise ViewRefused(

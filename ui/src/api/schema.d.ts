@@ -772,10 +772,11 @@ export interface components {
          *
          *         `attempt_id` is the shown attempt.
          *
-         *         A client of a gateway that runs alone has no row, task or verdict. `segments` is empty if the backend returned
-         *         no token ids; `segment_calls` are the ids of the calls of all segments, one segment after the other, and
-         *         `segment_reasons` counts the reasons why segments begin. Of a long rollout, `unread` calls are not read yet and
-         *         missing in branches and segments; the number shrinks with each request.
+         *         For the client of a gateway that runs alone, `row`, `task` and `verdict` are None. `segments` is empty if
+         *         the backend returned no token ids; `segment_calls` are the ids of the calls of all segments, one segment
+         *         after the other, and `segment_reasons` counts the reasons why segments begin. `unread` is the number of
+         *         calls of a long rollout that have not been read yet, so branches and segments lack them; it shrinks with
+         *         each request.
          */
         RolloutHead: {
             id: string;

@@ -409,9 +409,13 @@ def _chosen_clients(options: Mapping[str, Any]) -> tuple[tuple[str, ...], float,
     for name in _NOT_OF_CLIENTS:
         if options.get(name):
             flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag}: applies to sessions and rollouts only; leave it out with --key")
+            raise ConfigError(
+                f"--{flag} cannot be combined with --key, it applies to sessions and rollouts only; leave out one"
+            )
     if options.get("from_", "all") != "all":
-        raise ConfigError("--from: applies to sessions and rollouts only; leave it out with --key")
+        raise ConfigError(
+            "--from cannot be combined with --key, it applies to sessions and rollouts only; leave out one"
+        )
     since, until = (_seconds(f"--{name}", times[name]) if name in times else None for name in ("since", "until"))
     return clients, -math.inf if since is None else since, math.inf if until is None else until
 

@@ -58,9 +58,9 @@ def run_quick(directory: Path, *, seed: int, tasks: int, agent: str = "claude-co
 
 
 def check_dataset(directory: Path) -> tuple[int, int]:
-    """Load every dataset, and search each row's decoded token ids for the text of the row's call.
+    """Load every dataset, and check that each row's token ids decode to the text of its call.
 
-    Returns the numbers of datasets and rows. Raises StoreError if a text is missing.
+    Returns how many datasets and how many rows there are. Raises StoreError if a text is missing.
     """
     import datasets
 

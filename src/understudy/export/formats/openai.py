@@ -49,7 +49,7 @@ def export(
     corpus: Corpus,
     output: Path,
     *,
-    unit: Annotated[Unit, "A row a conversation, or a turn."] = "conversation",
+    unit: Annotated[Unit, "What a row holds: a whole conversation, or one turn."] = "conversation",
     max_tokens: Annotated[int, "Leave out rows that are longer by estimate, 4 bytes a token (0: none)."] = 65_536,
     report: ProgressCallback = no_progress,
 ) -> ExportSummary:
@@ -64,8 +64,8 @@ def export(
                 corpus.counts.leave_out(example, reason)
             else:
                 writing.add(example.group, row)
-        few = 0 < writing.written.get("train", 0) < FEWEST_ROWS
-        notes = (f"OpenAI wants {FEWEST_ROWS} rows or more to train on.",) if few else ()
+        too_few = 0 < writing.written.get("train", 0) < FEWEST_ROWS
+        notes = (f"OpenAI wants {FEWEST_ROWS} rows or more to train on.",) if too_few else ()
         return writing.finish(_ABOUT, _LOAD, notes=notes, check=_check)
 
 

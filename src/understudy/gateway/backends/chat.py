@@ -163,8 +163,8 @@ class ChatBackend(ABC):
         await self._http.stream("POST", url, msgspec.json.encode(body), take)
         if not ended:
             raise StreamError(
-                f"POST {url}: the stream broke off before its end; see the model server's log, and send the "
-                "request again"
+                f"POST {url}: incomplete stream, expected `data: [DONE]` at its end; see the model server's log, "
+                "then retry the request"
             )
         return assembly
 

@@ -90,7 +90,7 @@ class _Endpoint(Generic[_S]):
 
 
 class _EndpointPool(Generic[_S]):
-    """Interchangeable servers, and the choice between them."""
+    """Interchangeable servers. A conversation stays with one of them; if that one is down, another one answers."""
 
     def __init__(self, servers: Sequence[_S]) -> None:
         if not servers:

@@ -97,11 +97,14 @@ def _target(method: str, url: str) -> _Target:
         (host or "").encode("idna")  # as the resolver does: fails if a label of the name is empty or too long
     except ValueError as error:
         raise UnsendableRequest(
-            f"{url!r} is not a valid URL: {error}; expected http://HOST[:PORT]/PATH"
+            f"{url!r} is not a valid URL: {error}; expected http(s)://HOST[:PORT]/PATH"
         ) from error
     path = parsed.raw_path_qs.partition("#")[0]
     if parsed.scheme not in ("http", "https") or not host or not port or _NOT_IN_PATHS.search(path):
-        raise UnsendableRequest(f"{url!r} is not a valid URL of a server; expected http://HOST[:PORT]/PATH")
+        raise UnsendableRequest(
+            f"{url!r} is not a valid URL of a server; expected http(s)://HOST[:PORT]/PATH in printable ASCII; "
+            "correct the server's base URL"
+        )
     lines = f"{method} {path} HTTP/1.1\r\nhost: {parsed.host_port_subcomponent}\r\n"
     return _Target(parsed.scheme == "https", host, port, lines)
 
@@ -403,7 +406,7 @@ class ServerConnection(asyncio.Protocol):
         transport.write(head)
         for start in range(0, len(body), UPLOAD_PIECE):
             if self._phase != _HEAD:
-                self._keep = False  # the response came before the request was complete, or not at all
+                self._keep = False  # it was answered or closed before all was sent, so it is not used again
                 return
             transport.write(body[start : start + UPLOAD_PIECE])
             if self._writable is not None:

@@ -141,8 +141,8 @@ def plan_mode(fields: dict[str, Any], *, by_agents: bool) -> str:
     """
     if fields["reminderType"] != "full" or fields["isSubAgent"]:
         raise ValueError("this reminder's text is unknown for this kind of plan mode")
-    file = _PLAN_FILE[bool(fields["planExists"])].format(path=fields["planFilePath"])
-    return _PLAN_MODE.format(file=file, found=_PLAN_FILES_PHRASES[not by_agents])
+    file_note = _PLAN_FILE[bool(fields["planExists"])].format(path=fields["planFilePath"])
+    return _PLAN_MODE.format(file=file_note, found=_PLAN_FILES_PHRASES[not by_agents])
 
 
 def plan_mode_again(fields: dict[str, Any]) -> str:

@@ -356,7 +356,7 @@ def _file_records(lines: ClaudeLog, some: bytes, new_records: list[ClaudeRecord]
             _file_snapshot(lines, record)
         elif record.type == _SUMMARY:
             if records and _ends_turn(records[-1]):
-                lines.ends.append(len(records))  # session titles are written when the program starts
+                lines.ends.append(len(records))  # a title is written when the program starts
         elif record.type not in _ASIDE:
             _file_without_uuid(lines, record)
     if not lines.sidechains and True in [record.isSidechain for record in new_records]:

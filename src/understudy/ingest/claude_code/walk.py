@@ -418,7 +418,7 @@ class _Walk:
         if self.snapshot is None and b'"prompt_snapshot"' in head:
             self.snapshot = record.attachment
         if b'"deferred_tools_delta"' in head and defers_plans(record.attachment):
-            self.hides_plans = False  # a call of a tool that was not offered is sent back unchanged
+            self.hides_plans = False  # the call of ExitPlanMode, which is not offered then, is sent back as it was
         sent = sent_attachment(record.attachment, record.rendered, self.behaviour)
         if not sent.parts and sent.note is None:
             return at

@@ -57,7 +57,11 @@ class OpenCodeFormat(LogFormat):
         return seen.keys.get("info") == "{" and seen.keys.get(inside) == "[" and bool(_OF_SESSION.search(head))
 
     def group(self, path: str) -> str:
-        """The session of a stored file, or for a part its message; the database of its newest transactions."""
+        """Return the key of files that are read together.
+
+        For a stored file it is its session, or the message if the file is a part of one; for a database's `-wal`
+        file it is the database.
+        """
         stored = _STORED.fullmatch(path.replace("\\", "/"))
         if stored is None:
             return database_of(path)

@@ -98,9 +98,9 @@ def sites(module: ParsedModule) -> list[Site]:
 def mutate(text: str, chosen: Sequence[Site]) -> str:
     """Return the text with all chosen sites changed. Raises TaskError when two of them overlap."""
     ordered = sorted(chosen)
-    for before, after in pairwise(ordered):
-        if after.start < before.end:
-            raise TaskError(f"the mutations at lines {before.line} and {after.line} overlap; choose others")
+    for left, right in pairwise(ordered):
+        if right.start < left.end:
+            raise TaskError(f"the mutations at lines {left.line} and {right.line} overlap; choose others")
     for site in reversed(ordered):
         text = text[: site.start] + site.replacement + text[site.end :]
     return text

@@ -127,13 +127,13 @@ def policy_loss(
     Raises ValueError when an option needs a tensor that is None.
     """
     for name, required, tensor in (
-        ("behaviour logprobs", options.correction != "none", behaviour),
-        ("reference logprobs", options.kl_coefficient > 0, reference),
+        ("behaviour", options.correction != "none", behaviour),
+        ("reference", options.kl_coefficient > 0, reference),
         ("entropy", options.entropy_coefficient > 0, entropy),
-        ("the teacher's logprobs", isinstance(options, DistillOptions), teacher),
+        ("teacher", isinstance(options, DistillOptions), teacher),
     ):
         if required and tensor is None:
-            raise ValueError(f"{name} is None, but these options need it; pass a tensor [sequences, width]")
+            raise ValueError(f"{name}: expected a tensor [sequences, width], got None; {options} requires it")
     if rollout_tokens is None:
         rollout_tokens = tokens_of_rollouts(mask, rollout_index, len(advantages))
     # Masked before any arithmetic: values outside the mask may be inf or NaN, and 0 · NaN is NaN.

@@ -446,8 +446,8 @@ def _checkpoint_saver(save: Callable[..., None], checkpoints: Path) -> Callable[
             raise
         except Exception as error:  # torch, safetensors and tokenizers raise four kinds of errors for a full disk
             raise ConfigError(
-                f"{checkpoints}: a checkpoint cannot be written: {error}; free some disk space, then "
-                "continue with --resume"
+                f"{checkpoints}: cannot write a checkpoint: {error}; if the disk is full, free some space, else "
+                "mend that, then continue with --resume"
             ) from error
 
     return saved

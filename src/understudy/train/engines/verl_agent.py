@@ -182,9 +182,9 @@ def read(directory: Path, instance: str) -> TrainingRollout:
     rollouts = [each for group in groups.load_groups([directory], left_out=left_out) for each in group.rollouts]
     if len(rollouts) != 1:
         raise ConfigError(
-            f"{directory}: expected one rollout of {instance} to learn from, got {len(rollouts)}; "
-            f"left out: {dict(left_out)}; `understudy show --dir {directory}` has the reasons (run "
-            "with keep: true)"
+            f"{directory}: expected one rollout of {instance} to train on, got {len(rollouts)} (left out: "
+            f"{', '.join(f'{count} {reason}' for reason, count in left_out.items()) or 'none'}); set keep: true "
+            f"in the agent loop's config, retry, and see `understudy show --dir {directory}`"
         )
     return rollouts[0]
 

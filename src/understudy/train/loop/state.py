@@ -354,8 +354,8 @@ class LoopDirectory:
         return self.step(number) / "groups.msgpack"
 
     def token_values(self, number: int) -> Path:
-        """Return the file of values that the trainer computed for tokens, until they are moved to the stores of
-        the rollouts.
+        """Return the temporary file of the values that the trainer computed for tokens. They are moved to the
+        rollouts' stores later.
         """
         return self.step(number) / "token_values.msgpack"
 
