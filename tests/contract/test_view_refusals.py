@@ -224,6 +224,9 @@ async def test_only_pairs_that_exist_are_voted_on_and_only_with_labels_of_pairs(
     async with viewing(runs) as client:
         votes = f"{await client.store('first')}/votes"
         vote = {"subject": "pair", "subject_id": pair, "voter": "ann"}
+        for voter in (" ", "ann ", ""):
+            error = (await client.post(votes, {**vote, "voter": voter, "label": "skip"}, status=400))["error"]
+            assert "voter" in error["message"]
         for label in ("exclude", "include", "better"):
             error = (await client.post(votes, {**vote, "label": label}, status=400))["error"]
             assert error["type"] == "label" and "chosen, rejected or skip" in error["message"]

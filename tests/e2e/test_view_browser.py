@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from msgspec.structs import replace
 from playwright.sync_api import Browser, Route, expect
 
 from understudy.store import Store
@@ -16,7 +17,7 @@ from understudy.store.address import StoreUrl
 from understudy.store.copying import copy_store
 
 from support import calc_task, understudy, viewer
-from support.export import put_rollouts, wait
+from support.export import converse, put_attempt, put_rollouts, wait
 from support.hostile import MARK, PAYLOADS, PLACED, put_hostile_places, put_hostile_run, put_long_line
 from support.postgresql import PASSWORD
 from support.report import put_loop, put_many, solved
@@ -126,8 +127,28 @@ def test_a_link_shows_the_same_turn_filter_and_token(watched: Watched, ids: dict
     ).first).to_be_visible()  # fmt: skip
 
 
+def test_improbable_tokens_are_found_in_the_other_calls_too(browser: Browser, tmp_path: Path):
+    first, second, failed = converse("a", "Mend it.").calls
+    calls = [replace(first, logprobs=(-0.1, -0.1, -4.0)), replace(second, logprobs=(-5.0, -0.1)), failed]
+    with Store.open(tmp_path / "run") as store:
+        put_attempt(store, calls)
+    with serving(tmp_path / "run") as address:
+        watched = Watched(browser, address)
+        store_id = read(address, "/api/stores")["stores"][0]["id"]
+        page = watched.open(f"/s/{store_id}/r/r0?view=tokens")
+        expect(page.get_by_text("1 of 2", exact=True)).to_be_visible()
+        for key, token, call in (("n", 22, 1), ("n", 26, 2), ("p", 22, 1), ("n", 26, 2)):
+            page.keyboard.press(key)
+            page.wait_for_url(f"**token={token}*")
+            expect(page.get_by_text(f"{call} of 2", exact=True)).to_be_visible()
+        page.keyboard.press("n")
+        expect(page.get_by_text("No token less probable than 5% after this one.")).to_be_visible()
+        watched.page.close()
+        assert not watched.faults
+
+
 def test_keys_lead_from_the_runs_to_a_token(watched: Watched, ids: dict[str, str]):
-    page = watched.open(f"/s/{ids['run']}")
+    page = watched.open(f"/s/{ids['run']}?sort=-turns")
     expect(page.get_by_role("row", name="calc-1").first).to_be_visible()
     page.keyboard.press("j")
     page.keyboard.press("j")
@@ -144,7 +165,7 @@ def test_keys_lead_from_the_runs_to_a_token(watched: Watched, ids: dict[str, str
     page.keyboard.press("2")
     expect(page.get_by_label("Segments")).to_be_visible()
     page.keyboard.press("u")
-    expect(page.get_by_role("link", name="Rollouts")).to_be_visible()
+    page.wait_for_url("**/s/*sort=-turns*")  # the list as it was left
     page.keyboard.press("/")
     expect(page.get_by_role("searchbox")).to_be_focused()
     page.keyboard.type("?j")

@@ -181,7 +181,8 @@ class BackendSettings(Struct, frozen=True, kw_only=True):
         str | None,
         option(
             "The model server: embedded (scripted, or --weights), vllm, sglang, openai or anthropic. `gateway "
-            "serve` has no default: it needs this or --config [default: embedded].",
+            "serve` has no default, it needs this or --config, and takes embedded only with --base-url [default: "
+            "embedded].",
             argument=True,
         ),
     ] = None

@@ -69,13 +69,13 @@ def _step(step: StepState, values: dict[str, float], location: WaveLocation, ope
         solve_rate=wilson(step.solved, step.collected) if step.collected else None,
         reward=step.reward,
         groups=step.groups,
-        used=len(step.used),
+        used=_used(step, numbers),
         dropped=len(step.dropped),
         held=len(step.held),
         staleness=step.staleness,
         trained=step.weights is not None,
         skipped=step.skipped,
-        values=numbers,
+        values=numbers if step.weights is not None else {},
         seconds=step.seconds,
         funnel=_funnel(step, numbers, None if wave is None else wave[1], location.wave),
     )
@@ -87,6 +87,11 @@ def _numbers(report: dict[str, Any]) -> dict[str, int | float]:
         for name, value in report.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def _used(step: StepState, numbers: dict[str, float]) -> int:
+    """Return how many groups the step trains on: none if the trainer reported and made no weights."""
+    return 0 if numbers and step.weights is None else len(step.used)
 
 
 def _funnel(
@@ -102,7 +107,7 @@ def _funnel(
     lost = {"too old, or nothing to learn from": len(step.dropped), "wait for the next step": len(step.held)}
     used = FunnelStage(
         stage="groups used",
-        count=len(step.used),
+        count=_used(step, numbers),
         lost={reason: count for reason, count in lost.items() if count} | step.skipped,
     )
     tokens = next((int(numbers[name]) for name in ("tokens", "sampled_tokens") if name in numbers), 0)

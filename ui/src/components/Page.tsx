@@ -1,6 +1,7 @@
 import { Link } from "@tanstack/react-router";
 import type { ReactNode } from "react";
-import { useEffect } from "react";
+import { useEffect, useRef } from "react";
+import type { UrlState } from "../text/address";
 import { visible } from "../text/escapes";
 import styles from "./Page.module.css";
 
@@ -32,16 +33,24 @@ export function Page(props: {
 
 /** Links to views of one thing; the present one is marked. */
 export function Tabs({ label, children }: { label: string; children: ReactNode }) {
+  const nav = useRef<HTMLElement>(null);
+  const shown = useRef<Element | null>(null);
+  useEffect(() => {
+    const active = nav.current?.querySelector('[aria-current="page"]') ?? null;
+    if (active !== shown.current) active?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    shown.current = active;
+  });
   return (
-    <nav className={styles.tabs} aria-label={label}>
+    <nav ref={nav} className={styles.tabs} aria-label={label}>
       {children}
     </nav>
   );
 }
 
-export function Trail({ to, params, children }: { to: string; params?: Record<string, string>; children: ReactNode }) {
+export function Trail(props: { to: string; params?: Record<string, string>; search?: UrlState; children: ReactNode }) {
+  const { to, children, ...place } = props;
   return (
-    <Link to={to} {...(params === undefined ? {} : { params })} className={styles.trail}>
+    <Link to={to} {...(place as object)} className={styles.trail}>
       {children}
     </Link>
   );

@@ -1,8 +1,9 @@
 import { useNavigate } from "@tanstack/react-router";
+import type { UrlState } from "../text/address";
 import { useKeys } from "./keyboard";
 
-/** The key "u" goes to the page above this one. */
-export function useUpKey(to: string, params: Record<string, string>): void {
+/** The key "u" goes to the page above this one, whose state is `search`. */
+export function useUpKey(to: string, params: Record<string, string>, search: UrlState = {}): void {
   const navigate = useNavigate();
-  useKeys({ u: () => void navigate({ to, params } as never) });
+  useKeys({ u: () => void navigate({ to, params, search } as never) });
 }

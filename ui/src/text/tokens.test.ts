@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { IMPROBABLE, leastProbable, nextImprobable, shade, surprise, tokenLabel } from "./tokens";
+import { IMPROBABLE, leastProbable, nextImprobable, sampledLogprobs, shade, surprise, tokenLabel } from "./tokens";
 
 describe("surprise", () => {
   it("grows with improbability and says nothing where there is no logprob", () => {
@@ -18,6 +18,16 @@ describe("nextImprobable", () => {
     expect(nextImprobable(logprobs, 5, -1)).toBe(2);
     expect(nextImprobable(logprobs, 5, 1)).toBeNull();
     expect(nextImprobable(logprobs, 2, -1)).toBeNull();
+  });
+});
+
+describe("sampledLogprobs", () => {
+  // Tokens 10 to 15 of a segment: an earlier call sampled 11, this one 13 and 14.
+  const page = { start: 10, call_start: 13, call_end: 15, mask: [0, 1, 0, 1, 1, 0], logprobs: [null, -9, null, -1, -2, null] };
+
+  it("has those of the call only, or of all calls of the segment", () => {
+    expect(sampledLogprobs(page, "call")).toEqual([null, null, null, -1, -2, null]);
+    expect(sampledLogprobs(page, "segment")).toEqual([null, -9, null, -1, -2, null]);
   });
 });
 

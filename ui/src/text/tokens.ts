@@ -1,3 +1,5 @@
+import type { TokenPage } from "../api/types";
+
 /** The logprob at and below which a token is coloured most strongly: e^-5 is a probability of 0.7 %. */
 const FLOOR = -5;
 
@@ -9,6 +11,17 @@ export function surprise(logprob: number | null | undefined): 0 | 1 | 2 | 3 | 4 
   if (logprob == null || Number.isNaN(logprob)) return null;
   const step = Math.floor((Math.max(FLOOR, Math.min(0, logprob)) / FLOOR) * 5) + 0;
   return Math.min(4, step) as 0 | 1 | 2 | 3 | 4;
+}
+
+/** The columns of a page of tokens that tell which of them a call has sampled. */
+type SampledColumns = Pick<TokenPage, "start" | "call_start" | "call_end" | "mask" | "logprobs">;
+
+/** Returns a page's logprobs, null for tokens that the page's call, or with "segment" any call, did not sample. */
+export function sampledLogprobs(page: SampledColumns, scope: "call" | "segment"): (number | null)[] {
+  const [first, end] = scope === "call" ? [page.call_start - page.start, page.call_end - page.start] : [0, Infinity];
+  return page.logprobs.map((logprob, index) =>
+    page.mask[index] === 1 && first <= index && index < end ? (logprob ?? null) : null,
+  );
 }
 
 /** Returns the index of the next token below `IMPROBABLE` after (or, backwards, before) `from`; null if there is none. */

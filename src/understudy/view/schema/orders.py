@@ -51,7 +51,7 @@ class GatewayView(Struct, frozen=True, kw_only=True):
 
 Subject = Literal["rollout", "pair"]
 Label = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}\Z")]
-Voter = Annotated[str, Meta(min_length=1, max_length=80)]
+Voter = Annotated[str, Meta(min_length=1, max_length=80, pattern=r"^\S(.*\S)?$")]
 Note = Annotated[str, Meta(max_length=2_000)]
 
 

@@ -74,7 +74,7 @@ export function PairsView() {
     () => agreement?.votes.filter((each) => each.subject_id === pair?.id) ?? [],
     [agreement, pair?.id],
   );
-  const own = votes.find((each) => each.voter === voter);
+  const own = votes.find((each) => each.voter === voter.trim());
   const [shownVotes, more] = useMore(votes, 50);
   useEffect(() => {
     if ((isSought || at >= pairs.length - 5) && hasNextPage && !isFetchingNextPage) void fetchNextPage();
@@ -87,7 +87,7 @@ export function PairsView() {
   const send = (label: string | null) => {
     if (pair === undefined || !mayWrite || voter.trim() === "") return;
     vote.mutate(
-      { subject: "pair", subject_id: pair.id, voter, label, note: "" },
+      { subject: "pair", subject_id: pair.id, voter: voter.trim(), label, note: "" },
       { onSuccess: () => label !== null && goTo(at + 1) },
     );
   };

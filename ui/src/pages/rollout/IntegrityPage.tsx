@@ -18,7 +18,8 @@ const LABELS = ["include", "exclude"] as const;
 function Decision({ store, rollout }: { store: string; rollout: string }) {
   const order = useIntegrityOrder(store);
   const [note, setNote] = useState("");
-  const send = (status: "clean" | "suspicious") => order.mutate({ rollout_id: rollout, status, note });
+  const send = (status: "clean" | "suspicious") =>
+    order.mutate({ rollout_id: rollout, status, note }, { onSuccess: () => setNote("") });
   return (
     <Card title="Your decision" note="It takes the place of the grader's in lists and exports; the evidence stays.">
       <form className={styles.form} onSubmit={(event) => event.preventDefault()}>
@@ -45,7 +46,7 @@ function Labels({ store, head }: { store: string; head: RolloutHead }) {
   const vote = useVote(store);
   const [voter, setVoter] = useVoter();
   const mayWrite = useMayWrite();
-  const own = head.votes.find((each) => each.voter === voter);
+  const own = head.votes.find((each) => each.voter === voter.trim());
   const [votes, more] = useMore(head.votes, 100);
   return (
     <Card title="Labels" note="Exports leave out what is labelled “exclude”.">
@@ -64,7 +65,7 @@ function Labels({ store, head }: { store: string; head: RolloutHead }) {
                 vote.mutate({
                   subject: "rollout",
                   subject_id: head.id,
-                  voter,
+                  voter: voter.trim(),
                   label: own?.label === label ? null : label,
                   note: "",
                 })
@@ -111,12 +112,12 @@ export function IntegrityPage({ body, head }: { body: RolloutKey; head: RolloutH
           title={
             <>
               <IntegrityBadge status={verdict.integrity.status} reviewed={verdict.integrity.reviewed} />{" "}
-              <Text>{verdict.integrity.reason}</Text>
+              <Text>{verdict.integrity.reason.replace(/^reviewed: /, "")}</Text>
             </>
           }
           note={
             <>
-              Twins confirm the reward: {verdict.protection}
+              Protection: {verdict.protection}
               {verdict.unprotected !== "" && (
                 <>
                   {" ("}

@@ -104,30 +104,32 @@ function Tests({ store, verdict }: { store: string; verdict: VerdictView }) {
           </Button>
         </Toolbar>
       )}
-      <table className={styles.tests}>
-        <thead>
-          <tr>
-            <th scope="col">Test</th>
-            <th scope="col">Without the patch</th>
-            <th scope="col">With it</th>
-            {isRegraded && <th scope="col">In the verdict before</th>}
-          </tr>
-        </thead>
-        <tbody>
-          {shown.map((test, index) => (
-            <tr key={index}>
-              <td>
-                <Text>{test.id}</Text>
-              </td>
-              <td>{test.unpatched ?? "–"}</td>
-              <td>
-                <Badge tone={GOOD.includes(test.outcome) ? "good" : "bad"}>{test.outcome}</Badge>
-              </td>
-              {isRegraded && <td>{test.regraded ?? "–"}</td>}
+      {verdict.tests.length > 0 && (
+        <table className={styles.tests}>
+          <thead>
+            <tr>
+              <th scope="col">Test</th>
+              <th scope="col">Without the patch</th>
+              <th scope="col">With it</th>
+              {isRegraded && <th scope="col">In the verdict before</th>}
             </tr>
-          ))}
-        </tbody>
-      </table>
+          </thead>
+          <tbody>
+            {shown.map((test, index) => (
+              <tr key={index}>
+                <td>
+                  <Text>{test.id}</Text>
+                </td>
+                <td>{test.unpatched ?? "–"}</td>
+                <td>
+                  <Badge tone={GOOD.includes(test.outcome) ? "good" : "bad"}>{test.outcome}</Badge>
+                </td>
+                {isRegraded && <td>{test.regraded ?? "–"}</td>}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
       {more}
     </Card>
   );

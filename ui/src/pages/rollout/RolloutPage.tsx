@@ -15,6 +15,7 @@ import { useUpKey } from "../../components/useUpKey";
 import { useUrlState } from "../../components/useUrlState";
 import { count, duration, money, reward, short } from "../../text/format";
 import { IntegrityBadge, StatusBadge } from "../store/badges";
+import { lastListState } from "../store/listState";
 import { IntegrityPage } from "./IntegrityPage";
 import { PatchPage } from "./PatchPage";
 import { RawView } from "./RawView";
@@ -128,11 +129,17 @@ export function RolloutPage() {
   const body: RolloutKey = { store, rollout, attempt: url["attempt"] };
   const result = useQuery(rolloutQuery(body));
   const view = url["view"] ?? "transcript";
+  const views = viewsOf(body);
   useFirstTurns(body, url["turn"], view === "transcript");
   useRereadTurns(body, (result.data?.unread ?? 0) > 0);
-  useUpKey("/s/$store", { store });
+  useUpKey("/s/$store", { store }, lastListState(store));
   useKeys(
-    Object.fromEntries(VIEWS.map(([name], index) => [String(index + 1), () => setUrl({ view: name, from: undefined })])),
+    Object.fromEntries(
+      VIEWS.map(([name], index) => [
+        String(index + 1),
+        () => views.some(([each]) => each === name) && setUrl({ view: name, from: undefined }),
+      ]),
+    ),
   );
   const row = result.data?.row ?? null;
   return (
@@ -152,7 +159,7 @@ export function RolloutPage() {
       trail={
         <>
           <Trail to="/">Runs</Trail>
-          <Trail to="/s/$store" params={{ store }}>
+          <Trail to="/s/$store" params={{ store }} search={lastListState(store)}>
             Run
           </Trail>
           {row !== null && (
@@ -169,7 +176,7 @@ export function RolloutPage() {
           <>
             <Outcome head={head} chosen={url["attempt"]} />
             <Tabs label="Views of the rollout">
-              {viewsOf(body).map(([name, label]) => (
+              {views.map(([name, label]) => (
                 <a
                   key={name}
                   href="#content"

@@ -1,5 +1,5 @@
-import { useQuery } from "@tanstack/react-query";
-import { memo, useEffect, useMemo, useState } from "react";
+import { type QueryClient, useQuery, useQueryClient } from "@tanstack/react-query";
+import { memo, useEffect, useMemo, useRef, useState } from "react";
 import { type RolloutKey, tokensQuery } from "../../api/queries";
 import { source } from "../../api/source";
 import type { RolloutHead, SegmentView, TokenPage } from "../../api/types";
@@ -11,7 +11,7 @@ import { Loaded } from "../../components/Query";
 import { Text } from "../../components/Text";
 import { useUrlState } from "../../components/useUrlState";
 import { ABSENT, count, percent } from "../../text/format";
-import { leastProbable, nextImprobable, shade, surprise, tokenLabel } from "../../text/tokens";
+import { leastProbable, nextImprobable, sampledLogprobs, shade, surprise, tokenLabel } from "../../text/tokens";
 import styles from "./TokensView.module.css";
 
 const COLOURS = [
@@ -24,6 +24,9 @@ const COLOURS = [
 type Colour = (typeof COLOURS)[number][0];
 
 const NONE_IMPROBABLE = "No token sampled here was less probable than 5%: this is the least probable one.";
+
+/** How many calls one keypress searches beyond the shown one. */
+const CALLS_SEARCHED = 50;
 
 /** Returns the class that colours a token; tokens of the prompt have none. */
 function classOf(page: TokenPage, index: number, colour: Colour): string {
@@ -46,6 +49,13 @@ function classOf(page: TokenPage, index: number, colour: Colour): string {
 function nearSampled(page: TokenPage): number | null {
   const end = page.start + page.ids.length;
   return page.call_start + 20 > end && page.call_start < page.total ? Math.max(0, page.call_start - 200) : null;
+}
+
+/** Returns the page of a call on which its sampled tokens begin. */
+async function sampledPage(client: QueryClient, body: RolloutKey, call: string): Promise<TokenPage> {
+  const page = await client.fetchQuery(tokensQuery(body, call, "call", null));
+  const jump = nearSampled(page);
+  return jump === null ? page : client.fetchQuery(tokensQuery(body, call, "call", jump));
 }
 
 const Tokens = memo(function Tokens(props: {
@@ -141,6 +151,8 @@ function segmentsOf(head: RolloutHead): { segment: SegmentView; first: number }[
 /** The tokens of one call: what was sampled with which probability, by which weights, and what was trained on. */
 export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead }) {
   const [url, setUrl] = useUrlState();
+  const client = useQueryClient();
+  const searches = useRef(0);
   const [note, setNote] = useState("");
   const calls = head.segment_calls;
   const call = url["call"] ?? calls[0];
@@ -163,20 +175,44 @@ export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead
   };
   const goTo = (index: number) => {
     setNote("");
+    searches.current += 1; // a search for an improbable token ends
     if (calls[index] !== undefined) setUrl({ call: calls[index], token: undefined, from: undefined });
   };
-  const improbable = (direction: 1 | -1) => {
+  const improbable = async (direction: 1 | -1) => {
     if (page === undefined) return;
-    const sampled = page.logprobs.map((logprob, index) => (page.mask[index] === 1 ? logprob : null));
+    const search = ++searches.current;
+    const sampled = sampledLogprobs(page, scope);
     const next = nextImprobable(sampled, selected ?? (direction === 1 ? -1 : sampled.length), direction);
-    const has = nextImprobable(sampled, -1, 1) !== null;
-    const where = direction === 1 ? "after" : "before";
-    setNote(next !== null ? "" : has ? `No token less probable than 5% ${where} this one here.` : NONE_IMPROBABLE);
-    select(next ?? (has ? null : leastProbable(sampled)));
+    if (next !== null) {
+      setNote("");
+      select(next);
+      return;
+    }
+    const others = Array.from({ length: CALLS_SEARCHED }, (_, index) => calls[at + direction * (index + 1)]);
+    for (const other of others) {
+      if (other === undefined || at === -1) break;
+      const otherPage = await sampledPage(client, body, other);
+      if (search !== searches.current) return; // another key was pressed meanwhile
+      const logprobs = sampledLogprobs(otherPage, "call");
+      const found = nextImprobable(logprobs, direction === 1 ? -1 : logprobs.length, direction);
+      if (found !== null) {
+        setNote("");
+        setUrl({ call: other, token: String(otherPage.start + found), from: undefined });
+        return;
+      }
+    }
+    const hasImprobable = nextImprobable(sampled, -1, 1) !== null;
+    const isCut = others.every((other) => other !== undefined);
+    const where = `${direction === 1 ? "after" : "before"} this one${isCut ? `, in ${CALLS_SEARCHED} calls` : ""}`;
+    setNote(selected === null && !hasImprobable ? NONE_IMPROBABLE : `No token less probable than 5% ${where}.`);
+    if (selected === null) select(leastProbable(sampled));
+  };
+  const findImprobable = (direction: 1 | -1) => {
+    improbable(direction).catch((error: unknown) => setNote(error instanceof Error ? error.message : String(error)));
   };
   useKeys({
-    n: () => improbable(1),
-    p: () => improbable(-1),
+    n: () => findImprobable(1),
+    p: () => findImprobable(-1),
     ArrowRight: () => select(Math.min((page?.ids.length ?? 1) - 1, (selected ?? -1) + 1)),
     ArrowLeft: () => select(Math.max(0, (selected ?? 1) - 1)),
     j: () => goTo(at + 1),
@@ -214,8 +250,8 @@ export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead
           />
         )}
         <Choice label="Colour by" value={colour} options={COLOURS} onChange={(value) => setUrl({ colour: value })} />
-        <Button onClick={() => improbable(-1)}>← Improbable</Button>
-        <Button onClick={() => improbable(1)}>Improbable →</Button>
+        <Button onClick={() => findImprobable(-1)}>← Improbable</Button>
+        <Button onClick={() => findImprobable(1)}>Improbable →</Button>
         {colour === "logprob" && (
           <ul className={styles.legend} aria-label="Colours by probability">
             <li className={styles.surprise0}>&gt; 37%</li>

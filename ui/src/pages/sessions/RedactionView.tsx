@@ -17,7 +17,7 @@ export function RedactionView() {
       {(view) => (
         <div className={styles.page}>
           <Card
-            title="What redaction would replace"
+            title="What redaction would replace in the conversations"
             note={
               <span role="status">
                 {view.complete
@@ -27,7 +27,7 @@ export function RedactionView() {
             }
           >
             {Object.keys(view.replaced).length === 0 ? (
-              <Empty>{view.complete ? "Redaction would replace nothing." : "Nothing found so far."}</Empty>
+              <Empty>{view.complete ? "Redaction would replace nothing in the conversations." : "Nothing found so far."}</Empty>
             ) : (
               <table className={styles.table}>
                 <thead>

@@ -28,7 +28,11 @@ function Comparison({ before, after }: { before: string; after: string }) {
               label="Difference of solve rates"
               value={points(compared.difference)}
               tone={compared.low !== null && compared.low > 0 ? "good" : compared.high !== null && compared.high < 0 ? "bad" : "muted"}
-              note={`95 %: ${points(compared.low)} to ${points(compared.high)}`}
+              note={
+                compared.paired_tasks === 0
+                  ? "the runs have no task in common"
+                  : `95 %: ${points(compared.low)} to ${points(compared.high)}`
+              }
             />
             <Stat label="p" value={compared.p_value === null ? "–" : compared.p_value.toPrecision(2)} note="two-sided, by task" />
             <Stat label="Tasks in both" value={count(compared.paired_tasks)} />

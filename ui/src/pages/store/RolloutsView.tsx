@@ -1,6 +1,6 @@
 import { useInfiniteQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useParams } from "@tanstack/react-router";
-import { useCallback, useMemo } from "react";
+import { useCallback, useEffect, useMemo } from "react";
 import { rolloutsQuery } from "../../api/queries";
 import type { RolloutFilter, RolloutRow } from "../../api/types";
 import { Checklist, Choice, SearchField, Toolbar } from "../../components/controls";
@@ -12,6 +12,7 @@ import { useUrlState } from "../../components/useUrlState";
 import { joinList, splitList, toggled, type UrlState } from "../../text/address";
 import { ago, count, counted, duration, money, reward, short } from "../../text/format";
 import { IntegrityBadge, StatusBadge } from "./badges";
+import { keepListState } from "./listState";
 import styles from "./RolloutsView.module.css";
 
 const STATUSES = ["queuing", "preparing", "running", "succeeded", "failed", "cancelled", "requeuing"] as const;
@@ -86,6 +87,7 @@ export function RolloutsView() {
   const { store } = useParams({ from: "/s/$store" });
   const [url, setUrl] = useUrlState();
   const navigate = useNavigate();
+  useEffect(() => keepListState(store, url), [store, url]);
   const filter = useMemo(() => filterOf(url), [url]);
   const result = useInfiniteQuery(rolloutsQuery(store, filter));
   const { fetchNextPage, hasNextPage, isFetchingNextPage } = result;
