@@ -15,6 +15,7 @@ from understudy.sandbox.base import load_sandboxes
 from understudy.tasks.load import load_tasks
 from understudy.train.engines.trl import TRLRollouts, graded_reward
 from understudy.train.loop.runtime import LoopRuntime
+from understudy.train.weights import WeightsRecord, save_model
 from understudy.types import Task
 
 
@@ -73,7 +74,10 @@ def main() -> None:
             reward_funcs=graded_reward,
         )
         trainer.train()
-        trainer.save_model(str(parsed.output / "model"))
+        # Not trainer.save_model, which changes the config: it would turn off the cache for generation.
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        written = WeightsRecord(version="", step=int(trainer.state.global_step), base=str(parsed.model))
+        save_model(model, parsed.model, parsed.output / "model", written=written)
 
 
 async def tasks_of(specs: list[str]) -> list[Task]:

@@ -109,7 +109,8 @@ asked = yaml.safe_load(open(config))
 assert order == "train" and asked["finetuning_type"] == "full" and asked["do_train"], asked
 made, model = pathlib.Path(asked["output_dir"]), pathlib.Path(asked["model_name_or_path"])
 (made / "checkpoint-2").mkdir(parents=True)
-shutil.copyfile(model / "config.json", made / "config.json")
+config = json.loads((model / "config.json").read_text())
+(made / "config.json").write_text(json.dumps({**config, "use_cache": False}))
 (made / "model.safetensors").write_text("new weights")
 (made / "tokenizer.json").write_text("written anew")
 (made / "trainer_log.jsonl").write_text("".join(
@@ -129,6 +130,7 @@ def test_all_weights_become_a_model(store: Path, bare: Path, tmp_path: Path, mon
     assert (trained.rows, trained.steps, trained.first_loss, trained.last_loss) == (2, 2, 1.0, 0.5)
     assert (tmp_path / "new" / "model.safetensors").read_text() == "new weights" and progress == ["trained"]
     assert_whole(tmp_path / "new", bare)
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["use_cache"] is True
     assert not list((tmp_path / "new").rglob("checkpoint-*"))
 
 

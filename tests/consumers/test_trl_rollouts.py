@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -188,3 +189,4 @@ def test_the_recipe_trains_on_rollouts_of_claude_code(tmp_path: Path):
     assert len(group.rollouts) == 2
     assert all(each.logprobs is not None for rollout in group.rollouts for each in rollout.sequences)
     assert (runs / "model" / "model.safetensors").is_file()
+    assert json.loads((runs / "model" / "config.json").read_text())["use_cache"] is True

@@ -96,7 +96,6 @@ def load_model(directory: Path, options: TrainOptions) -> Any:
     frozen_base = options.lora is not None and device.type != "cpu"
     model = load_module(directory, None if frozen_base else torch.float32)
     check_vocabulary(directory, model)
-    model.config.use_cache = False
     with explain_out_of_memory(options):
         model.to(device)
         if options.lora is not None:

@@ -418,6 +418,8 @@ def trl_config(
         "seed": options.seed,
         "bf16": uses_bf16(options),
         "gradient_checkpointing": False,  # load_model has already enabled it where it was asked for
+        # transformers writes this into the checkpoints' config.json; TRL's losses never use a cache.
+        "use_cache": True,
         "max_length": None,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,  # the filter would show the previous mean in place of a NaN

@@ -349,6 +349,7 @@ def _put_in_place(produced: Path, model: Path, output: Path) -> None:
             shutil.copyfile(model / name, produced / name)
         else:
             (produced / name).unlink(missing_ok=True)
+    _keep_cache_setting(model / "config.json", produced / "config.json")
     files_to_move = [
         path
         for path in produced.iterdir()
@@ -360,3 +361,11 @@ def _put_in_place(produced: Path, model: Path, output: Path) -> None:
         path.replace(output / path.name)
     for path in produced.glob("checkpoint-*"):
         shutil.rmtree(path)
+
+
+def _keep_cache_setting(source: Path, trained: Path) -> None:
+    """Give a trained config the `use_cache` of its source: false is for training, and makes generation slow."""
+    # json, not msgspec, because transformers accepts NaN in config.json
+    config: dict[str, Any] = json.loads(trained.read_text("utf-8"))
+    config["use_cache"] = json.loads(source.read_text("utf-8")).get("use_cache", True)
+    trained.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
