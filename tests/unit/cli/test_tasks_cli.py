@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from understudy.store import Store
 from understudy.tasks.generate.functions import make_functions
 from understudy.tasks.load import load_file
 
@@ -38,3 +41,60 @@ def test_only_functions_have_splits(tmp_path: Path):
     assert done.returncode == 2
     assert "functions" in done.stderr
     assert not (tmp_path / "tasks").exists()
+
+
+PROBE_CONFIG = """
+[run]
+agent = ["shell"]
+agent_command = "true"
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--probe", "2"], "--probe needs the model to probe with"),
+        (["--model", "tiny"], "only apply with --probe"),
+        (["--probe", "1", "--model", "tiny"], "probe"),
+        (["--probe", "2", "--model", "no-such-model"], "no-such-model"),
+        (["--probe", "2", "--config", "probe.toml"], "store and engine do not apply"),
+    ],
+)
+def test_a_probe_that_cannot_run_is_refused_before_tasks_are_made(
+    tmp_path: Path, options: list[str], message: str
+):
+    (tmp_path / "probe.toml").write_text(PROBE_CONFIG + 'engine = "workers"\n')
+    done = understudy("tasks", "make", "functions", "-n", "2", *options, cwd=tmp_path)
+    assert done.returncode == 2 and message in done.stderr
+    assert not (tmp_path / "tasks").exists()
+
+
+@pytest.mark.usefixtures("isolation")
+def test_tasks_that_the_model_never_solves_are_dropped_and_the_probe_is_not_repeated(tmp_path: Path):
+    (tmp_path / "probe.toml").write_text(PROBE_CONFIG)
+    way = ("tasks", "make", "functions", "-n", "2", "--probe", "2", "--config", "probe.toml", "-o", "made.jsonl")
+    for _ in range(2):
+        done = understudy(*way, cwd=tmp_path)
+        assert done.returncode == 2 and "none of 2 tasks is left (2 never solved)" in done.stderr, done.stderr
+        assert not (tmp_path / "made.jsonl").exists()
+        with Store.open(tmp_path / "made-probe", create=False) as store:
+            (run,) = store.runs.all()
+            assert [each.attempts for each in store.outcomes.of_run(run.id)] == [1, 1, 1, 1]
+    done = understudy("tasks", "filter", "made-probe", "--solve-rate", "0..0", "-o", "made.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert load_file(tmp_path / "made.jsonl").tasks == load_file(tmp_path / "made-all.jsonl").tasks
+
+
+@pytest.mark.services
+@pytest.mark.usefixtures("claude_code", "isolation")
+def test_a_probe_through_claude_code_keeps_what_is_sometimes_solved(tmp_path: Path):
+    (tmp_path / "probe.toml").write_text('[run]\npolicy = "flaky"\npolicy_arg = ["p=0.5"]\n')
+    way = ("tasks", "make", "functions", "-n", "4", "--probe", "3", "--config", "probe.toml", "-o", "made.jsonl")
+    done = understudy(*way, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    rates = report["solve_rates"]
+    assert {name: rates[name]["graded"] for name in rates} == dict.fromkeys(rates, 3) and len(rates) == 4
+    sometimes = [name for name in rates if 0 < rates[name]["solved"] < 3]
+    assert report["tasks"] == sometimes == [task.instance_id for task in load_file(tmp_path / "made.jsonl").tasks]
+    assert report["dropped"].keys() == rates.keys() - set(sometimes)

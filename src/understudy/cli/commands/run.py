@@ -163,16 +163,21 @@ def run(settings: RunSettings, json_: Json = False) -> None:
     raise_file_limit()
     summaries: list[RunSummary] = []
     for config in configs:
-        with live(RunDisplay(), sys.stderr) as display:
-            spent = sum(summary.cost_usd for summary in summaries)
-            work = _run_tasks(config, _settings_of(settings, config, configs, spent), display)
-            summary = run_stoppable(work, display.drain, drain_timeout_s=settings.drain_timeout)
+        spent = sum(summary.cost_usd for summary in summaries)
+        summary = run_one(config, _settings_of(settings, config, configs, spent))
         print_summary(summary, json_)
         summaries.append(summary)
         if summary.pending and settings.engine != "detached":
             raise typer.Exit(EXIT_INTERRUPTED)
     if any(summary.infrastructure_failures or summary.refused_tasks for summary in summaries):
         raise typer.Exit(1)
+
+
+def run_one(config: RunConfig, settings: RunSettings) -> RunSummary:
+    """Execute one run with its progress on stderr. Raises typer.Exit when it was stopped before it could drain."""
+    with live(RunDisplay(), sys.stderr) as display:
+        work = _run_tasks(config, settings, display)
+        return run_stoppable(work, display.drain, drain_timeout_s=settings.drain_timeout)
 
 
 def _settings_of(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from understudy.cli.options import command_group
+from understudy.cli import EXIT_INTERRUPTED
+from understudy.cli.options import command_group, from_options
 from understudy.cli.output import Json, print_json
 from understudy.cli.progress import ProgressLine
 from understudy.cli.settings import LOCAL, sandbox_for
@@ -20,6 +22,9 @@ from understudy.errors import ConfigError, TaskError
 from understudy.util.processes import available_cpus
 
 if TYPE_CHECKING:
+    from understudy.cli.commands.run import RunSettings
+    from understudy.run.difficulty import SolveRates, TriedTask
+    from understudy.run.runner import RunSummary, ValidatedTasks
     from understudy.sandbox.base import Sandboxes
     from understudy.tasks.generate.history import HistoryTasks
     from understudy.types import Task
@@ -69,15 +74,38 @@ def make_tasks(
         typer.Option("--output", "-o", help="The JSONL file to write [default: tasks/PACKAGE-COUNT-SEED.jsonl]."),
     ] = None,
     jobs: _Jobs = None,
+    probe: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            metavar="N",
+            help="Run an agent N times on each task, and keep only tasks that the model solves sometimes.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="With --probe: the model's directory, the name of a fetched model, or tiny."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            help="With --probe: a TOML file as for `understudy run`, with the model's server, and the agent's "
+            "options in [run].",
+        ),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Make programming tasks: bugs in a package that its own tests catch, with those tests hidden.
 
     With functions: small modules with one wrong function each, in any number, for small models to learn on. With
     --repo: commits whose tests fail before and pass after them; their source trees are stored beside the file.
+    With --probe: all tasks are stored beside the file too, with their run; the same command again continues it.
     """
 
     from understudy.config import cache_dir
+    from understudy.run.difficulty import tried_tasks
     from understudy.run.runner import validate_tasks
     from understudy.sandbox.base import load_sandboxes
     from understudy.tasks.environment import python_environment
@@ -100,11 +128,13 @@ def make_tasks(
         name = package or _repository_name(repo)
     path = output or Path("tasks") / f"{name}-{count}-{seed}.jsonl"
     trees = path.absolute().with_name(f"{path.stem}-trees")
+    # Read before any task is made, because a mistake in them should not cost that time.
+    probing = _probe_settings(path, probe, model, config)
     workers = jobs or available_cpus()
     cache = cache_dir()
     sandboxes = load_sandboxes("local")
 
-    async def work() -> None:
+    async def work() -> tuple[ValidatedTasks, dict[str, int]]:
         commits: dict[str, int] = {}
         if repo is not None:
             tasks_made = await _from_repository(repo, name, count, trees, requirements, sandboxes, cache, workers)
@@ -120,32 +150,138 @@ def make_tasks(
             concurrency=workers,
             progress=_counter("{} of {} tasks validated"),
         )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        dump([_with_relative_source(task, path) for task in intake.accepted], path)
-        accepted, refused = len(intake.accepted), intake.refused
-        if json_:
-            report = {
-                "path": str(path),
-                "tasks": [task.instance_id for task in intake.accepted],
-                "refused": refused,
-                **({"refused_commits": commits} if repo is not None else {}),
-            }
-            print_json(report)
-        else:
-            for reason, number in commits.items():
-                typer.echo(f"{number} commits refused: {reason}")
-            typer.echo(f"{accepted} tasks in {path}")
-            typer.echo(f"next: understudy run --tasks {path}")
-        # Many commits of a history are unsuitable as tasks, but a bug that we injected must make a valid task.
-        if refused and repo is None:
-            reasons = "; ".join(f"{task}: {reason}" for task, reason in refused.items())
-            raise TaskError(
-                f"{len(refused)} generated tasks did not pass validation: {reasons}; try another --seed"
-            )
-        for task, reason in refused.items():
-            typer.echo(f"{task} did not pass validation: {reason}", err=True)
+        made_path = path if probing is None else Path(probing.task.tasks[0])
+        made_path.parent.mkdir(parents=True, exist_ok=True)
+        dump([_with_relative_source(task, made_path) for task in intake.accepted], made_path)
+        return intake, commits
 
-    asyncio.run(work())
+    intake, commits = asyncio.run(work())
+    refused = intake.refused
+    # Many commits of a history are unsuitable as tasks, but a bug that we injected must make a valid task.
+    if refused and repo is None:
+        reasons = "; ".join(f"{task}: {reason}" for task, reason in refused.items())
+        raise TaskError(f"{len(refused)} generated tasks did not pass validation: {reasons}; try another --seed")
+    for task, reason in refused.items():
+        typer.echo(f"{task} did not pass validation: {reason}", err=True)
+    report: dict[str, object] = {"path": str(path), "tasks": [task.instance_id for task in intake.accepted]}
+    report["refused"] = refused
+    if repo is not None:
+        report["refused_commits"] = commits
+    if probing is not None:
+        summary = _probed(probing)
+        tried = tried_tasks([Path(summary.output_dir)], summary.run_id)
+        report |= _write_selection(tried, None, path) | {"run": summary.output_dir}
+    if json_:
+        print_json(report)
+        return
+    for reason, number in commits.items():
+        typer.echo(f"{number} commits refused: {reason}")
+    _print_selection(report)
+
+
+def _probe_settings(path: Path, samples: int | None, model: str | None, config: Path | None) -> RunSettings | None:
+    """Return the settings of the run that probes the tasks for `path`; None without --probe."""
+    if samples is None:
+        if model is not None or config is not None:
+            raise ConfigError("--model and --config only apply with --probe; add --probe N, or leave them out")
+        return None
+    if model is None and config is None:
+        raise ConfigError(
+            "--probe needs the model to probe with; give --model, or --config with the server of a model"
+        )
+    from understudy.cli.commands.run import RunSettings, run_config_of
+
+    given = {
+        "config": config,
+        "weights": model,
+        "tasks": [str(path.with_name(f"{path.stem}-all.jsonl"))],
+        "samples": samples,
+        "output_dir": path.with_name(f"{path.stem}-probe"),
+    }
+    settings: RunSettings = from_options(RunSettings, given)
+    if settings.store is not None or settings.engine != "local":
+        raise ConfigError(
+            f"{config}: store and engine do not apply to --probe, whose run is in a directory; leave them out, "
+            "or use understudy run and then understudy tasks filter"
+        )
+    run_config_of(settings, settings.agent.only_agent)
+    return settings
+
+
+def _probed(settings: RunSettings) -> RunSummary:
+    """Run the probe, or continue it. Raises typer.Exit when it was interrupted, with a line that says so."""
+    from understudy.cli.commands.run import run_config_of, run_one
+    from understudy.run.runner import check_prices
+
+    config = run_config_of(settings, settings.agent.only_agent)
+    if settings.max_cost_usd is not None:
+        check_prices(config.gateway)
+    summary = run_one(config, settings)
+    if summary.pending:
+        typer.echo("Stopped early; run the same command again to continue.", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
+    return summary
+
+
+def _write_selection(tried: list[TriedTask], bounds: SolveRates | None, path: Path) -> dict[str, object]:
+    """Write the tasks to learn from to `path`; return what a report says of them. Raises TaskError if none is
+    left.
+    """
+    from understudy.run.difficulty import select
+    from understudy.tasks.records import dump
+
+    chosen = select(tried, bounds)
+    if not chosen.kept:
+        counts = ", ".join(f"{count} {reason}" for reason, count in chosen.counts.items())
+        raise TaskError(
+            f"none of {len(tried)} tasks is left ({counts or 'the run has no task'}), so {path} was not written; "
+            "use other tasks or more rollouts, or give other bounds: understudy tasks filter RUN --solve-rate"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    dump([_with_relative_source(task, path) for task in chosen.kept], path)
+    rates = {each.task.instance_id: {"solved": each.solved, "graded": each.graded} for each in tried}
+    kept = [task.instance_id for task in chosen.kept]
+    return {"path": str(path), "tasks": kept, "dropped": chosen.dropped, "solve_rates": rates}
+
+
+def _print_selection(report: Mapping[str, Any]) -> None:
+    """Print what was written, and how many tasks were dropped by reason."""
+    dropped: dict[str, str] = report.get("dropped", {})
+    for reason, number in Counter(dropped.values()).most_common():
+        typer.echo(f"{number} tasks dropped: {reason}")
+    typer.echo(f"{len(report['tasks'])} tasks in {report['path']}")
+    typer.echo(f"next: understudy run --tasks {report['path']}")
+
+
+@app.command("filter")
+def filter_tasks(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Output directories of runs, whose tasks are filtered.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The JSONL file to write.")],
+    solve_rate: Annotated[
+        str | None,
+        typer.Option(
+            "--solve-rate",
+            metavar="LOW..HIGH",
+            help="Keep tasks whose solve rate is within these bounds, such as 0.1..0.9 [default: tasks that are "
+            "neither always nor never solved].",
+        ),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Keep the tasks of runs that a model can learn from, by how often their rollouts solved them.
+
+    Counts are over all rollouts of the given runs that were graded. Tasks that are left out are counted by reason.
+    """
+    from understudy.run.difficulty import parse_solve_rates, tried_tasks
+
+    bounds = None if solve_rate is None else parse_solve_rates("--solve-rate", solve_rate)
+    report = _write_selection(tried_tasks(runs), bounds, output)
+    if json_:
+        print_json(report)
+    else:
+        _print_selection(report)
 
 
 def _repository_name(repo: Path | None) -> str:
