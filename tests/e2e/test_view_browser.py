@@ -276,6 +276,17 @@ def test_a_label_reaches_an_export(watched: Watched, ids: dict[str, str], stores
     assert exported_lines() < before
 
 
+def test_the_token_of_an_address_is_not_in_copied_links(browser: Browser, stores: Path):
+    with serving(stores / "graded", "--host", "0.0.0.0") as address:
+        page = browser.new_page()
+        page.goto(address)
+        expect(page.get_by_role("link", name="graded")).to_be_visible(timeout=TIMEOUT_MS)
+        assert "?token=" in address and "token" not in page.url
+        page.reload()
+        expect(page.get_by_role("link", name="graded")).to_be_visible(timeout=TIMEOUT_MS)
+        page.close()
+
+
 def test_nothing_can_be_written_with_read_only(browser: Browser, stores: Path):
     with serving(stores / "graded", "--read-only") as address:
         watched = Watched(browser, address)
