@@ -191,14 +191,14 @@ def _probe_settings(path: Path, samples: int | None, model: str | None, config: 
         )
     from understudy.cli.commands.run import RunSettings, run_config_of
 
-    given = {
+    options = {
         "config": config,
         "weights": model,
         "tasks": [str(path.with_name(f"{path.stem}-all.jsonl"))],
         "samples": samples,
         "output_dir": path.with_name(f"{path.stem}-probe"),
     }
-    settings: RunSettings = from_options(RunSettings, given)
+    settings: RunSettings = from_options(RunSettings, options)
     if settings.store is not None or settings.engine != "local":
         raise ConfigError(
             f"{config}: store and engine do not apply to --probe, whose run is in a directory; leave them out, "
