@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -440,6 +441,10 @@ async def test_a_store_that_vanishes_or_is_damaged_is_said_so(runs: Path):
         assert "not an SQLite file" in damaged["message"]
         stores = {each["id"]: each for each in (await client.get("/api/stores"))["stores"]}
         assert stores[logs.split("/")[-1]]["state"] == "unreadable"
+        (runs / "logs" / "store.db").unlink()
+        os.mkfifo(runs / "logs" / "store.db")  # opening it would wait for a writer without end
+        error = (await client.get(f"{logs}/sessions", status=404))["error"]
+        assert "not a regular file" in error["message"]
         put_rollouts(runs / "first", tasks=1, samples=1)
         assert (await client.get(f"{store}/rollouts"))["total"] == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -152,6 +153,12 @@ class ViewedDirectory(ViewedStore):
                 f"{self.directory} holds no store any more ({FILE}: {error.strerror})",
                 "it was deleted or moved; reload the list of stores",
             ) from error
+        if not stat.S_ISREG(status.st_mode):
+            self._release()
+            raise missing(
+                f"{self.directory} holds no store any more ({FILE} is not a regular file)",
+                "put the store back; reload the list of stores",
+            )
         if self._file != (status.st_dev, status.st_ino):
             self._release()
             self._file = (status.st_dev, status.st_ino)

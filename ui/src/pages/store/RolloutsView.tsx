@@ -2,6 +2,7 @@ import { useInfiniteQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useParams } from "@tanstack/react-router";
 import { useCallback, useEffect, useMemo } from "react";
 import { rolloutsQuery } from "../../api/queries";
+import { source } from "../../api/source";
 import type { RolloutFilter, RolloutRow } from "../../api/types";
 import { Checklist, Choice, SearchField, Toolbar } from "../../components/controls";
 import { type Column, DataTable } from "../../components/DataTable";
@@ -106,7 +107,11 @@ export function RolloutsView() {
   return (
     <>
       <Toolbar>
-        <SearchField label="Search all transcripts" value={url["q"]} onChange={(q) => setUrl({ q })} />
+        <SearchField
+          label={source.isServer ? "Search all transcripts" : "Search tasks"}
+          value={url["q"]}
+          onChange={(q) => setUrl({ q })}
+        />
         <Choice
           label="Outcome"
           any="any"
