@@ -52,6 +52,9 @@ EVENTS = {
     "tests-read": "open('test_core.py').read()\n",
     "objects-searched": "import gc\ngc.get_objects()\n",
     "memory-used": "import ctypes\nctypes.c_long.from_address(id(object()))\n",
+    "native-code": "import _json, shutil\nfrom importlib.machinery import ExtensionFileLoader\n"
+    "shutil.copy(_json.__file__, 'table.bin')\n"
+    "ExtensionFileLoader('again._json', 'table.bin').load_module('again._json')\n",
     "trace-set": "import sys\nsys.settrace(None)\n",
     "test-replaced": "def change():\n    import sys\n    def new(): pass\n"
     "    sys.modules['test_core'].test_shift.__code__ = new.__code__\n",
@@ -104,6 +107,9 @@ exec(compile("a = 1", "<made>", "exec"), space)
 subprocess.run(["true"])
 os.listdir("/proc/self/fd")
 open("/proc/self/status").read()
+ctypes.CDLL(None)
+ctypes.CDLL("libc.so.6")
+import _bisect, array, decimal, lzma, ssl, sqlite3, uuid, zoneinfo
 warnings.warn("x")
 if os.fork() == 0:
     os.closerange(3, 100)
@@ -168,6 +174,52 @@ async def test_what_tested_code_does_to_its_tests_is_evidence(
     assert "understudy-event" not in verdict.log
 
 
+LOADS_LIBRARIES = """\
+import ctypes, os, shutil, _json
+from importlib.machinery import ExtensionFileLoader
+class Path(str):
+    pass
+for name in ("a.bin", "b.bin", "c.bin", "d.bin", "f.bin", "/tmp/e.bin"):
+    shutil.copy(_json.__file__, name)
+ExtensionFileLoader("again._json", os.path.abspath("a.bin")).load_module("again._json")
+ctypes.CDLL("./b.bin")
+os.symlink(os.path.abspath("c.bin"), "/tmp/c.so")
+ctypes.CDLL("/tmp/c.so")
+ctypes.CDLL(Path("./d.bin"))
+exec(compile('ctypes.CDLL("/usr/lib/../../tmp/e.bin")', "e.bin", "exec"))
+ctypes.CDLL(None).dlopen(os.fsencode(os.path.abspath("f.bin")), 2)
+"""
+MAKES_MACHINE_CODE = (
+    "import mmap\nPAGE = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)\n"
+)
+CHANGES_MACHINE_CODE = """\
+import ctypes
+libc = ctypes.CDLL(None)
+place = ctypes.cast(libc.getpid, ctypes.c_void_p).value
+page = place & ~4095
+assert libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(4096), 7) == 0
+first = ctypes.cast(place, ctypes.POINTER(ctypes.c_char))
+first[0] = first[0]
+assert libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(4096), 5) == 0
+"""
+NATIVE_CODE = {
+    "libraries": (LOADS_LIBRARIES, {"a.bin", "b.bin", "c.bin", "d.bin", "f.bin", "e.bin", "executable memory"}),
+    "memory": (MAKES_MACHINE_CODE, {"executable memory"}),
+    "the interpreter's own code": (CHANGES_MACHINE_CODE, {"executable memory"}),
+}
+
+
+@pytest.mark.parametrize("how", NATIVE_CODE)
+async def test_compiled_code_that_is_no_librarys_is_evidence(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment, how: str
+) -> None:
+    text, places = NATIVE_CODE[how]
+    verdict = await graded(prepared, text + RIGHT, sandboxes, environment)
+    found = {each.path for each in verdict.integrity.evidence if each.rule == "native-code"}
+    assert found == places, verdict
+    assert verdict.integrity.status == "suspicious"
+
+
 READS_CODE = {
     "by its function": "import sys\nCODE = sys.modules['test_core'].test_shift.__code__\n",
     "by dis": "import dis, sys\nlist(dis.get_instructions(sys.modules['test_core'].test_shift))\n",
@@ -202,8 +254,9 @@ READS_CODE_AS_THE_PLUGIN = """\
 USES_THE_HOOKS_CODE = (
     MAIN
     + """\
-import _imp, types
-watch = _imp.create_builtin.__globals__["watch"]
+import gc, types
+functions = (each for each in gc.get_objects() if type(each) is types.FunctionType)
+watch = next(each for each in functions if each.__module__ == "process_watch" and each.__name__ == "watch")
 inner = next(each for each in watch.__code__.co_consts if getattr(each, "co_name", "") == "look_at_code")
 def copy():
     cells = tuple(types.CellType(None) for _ in inner.co_freevars)

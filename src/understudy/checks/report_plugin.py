@@ -121,17 +121,19 @@ def _watch(token: str, root: str, report: str, tests: tuple[str, ...], library_p
 
     beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "watch")  # noqa: PTH100, PTH118, PTH120
     sys.path.insert(0, beside)
+    import code_owners  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
     import process_watch  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
 
     sys.path.remove(beside)
-    del sys.modules["process_watch"]
+    for name in ("process_watch", "code_owners", "audited_functions"):
+        del sys.modules[name]
     modules: tuple[Any, ...] = (pytest, _pytest, pluggy)
     runner = tuple(str(os.path.dirname(each.__file__)) + "/" for each in modules)  # noqa: PTH120
     libraries = tuple(entry.rstrip("/") + "/" for entry in library_paths if os.path.isdir(entry))  # noqa: PTH112
     own = (*runner, os.path.abspath(__file__))  # noqa: PTH100
     caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     program = vars(process_watch)
-    owners: Any = program["CodeOwners"](own, runner[1], libraries)
+    owners: Any = vars(code_owners)["CodeOwners"](own, runner[1], libraries)
     program["watch"](token, os.dup(2), root, tests, owners, report=report, caller_frame=caller)
 
 

@@ -20,11 +20,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from understudy.checks.base import CheckResult
-from understudy.checks.watch import process_watch
 from understudy.sandbox.base import Completed, Mount, Sandbox
 from understudy.types import Evidence, Integrity
 
-WATCH_MOUNT = Mount(Path(process_watch.__file__).parent, "/opt/understudy/watch")
+WATCH_MOUNT = Mount(Path(__file__).parent / "watch", "/opt/understudy/watch")
 """Every sandbox in which tests are watched must have this mount; `sandbox_spec` adds it."""
 
 REASONS = {
@@ -35,6 +34,7 @@ REASONS = {
     "test-replaced": "the tested code replaces functions of the hidden tests",
     "objects-searched": "the tested code searches all objects of the tests' process",
     "memory-used": "the tested code reads or writes the memory of the tests' process",
+    "native-code": "the tested code loads or makes compiled code that is no installed library's",
     "trace-set": "the tested code traces the tests' process",
     "code-disguised": "the tested code runs code under the name of another file",
     "machine-socket": "the tested code makes sockets of this machine's hypervisor",

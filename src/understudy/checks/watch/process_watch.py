@@ -15,11 +15,23 @@ import itertools
 import marshal
 import os
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from understudy.checks.watch.audited_functions import (
+        CREATE_BUILTIN,
+        EXIT,
+        create_audited,
+        exit_audited,
+        find_sha256,
+    )
+    from understudy.checks.watch.code_owners import CodeOwners
+else:
+    from audited_functions import CREATE_BUILTIN, EXIT, create_audited, exit_audited, find_sha256
 
 _MOST_EVENTS = 200
 _AF_VSOCK = 40
@@ -27,41 +39,19 @@ UNSEEN = frozenset(("readline", "_xxsubinterpreters", "_interpreters", "_testcap
 """Modules that open files, or run code in other interpreters, without the hook being asked."""
 TESTS_ENDED = "understudy.tests_ended"
 _PROGRAM_ENDED = "understudy.program_ended"
-_CREATE_BUILTIN = "understudy.create_builtin"
-_EXIT = "understudy.exit"
-"""Events of ours: the hook does what they ask for, so that no reference leads from here to the hook."""
+"""Events of ours."""
 _EVENTS = """
     open os.link os.remove os.rename os.symlink os.truncate os.kill os.killpg object.__setattr__ object.__getattr__
     gc.get_objects gc.get_referents gc.get_referrers
-    ctypes.PyObj_FromPtr ctypes.cdata ctypes.dlsym ctypes.string_at
+    ctypes.PyObj_FromPtr ctypes.cdata ctypes.dlopen ctypes.dlsym ctypes.string_at
     sys.settrace sys.setprofile sys.monitoring.register_callback sys.addaudithook
     sys._current_frames sys._current_exceptions compile code.__new__ function.__new__ socket.__new__ import
     cpython.PyInterpreterState_New cpython.PyInterpreterState_Clear
 """
 _WORKERS = frozenset((("multiprocessing.spawn", "spawn_main"), ("multiprocessing.forkserver", "main")))
 """The names in the programs with which multiprocessing starts Pythons."""
-_WATCHED = frozenset(_EVENTS.split()) | {TESTS_ENDED, _PROGRAM_ENDED, _CREATE_BUILTIN, _EXIT}
+_WATCHED = frozenset(_EVENTS.split()) | {TESTS_ENDED, _PROGRAM_ENDED, CREATE_BUILTIN, EXIT}
 """The audit events that are looked at; all others, as most imports and opened files, cost one look-up."""
-
-
-class CodeOwners:
-    """Which directories (ending in "/") and files the owners' code is in.
-
-    `from_tree` are paths that are tested although they are inside a library; `pytest_directory` is that of
-    `_pytest`, if any.
-    """
-
-    def __init__(
-        self,
-        runner: tuple[str, ...],
-        pytest_directory: str,
-        libraries: tuple[str, ...],
-        from_tree: tuple[str, ...] = (),
-    ) -> None:
-        self.runner = runner
-        self.pytest_directory = pytest_directory
-        self.libraries = libraries
-        self.from_tree = from_tree
 
 
 def watch(
@@ -95,15 +85,16 @@ def watch(
     # the interpreter's list of hooks refers to the hook, because who holds one of its functions could change all
     # others.
     runner, pytest_directory = owners.runner, owners.pytest_directory
-    libraries, from_tree, digest, secret = owners.libraries, owners.from_tree, _sha256(), os.urandom(16).hex()
+    libraries, from_tree, digest, secret = owners.libraries, owners.from_tree, find_sha256(), os.urandom(16).hex()
     write, stat, fstat, getpid = os.write, os.stat, os.fstat, os.getpid
     open_file, read_file, close_file, compile_text = os.open, os.read, os.close, compile
     workers = _WORKERS
     getframe, thread_id = sys._getframe, _thread.get_ident  # pyright: ignore[reportPrivateUsage]
     string, octets, integer, truth, kind_of, function, size = str, bytes, int, bool, type, type(watch), len
+    isinstance_of = isinstance
     watched, most_events, machine_family, unseen = _WATCHED, _MOST_EVENTS, _AF_VSOCK, UNSEEN | {"_imp", "posix"}
-    tests_ended, create_event, program_ended = TESTS_ENDED, _CREATE_BUILTIN, _PROGRAM_ENDED
-    exit_event, leave = _EXIT, os._exit
+    tests_ended, create_event, program_ended = TESTS_ENDED, CREATE_BUILTIN, _PROGRAM_ENDED
+    exit_event, leave = EXIT, os._exit
     own_globals, frame_type, code_type, address = globals(), type(getframe()), type(watch.__code__), id
     failures, os_error, value_error = (TypeError, ValueError, OSError, EOFError), OSError, ValueError
     import_error, any_error = ImportError, Exception
@@ -114,8 +105,11 @@ def watch(
     statvfs, read_only = os.statvfs, os.ST_RDONLY
     pid, first_thread, by_frame = os.getpid(), thread_id(), caller_frame is not None
     is_finalizing, basename_of, next_number = sys.is_finalizing, string.rpartition, itertools.count().__next__
-    here = os.path.abspath(__file__)
+    here = os.path.dirname(os.path.abspath(__file__)) + "/"
     standard = os.path.dirname(os.__file__) + "/"
+    installed_in = ("/usr/", "/lib", sys.prefix + "/", sys.base_prefix + "/", os.path.realpath(standard) + "/")
+    began, readlink, kernel = time.time(), os.readlink, ("[vdso]", "[vsyscall]", "[uprobes]")
+    loaded_before: set[str] = set()
     reading_files = ("assertion/", "_code/", "pathlib.py", "warnings.py", "doctest.py")
     readers = tuple(pytest_directory + name for name in reading_files) if pytest_directory else ()
     lines, showing = standard + "linecache.py", (standard + "traceback.py", standard + "warnings.py")
@@ -169,7 +163,7 @@ def watch(
 
     def owner(name: str) -> str:
         leads_out = "/../" in name  # a path that begins with the directory but leaves it
-        if name == here or (name.startswith(runner) and not leads_out):
+        if name.startswith((here, *runner)) and not leads_out:
             return "runner"
         if name in test_files:
             return "test"
@@ -327,6 +321,52 @@ def watch(
         elif event == "open" and which[0] == processes and (name.endswith("/mem") or name[:6] != "/proc/"):
             accuse("memory-used", frame)
 
+    def is_installed(path: str) -> bool:
+        """Return whether a file of compiled code, by its real path, was there before and is not the tree's."""
+        if path in loaded_before or path in kernel:
+            return True
+        try:
+            old = stat(path).st_ctime < began
+        except os_error:  # also of a file that was removed after it was loaded
+            return False
+        return old and not path.startswith(base) and (path.startswith(installed_in) or owner(path) == "library")
+
+    def look_at_library(path: Any, frame: Any) -> None:
+        # Compiled code can do anything in this process, also to the hook, so it is reported before it is loaded.
+        if kind_of(path) is not octets and not isinstance_of(path, string):
+            accuse("native-code", frame, spared=())  # its path may be another one each time
+            return
+        try:
+            descriptor = open_file(string.__str__(path) if isinstance_of(path, string) else path, 0)
+            name = readlink("/proc/self/fd/" + string(descriptor))
+            close_file(descriptor)
+        except os_error:
+            return  # it cannot be loaded either
+        if name.startswith(base) and not is_installed(name):
+            send("native-code", name[size(base) :])
+        elif not is_installed(name):  # whose name may be a random one
+            accuse("native-code", frame, spared=())
+
+    def look_at_memory(report_it: bool) -> None:
+        """Report executable memory that is not what the file of an installed library holds."""
+        path = ""
+        try:
+            lines_of = content_of("/proc/self/smaps").split(b"\n")
+        except os_error:
+            lines_of = [b"0-0 x 0 0 0 unreadable"]
+        for line in lines_of:
+            fields = line.split(None, 5)
+            if fields and fields[0][-1:] != b":":
+                path = fields[-1].decode("utf-8", "surrogateescape") if size(fields) > 5 else "made at run time"
+                path = path if b"x" in fields[1] else ""
+                if not report_it:
+                    loaded_before.add(path)
+                elif path and not is_installed(path):
+                    in_tree = path.startswith(base)
+                    send("native-code", path[size(base) :] if in_tree else "executable memory")
+            elif path and report_it and fields[:1] == [b"Private_Dirty:"] and fields[1] != b"0":
+                send("native-code", "executable memory")
+
     def look_at_kill(target: str, frame: Any) -> None:
         # Which process a test ends is no evidence, but explains why that process does not come to its end.
         whose, caller = responsible(frame, True)
@@ -352,7 +392,10 @@ def watch(
 
     def look_at_import(module: Any, path: Any, frame: Any) -> None:
         names = {string.__str__(module)}
-        if path is not None:  # a shared library, which is initialized by the last part of the module's name
+        if path is not None:
+            look_at_library(
+                path, frame
+            )  # a shared library, which is initialized by the last part of the module's name
             names = {
                 string.__str__(module).rpartition(".")[2],
                 string.__str__(path).rpartition("/")[2].partition(".")[0],
@@ -455,6 +498,9 @@ def watch(
                 look_at_code(args[0], args[1], frame)
         elif event == "import":
             look_at_import(args[0], args[1], frame)
+        elif event == "ctypes.dlopen":
+            if args[0] is not None and (kind_of(args[0]) not in (string, octets) or "/" in string(args[0])):
+                look_at_library(args[0], frame)
         elif event == "function.__new__":
             if address(args[0]) in own_codes:
                 accuse("watch-evaded", frame)
@@ -483,6 +529,7 @@ def watch(
         try:
             if event == tests_ended:
                 if by_frame and frame is caller_frame and not lost and getpid() == pid:
+                    look_at_memory(True)
                     send("end", secret)
                 return
             if event == "cpython.PyInterpreterState_Clear":
@@ -490,6 +537,7 @@ def watch(
                 if last:
                     end_program()
                 if not by_frame and last and not lost and getpid() == pid:
+                    look_at_memory(True)
                     send("end", secret)
                 return
             if event == create_event:
@@ -539,32 +587,10 @@ def watch(
     send("start", " ".join((digest(secret.encode()).hexdigest(), str(pid), str(os.getppid()), str(int(serves)))))
     if rewards and not walled:
         send("reward-open")
-    _imp.create_builtin = _create_builtin
-    os._exit = vars(sys.modules["posix"])["_exit"] = _exit
+    look_at_memory(False)
+    _imp.create_builtin = create_audited
+    os._exit = vars(sys.modules["posix"])["_exit"] = exit_audited
     atexit.register(sys.audit, program_ended)  # the program's frame must not be kept longer
     sys.addaudithook(hook)
     sys.addaudithook(refuse)
     installed = True
-
-
-def _create_builtin(spec: Any) -> Any:
-    """Replaces `_imp.create_builtin` in a watched process, because that raises no audit event: the hook creates
-    the module.
-    """
-    made: list[Any] = []
-    sys.audit(_CREATE_BUILTIN, spec.name, made)
-    return made[0]
-
-
-def _exit(status: int, audit: Any = sys.audit, event: str = _EXIT) -> Any:
-    """Replaces `os._exit`, which raises no audit event; works even while modules are torn down."""
-    audit(event, status)
-
-
-def _sha256() -> Any:
-    """Return Python's own sha256 function, which loads no library; its module's name depends on the version."""
-    try:
-        import _sha2 as sha  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
-    except ImportError:
-        import _sha256 as sha  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
-    return getattr(sha, "sha256")  # noqa: B009 - which of the two it is, no type says

@@ -49,42 +49,21 @@ def _begin():
     rewards, tests = tuple(fields[3:tests_begin]), tuple(fields[tests_begin:])
     if rewards and walled:
         walled = _wall({os.path.dirname(path) for path in rewards})
+    import code_owners
     import process_watch
 
-    del sys.modules["process_watch"]
+    for name in ("process_watch", "code_owners", "audited_functions"):
+        del sys.modules[name]
     process_watch.watch(
         os.urandom(8).hex(),
         _CHANNEL,
         root,
         tests,
-        _owners(process_watch.CodeOwners, root),
+        code_owners.owners_in(root),
         rewards=rewards,
         walled=bool(walled),
         serves=_is_fork_server(),
     )
-
-
-def _owners(make, root):
-    """Return which code in this interpreter is the test runner's, a library's and tested."""
-    from importlib.machinery import PathFinder
-
-    def is_inside(path):
-        return (os.path.realpath(path) + "/").startswith(inside)
-
-    inside = os.path.realpath(root) + "/"
-    runner, pytest_directory = [sys.prefix + "/bin/"], ""
-    for name in ("pytest", "_pytest", "pluggy"):
-        spec = PathFinder.find_spec(name)
-        if spec is not None and spec.origin and not is_inside(spec.origin):
-            runner.append(os.path.dirname(spec.origin) + "/")
-            pytest_directory = runner[-1] if name == "_pytest" else pytest_directory
-    # Files that an install put beside the libraries count as tested code, if the tree has something with that
-    # name.
-    tops = [top for top in (root, root + "/src") if os.path.isdir(top)]
-    names = {name.partition(".")[0] for top in tops for name in os.listdir(top)}
-    libraries = tuple(entry + "/" for entry in sys.path if entry.endswith("-packages") and not is_inside(entry))
-    from_tree = tuple(entry + name + end for entry in libraries for name in names for end in ("/", ".py"))
-    return make(tuple(runner), pytest_directory, libraries, from_tree)
 
 
 def _is_fork_server():
