@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,25 @@ async def test_it_reads_edits_and_ends(rig: AgentRig, streaming: bool) -> None:
         assert longer["tools"] == shorter["tools"]
     assert any(name.startswith("session/") for name in run.result.logs)
     assert run.findings == [], "its own log is not what it was answered"
+
+
+INSTRUCTION = (
+    f"/init it for user@host.org.\n\n\tUse `@property`,  @{FILE} and\n@calc\n!ls\n#x $& $$1 {{{{ x }}}} \\@ ü"
+)
+"""What agents take for commands, files, shell commands, notes and templates where a user enters it."""
+
+
+async def test_the_model_is_shown_the_instruction_unchanged(rig: AgentRig) -> None:
+    run = await rig.run(rig.done(), instruction=INSTRUCTION)
+    assert run.result.outcome == "completed", run.result.message
+    contents = [message["content"] for message in run.seen[0]["messages"] if message["role"] == "user"]
+    shown = [part if isinstance(part, str) else part["text"] for content in contents for part in as_parts(content)]
+    assert any(INSTRUCTION in text for text in shown), shown
+    assert not any(BEFORE.strip() in text for text in shown), "a file is added"
+
+
+def as_parts(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else [content]
 
 
 async def test_parallel_tools_come_back_in_their_order(rig: AgentRig) -> None:

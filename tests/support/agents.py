@@ -179,6 +179,7 @@ class AgentRig:
         max_turns: int = 30,
         options: Mapping[str, str] | None = None,
         streaming: bool = False,
+        instruction: str = f"Change {FILE}.",
     ) -> Ran:
         """Run the agent through a script of its model."""
         agent = make_agent(self.name, options or {})
@@ -199,7 +200,7 @@ class AgentRig:
                 budget = None if agent.limits_turns else Budget(calls=max_turns)
                 try:
                     job = AgentJob(
-                        instruction="Change calc.py.",
+                        instruction=instruction,
                         key=keys.issue(attempt, budget=budget),
                         model="big",
                         small_model="small",

@@ -18,6 +18,10 @@ _TURN_LIMIT_EXIT_CODE = 53
 _NEEDS_GOOGLE = ("google_web_search", "web_fetch")
 """Tools that have Google's servers look something up."""
 
+_COMMAND = "understudy-instruction"
+_INSERTIONS = ("@{", "!{", "{{args}}")
+"""What the prompt of a command may hold to have a file, a command's output or its arguments inserted."""
+
 _ENVIRONMENT = {
     "GOOGLE_GEMINI_BASE_URL": GATEWAY,
     "GEMINI_CLI_NO_RELAUNCH": "true",
@@ -43,7 +47,10 @@ class GeminiCli(PackagedAgent):
         """
         home = f"{sandbox.home}/.gemini"
         settings = settings_of(self._tools, job.max_turns)
+        stdin, command = _submission(job.instruction)
         files = {f"{home}/settings.json": msgspec.json.encode(settings).decode()}
+        if command:
+            files[f"{home}/commands/{_COMMAND}.toml"] = command
         env = {**_ENVIRONMENT, "GEMINI_API_KEY": job.key}
         if self._system_prompt:
             env["GEMINI_SYSTEM_MD"] = f"{home}/system.md"
@@ -59,7 +66,7 @@ class GeminiCli(PackagedAgent):
             ),
             env=env,
             files=files,
-            stdin=job.instruction,
+            stdin=stdin,
         )
 
     def logged_turns(self, logs: Mapping[str, bytes]) -> Iterable[LoggedTurn]:
@@ -74,6 +81,20 @@ class GeminiCli(PackagedAgent):
             return AgentEnd("completed")
         errors = (text_at(_result(output), "error", "message") for output in (completed.stdout, completed.stderr))
         return self.crash(completed, next(filter(None, errors), ""))
+
+
+def _submission(instruction: str) -> tuple[str, str]:
+    """Return what is passed by stdin, and the TOML of a command that it runs, "" for none.
+
+    The instruction is the prompt of a command of ours, which Gemini CLI submits as it is. Otherwise it would add
+    the file that `@word` names, and take `/word` at the beginning for one of its own commands. An instruction with
+    `_INSERTIONS` has no such command, since they cannot be escaped.
+    """
+    if any(insertion in instruction for insertion in _INSERTIONS):
+        return instruction, ""
+    # TOML's strings are written as in JSON, which does not escape the control character DEL.
+    prompt = msgspec.json.encode(instruction).decode().replace("\x7f", "\\u007f")
+    return f"/{_COMMAND}", f"prompt = {prompt}\n"
 
 
 def _result(output: bytes) -> dict[str, Any]:

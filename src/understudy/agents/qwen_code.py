@@ -38,6 +38,12 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
+_COMMAND = "understudy-instruction"
+_COMMAND_FILE = "---\ndisable-model-invocation: true\n---\n{{args}}\n"
+"""A command of ours whose prompt is what stands behind its name. Otherwise Qwen Code would take `@word` in an
+instruction for a file and put a space before it, and `/word` at its beginning for one of its own commands.
+"""
+
 _NOT_CORE = (
     "agent", "artifact", "ask_user_question", "display_image", "enter_plan_mode", "enter_worktree", "exec",
     "exit_plan_mode", "exit_worktree", "get_goal", "image_gen", "list_agents", "propose_goal", "record_artifact",
@@ -74,8 +80,12 @@ class QwenCode(PackagedAgent):
                 "OPENAI_MODEL": job.model,
                 "QWEN_CODE_NO_RELAUNCH": "true",
             },
-            files={f"{sandbox.home}/.qwen/settings.json": msgspec.json.encode(settings).decode()},
-            stdin=job.instruction,
+            files={
+                f"{sandbox.home}/.qwen/settings.json": msgspec.json.encode(settings).decode(),
+                f"{sandbox.home}/.qwen/commands/{_COMMAND}.md": _COMMAND_FILE,
+            },
+            # It inserts the arguments by JavaScript's `replaceAll`, to which `$$` is one dollar.
+            stdin=f"/{_COMMAND} {job.instruction.replace('$', '$$')}",
         )
 
     def logged_turns(self, logs: Mapping[str, bytes]) -> Iterable[LoggedTurn]:
