@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -82,37 +82,48 @@ class OpenCode(PackagedAgent):
             },
         }
 
-    def logged_turns(self, logs: Mapping[str, bytes]) -> Iterator[LoggedTurn]:
+    def logged_turns(self, logs: Mapping[str, bytes]) -> list[LoggedTurn]:
         """See PackagedAgent: of its events, since its session is a database.
 
-        It prints parallel calls as they end; their ids are in the order of the model's response.
+        It prints parallel calls as they end; their ids are in the order of the model's response. A summary that
+        replaces the conversation is left out, as are the words with which OpenCode itself continues after it.
         """
+        turns: list[LoggedTurn] = []
         texts: list[str] = []
         calls: list[tuple[str, str, str]] = []
         for event in json_events(logs.get("stdout.txt", b"")):
             part = event.get("part")
-            match event.get("type"):
-                case "text":
+            match event:
+                case {"type": "text", "part": {"synthetic": True, "metadata": {"compaction_continue": True}}}:
+                    del turns[-1:]
+                case {"type": "text", "part": {"synthetic": True}}:
+                    pass
+                case {"type": "text"}:
                     texts.append(text_at(part, "text"))
-                case "tool_use":
+                case {"type": "tool_use"}:
                     state = cast(dict[str, Any], part).get("state") if isinstance(part, dict) else None
                     inputs = cast(dict[str, Any], state).get("input") if isinstance(state, dict) else None
                     calls.append(
                         (text_at(part, "id"), text_at(part, "tool"), msgspec.json.encode(inputs).decode())
                     )
-                case "step_finish":
+                case {"type": "step_finish"}:
                     calls.sort(key=lambda call: call[0])
-                    yield LoggedTurn("\n".join(texts), tuple((name, inputs) for _, name, inputs in calls))
+                    turns.append(LoggedTurn("\n".join(texts), tuple((name, inputs) for _, name, inputs in calls)))
                     texts, calls = [], []
                 case _:
                     pass
+        return turns
 
     def end_of(self, completed: Completed, logs: Mapping[str, bytes]) -> AgentEnd:
-        """See PackagedAgent: by its last step, unless an error came after it."""
-        error, ended = "", False
+        """See PackagedAgent: by its last step, unless an error came after it.
+
+        It also exits with 1 if it recovered from an error, such as a context that is full.
+        """
+        error, ended, recovered = "", False, False
         for event in json_events(completed.stdout):
             match event.get("type"):
                 case "step_start":
+                    recovered = recovered or bool(error)
                     error, ended = "", False
                 case "step_finish":
                     ended = True
@@ -121,5 +132,5 @@ class OpenCode(PackagedAgent):
                     error = error or "no message"
                 case _:
                     pass
-        ended = ended and not error and completed.exit_code == 0
+        ended = ended and not error and completed.exit_code in ((0, 1) if recovered else (0,))
         return AgentEnd("completed") if ended else self.crash(completed, error)

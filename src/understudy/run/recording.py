@@ -15,6 +15,7 @@ from msgspec import Struct
 from understudy.agents.packages import AgentPackage
 from understudy.gateway.server.app import Gateway
 from understudy.gateway.server.http import Receive, Send
+from understudy.trajectory.habits import pattern
 from understudy.trajectory.roles import Role
 from understudy.trajectory.tree import Node, build
 from understudy.types import Call, CallStatus
@@ -210,6 +211,7 @@ def _cut(body: Any) -> Any:
     return {name: _cut_all(value) if name in _PROMPTS else _cut_messages(value) for name, value in body.items()}
 
 
+_SUMMARY = pattern("compaction", "question")
 _PROMPTS = ("instructions", "system", "systemInstruction", "tools")
 _ANSWERS = ("assistant", "model", "tool")
 _RESULTS = ("tool_result", "function_call_output", "custom_tool_call_output", "function_call", "custom_tool_call")
@@ -241,7 +243,10 @@ def _cut_all(value: Any) -> Any:
             return [_cut_all(inner) for inner in cast(list[Any], value)]
         case str() if len(value) > _LONGEST:
             digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
-            return f"{value[:_KEPT]} «{len(value)} characters, {digest}»"
+            # The wording by which a request for a summary is recognised stays, wherever it is.
+            asked = _SUMMARY.match(value)
+            end = asked.end() if asked else 0
+            return f"{value[:_KEPT]}{value[max(_KEPT, end - _KEPT) : end]} «{len(value)} characters, {digest}»"
         case _:
             return value
 
