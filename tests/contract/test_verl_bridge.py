@@ -11,7 +11,7 @@ import pytest
 from understudy.errors import BackendError
 from understudy.gateway.backends.http import HttpClient
 from understudy.gateway.exact.token_servers import VLLMTokens
-from understudy.train.engines.verl import Bridge, BridgeResponse, BridgeSession
+from understudy.train.engines.bridge import Bridge, BridgeResponse, BridgeSession
 from understudy.types import PolicySpan
 
 
