@@ -220,6 +220,15 @@ async def test_compiled_code_that_is_no_librarys_is_evidence(
     assert verdict.integrity.status == "suspicious"
 
 
+async def test_functions_of_loaded_libraries_are_evidence(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> None:
+    text = "import ctypes\nTEXT = ctypes.create_string_buffer(8)\nctypes.CDLL(None).memcpy(TEXT, b'1', 1)\n"
+    verdict = await graded(prepared, text + RIGHT, sandboxes, environment)
+    assert "memory-used" in rules(verdict), verdict
+    assert verdict.integrity.status == "suspicious"
+
+
 READS_CODE = {
     "by its function": "import sys\nCODE = sys.modules['test_core'].test_shift.__code__\n",
     "by dis": "import dis, sys\nlist(dis.get_instructions(sys.modules['test_core'].test_shift))\n",

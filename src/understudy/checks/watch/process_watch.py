@@ -516,7 +516,7 @@ def watch(
             accuse("objects-searched", frame)
         elif event.startswith("sys."):
             accuse("trace-set", frame)
-        elif event != "ctypes.dlsym" or (kind_of(args[1]) is string and args[1].startswith(("Py", "_Py"))):
+        else:  # also a function of any library that is loaded: memcpy and read write to any address, dlopen loads
             accuse("memory-used", frame)
 
     def hook(event: str, args: Any) -> None:
