@@ -127,9 +127,8 @@ def _known(module: str, name: str) -> Any:
 
 
 def _encode_builtin(value: Any, kind: Any, left: "list[int]", depth: int) -> Any:
-    """Return the encoding of a value of a builtin type; None for others.
-
-    A subclass is read by the builtin type's own methods, so what it overrides has no effect.
+    """Return the encoding of a value of a builtin type, or of a subclass as the builtin type's methods read it;
+    None for others.
     """
     items: Any = value  # typed Any, to drop what the type checker derives from isinstance
     if value is None:
