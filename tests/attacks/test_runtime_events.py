@@ -202,7 +202,14 @@ first = ctypes.cast(place, ctypes.POINTER(ctypes.c_char))
 first[0] = first[0]
 assert libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(4096), 5) == 0
 """
+LOADS_A_NEW_FILE = """\
+import _json, ctypes, os, shutil
+shutil.copy(_json.__file__, "g.bin")
+ctypes.CDLL(os.path.abspath("g.bin"))
+"""
+"""Its pages are not on the disk yet, which is no change of machine code."""
 NATIVE_CODE = {
+    "a new file": (LOADS_A_NEW_FILE, {"g.bin"}),
     "libraries": (LOADS_LIBRARIES, {"a.bin", "b.bin", "c.bin", "d.bin", "f.bin", "e.bin", "executable memory"}),
     "memory": (MAKES_MACHINE_CODE, {"executable memory"}),
     "the interpreter's own code": (CHANGES_MACHINE_CODE, {"executable memory"}),

@@ -364,7 +364,8 @@ def watch(
                 elif path and not is_installed(path):
                     in_tree = path.startswith(base)
                     send("native-code", path[size(base) :] if in_tree else "executable memory")
-            elif path and report_it and fields[:1] == [b"Private_Dirty:"] and fields[1] != b"0":
+            # Changed pages are no longer the file's. "Dirty" are also those of a file that was just written.
+            elif path and report_it and fields[:1] == [b"Anonymous:"] and fields[1] != b"0":
                 send("native-code", "executable memory")
 
     def look_at_kill(target: str, frame: Any) -> None:
@@ -393,9 +394,8 @@ def watch(
     def look_at_import(module: Any, path: Any, frame: Any) -> None:
         names = {string.__str__(module)}
         if path is not None:
-            look_at_library(
-                path, frame
-            )  # a shared library, which is initialized by the last part of the module's name
+            look_at_library(path, frame)
+            # A shared library is initialized by the last part of the module's name.
             names = {
                 string.__str__(module).rpartition(".")[2],
                 string.__str__(path).rpartition("/")[2].partition(".")[0],
