@@ -48,7 +48,11 @@ class OpenCode(PackagedAgent):
                 "OPENCODE_DISABLE_SHARE": "1",
                 "UNDERSTUDY_KEY": job.key,
             },
-            files={settings: msgspec.json.encode(self._settings(job)).decode()},
+            files={
+                settings: msgspec.json.encode(self._settings(job)).decode(),
+                # Otherwise it requests a package for plugins of this directory from the registry.
+                f"{sandbox.home}/.config/opencode/.npmrc": "offline=true\n",
+            },
             stdin=job.instruction,
         )
 
