@@ -143,7 +143,8 @@ async def drive(job: dict[str, Any]) -> dict[str, Any]:
         assert process.stdin is not None
         process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), END_S)
+            async with asyncio.timeout(END_S):
+                await process.wait()
         except TimeoutError:
             process.kill()
         reading.cancel()

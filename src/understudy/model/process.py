@@ -45,11 +45,14 @@ class ServerProcess(ChildProcess):
     async def start(self, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Wait until it listens. Raises BackendError when it ends first, or needs longer than `timeout_s`."""
         try:
-            if line := await asyncio.wait_for(self._line(), timeout_s):
+            async with asyncio.timeout(timeout_s):
+                line = await self._line()
+            if line:
                 announced = msgspec.json.decode(line, type=_Announcement)
                 self.url, self.model = announced.url, announced.model
                 return
-            await asyncio.wait_for(self._process.wait(), _END_TIMEOUT_S)
+            async with asyncio.timeout(_END_TIMEOUT_S):
+                await self._process.wait()
             await self._reader
         except TimeoutError:
             raise BackendError(

@@ -231,7 +231,8 @@ class TeacherState:
         """Wait until the teacher may be asked again, or until `stopped` is set."""
         while not stopped.is_set() and (left := self._not_before - time.monotonic()) > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), left)
+                async with asyncio.timeout(left):
+                    await stopped.wait()
 
     def note(self, result: AskOutcome) -> None:
         """Record how an ask ended; dismiss the teacher after too many failures in a row."""

@@ -140,12 +140,14 @@ async def _reap(
     try:
         kill(transport.get_pid())
         try:
-            await asyncio.wait_for(watch.exited.wait(), GRACE_S)
+            async with asyncio.timeout(GRACE_S):
+                await watch.exited.wait()
         except TimeoutError:
             kill_group(transport.get_pid())
             await watch.exited.wait()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(watch.closed.wait(), GRACE_S)
+            async with asyncio.timeout(GRACE_S):
+                await watch.closed.wait()
     finally:
         transport.close()
 
@@ -217,7 +219,8 @@ async def run_process(
         )
     try:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(over.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await over.wait()
     finally:
         timed_out = not over.is_set()
         duration_s = time.monotonic() - started

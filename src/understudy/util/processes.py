@@ -127,7 +127,8 @@ class ChildProcess:
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
-            await asyncio.wait_for(self._process.wait(), _STOP_TIMEOUT_S)
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await self._process.wait()
         except TimeoutError:
             pass
         finally:  # also on cancellation, so that no process is left behind

@@ -72,6 +72,7 @@ async def send_events(
             pinged = now
             await write(b": ping\n\n")
         try:
-            await asyncio.wait_for(stopping.wait(), POLL_S)
+            async with asyncio.timeout(POLL_S):
+                await stopping.wait()
         except TimeoutError:
             continue

@@ -90,7 +90,8 @@ class WorkerProcess:
         spec = msgspec.structs.replace(self.spec, paused=paused, version=version)
         stdin.write(msgspec.json.encode(spec) + b"\n")
         try:
-            output = await asyncio.wait_for(stdout.readline(), START_TIMEOUT_S)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                output = await stdout.readline()
         except TimeoutError:
             output = b"no output within %d s" % START_TIMEOUT_S
         if output != READY:
@@ -141,7 +142,8 @@ class WorkerProcess:
         if self.process.returncode is None:
             self.process.terminate()
             try:
-                await asyncio.wait_for(self.process.wait(), STOP_TIMEOUT_S)
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await self.process.wait()
             except TimeoutError:
                 pass
             finally:  # even if this is cancelled, no process may be left behind

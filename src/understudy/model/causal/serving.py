@@ -161,7 +161,8 @@ class WeightStore:
     async def _set(self, name: str, weights: ModelWeights | None, *, clear_cache: bool = True) -> None:
         done = self.engine.set_weights(name, weights, clear_cache=clear_cache)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(done), _EXCHANGE_S)
+            async with asyncio.timeout(_EXCHANGE_S):
+                await asyncio.wrap_future(done)
         except TimeoutError:
             raise BackendError(
                 f"the engine did not load the new weights within {_EXCHANGE_S:g} s, its time limit; send the "

@@ -217,7 +217,8 @@ async def _end(transport: asyncio.SubprocessTransport, watch: _HolderProtocol) -
     if (pipe := transport.get_pipe_transport(0)) is not None:
         pipe.close()
     try:
-        await asyncio.wait_for(watch.ended.wait(), END_S)
+        async with asyncio.timeout(END_S):
+            await watch.ended.wait()
     except TimeoutError:
         kill_group(transport.get_pid())
         await watch.ended.wait()

@@ -67,7 +67,8 @@ class WorkerConnection:
             await read_greeting(self._process.stdout)
         except SandboxError as error:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await self._process.wait()
             raise SandboxError(
                 f"{self._name}: {self._last_words() or error}; check that ssh works without a password, and that "
                 "Understudy is installed there"
@@ -75,7 +76,8 @@ class WorkerConnection:
         self._tasks += [asyncio.create_task(self._read()), asyncio.create_task(self._keep_alive())]
         self._tasks.append(asyncio.create_task(self._end_when_silent()))
         try:
-            await asyncio.wait_for(asyncio.shield(self._stream), START_S)
+            async with asyncio.timeout(START_S):
+                await asyncio.shield(self._stream)
         except TimeoutError as error:
             raise SandboxError(
                 f"{self._name}: the worker did not respond within {START_S:g} s; check that machine, then "
@@ -110,7 +112,8 @@ class WorkerConnection:
             with contextlib.suppress(SandboxError, TimeoutError):
                 await sending
                 await self._send(next(self._numbers), messages.CancelRequest(number))
-                await asyncio.wait_for(reply, START_S)
+                async with asyncio.timeout(START_S):
+                    await reply
             raise
         finally:
             del self._waiting[number]
@@ -166,7 +169,8 @@ class WorkerConnection:
         finally:
             self._reason = self._reason or "the connection was closed"
             with contextlib.suppress(TimeoutError):  # its last output on stderr says why it ended
-                await asyncio.wait_for(self._process.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await self._process.wait()
             for future in (*self._waiting.values(), self._stream):
                 if not future.done():
                     future.set_exception(self._lost())
@@ -203,7 +207,8 @@ class WorkerConnection:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            await asyncio.wait_for(self._process.wait(), _END_S)
+            async with asyncio.timeout(_END_S):
+                await self._process.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
