@@ -10,6 +10,7 @@ from understudy.errors import StoreError
 from understudy.report.read import read_steps
 from understudy.store import Store
 from understudy.store.address import StoreLocation
+from understudy.train.algorithms.batch import NO_SIGNAL
 from understudy.train.loop.state import LoopConfig, LoopDirectory, LoopState, StepState, WaveLocation
 from understudy.train.loop.state import read as read_state
 from understudy.train.metrics import FILE as METRICS
@@ -91,7 +92,7 @@ def _numbers(report: dict[str, Any]) -> dict[str, int | float]:
 
 def _used(step: StepState, numbers: dict[str, float]) -> int:
     """Return how many groups the step trains on: none if the trainer reported and made no weights."""
-    return 0 if numbers and step.weights is None else len(step.used)
+    return 0 if numbers and step.weights is None else max(0, len(step.used) - step.skipped.get(NO_SIGNAL, 0))
 
 
 def _funnel(

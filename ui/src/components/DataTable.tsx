@@ -88,6 +88,12 @@ export function DataTable<Row extends RowData>(props: Props<Row>) {
   }, [onEnd, lastShown, models.length]);
 
   const at = rows.findIndex((row) => rowKey(row) === props.selected);
+  const wasShown = useRef(false);
+  useEffect(() => {
+    if (at < 0 || wasShown.current) return;
+    wasShown.current = true;
+    virtualizer.scrollToIndex(at); // the row in the address, once it is there
+  }, [at, virtualizer]);
   useListKeys({
     count: rows.length,
     at,
@@ -128,9 +134,10 @@ export function DataTable<Row extends RowData>(props: Props<Row>) {
                       <button
                         type="button"
                         className={styles.sort}
-                        onClick={() =>
-                          props.onSort?.(sortedBy === column.id && !descending ? `-${column.id}` : column.id)
-                        }
+                        onClick={(event) => {
+                          if (event.detail > 0) event.currentTarget.blur(); // a mouse: Enter opens rows again
+                          props.onSort?.(sortedBy === column.id && !descending ? `-${column.id}` : column.id);
+                        }}
                       >
                         {column.header}
                         <span aria-hidden="true" className={styles.arrow}>

@@ -23,8 +23,6 @@ const COLOURS = [
 
 type Colour = (typeof COLOURS)[number][0];
 
-const NONE_IMPROBABLE = "No token sampled here was less probable than 5%: this is the least probable one.";
-
 /** How many calls one keypress searches beyond the shown one. */
 const CALLS_SEARCHED = 50;
 
@@ -56,6 +54,12 @@ async function sampledPage(client: QueryClient, body: RolloutKey, call: string):
   const page = await client.fetchQuery(tokensQuery(body, call, "call", null));
   const jump = nearSampled(page);
   return jump === null ? page : client.fetchQuery(tokensQuery(body, call, "call", jump));
+}
+
+/** Returns the least probable of a page's tokens, null where no logprob is known. */
+function leastOf(call: string | undefined, page: TokenPage, logprobs: (number | null)[]) {
+  const index = leastProbable(logprobs);
+  return index === null ? null : { call, token: page.start + index, logprob: logprobs[index] ?? 0 };
 }
 
 const Tokens = memo(function Tokens(props: {
@@ -188,6 +192,8 @@ export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead
       select(next);
       return;
     }
+    // The least probable token of those that are looked at, for when none is improbable.
+    let least = leastOf(call, page, sampled);
     const others = Array.from({ length: CALLS_SEARCHED }, (_, index) => calls[at + direction * (index + 1)]);
     for (const other of others) {
       if (other === undefined || at === -1) break;
@@ -200,12 +206,16 @@ export function TokensView({ body, head }: { body: RolloutKey; head: RolloutHead
         setUrl({ call: other, token: String(otherPage.start + found), from: undefined });
         return;
       }
+      const candidate = leastOf(other, otherPage, logprobs);
+      if (candidate !== null && (least === null || candidate.logprob < least.logprob)) least = candidate;
     }
-    const hasImprobable = nextImprobable(sampled, -1, 1) !== null;
-    const isCut = others.every((other) => other !== undefined);
-    const where = `${direction === 1 ? "after" : "before"} this one${isCut ? `, in ${CALLS_SEARCHED} calls` : ""}`;
-    setNote(selected === null && !hasImprobable ? NONE_IMPROBABLE : `No token less probable than 5% ${where}.`);
-    if (selected === null) select(leastProbable(sampled));
+    const limit = others.every((other) => other !== undefined) ? `, in ${CALLS_SEARCHED} calls` : "";
+    if (selected !== null || least === null) {
+      setNote(`No token less probable than 5% ${direction === 1 ? "after" : "before"} this one${limit}.`);
+      return;
+    }
+    setNote(`No token less probable than 5% ${direction === 1 ? "from here on" : "up to here"}${limit}: this is the least probable one.`);
+    setUrl({ call: least.call, token: String(least.token), from: undefined });
   };
   const findImprobable = (direction: 1 | -1) => {
     improbable(direction).catch((error: unknown) => setNote(error instanceof Error ? error.message : String(error)));

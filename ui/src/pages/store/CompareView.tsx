@@ -26,7 +26,7 @@ function Comparison({ before, after }: { before: string; after: string }) {
           <Stats>
             <Stat
               label="Difference of solve rates"
-              value={points(compared.difference)}
+              value={compared.paired_tasks === 0 ? "–" : points(compared.difference)}
               tone={compared.low !== null && compared.low > 0 ? "good" : compared.high !== null && compared.high < 0 ? "bad" : "muted"}
               note={
                 compared.paired_tasks === 0

@@ -90,7 +90,8 @@ function Figures({ store }: { store: StoreSummary }) {
 export function StorePage() {
   const { store: id } = useParams({ from: "/s/$store" });
   const result = useQuery(storeQuery(id));
-  useUpKey("/", {});
+  const parent = result.data?.parent_id;
+  useUpKey(parent == null ? "/" : "/s/$store", parent == null ? {} : { store: parent });
   return (
     <Page
       title={result.data?.name ?? "Store"}
