@@ -29,12 +29,14 @@ from understudy.view.paging import ROOM, decode_cursor, encode_cursor, fit, inva
 from understudy.view.routes import RolloutFilter, TaskGridQuery
 from understudy.view.schema.rollouts import RolloutPage, RolloutRow, TaskGridPage, TaskGridRow, TaskSample
 
-_FORM: Final = 4
+_FORM: Final = 5
 """The format of the index. Raise it with any change of the tables: indexes in another format are rebuilt."""
 _AT_ONCE: Final = 2_000
 _SEARCH_S: Final = 1.5
 """For how many seconds a search reads transcripts that are not in the index yet."""
 _TEXT_LIMIT: Final = 2_000_000
+_NOT_SEARCHED: Final = (None, "type", "role", "id", "tool_use_id", "model", "stop_reason")
+"""Fields whose texts are not a transcript's."""
 _MOST_LABELS: Final = 20
 """How many of a rollout's labels a row has: the most frequent ones."""
 _LOWEST: Final = "-1e308"
@@ -409,7 +411,9 @@ def _text(contents: Iterable[bytes]) -> str:
     size = 0
     for content in contents:
         try:
-            strings = [text for text, _ in json_strings(msgspec.json.decode(content))]
+            value = msgspec.json.decode(content)
+            fields = json_strings(value)  # keys of objects have no field
+            strings = [text for text, name in fields if name not in _NOT_SEARCHED or text is value]
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             strings = [content.decode(errors="replace")]
         for text in strings:
