@@ -164,7 +164,7 @@ async def test_rollouts_are_filtered_sorted_and_searched(runs: Path):
         assert all("give up 2" in hits["matches"][each] for each in ids(hits["rollouts"]))
         assert hits["unsearched"] == 0
         assert (await client.get(rollouts, q='nowhere"to OR be'))["total"] == 0
-        assert (await client.get(rollouts, q="stop_reason"))["total"] == 0  # a key of the stored JSON
+        assert (await client.get(rollouts, q="tool_use_id"))["total"] == 0  # a key of the stored JSON
         error = await client.get(rollouts, sort="beauty", status=400)
         assert error["error"]["type"] == "parameter"
         assert "sort" in error["error"]["message"]
