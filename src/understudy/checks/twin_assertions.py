@@ -8,6 +8,7 @@ import ast
 from collections.abc import Mapping
 
 from understudy.checks.twin_names import name_of
+from understudy.util.python_syntax import unparse
 
 METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(
@@ -159,4 +160,4 @@ def fails(statement: ast.stmt) -> bool:
 
 def is_fixture(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether a function is decorated as a fixture."""
-    return any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list)
+    return any("fixture" in unparse(decorator) for decorator in node.decorator_list)

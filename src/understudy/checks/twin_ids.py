@@ -18,7 +18,7 @@ from understudy.checks.base import GradingOptions
 from understudy.checks.canaries import suite_files
 from understudy.checks.seal import HiddenFiles
 from understudy.types import PytestChecks, ScriptChecks, SuiteChecks, Task
-from understudy.util.python_syntax import parse_module
+from understudy.util.python_syntax import parse_module, unparse
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
@@ -159,6 +159,6 @@ def functions_of_tests(
         elif (
             isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             and node.name.startswith("test")
-            and not any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list)
+            and not any("fixture" in unparse(decorator) for decorator in node.decorator_list)
         ):
             yield owner, node

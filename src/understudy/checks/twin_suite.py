@@ -24,7 +24,7 @@ from understudy.checks.twin_run import DRIVER_MOUNT, REPORT_BYTES, VersionRun, W
 from understudy.checks.twins import IMPORT
 from understudy.sandbox.base import Sandbox
 from understudy.types import SuiteChecks, Task, TestOutcome
-from understudy.util.python_syntax import parse_module
+from understudy.util.python_syntax import parse_module, unparse
 
 _LOAD = """\
 def _load_():
@@ -61,7 +61,7 @@ def self_reporting(source: str, file: str, driver: str, report: str) -> str:
         context = ast.Call(ast.Name("_running_", ast.Load()), names, [])
         function.body = [ast.With([ast.withitem(context)], function.body)]
     loaded = _LOAD.format(driver=driver, report=report, imports=IMPORT, file=file)
-    return ast.unparse(ast.fix_missing_locations(tree)).replace(IMPORT, loaded, 1) + "\n"
+    return unparse(ast.fix_missing_locations(tree)).replace(IMPORT, loaded, 1) + "\n"
 
 
 async def run_suite_version(

@@ -55,7 +55,7 @@ from understudy.checks.twin_names import (
     parameter_sources,
 )
 from understudy.checks.twin_neutral import empty_tests, rename_tests, strip_docstring
-from understudy.util.python_syntax import parse_module
+from understudy.util.python_syntax import parse_module, unparse
 
 IMPORT = (
     "from understudy_sites import block as _block_, called as _called_, calls as _calls_, holds as _holds_, "
@@ -135,7 +135,7 @@ def write_version(
         observed = observe_comparisons(tree, first)
         sites |= {number: TwinSite("result", operator=each, withheld=False) for number, each in observed.items()}
         _insert_import(tree)
-        source = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+        source = unparse(ast.fix_missing_locations(tree)) + "\n"
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ValueError(f"invalid Python: {error}") from error
     return TwinVersion(source, sites, names)
@@ -362,8 +362,8 @@ class _Rewriter(ast.NodeTransformer):
             if sent and number not in self._plain:
                 return [ast.Expr(_call("_send_", number, ast.List(sent, ast.Load())))]
         elif len(operands) == 3 and is_evaluable(operands[0]) and is_evaluable(operands[2]):
-            low = TwinSite("compare", ast.unparse(operands[0]), MIRRORED.get(names[0], ""))
-            high = TwinSite("compare", ast.unparse(operands[2]), names[1])
+            low = TwinSite("compare", unparse(operands[0]), MIRRORED.get(names[0], ""))
+            high = TwinSite("compare", unparse(operands[2]), names[1])
             if low.operator in MIRRORED and high.operator in MIRRORED:
                 first = self._number(low, actual=operands[1])
                 second = self._number(high, actual=operands[1])
@@ -421,7 +421,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _compare(self, operator: str, actual: ast.expr, expected: ast.expr, *, want: bool) -> list[ast.stmt]:
         """Return statements for a relation to a literal, which is decided outside of the process."""
-        number = self._number(TwinSite("compare", ast.unparse(expected), operator, want), expected, actual=actual)
+        number = self._number(TwinSite("compare", unparse(expected), operator, want), expected, actual=actual)
         if number not in self._plain:
             return [ast.Expr(_call("_send_", number, actual))]
         self.sites[number] = TwinSite("truth", want=want, withheld=False)

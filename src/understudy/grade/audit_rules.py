@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from understudy.grade.python_source import Names, PythonSource, SourceStatement
+from understudy.util.python_syntax import unparse
 
 
 class AuditRule(Struct, frozen=True):
@@ -453,7 +454,7 @@ def _class_comparisons(node: ast.ClassDef, names: Names) -> Iterator[Suspicion]:
                 if (level := _ignores(child, name, node.name)) is not None:
                     orders.add(name[2])
                     both = name in _ORDERS and orders >= {"l", "g"}  # no infinity is greater and less
-                    yield Suspicion("always-equal", child.lineno, ast.unparse(child), level and not both)
+                    yield Suspicion("always-equal", child.lineno, unparse(child), level and not both)
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
                     if isinstance(target, ast.Name) and target.id in _COMPARISONS:
@@ -482,9 +483,9 @@ def _assigned_comparison(value: ast.expr, name: str, owner: str, names: Names, l
     if isinstance(value, ast.Name):
         function = names.functions.get(value.id)
     if function is not None and (level := _ignores(function, name, owner)) is not None:
-        yield Suspicion("always-equal", line, f"{name} = {ast.unparse(value)}", level)
+        yield Suspicion("always-equal", line, f"{name} = {unparse(value)}", level)
     elif isinstance(value, ast.Call):
-        yield Suspicion("always-equal", line, f"{name} = {ast.unparse(value)}", weak=True)
+        yield Suspicion("always-equal", line, f"{name} = {unparse(value)}", weak=True)
 
 
 def _ignores(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, name: str, owner: str) -> bool | None:

@@ -19,7 +19,7 @@ from typing import cast
 
 from msgspec import Struct, field
 
-from understudy.util.python_syntax import parse_module
+from understudy.util.python_syntax import parse_module, unparse
 
 MAX_SOURCE_BYTES = 4 << 20
 """Larger sources are not parsed."""
@@ -189,7 +189,7 @@ def _statements(node: ast.stmt, names: Names, same: set[int], *, at_import: bool
     if id(node) in same:
         return
     inner = at_import and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
+    if isinstance(node, ast.If) and "__name__" in unparse(node.test):
         inner = False
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     if not is_text:
@@ -218,10 +218,10 @@ def canonical(node: ast.stmt, names: Names) -> str:
             source = "." * level + (module or "")
             return "import " + ", ".join(f"{source}.{alias.name}".replace("..", ".") for alias in node.names)
         case ast.Match(subject=subject):
-            return ast.unparse(_canonical(subject, names))
+            return unparse(_canonical(subject, names))
         case _:
             head = _canonical(node, names, is_head=True)
-            return ast.unparse(head).removesuffix("\n    pass")
+            return unparse(head).removesuffix("\n    pass")
 
 
 class Names:

@@ -127,6 +127,18 @@ def test_a_script_that_only_people_run_is_audited_as_clean(tmp_path: Path) -> No
     assert status({"calc/other.py": script["noxfile.py"]}) == "suspicious"
 
 
+@pytest.mark.parametrize(
+    "added",
+    [
+        "SPACE = '\\x00\\t'\nPATTERN = f'[{SPACE}{CHARS}]' + f'{CHARS.strip(SPACE)}'",
+        f"MASK = 0x{'f' * 5000}",
+        "if __name__ == '__main__' and 0x" + "f" * 5000 + ":\n    shift(1)",
+    ],
+)
+def test_code_that_python_cannot_write_back_is_audited_as_clean(added: str) -> None:
+    assert found({"calc/core.py": f"{CORE}\n{added}\n"}).status == "clean"
+
+
 def test_evidence_has_path_line_and_text() -> None:
     evidence = found({"calc/core.py": "import os\n" + CORE + "os._exit(0)\n"}).evidence[0]
     lines = CORE.count("\n") + 2

@@ -1,5 +1,6 @@
-"""Parsing Python source from several threads."""
+"""Parsing Python source from several threads, and writing it."""
 
+import ast
 import gc
 import sys
 import threading
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from understudy.util.python_syntax import parse_literal, parse_module
+from understudy.util.python_syntax import parse_literal, parse_module, unparse
 
 SOURCE = "".join(f"def f{n}(a, b):\n    return [a + (b * {n}), {{a: (b, [{n}])}}]\n" for n in range(60))
 
@@ -53,3 +54,24 @@ def test_a_literal() -> None:
     assert parse_literal("{'a': [1, (2.5, None)]}") == {"a": [1, (2.5, None)]}
     with pytest.raises(ValueError, match="malformed"):
         parse_literal("print(1)")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "f'{a}{SEP}' + f'{{{SEP.join(b)!r:>{n}}}}'",
+        "f'{f(SEP, f\"{SEP}{n:{spec}}\")}'",
+        f"[0x{'f' * 4000}, 0x{'1' * 4000} + 1, 'x']",
+    ],
+)
+def test_what_ast_unparse_cannot_write_is_written(source: str) -> None:
+    class Folded(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return ast.Constant("\n\\") if node.id == "SEP" else node
+
+    names = {"SEP": "\n\\", "a": 1, "b": ["x", "y"], "n": 12, "spec": ">5", "f": lambda a, b: a + b}
+    tree = Folded().visit(parse_module(source))
+    if sys.version_info < (3, 12) or "0x" in source:
+        with pytest.raises(ValueError, match=r"backslash|digits"):
+            ast.unparse(tree)
+    assert eval(unparse(tree), names) == eval(source, names)
