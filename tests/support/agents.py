@@ -55,6 +55,11 @@ def _bash(name: str) -> Callable[[str], ToolCall]:
 
 PATCH = f"*** Begin Patch\n*** Update File: {FILE}\n@@\n-{BEFORE}+{AFTER}*** End Patch"
 TOOLBOXES: Mapping[str, Toolbox] = {
+    "claude-code": Toolbox(
+        shell=_bash("Bash"),
+        read=lambda path: ("Read", {"file_path": path}),
+        edit=lambda path: ("Edit", {"file_path": path, "old_string": "x = 1", "new_string": "x = 2"}),
+    ),
     "codex": Toolbox(
         shell=lambda command: ("exec_command", {"cmd": command}),
         read=lambda path: ("exec_command", {"cmd": f"cat {path}"}),

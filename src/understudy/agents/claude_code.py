@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -16,7 +17,7 @@ from understudy.agents.packages import AGENT_PACKAGES, AgentPackage
 from understudy.agents.runtimes import runtime_problems
 from understudy.agents.session_log import compare_session_log
 from understudy.config import CLAUDE_CODE_VERSION, cache_dir
-from understudy.errors import ConfigError, SandboxError
+from understudy.errors import AgentError, ConfigError, SandboxError
 from understudy.sandbox.base import Completed, Mount, Sandbox
 from understudy.trajectory.tree import build
 from understudy.types import Call, Finding
@@ -52,38 +53,77 @@ _ENVIRONMENT = {
     "DISABLE_ERROR_REPORTING": "1",
     "DISABLE_TELEMETRY": "1",
     "IS_SANDBOX": "1",
+    # It asks the model when all MCP servers have started or failed. By itself it would wait five seconds at most,
+    # and a model asked earlier has none of their tools.
+    "MCP_CONNECTION_NONBLOCKING": "0",
+    "MCP_CONNECT_TIMEOUT_MS": "60000",
 }
 
 _OUTCOMES: dict[str, AgentOutcome] = {"success": "completed", "error_max_turns": "max_turns"}
 """The CLI's result subtypes that are an ordinary end; every other one is a crash."""
 
 
-class _SessionNote(msgspec.Struct):
-    """The fields of a hook's input that are used here."""
+_SETTINGS: dict[str, Any] = {
+    "includeCoAuthoredBy": False,
+    "cleanupPeriodDays": 3650,
+    # Denied, because there is no network in a sandbox, and WebSearch would send a request to the model's provider.
+    "permissions": {"deny": ["WebFetch", "WebSearch"]},
+}
+"""The user's settings in a sandbox."""
 
-    transcript_path: str
+
+class _Permissions(msgspec.Struct):
+    defaultMode: str = ""
+    allow: list[str] = msgspec.field(default_factory=list[str])
+    ask: list[str] = msgspec.field(default_factory=list[str])
+    deny: list[str] = msgspec.field(default_factory=list[str])
+
+
+class _Settings(msgspec.Struct):
+    """The settings that are read or checked here: Claude Code leaves out invalid ones without a word."""
+
+    permissions: _Permissions = msgspec.field(default_factory=_Permissions)
+
+
+class _McpProgram(msgspec.Struct):
+    command: str
+
+
+class _McpConfig(msgspec.Struct):
+    """MCP servers, as far as they are checked here: Claude Code leaves out invalid ones without a word."""
+
+    mcpServers: dict[str, _McpProgram]
+
+
+class _McpServer(msgspec.Struct):
+    name: str
+    status: str = ""
 
 
 class _StreamEvent(msgspec.Struct):
-    """The few fields of a stream-json line that decide how the run ended."""
+    """The few fields of a stream-json line that decide how the run ended, and where its log is."""
 
     type: str
     subtype: str = ""
     is_error: bool = False
     result: str | None = None
     errors: list[Any] = msgspec.field(default_factory=list[Any])
+    session_id: str = ""
+    mcp_servers: list[_McpServer] = msgspec.field(default_factory=list[_McpServer])
 
 
-class ToolRestriction(msgspec.Struct, frozen=True):
+class ClaudeOptions(msgspec.Struct, frozen=True):
     """Restricts Claude Code to these tools, if any are named, and replaces its system prompt, if one is given.
 
-    `mcp_config` and `settings` are JSON that it is started with; "" for none.
+    `mcp_config` and `settings` are JSON that it is started with; "" for none. `permission_mode` is the mode that
+    these settings begin with; "" for no permission checks.
     """
 
     tools: tuple[str, ...] = ()
     system_prompt: str = ""
     mcp_config: str = ""
     settings: str = ""
+    permission_mode: str = ""
 
 
 class ClaudeCode:
@@ -92,8 +132,8 @@ class ClaudeCode:
     `run_method` is one of `RUN_METHODS`. `open_file_limit` bounds the files that each of its processes may have
     open. `tools` are the only built-in tools it has, separated by commas, and `system_prompt` stands in the place
     of its own: a small model reads less. `mcp_config` and `settings` are JSON objects: MCP servers, and settings
-    that are laid over those of the run. With `debug` its own debug log is among the logs. Raises ConfigError for
-    other values.
+    that are laid over those of the run. `skills` is a tar archive in base64, of directories with a SKILL.md each.
+    With `debug` its own debug log is among the logs. Raises ConfigError for other values.
     """
 
     name: ClassVar[str] = "claude-code"
@@ -111,6 +151,7 @@ class ClaudeCode:
         debug: str = "",
         mcp_config: str = "",
         settings: str = "",
+        skills: str = "",
     ) -> None:
         if run_method not in RUN_METHODS:
             raise ConfigError(
@@ -130,7 +171,12 @@ class ClaudeCode:
             raise ConfigError(
                 "--mcp-config, --settings: unsupported with --run-method python; use --run-method cli"
             )
-        self._restriction = ToolRestriction(names, system_prompt, mcp_config, settings)
+        if mcp_config:
+            _check_servers(mcp_config)
+        self._options = ClaudeOptions(
+            names, system_prompt, mcp_config, settings, _permission_mode(settings) if settings else ""
+        )
+        self._skills = b64decode(skills)
         self._open_file_limit = open_file_limit
         self._debug = bool(debug)
         self.package: AgentPackage = AGENT_PACKAGES[self.name]
@@ -156,12 +202,18 @@ class ClaudeCode:
         return binary, Mount(python, _PYTHON), Mount(sdk, _SDK)
 
     async def run(self, sandbox: Sandbox, job: AgentJob) -> AgentResult:
-        """Run Claude Code on the instruction to its end or the job's wall-clock limit."""
+        """Run Claude Code on the instruction to its end or the job's wall-clock limit.
+
+        Raises AgentError if one of its MCP servers did not start: without its tools it is another agent.
+        """
         config_dir = f"{sandbox.home}/.claude"
-        session_note = f"{sandbox.home}/.understudy-session.json"
-        debug_file = f"{sandbox.home}/.understudy-debug.txt" if self._debug else ""
-        await sandbox.write(f"{config_dir}/settings.json", orjson.dumps(_settings(session_note)))
-        argv, stdin = (_sdk_command if self._by_sdk else _cli_command)(sandbox, job, self._restriction, debug_file)
+        # Only there it is said why an MCP server did not start.
+        needs_debug = self._debug or self._options.mcp_config
+        debug_file = f"{sandbox.home}/.understudy-debug.txt" if needs_debug else ""
+        await sandbox.write(f"{config_dir}/settings.json", orjson.dumps(_SETTINGS))
+        if self._skills:
+            await _put_skills(sandbox, f"{config_dir}/skills", self._skills)
+        argv, stdin = (_sdk_command if self._by_sdk else _cli_command)(sandbox, job, self._options, debug_file)
         if self._open_file_limit:
             argv = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', self._open_file_limit, *argv]
         completed = await sandbox.run(
@@ -178,11 +230,16 @@ class ClaudeCode:
                 "ANTHROPIC_DEFAULT_HAIKU_MODEL": job.small_model,
             },
         )
+        events = list(_events(completed.stdout))
+        debug_log = await _debug_log(sandbox, debug_file, job.key) if debug_file else b""
+        if self._options.mcp_config:
+            _require_started(events, debug_log)
         logs = {"stream.jsonl": completed.stdout, "stderr.txt": completed.stderr}
-        logs.update(await _session_logs(sandbox, session_note))
-        if debug_file:
-            logs.update(await _debug_log(sandbox, debug_file, job.key))
-        outcome, message = _outcome_of(completed)
+        session_id = next((event.session_id for event in events if event.session_id), "")
+        logs.update(await _session_logs(sandbox, f"{config_dir}/projects", session_id))
+        if self._debug and debug_log:
+            logs["debug.txt"] = debug_log
+        outcome, message = _outcome_of(completed, events)
         return AgentResult(outcome=outcome, exit_code=completed.exit_code, message=message, logs=logs)
 
     def check(self, result: AgentResult, calls: Iterable[Call]) -> list[Finding]:
@@ -191,69 +248,97 @@ class ClaudeCode:
 
 
 def _cli_command(
-    sandbox: Sandbox, job: AgentJob, restriction: ToolRestriction, debug_file: str
+    sandbox: Sandbox, job: AgentJob, options: ClaudeOptions, debug_file: str
 ) -> tuple[list[str], bytes]:
     """Return the command and its stdin."""
     argv = [sandbox.locate(_BINARY), "-p", "--model", job.model, "--max-turns", str(job.max_turns)]
     argv += ["--continue"] if job.resume else []
-    argv += ["--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"]
-    argv += ["--tools", ",".join(restriction.tools)] if restriction.tools else []
-    argv += ["--system-prompt", restriction.system_prompt] if restriction.system_prompt else []
-    argv += ["--mcp-config", restriction.mcp_config, "--strict-mcp-config"] if restriction.mcp_config else []
-    argv += ["--settings", restriction.settings] if restriction.settings else []
+    argv += ["--output-format", "stream-json", "--verbose"]
+    mode = options.permission_mode
+    argv += ["--permission-mode", mode] if mode else ["--dangerously-skip-permissions"]
+    argv += ["--tools", ",".join(options.tools)] if options.tools else []
+    argv += ["--system-prompt", options.system_prompt] if options.system_prompt else []
+    argv += ["--mcp-config", options.mcp_config, "--strict-mcp-config"] if options.mcp_config else []
+    argv += ["--settings", options.settings] if options.settings else []
     argv += ["--debug-file", debug_file] if debug_file else []
     # The instruction is passed by stdin, because it may begin with a dash or exceed the size limit of arguments.
     return argv, job.instruction.encode()
 
 
 def _sdk_command(
-    sandbox: Sandbox, job: AgentJob, restriction: ToolRestriction, debug_file: str
+    sandbox: Sandbox, job: AgentJob, options: ClaudeOptions, debug_file: str
 ) -> tuple[list[str], bytes]:
     """Return the command and its stdin. The options give the SDK's agent the same setup as the command line."""
-    options = {
+    sdk_options = {
         "model": job.model,
         "max_turns": job.max_turns,
         "permission_mode": "bypassPermissions",
-        "system_prompt": restriction.system_prompt or {"type": "preset", "preset": "claude_code"},
-        "tools": list(restriction.tools) or {"type": "preset", "preset": "claude_code"},
+        "system_prompt": options.system_prompt or {"type": "preset", "preset": "claude_code"},
+        "tools": list(options.tools) or {"type": "preset", "preset": "claude_code"},
         "setting_sources": ["user", "project", "local"],
         "extra_args": {"debug-file": debug_file} if debug_file else {},
     }
-    question = {"prompt": job.instruction, "cli": sandbox.locate(_BINARY), "options": options}
+    question = {"prompt": job.instruction, "cli": sandbox.locate(_BINARY), "options": sdk_options}
     return sdk_command(sandbox.locate(_PYTHON), sandbox.locate(_SDK)), orjson.dumps(question)
 
 
 _MODEL_VARIABLES = ("ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
 
 
-def _settings(session_note: str) -> dict[str, Any]:
-    """Return the CLI's settings. A hook records where this session's log is written, so that it can be
-    collected.
-    """
-    hook = {"type": "command", "command": f"cat > '{session_note}'"}
-    return {
-        "includeCoAuthoredBy": False,
-        "cleanupPeriodDays": 3650,
-        # Denied, because there is no network in a sandbox, and WebSearch would send a request to the model's
-        # provider.
-        "permissions": {"deny": ["WebFetch", "WebSearch"]},
-        "hooks": {"SessionStart": [{"hooks": [hook]}]},
-    }
+def _check_servers(mcp_config: str) -> None:
+    """Raise ConfigError unless all servers of a configuration are programs to start."""
+    try:
+        msgspec.json.decode(mcp_config, type=_McpConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"--mcp-config: {error}; expected "
+            '{"mcpServers": {"NAME": {"command": "PROGRAM", "args": [...]}}} with programs of the sandbox, which '
+            "has no network"
+        ) from error
 
 
-def _outcome_of(completed: Completed) -> tuple[AgentOutcome, str]:
+def _permission_mode(settings: str) -> str:
+    """Return the permission mode that settings begin with; "" if they name none. Raises ConfigError."""
+    try:
+        return msgspec.json.decode(settings, type=_Settings).permissions.defaultMode
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--settings: invalid permissions: {error}; see Claude Code's documentation") from error
+
+
+def _require_started(events: Iterable[_StreamEvent], debug_log: bytes) -> None:
+    """Raise AgentError unless all MCP servers of a run have started. Nothing is known of a run without events."""
+    failed = {each.name for event in events for each in event.mcp_servers if each.status != "connected"}
+    if failed:
+        lines = debug_log.decode(errors="replace").splitlines()
+        reasons = [line.partition("[ERROR] ")[2] for line in lines if "[ERROR]" in line and "MCP server" in line]
+        raise AgentError(
+            f"--mcp-config: MCP servers that did not start: {', '.join(sorted(failed))}; expected programs of the "
+            f"sandbox that work without network. Claude Code says: {'; '.join(reasons)[:500] or 'nothing'}"
+        )
+
+
+async def _put_skills(sandbox: Sandbox, directory: str, archive: bytes) -> None:
+    """Unpack skills into a directory. Raises SandboxError."""
+    unpack = ["sh", "-c", 'mkdir -p -- "$0" && exec tar -C "$0" -xf -', directory]
+    done = await sandbox.run(unpack, stdin=archive, timeout_s=60)
+    if done.exit_code != 0:
+        raise SandboxError(f"--skills: they could not be unpacked: {done.stderr.decode(errors='replace')[-500:]}")
+
+
+def _events(stdout: bytes) -> Iterator[_StreamEvent]:
+    """Yield the events of a stream. Lines that are none are skipped: output of other programs, or cut off."""
+    for line in stdout.splitlines():
+        try:
+            yield msgspec.json.decode(line, type=_StreamEvent)
+        except (ValueError, RecursionError):
+            continue
+
+
+def _outcome_of(completed: Completed, events: Sequence[_StreamEvent]) -> tuple[AgentOutcome, str]:
     """Return how the run ended, by the last `result` line of its stream, with a reason if it is a crash."""
     if completed.timed_out:
         return "timeout", f"stopped after {completed.duration_s:.0f} s"
-    result: _StreamEvent | None = None
-    for line in reversed(completed.stdout.splitlines()):
-        try:
-            event = msgspec.json.decode(line, type=_StreamEvent)
-        except (ValueError, RecursionError):
-            continue  # not part of the stream: output of other programs, or a line that was cut off
-        if event.type == "result":
-            result = event
-            break
+    result = next((event for event in reversed(events) if event.type == "result"), None)
     if result is None:
         tail = completed.stderr.decode(errors="replace").strip()[-500:] or "nothing on stderr"
         return "crashed", f"Claude Code ended with exit code {completed.exit_code} and no result: {tail}"
@@ -265,28 +350,30 @@ def _outcome_of(completed: Completed) -> tuple[AgentOutcome, str]:
     return "crashed", f"Claude Code reported {kind}: {message[:500]}"
 
 
-async def _session_logs(sandbox: Sandbox, session_note: str) -> dict[str, bytes]:
+_COLLECT = """cd "$0" && for directory in */; do
+    [ -e "$directory/$1.jsonl" ] && exec tar -C "$directory" --ignore-failed-read -cf - -- "$1.jsonl" "$1"
+done"""
+
+
+async def _session_logs(sandbox: Sandbox, projects: str, session_id: str) -> dict[str, bytes]:
     """Return the session's JSONL and those of its subagents, by their paths below the CLI's project directory.
 
     If an agent destroys its log directory, only the log is lost: otherwise agents could turn a failure into an
     infrastructure error. A broken sandbox fails again when the patch is extracted.
     """
+    if not re.fullmatch(r"[0-9a-f-]{36}", session_id):
+        return {}  # the CLI ended before its session began, which its exit state explains
     try:
-        note = msgspec.json.decode(await sandbox.read(session_note, limit=1 << 20), type=_SessionNote)
-        directory, _, file = note.transcript_path.rpartition("/")
-        archive = await sandbox.run(
-            ["tar", "-C", directory, "--ignore-failed-read", "-cf", "-", "--", file, file.removesuffix(".jsonl")],
-            timeout_s=30,
-        )
-    except (FileNotFoundError, SandboxError, ValueError, RecursionError):
-        return {}  # also when the CLI ended before its session began, which its exit state explains
+        archive = await sandbox.run(["sh", "-c", _COLLECT, projects, session_id], timeout_s=30)
+    except SandboxError:
+        return {}
     return {f"session/{name}": content for name, content in tar_members(archive.stdout)}
 
 
-async def _debug_log(sandbox: Sandbox, path: str, key: str) -> dict[str, bytes]:
+async def _debug_log(sandbox: Sandbox, path: str, key: str) -> bytes:
     """Return the CLI's debug log, without the attempt's key; empty if the agent removed it."""
     try:
         content = await sandbox.read(path)
     except (FileNotFoundError, SandboxError):
-        return {}
-    return {"debug.txt": content.replace(key.encode(), b"<key>")}
+        return b""
+    return content.replace(key.encode(), b"<key>")

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from understudy.cli.agent_files import option_text
 from understudy.errors import ConfigError
 from understudy.tasks.recipes import ImageChoice
 from understudy.types import ImageTree, Task
@@ -348,6 +348,13 @@ class AgentRunSettings(Struct, frozen=True, kw_only=True):
             "contain keys."
         ),
     ] = None
+    skills: Annotated[
+        Path | None,
+        option(
+            "A directory with skills for Claude Code, each DIRECTORY/NAME/SKILL.md; they are stored with the run, "
+            "so they must not contain keys."
+        ),
+    ] = None
     max_turns: Annotated[int, option("Maximum number of turns of an agent.", ge=1)] = 30
     timeout: Annotated[float, option("Time limit of an agent in seconds.", ge=1)] = 1800.0
 
@@ -378,9 +385,7 @@ class AgentRunSettings(Struct, frozen=True, kw_only=True):
                 )
             # "cli" is the default, so that giving it makes no other run
             if name != "run_method" or value != "cli":
-                options[name.removeprefix("agent_")] = (
-                    _json_of(name, value) if isinstance(value, Path) else str(value)
-                )
+                options[name.removeprefix("agent_")] = option_text(name, value)
         return options
 
 
@@ -390,6 +395,7 @@ _AGENT_OPTIONS = {
     "open_file_limit": ("claude-code",),
     "mcp_config": ("claude-code",),
     "settings": ("claude-code",),
+    "skills": ("claude-code",),
     "tools": ("claude-code", "gemini", "opencode", "openhands", "pi", "qwen-code"),
     "system_prompt": (
         "claude-code", "codex", "gemini", "mini-swe-agent", "opencode", "openhands", "pi", "qwen-code",
@@ -402,18 +408,6 @@ A field that is missing here is shown in `--help` but reaches no agent.
 
 _OWN_AGENTS = frozenset(agent for owners in _AGENT_OPTIONS.values() for agent in owners)
 """The agents whose options are listed above. The constructors of all others declare their own options."""
-
-
-def _json_of(name: str, path: Path) -> str:
-    """Return the JSON object in a file that an option names. Raises ConfigError."""
-    flag = f"--{name.replace('_', '-')}"
-    try:
-        value = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError, UnicodeError) as error:
-        raise ConfigError(
-            f"{flag} {path}: cannot read a JSON object from this file: {error}; check the path and the syntax"
-        ) from error
-    return msgspec.json.encode(value).decode()
 
 
 class SandboxSettings(Struct, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob, ShellAgent
-from understudy.agents.claude_code import _outcome_of, _session_logs
-from understudy.errors import ConfigError
+from understudy.agents.claude_code import ClaudeCode, _events, _outcome_of, _require_started, _session_logs
+from understudy.errors import AgentError, ConfigError
 from understudy.sandbox.base import Completed, Mount, SandboxSpec
 from understudy.sandbox.unsafe import UnsafeSandboxes
 
@@ -41,37 +41,74 @@ RESULT = {"type": "result", "subtype": "success", "is_error": False, "result": "
     ],
 )
 def test_how_claude_code_ended(completed: Completed, outcome: str, expected_text: str):
-    actual, message = _outcome_of(completed)
+    actual, message = _outcome_of(completed, [*_events(completed.stdout)])
     assert actual == outcome
     assert expected_text in message
 
 
+SESSION = "605d56aa-b833-4041-a132-722493eea45b"
+
+
 @pytest.mark.parametrize(
-    "note", [b'{"transcript_path": "\xff"}', b'{"transcript_path": "a\\u0000/b"}', b" " * (2 << 20), b"{", None]
+    ("ruin", "session_id"),
+    [
+        ("rm -r projects", SESSION),
+        ("rm -r projects; echo x > projects", SESSION),
+        ("rm projects/tree/*.jsonl", SESSION),
+        ("rm projects/tree/*.jsonl; mkfifo projects/tree/$0.jsonl", SESSION),
+        ("true", "../tree"),
+        ("true", ""),
+    ],
 )
-async def test_an_agent_that_ruins_its_log_loses_only_that(tmp_path: Path, note: bytes | None):
+async def test_an_agent_that_ruins_its_log_loses_only_that(tmp_path: Path, ruin: str, session_id: str):
     (tmp_path / "tree").mkdir()
     sandbox = await UnsafeSandboxes().open(SandboxSpec(tmp_path / "tree"))
     try:
-        if note is not None:
-            await sandbox.write("note", note)
-        assert await _session_logs(sandbox, "note") == {}
+        await sandbox.write(f"projects/tree/{SESSION}.jsonl", b"1\n")
+        await sandbox.run(["sh", "-c", ruin, SESSION], timeout_s=5)
+        assert await _session_logs(sandbox, f"{sandbox.workdir}/projects", session_id) == {}
     finally:
         await sandbox.close()
 
 
-async def test_a_log_of_any_name_is_kept(tmp_path: Path):
+async def test_the_logs_of_subagents_are_kept_by_any_name(tmp_path: Path):
     (tmp_path / "tree").mkdir()
     sandbox = await UnsafeSandboxes().open(SandboxSpec(tmp_path / "tree"))
     try:
-        await sandbox.run(
-            ["sh", "-c", "mkdir s && echo 1 > s/caf$(printf '\\351') && echo 2 > s.jsonl"], timeout_s=5
-        )
-        note = json.dumps({"transcript_path": f"{sandbox.workdir}/s.jsonl"}).encode()
-        await sandbox.write("note", note)
-        assert await _session_logs(sandbox, "note") == {"session/s.jsonl": b"2\n", "session/s/caf?": b"1\n"}
+        await sandbox.write("projects/other/x.jsonl", b"other\n")
+        await sandbox.write(f"projects/tree/{SESSION}.jsonl", b"2\n")
+        subagent = f"mkdir projects/tree/{SESSION} && echo 1 > projects/tree/{SESSION}/caf$(printf '\\351')"
+        await sandbox.run(["sh", "-c", subagent], timeout_s=5)
+        logs = await _session_logs(sandbox, f"{sandbox.workdir}/projects", SESSION)
+        assert logs == {f"session/{SESSION}.jsonl": b"2\n", f"session/{SESSION}/caf?": b"1\n"}
     finally:
         await sandbox.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected_text"),
+    [
+        ({"mcp_config": '{"servers": {}}'}, "missing required field `mcpServers`"),
+        ({"mcp_config": '{"mcpServers": {"web": {"url": "http://host"}}}'}, "missing required field `command`"),
+        (
+            {"settings": '{"permissions": {"deny": "Bash"}}'},
+            "Expected `array`, got `str` - at `$.permissions.deny`",
+        ),
+    ],
+)
+def test_what_claude_code_would_leave_out_is_refused(options: dict[str, str], expected_text: str):
+    with pytest.raises(ConfigError) as error:
+        ClaudeCode(**options)
+    assert expected_text in str(error.value)
+
+
+def test_an_mcp_server_that_did_not_start_is_named_with_its_last_words():
+    events = ended({"type": "system", "mcp_servers": [{"name": x, "status": x} for x in ("connected", "failed")]})
+    log = b'1 [DEBUG] MCP server "failed": Starting\n2 [ERROR] MCP server "failed" Connection failed: gone\n'
+    with pytest.raises(
+        AgentError, match=r'start: failed; .*says: MCP server "failed" Connection failed: no program'
+    ):
+        _require_started(_events(events.stdout), log)
 
 
 async def test_the_shell_agent_gets_the_instruction_the_key_and_the_socket(tmp_path: Path):
