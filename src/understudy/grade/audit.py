@@ -25,7 +25,14 @@ from msgspec import Struct
 from understudy.grade.audit_rules import WHY, Suspicion, is_standard, shapes, text_findings
 from understudy.grade.changed_files import PatchedFile, changed_files
 from understudy.grade.gate import GatedPatch, gold_paths
-from understudy.grade.python_source import MAX_SOURCE_BYTES, ParsedSource, PythonSource, SourceStatement, decode
+from understudy.grade.python_source import (
+    MAX_SOURCE_BYTES,
+    Names,
+    ParsedSource,
+    PythonSource,
+    SourceStatement,
+    decode,
+)
 from understudy.grade.scratch import unused_scripts
 from understudy.types import Evidence, Integrity, PytestChecks, SuiteChecks, Task, Verdict
 from understudy.util.diffs import DiffError, parse_diff
@@ -52,6 +59,7 @@ _PICKLED_CODE = re.compile(
 )
 _LOADED_MODULE = re.compile(r"sys\.modules\['(\w+)[\w.]*'\]\s*=|sys\.modules\.setdefault\('(\w+)[\w.]*',")
 _HOOKS = re.compile(r"\b(?:autouse|collect_ignore\w*|pytest_\w+)\b")
+_WORD = re.compile(r"(?<![\w.])[^\W\d]\w*")
 _MEMBER_BYTES = 1 << 20
 _MEMBERS = 200
 _WEAK_NEEDED = 2
@@ -167,7 +175,32 @@ def _python_findings(
         )
     except RecursionError:
         return [], [Suspicion("hidden-code", 1, "its expressions are nested too deeply to be read")]
-    return removed, added
+    return _without_renamed(removed, sources[0].names, added, sources[1].names)
+
+
+def _without_renamed(
+    removed: list[Suspicion], old: Names, added: list[Suspicion], new: Names
+) -> tuple[list[Suspicion], list[Suspicion]]:
+    """Return the suspicions of both sides without pairs that differ only in the names of variables."""
+
+    def shape(each: Suspicion, names: Names) -> tuple[str, str]:
+        return each.rule, _WORD.sub(lambda word: "_" if names.is_variable(word[0]) else word[0], each.text)
+
+    before, after = Counter(shape(each, old) for each in removed), Counter(shape(each, new) for each in added)
+    common = before & after
+
+    def rest(side: list[Suspicion], names: Names) -> list[Suspicion]:
+        left = common.copy()
+        kept: list[Suspicion] = []
+        for each in side:
+            key = shape(each, names)
+            if left[key] > 0:
+                left[key] -= 1
+            else:
+                kept.append(each)
+        return kept
+
+    return rest(removed, old), rest(added, new)
 
 
 def _source_findings(

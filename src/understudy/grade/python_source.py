@@ -282,6 +282,11 @@ class Names:
                     if isinstance(target, ast.Name) and target.id not in self._parameters:
                         self.dotted.setdefault(target.id, "sys.modules.each")
 
+    def is_variable(self, name: str) -> bool:
+        """Return whether a name is bound to a value that is only known when the code runs."""
+        is_bound = name in self._assigned or name in self._parameters
+        return is_bound and name not in self.dotted and name not in self.constants
+
     def _bind(self, name: str, value: ast.expr) -> None:
         if isinstance(value, ast.Lambda):
             self.functions.setdefault(name, value)
