@@ -1,8 +1,9 @@
-"""`understudy tasks make functions`: small tasks of our own making, validated like any others."""
+"""`understudy tasks make`: small functions, tasks from a history that is no use, and probes."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from understudy.store import Store
 from understudy.tasks.generate.functions import make_functions
 from understudy.tasks.load import load_file
+from understudy.tasks.patch import MAX_PATCH_BYTES
 
 from support import understudy
 
@@ -41,6 +43,26 @@ def test_only_functions_have_splits(tmp_path: Path):
     assert done.returncode == 2
     assert "functions" in done.stderr
     assert not (tmp_path / "tasks").exists()
+
+
+@pytest.mark.usefixtures("isolation")
+def test_a_history_whose_tasks_all_fail_validation_is_an_error_and_leaves_no_file(tmp_path: Path):
+    repository = tmp_path / "calc"
+    # A change that is longer than a patch may be.
+    long = f"NAME = '{'x' * MAX_PATCH_BYTES}'\n"
+    test = "from calc import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+    wrong, right = (f"def add(a, b):\n    return a {sign} b\n" for sign in "-+")
+    for files in ({"calc.py": wrong}, {"calc.py": right + long, "tests/test_calc.py": test}):
+        for name, text in files.items():
+            (repository / name).parent.mkdir(parents=True, exist_ok=True)
+            (repository / name).write_text(text)
+        for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "Change"]):
+            identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+            subprocess.run(["git", *identity, *words], cwd=repository, check=True)
+    made = understudy("tasks", "make", "--repo", repository, "-o", "out/made.jsonl", cwd=tmp_path)
+    assert made.returncode == 2, made.stdout
+    assert "1 generated tasks did not pass validation" in made.stderr and "--requirements" in made.stderr
+    assert not list((tmp_path / "out").glob("*"))
 
 
 PROBE_CONFIG = """

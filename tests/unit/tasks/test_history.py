@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,45 @@ async def test_a_commit_that_adds_and_deletes_files_becomes_a_task(repository: R
     tasks = await made(repository)
     assert len(tasks.tasks) == 1, tasks.refused
     assert "deleted file mode" in tasks.tasks[0].gold_patch and "new file mode" in tasks.tasks[0].gold_patch
+
+
+async def test_submodules_pointers_and_other_encodings_in_a_tree_are_no_obstacle(repository: Repository):
+    repository.git("update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},vendored")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 9\n"
+    (repository.path / "old.py").write_bytes(b"# -*- coding: latin-1 -*-\nNAME = '\xe9'\n")
+    files: dict[str, str | None] = {
+        "pyproject.toml": None,
+        "setup.py": "from setuptools import setup\n\nsetup(name='calc')\n",
+        "src/calc/_version.py": "version = '1'\n",
+        "data.bin": pointer,
+        ".gitattributes": "*.bin filter=lfs diff=lfs merge=lfs -text\n",
+    }
+    repository.commit("Odd files", files)
+    right = "from calc._version import version\n\n\ndef add(a, b):\n    return a + b\n"
+    repository.commit("Add rather than subtract", {"src/calc/__init__.py": right, "tests/test_calc.py": TEST})
+    (repository.path / "old.py").write_bytes(b"# -*- coding: latin-1 -*-\nNAME = '\xe8'\n")
+    repository.commit("Another letter", {"tests/test_calc.py": f"{TEST}\n"})
+    for name in (b"src/th\xe9.py", b'src/"quoted".py'):
+        Path(os.fsdecode(os.fsencode(repository.path) + b"/" + name)).touch()
+        repository.commit("Another name", {"tests/test_calc.py": f"{TEST}# {name!r}\n"})
+    result = await made(repository)
+    (task,) = result.tasks
+    assert result.refused["changes a file whose name a patch must quote; expected printable UTF-8"] == 2
+    assert "changes a file that is not text; expected UTF-8" in result.refused
+    assert isinstance(task.source, Directory)
+    tree = Path(task.source.path)
+    assert (tree / "data.bin").read_text() == pointer and b"\xe9" in (tree / "old.py").read_bytes()
+    assert not (tree / "vendored").exists()
+
+
+async def test_a_repository_without_tests_is_refused_and_leaves_no_directory(repository: Repository):
+    repository.commit("Code alone", {"src/calc/__init__.py": "def add(a, b):\n    return a + b\n"})
+    repository.commit(
+        "Broken", {"src/calc/__init__.py": "import calc.absent\n", "tests/test_calc.py": f"{TEST}\n"}
+    )
+    with pytest.raises(TaskError, match=r"none of 2 commits can become a task .*changes no test file"):
+        await made(repository)
+    assert not (repository.path.parent / "trees").exists()
 
 
 async def test_filters_and_hooks_of_the_repository_are_not_run(repository: Repository, tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -150,17 +151,20 @@ def make_tasks(
             concurrency=workers,
             progress=_counter("{} of {} tasks validated"),
         )
-        made_path = path if probing is None else Path(probing.task.tasks[0])
-        made_path.parent.mkdir(parents=True, exist_ok=True)
-        dump([_with_relative_source(task, made_path) for task in intake.accepted], made_path)
         return intake, commits
 
     intake, commits = asyncio.run(work())
     refused = intake.refused
     # Many commits of a history are unsuitable as tasks, but a bug that we injected must make a valid task.
-    if refused and repo is None:
+    if refused and (repo is None or not intake.accepted):
         reasons = "; ".join(f"{task}: {reason}" for task, reason in refused.items())
-        raise TaskError(f"{len(refused)} generated tasks did not pass validation: {reasons}; try another --seed")
+        remedy = "try another --seed" if repo is None else "give its tests' requirements with --requirements"
+        if not path.exists():  # trees of an earlier file with this name are needed
+            shutil.rmtree(trees, ignore_errors=True)
+        raise TaskError(f"{len(refused)} generated tasks did not pass validation: {reasons}; {remedy}")
+    made_path = path if probing is None else Path(probing.task.tasks[0])
+    made_path.parent.mkdir(parents=True, exist_ok=True)
+    dump([_with_relative_source(task, made_path) for task in intake.accepted], made_path)
     for task, reason in refused.items():
         typer.echo(f"{task} did not pass validation: {reason}", err=True)
     report: dict[str, object] = {"path": str(path), "tasks": [task.instance_id for task in intake.accepted]}

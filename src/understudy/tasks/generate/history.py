@@ -15,7 +15,7 @@ import shutil
 import tomllib
 from collections import Counter
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -132,6 +132,8 @@ async def make_from_history(
             if len(tasks) == count:
                 break
     if not tasks:
+        with suppress(OSError):  # missing, or with trees of an earlier file
+            trees.rmdir()
         reasons = "; ".join(f"{number}: {reason}" for reason, number in refused.most_common(5))
         raise TaskError(
             f"{name}: none of {looked_at} commits can become a task "
@@ -163,6 +165,8 @@ def _candidate(history: History, commit: Commit) -> _Candidate:
         raise TaskError(f"changes more than {_MOST_FILES} files")
     if any(change.mode in (b"120000", b"160000") for change in (*tests, *code)):
         raise TaskError("changes a link or a submodule")
+    if any(not change.path.isprintable() or set(change.path) & set('"\\') for change in (*tests, *code)):
+        raise TaskError("changes a file whose name a patch must quote; expected printable UTF-8")
     blobs = history.texts(blob for change in (*tests, *code) for blob in (change.before, change.after) if blob)
 
     def side(changed: list[Change], blob: Callable[[Change], str]) -> dict[str, str]:
