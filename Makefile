@@ -1,5 +1,5 @@
 # Two commands do everything: `make demo` and `make test`. Both set up what they need first.
-.PHONY: demo demo-quick test test-services soak setup setup-train lint lock bench docs view view-dev screenshots clean
+.PHONY: demo demo-quick test test-services soak setup setup-train lint lock bench docs image view view-dev screenshots clean
 
 # The tests start hundreds of Python processes, which must not each compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -54,6 +54,10 @@ lock: setup-train
 # The documentation as a site, in build/site. A link that leads nowhere fails it.
 docs: setup
 	@sh scripts/docs.sh
+
+# A container image with everything for one machine; OPTIONS are words for `docker build`.
+image:
+	@docker build -t understudy $(OPTIONS) .
 
 # The viewer's page, from ui/ into the package. What it writes is committed, so that nobody else needs Node.js.
 view: setup

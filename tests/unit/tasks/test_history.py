@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -142,9 +141,8 @@ async def test_submodules_pointers_and_other_encodings_in_a_tree_are_no_obstacle
     repository.commit("Add rather than subtract", {"src/calc/__init__.py": right, "tests/test_calc.py": TEST})
     (repository.path / "old.py").write_bytes(b"# -*- coding: latin-1 -*-\nNAME = '\xe8'\n")
     repository.commit("Another letter", {"tests/test_calc.py": f"{TEST}\n"})
-    for name in (b"src/th\xe9.py", b'src/"quoted".py'):
-        Path(os.fsdecode(os.fsencode(repository.path) + b"/" + name)).touch()
-        repository.commit("Another name", {"tests/test_calc.py": f"{TEST}# {name!r}\n"})
+    for name in ("src/th\udce9.py", 'src/"quoted".py'):
+        repository.commit("Another name", {name: "", "tests/test_calc.py": f"{TEST}# {len(name)}\n"})
     result = await made(repository)
     (task,) = result.tasks
     assert result.refused["changes a file whose name a patch must quote; expected printable UTF-8"] == 2

@@ -353,14 +353,19 @@ class LocalSandboxes(Sandboxes):
     def _hints(self) -> list[str]:
         if self.user is not None:
             return [
-                "in a container, start it with --privileged, or with --cap-add SYS_ADMIN and no seccomp filter"
+                "in a container, start it as an ordinary user with --security-opt seccomp=unconfined "
+                "--security-opt systempaths=unconfined, or as root with --cap-add SYS_ADMIN --cap-add NET_ADMIN "
+                "--security-opt seccomp=unconfined"
             ]
         hints = [
             f"user namespaces are switched off by {switch}; as root: {command}"
             for switch, (forbidding, command) in USER_NAMESPACE_SWITCHES.items()
             if Path(switch).exists() and Path(switch).read_text().strip() == forbidding
         ]
-        return hints or ["run as root, or on Linux 5.11 or newer with user namespaces allowed"]
+        return hints or [
+            "run as root, or on Linux 5.11 or newer with user namespaces allowed; in a container, start it with "
+            "--security-opt seccomp=unconfined --security-opt systempaths=unconfined"
+        ]
 
     async def _try(self) -> None:
         with tempfile.TemporaryDirectory() as tree:

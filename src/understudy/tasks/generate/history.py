@@ -132,8 +132,7 @@ async def make_from_history(
             if len(tasks) == count:
                 break
     if not tasks:
-        with suppress(OSError):  # missing, or with trees of an earlier file
-            trees.rmdir()
+        await asyncio.to_thread(_remove_if_empty, trees)
         reasons = "; ".join(f"{number}: {reason}" for reason, number in refused.most_common(5))
         raise TaskError(
             f"{name}: none of {looked_at} commits can become a task "
@@ -150,6 +149,11 @@ def _remove_others(trees: Path, tasks: list[Task]) -> None:
     for tree in trees.iterdir():
         if str(tree) not in source_paths:
             shutil.rmtree(tree)
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with suppress(OSError):  # missing, or with trees of an earlier file
+        directory.rmdir()
 
 
 def _candidate(history: History, commit: Commit) -> _Candidate:

@@ -185,6 +185,11 @@ async def _reach(sandbox: Sandbox, package: Package, files: list[str]) -> dict[s
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=sandbox.workdir,
     )
+    if done.timed_out:
+        raise TaskError(
+            f"{package.sdist.name}: its tests, traced, did not end within {_RUN_TIMEOUT_S:.0f} s; run the same "
+            "command again while this machine is less busy, or with fewer --jobs"
+        )
     try:
         return msgspec.json.decode(await sandbox.read(out), type=dict[str, ReachedLines])
     except (FileNotFoundError, msgspec.MsgspecError) as error:
