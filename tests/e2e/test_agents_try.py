@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,23 @@ def test_another_version_is_tried(tmp_path: Path) -> None:
     records = read_records(tmp_path / "claude-code.jsonl.xz")
     assert [(record.version, record.behaviour) for record in records] == [("2.1.330", name) for name in CHOSEN]
     assert all(record.exchanges for record in records)
+
+
+def test_an_agent_is_interrupted_although_the_command_ignores_interrupts() -> None:
+    """As in a background job of a shell, `nohup understudy agents try … &`."""
+    require_agent("mini-swe-agent")
+    done = subprocess.run(
+        [
+            "sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "understudy",
+            "agents", "try", "mini-swe-agent", "--behaviour", "interruption", "--json",
+        ],
+        stdout=subprocess.PIPE,
+        timeout=280,
+        check=False,
+    )  # fmt: skip
+    report = json.loads(done.stdout)
+    assert report["problems"] == []
+    assert report["trials"][0]["observations"][0]["outcome"] == "crashed"
 
 
 def test_a_behaviour_that_is_not_there_is_an_error() -> None:

@@ -17,16 +17,16 @@ from support.grading import calc_instance
 pytestmark = [pytest.mark.services, pytest.mark.e2e]
 
 
-def test_each_agent_solves_a_task_in_a_container(engine: Engine, tmp_path: Path) -> None:
-    for agent in AGENTS:
+@pytest.mark.parametrize("agents", [AGENTS, ("openhands",)], ids=["agents", "openhands"])
+def test_each_agent_solves_a_task_in_a_container(agents: tuple[str, ...], engine: Engine, tmp_path: Path) -> None:
+    for agent in agents:
         require_agent(agent)
     dump([calc_instance(engine, 9)], tmp_path / "tasks.jsonl")
-    chosen = [word for agent in AGENTS for word in ("--agent", agent)]
+    chosen = [word for agent in agents for word in ("--agent", agent)]
     done = understudy(
         "run", "embedded", "--policy", "oracle", "--tasks", tmp_path / "tasks.jsonl", *chosen,
         "--sandbox", "docker", "--output-dir", tmp_path / "out", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     summaries = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [Path(summary["output_dir"]).name for summary in summaries] == list(AGENTS)
-    assert [summary["solved"] for summary in summaries] == [1] * len(AGENTS)
+    assert [summary["solved"] for summary in summaries] == [1] * len(agents)

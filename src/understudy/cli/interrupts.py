@@ -56,6 +56,15 @@ def run_stoppable(
         raise interrupted() from None
 
 
+def run_sandboxes(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`, which opens sandboxes, in an event loop of its own, and return its result.
+
+    It is uvloop's, which starts every process with the default signal handling. Processes started by asyncio's
+    would ignore SIGINT in a background job (`nohup understudy …`): agents, and tests of tasks that send it.
+    """
+    return uvloop.run(work)
+
+
 def heeded(*numbers: signal.Signals) -> list[signal.Signals]:
     """Return those of the signals that were not ignored when this process started."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]

@@ -46,8 +46,7 @@ def try_agent(
     errors, broken streams, limits, interruption. Without a version, only the pinned one runs. Exits with 1 if a
     behaviour is not as required.
     """
-    import asyncio
-
+    from understudy.cli.interrupts import run_sandboxes
     from understudy.cli.output import print_json, print_table
     from understudy.run.behaviours import chosen_behaviours, missing_behaviours
     from understudy.run.trial import VersionTrial, changes, parse_version, try_version
@@ -62,7 +61,7 @@ def try_agent(
         behaviours = chosen_behaviours(last.agent, behaviour or ())
         return [await try_version(each, behaviours, tell, record if each is last else None) for each in versions]
 
-    tried = asyncio.run(trials())
+    tried = run_sandboxes(trials())
     changed, problems = changes(tried[0], tried[-1]), tried[-1].problems
     if json_:
         print_json({"trials": tried, "changes": changed, "problems": problems})

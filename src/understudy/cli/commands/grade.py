@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from understudy import plugins
 from understudy.cli import EXIT_INTERRUPTED
-from understudy.cli.interrupts import interrupted, run_stoppable
+from understudy.cli.interrupts import interrupted, run_sandboxes, run_stoppable
 from understudy.cli.options import command
 from understudy.cli.output import Json, print_json
 from understudy.cli.progress import ProgressLine, time_left
@@ -119,7 +119,7 @@ def grade(settings: GradeSettings, json_: Json = False) -> None:
         raise ConfigError("missing tasks; give the tasks of the predictions with --tasks or --dataset-path")
     name_part(settings.name)
     settings = msgspec.structs.replace(settings, output_dir=settings.output_dir.absolute())
-    loaded = asyncio.run(_load(settings))
+    loaded = run_sandboxes(_load(settings))
     tasks = [_with_timeout(task, settings.timeout) for task in loaded.tasks]
     predictions = open_predictions(settings.predictions, tasks, settings.task.ids)
     if settings.official:
@@ -170,7 +170,7 @@ def _regrade(settings: GradeSettings, run: StoreLocation, as_json: bool) -> None
             finally:
                 await sandboxes.aclose()
 
-    summary = asyncio.run(work())
+    summary = run_sandboxes(work())
     line.end()
     if as_json:
         print_json(msgspec.to_builtins(summary))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 import shutil
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from understudy.cli import EXIT_INTERRUPTED
+from understudy.cli.interrupts import run_sandboxes
 from understudy.cli.options import command_group, from_options
 from understudy.cli.output import Json, print_json
 from understudy.cli.progress import ProgressLine
@@ -153,7 +153,7 @@ def make_tasks(
         )
         return intake, commits
 
-    intake, commits = asyncio.run(work())
+    intake, commits = run_sandboxes(work())
     refused = intake.refused
     # Many commits of a history are unsuitable as tasks, but a bug that we injected must make a valid task.
     if refused and (repo is None or not intake.accepted):
@@ -426,7 +426,7 @@ def check_tasks(
         rows = {refusal.instance_id or refusal.where: str(refusal) for refusal in loaded.refused}
         return ValidatedTasks(intake.accepted, rows | intake.refused, intake.protection)
 
-    intake = asyncio.run(work())
+    intake = run_sandboxes(work())
     accepted = [task.instance_id for task in intake.accepted]
     protection = {task: dict(zip(("level", "reason"), intake.protection[task], strict=True)) for task in accepted}
     if json_:
