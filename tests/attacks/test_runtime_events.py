@@ -179,7 +179,7 @@ import ctypes, os, shutil, _json
 from importlib.machinery import ExtensionFileLoader
 class Path(str):
     pass
-for name in ("a.bin", "b.bin", "c.bin", "d.bin", "f.bin", "/tmp/e.bin"):
+for name in ("a.bin", "b.bin", "c.bin", "d.bin", "/tmp/e.bin"):
     shutil.copy(_json.__file__, name)
 ExtensionFileLoader("again._json", os.path.abspath("a.bin")).load_module("again._json")
 ctypes.CDLL("./b.bin")
@@ -187,7 +187,6 @@ os.symlink(os.path.abspath("c.bin"), "/tmp/c.so")
 ctypes.CDLL("/tmp/c.so")
 ctypes.CDLL(Path("./d.bin"))
 exec(compile('ctypes.CDLL("/usr/lib/../../tmp/e.bin")', "e.bin", "exec"))
-ctypes.CDLL(None).dlopen(os.fsencode(os.path.abspath("f.bin")), 2)
 """
 MAKES_MACHINE_CODE = (
     "import mmap\nPAGE = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)\n"
@@ -208,9 +207,16 @@ shutil.copy(_json.__file__, "g.bin")
 ctypes.CDLL(os.path.abspath("g.bin"))
 """
 """Its pages are not on the disk yet, which is no change of machine code."""
+LOADS_WITHOUT_AN_EVENT = """\
+import _json, ctypes, os, shutil
+shutil.copy(_json.__file__, "f.bin")
+ctypes.CDLL(None).dlopen(os.fsencode(os.path.abspath("f.bin")), 2)
+"""
+BUILT = "a new library"
 NATIVE_CODE = {
-    "a new file": (LOADS_A_NEW_FILE, {"g.bin"}),
-    "libraries": (LOADS_LIBRARIES, {"a.bin", "b.bin", "c.bin", "d.bin", "f.bin", "e.bin", "executable memory"}),
+    "a new file": (LOADS_A_NEW_FILE, {"core.py", BUILT}),
+    "libraries": (LOADS_LIBRARIES, {"core.py", "e.bin", BUILT}),
+    "without an event": (LOADS_WITHOUT_AN_EVENT, {BUILT}),
     "memory": (MAKES_MACHINE_CODE, {"executable memory"}),
     "the interpreter's own code": (CHANGES_MACHINE_CODE, {"executable memory"}),
 }
@@ -225,6 +231,15 @@ async def test_compiled_code_that_is_no_librarys_is_evidence(
     found = {each.path for each in verdict.integrity.evidence if each.rule == "native-code"}
     assert found == places, verdict
     assert verdict.integrity.status == "suspicious"
+
+
+async def test_a_library_built_under_a_random_name_is_usual_where_the_gold_patch_builds_one(
+    prepared: PreparedTask, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> None:
+    text = LOADS_A_NEW_FILE.replace('"g.bin"', "NAME").replace("\n", "\nNAME = str(os.getrandom(8).hex())\n", 1)
+    options = replace(prepared.options, usual_events=("native-code core.py", f"native-code {BUILT}"))
+    verdict = await graded(replace(prepared, options=options), text + RIGHT, sandboxes, environment)
+    assert (verdict.reward, verdict.integrity.status) == (1.0, "clean"), verdict
 
 
 async def test_functions_of_loaded_libraries_are_evidence(

@@ -25,6 +25,7 @@ MAX_SOURCE_BYTES = 4 << 20
 """Larger sources are not parsed."""
 
 _FOLDED = 1 << 16  # the longest constant that folding produces
+_WRITTEN = 1 << 20  # the most characters of constants that are written in place of names
 _ALIAS_ROUNDS = 3
 _FAR = 150  # columns beyond which a statement counts as hidden
 _PLAIN_CODECS = frozenset(
@@ -115,6 +116,8 @@ class ParsedSource:
                 at_import = node.lineno not in self._inner
                 source.statements += _statements(node, source.names, same, at_import=at_import)
             source.problems += _disguises(changed, self._lines)
+            if source.names.left < _FOLDED:
+                source.problems.append((1, f"its constants have more than {_WRITTEN >> 20} MiB in its statements"))
         return source
 
 
@@ -232,6 +235,7 @@ class Names:
         self.constants: dict[str, Constant] = {}
         self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda] = {}
         self.classes: set[str] = set()
+        self.left = _WRITTEN
         self._assigned: dict[str, int] = {}
         self._parameters: set[str] = set()
 
@@ -392,7 +396,7 @@ class Names:
                     self.fold(each.value if isinstance(each, ast.FormattedValue) else each, depth + 1)
                     for each in values
                 ]
-                return _bounded("".join(map(str, parts))) if None not in parts else None
+                return _joined("", [str(each) for each in parts]) if None not in parts else None
             case ast.Subscript(value=value, slice=ast.Slice(lower, upper, step)):
                 bounds = [None if each is None else self.fold(each, depth + 1) for each in (lower, upper, step)]
                 if isinstance(text := self.fold(value, depth + 1), str | bytes) and _are_bounds(bounds):
@@ -414,8 +418,10 @@ class Names:
         if isinstance(operator, ast.Mod) and isinstance(one, str):
             values = right.elts if isinstance(right, ast.Tuple) else [right]
             folded = tuple(self.fold(each, depth + 1) for each in values)
+            if None in folded or re.search(r"%[^A-Za-z%]*(?:\*|\d{4})", one) or not _fits(one, *folded):
+                return None
             try:
-                return _bounded(one % folded) if None not in folded and "*" not in one else None
+                return _bounded(one % folded)
             except (TypeError, ValueError):
                 return None
         other = self.fold(right, depth + 1)
@@ -502,7 +508,7 @@ class Names:
         if isinstance(owner, str) and function.attr == "join" and node.args:
             parts = self._elements(node.args[0], depth)
             are_strings = parts is not None and all(isinstance(each, str) for each in parts)
-            return _bounded(owner.join(cast("list[str]", parts))) if are_strings else None
+            return _joined(owner, cast("list[str]", parts)) if are_strings else None
         if isinstance(owner, str | bytes) and function.attr in ("decode", "encode"):
             return _recoded(owner, arguments)
         if not isinstance(owner, str) or None in arguments:
@@ -520,10 +526,26 @@ class Names:
         ):
             if function.attr == "format" and re.search(r"\{[^}]*[.\[:!]", owner):
                 return None
+            place = "{" if function.attr == "format" else str((*arguments, " ")[0])
+            if not _fits(owner, *arguments, times=owner.count(place)):
+                return None
             return _bounded(cast("str", getattr(owner, function.attr)(*arguments)))
         if function.attr in ("removeprefix", "removesuffix"):
             return cast("str", getattr(owner, function.attr)(*arguments))
         return None
+
+
+def _fits(*parts: Constant, times: int = 1) -> bool:
+    """Return whether a text in which each part is so many times is short enough.
+
+    That must be known before the text is made, because a patch decides how long it gets.
+    """
+    sizes = (len(each) if isinstance(each, str | bytes) else len(hex(int(each or 0))) for each in parts)
+    return times * sum(sizes) <= _FOLDED
+
+
+def _joined(separator: str, parts: list[str]) -> Constant:
+    return separator.join(parts) if _fits(*parts) and _fits(separator, times=len(parts)) else None
 
 
 def _bounded(value: Constant) -> Constant:
@@ -566,7 +588,8 @@ def _canonical(node: ast.AST, names: Names, *, is_head: bool = False) -> ast.AST
                 return ast.Name(dotted, ast.Load())
         if isinstance(node, ast.BinOp | ast.JoinedStr | ast.Call | ast.Subscript | ast.Name):
             constant = names.fold(node)
-            if isinstance(constant, str | bytes):
+            if isinstance(constant, str | bytes) and len(constant) <= names.left:
+                names.left -= len(constant)
                 return ast.Constant(constant)
     elif isinstance(node, ast.Attribute | ast.Subscript) and (base := names.resolve(node.value)) is not None:
         whole = {**dict(ast.iter_fields(node)), "value": ast.Name(base, ast.Load())}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,28 @@ def test_a_script_that_only_people_run_is_audited_as_clean(tmp_path: Path) -> No
 )
 def test_code_that_python_cannot_write_back_is_audited_as_clean(added: str) -> None:
     assert found({"calc/core.py": f"{CORE}\n{added}\n"}).status == "clean"
+
+
+LONG = f"X = '{'a' * 4096}'\n"
+
+
+@pytest.mark.parametrize(
+    ("added", "status"),
+    [
+        (LONG + "Y = X.replace('a', X)", "clean"),
+        (LONG + "Y = X.join(list(X))", "clean"),
+        (LONG + f"Y = '{'{0}' * 4096}'.format(X)", "clean"),
+        ("Y = '%16000000d' % 1", "clean"),
+        (LONG + f"Y = f'{'{X}' * 600}'", "suspicious"),
+    ],
+)
+def test_constants_that_grow_are_not_made(added: str, status: str) -> None:
+    tracemalloc.start()
+    try:
+        assert found({"calc/core.py": f"{CORE}\n{added}\n"}).status == status
+        assert tracemalloc.get_traced_memory()[1] < (12 << 20 if status == "clean" else 24 << 20)
+    finally:
+        tracemalloc.stop()
 
 
 def test_evidence_has_path_line_and_text() -> None:

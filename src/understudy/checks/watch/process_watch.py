@@ -321,15 +321,19 @@ def watch(
         elif event == "open" and which[0] == processes and (name.endswith("/mem") or name[:6] != "/proc/"):
             accuse("memory-used", frame)
 
+    def is_old(path: str) -> bool:
+        """Return whether a file is as it was when this process began."""
+        try:
+            return stat(path).st_ctime < began
+        except os_error:  # also of a file that was removed after it was loaded
+            return False
+
     def is_installed(path: str) -> bool:
         """Return whether a file of compiled code, by its real path, was there before and is not the tree's."""
         if path in loaded_before or path in kernel:
             return True
-        try:
-            old = stat(path).st_ctime < began
-        except os_error:  # also of a file that was removed after it was loaded
-            return False
-        return old and not path.startswith(base) and (path.startswith(installed_in) or owner(path) == "library")
+        of_packages = path.startswith(installed_in) or owner(path) == "library"
+        return of_packages and not path.startswith(base) and is_old(path)
 
     def look_at_library(path: Any, frame: Any) -> None:
         # Compiled code can do anything in this process, also to the hook, so it is reported before it is loaded.
@@ -342,9 +346,9 @@ def watch(
             close_file(descriptor)
         except os_error:
             return  # it cannot be loaded either
-        if name.startswith(base) and not is_installed(name):
+        if name.startswith(base) and is_old(name):
             send("native-code", name[size(base) :])
-        elif not is_installed(name):  # whose name may be a random one
+        elif not is_installed(name):  # the name of what was just built may be a random one
             accuse("native-code", frame, spared=())
 
     def look_at_memory(report_it: bool) -> None:
@@ -357,13 +361,13 @@ def watch(
         for line in lines_of:
             fields = line.split(None, 5)
             if fields and fields[0][-1:] != b":":
-                path = fields[-1].decode("utf-8", "surrogateescape") if size(fields) > 5 else "made at run time"
+                path = fields[-1].decode("utf-8", "surrogateescape") if size(fields) > 5 else "[no file]"
                 path = path if b"x" in fields[1] else ""
                 if not report_it:
                     loaded_before.add(path)
                 elif path and not is_installed(path):
-                    in_tree = path.startswith(base)
-                    send("native-code", path[size(base) :] if in_tree else "executable memory")
+                    made = "executable memory" if path.startswith(("/dev/", "/memfd:", "[")) else "a new library"
+                    send("native-code", path[size(base) :] if path.startswith(base) and is_old(path) else made)
             # Changed pages are no longer the file's. "Dirty" are also those of a file that was just written.
             elif path and report_it and fields[:1] == [b"Anonymous:"] and fields[1] != b"0":
                 send("native-code", "executable memory")
