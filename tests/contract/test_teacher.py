@@ -18,7 +18,7 @@ from understudy.errors import BackendError, ConfigError
 from understudy.model.process import start_server
 from understudy.train.metrics import read_metrics
 from understudy.train.options import GRPOOptions
-from understudy.train.teacher import NO_ROOM, SGLangTeacherServer, TeacherServer, TeacherSettings
+from understudy.train.teacher import NO_ROOM, SGLangTeacherServer, TeacherServer, TeacherSettings, open_teacher
 from understudy.train.weights import load_model
 
 from fakes.listen import listen
@@ -135,6 +135,15 @@ async def test_an_answer_that_is_not_about_these_tokens_is_refused(change: Calla
     with pytest.raises(BackendError, match=expected):
         await teacher.logprobs([5, 6, 7])
     await teacher.close()
+    await runner.cleanup()
+
+
+async def test_a_server_without_logprobs_of_prompts_is_refused_when_it_is_opened(place: Path):
+    runner, url = await listen(sglang(lambda _: {"meta_info": {}}))
+    settings = TeacherSettings(teacher=url, teacher_backend="sglang", teacher_tokenizer=place / "student")
+    with pytest.raises(BackendError, match="returned no logprobs of a prompt"):
+        async with open_teacher(settings, place / "student"):
+            pass
     await runner.cleanup()
 
 

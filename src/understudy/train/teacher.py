@@ -341,6 +341,8 @@ async def open_teacher(settings: TeacherSettings, student: Path) -> AsyncGenerat
         teacher = _TEACHERS[settings.teacher_backend](settings.teacher, model=settings.teacher_model, key=key)
         async with _opened(teacher):
             await teacher.check_vocabulary(student, settings.teacher_tokenizer)
+            # Two tokens of any vocabulary: a server without such logprobs is refused before rollouts are made.
+            await teacher.logprobs([0, 1])
             yield teacher
         return
     directory = model_path(settings.teacher)
