@@ -144,7 +144,7 @@ ROLLOUT_TRANSITIONS: dict[RolloutStatus, frozenset[RolloutStatus]] = {
     "running": frozenset({"succeeded", "failed", "cancelled", "requeuing"}),
     "requeuing": frozenset({"preparing", "failed", "cancelled"}),
     "succeeded": frozenset(),
-    # A resumed run tries again what failed for reasons of infrastructure, or what was called off.
+    # A resumed run retries infrastructure failures and cancelled rollouts.
     "failed": frozenset({"requeuing"}),
     "cancelled": frozenset({"requeuing"}),
 }

@@ -160,7 +160,7 @@ def test_what_is_asked_wrongly_is_refused(arguments: tuple[str, ...], message: s
 
 def test_nothing_can_go_is_said(tmp_path: Path) -> None:
     done = understudy("prune", cwd=tmp_path)
-    assert done.returncode == 0 and "nothing can go without --drop, --caches or --images" in done.stdout
+    assert done.returncode == 0 and "nothing to remove without --drop, --caches or --images" in done.stdout
 
 
 def test_the_cache_loses_what_nobody_used_unless_sandboxes_are_open(tmp_path: Path) -> None:

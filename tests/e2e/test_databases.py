@@ -58,7 +58,7 @@ def test_logs_are_read_into_a_database_as_into_a_directory(tmp_path: Path, postg
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["new"] == 1 and PASSWORD not in done.stdout + done.stderr
     again = understudy("ingest", "s1.jsonl", "--dir", postgresql_store.secret_url, "-j", 1, cwd=tmp_path)
-    assert "1 files are as they were" in again.stdout and PASSWORD not in again.stdout + again.stderr
+    assert "1 files are unchanged" in again.stdout and PASSWORD not in again.stdout + again.stderr
     assert {each.name for each in tmp_path.iterdir()} == {"s1.jsonl", "store"}
     with Store.open(tmp_path / "store") as first, Store.open(postgresql_store) as second:
         assert first.sessions.count() == second.sessions.count() == (1, 1)

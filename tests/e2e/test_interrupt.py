@@ -84,7 +84,7 @@ def test_draining_has_a_bound_and_the_same_command_continues(calc_tasks: Path, t
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
-    assert "stopping what still runs after 0.5 s" in stderr
+    assert "the drain timeout of 0.5 s has passed" in stderr
     assert set(statuses(out)) == {"queuing", "requeuing"}
     released.touch()
     done = understudy(*arguments)

@@ -21,9 +21,9 @@ from typing import Any, cast
 
 _MOST_NODES = 20_000
 _MOST_TEXT = 400_000
-_MOST_RESULTS = 100  # of a comparison that is no assertion, in one test
-_MOST_COMPARED = 500  # values within such a value
-_MOST_REPORTS = 1_000  # of one site in one test; only a digest of the later ones is sent
+_MOST_RESULTS = 100  # maximum number of results of a comparison outside of assertions, in one test
+_MOST_COMPARED = 500  # maximum number of values within a compared value
+_MOST_REPORTS = 1_000  # maximum number for one site in one test; of later ones only a digest is sent
 
 _OPERATORS: "dict[str, Callable[[Any, Any], Any]]" = {
     "==": operator.eq,

@@ -48,7 +48,7 @@ _MOST_DATA = 4 << 20
 
 
 class Exposure:
-    """What the names of a version hold after unused values have been removed from its tree."""
+    """What the names in a test file's version hold after unused values have been removed from its tree."""
 
     def __init__(self, tree: ast.Module, copies: Mapping[int, str]) -> None:
         """`copies` is what `cut_unused` returned for the tree."""

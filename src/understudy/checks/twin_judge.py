@@ -230,7 +230,7 @@ def _judge(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observati
         case "isinstance":
             names = set(parse_literal(site.expected))
             names |= {kind.__name__ for name in names if isinstance(kind := getattr(builtins, name, None), type)}
-            # A proxy honestly claims its object's class, but not where the gold patch has an object of the class.
+            # Other classes that a proxy claims by `__class__` count only if the gold patch has no object of it.
             claims = not site.want or any(names.isdisjoint(each[1]) for each in gold)
             kinds = ({*each[1], *(each[2] if claims else ())} for each in seen)
             same = all((not names.isdisjoint(each)) is site.want for each in kinds)

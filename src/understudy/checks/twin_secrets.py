@@ -16,9 +16,9 @@ from understudy.checks.twin_judge import Observation, holds
 from understudy.checks.twins import TwinSite
 from understudy.util.python_syntax import parse_literal
 
-_WORTH_READING = 8.0  # minimum bits of a value for searching it in the rest of a version
+_WORTH_READING = 8.0  # values with fewer bits than this are not searched for in the rest of a version
 _READ = 2.0  # such a value counts as readable if fewer bits than this are left
-_READ_NUMBER = 1.5  # bits of a number that occurs in a version, among other numbers
+_READ_NUMBER = 1.5  # bits that a guesser needs to choose this number among the numbers in a version
 _LONG_NEEDLE = 8  # minimum characters for searching an expected substring likewise
 _TEXT_OPERATORS = frozenset({"holds", "startswith", "endswith", "search", "match", "fullmatch"})
 _UNIVERSAL: tuple[Any, ...] = (None, True, False, 0, 1, -1, math.inf, -math.inf, "", "a", b"", [], {})

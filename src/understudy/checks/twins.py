@@ -212,7 +212,8 @@ class _Rewriter(ast.NodeTransformer):
             number = self._number(TwinSite("end", withheld=False))
             node.body.append(ast.Expr(_call("_send_", number, ast.Constant(0))))
         elif outer and any(isinstance(part, ast.stmt) and fails(part) for part in ast.walk(node)):
-            # A branch that fails the test is a comparison in the process, so the test is protected only in part.
+            # The test compares in the condition of a branch, and fails there. That comparison runs in the tested
+            # process, which can falsify it, so the test is protected only in part.
             number = self._number(TwinSite("truth", withheld=False))
             node.body.insert(0, ast.Expr(_call("_holds_", number, ast.Constant(1))))
         return node

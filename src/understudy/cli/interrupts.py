@@ -36,7 +36,10 @@ def run_stoppable(
         running = asyncio.ensure_future(work)
 
         def stop_draining() -> None:
-            typer.echo(f"understudy: stopping what still runs after {drain_timeout_s:g} s", err=True)
+            typer.echo(
+                f"understudy: the drain timeout of {drain_timeout_s:g} s has passed; stopping what still runs",
+                err=True,
+            )
             running.cancel()
 
         def interrupt() -> None:

@@ -43,7 +43,7 @@ def console() -> Console:
 
     result = Console(markup=False, highlight=False, emoji=False)
     width, height = result.size
-    # Given once: else each line that is printed asks the system for it several times.
+    # Set once, because otherwise each printed line would query the terminal's size several times.
     result.size = ConsoleDimensions(width if result.is_terminal else _UNWRAPPED, height)
     return result
 

@@ -35,7 +35,7 @@ class LiveStatus:
         raise NotImplementedError
 
     def new_lines(self) -> list[str]:
-        """Return lines to print permanently, since the last call."""
+        """Return the lines to print above the status, which were added since the last call."""
         return []
 
 

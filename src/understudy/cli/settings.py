@@ -56,7 +56,10 @@ def gateway_config(settings: BackendSettings, *, backend: str | None) -> Gateway
         raise ConfigError(f"unknown backend {backend!r}; expected one of {', '.join(BACKENDS)}")
     if backend == "embedded" and not urls:
         if high or low:
-            raise ConfigError("the embedded backend has only one model and takes no model names; leave them out")
+            raise ConfigError(
+                "the embedded backend serves one model, without names; leave out --backend-model-high and "
+                "--backend-model-low"
+            )
         return config_from_flags(backend, [], None, None)
     if backend == "vllm" and not urls:
         urls = (VLLM_URL,)
@@ -383,7 +386,7 @@ class AgentRunSettings(Struct, frozen=True, kw_only=True):
                 raise ConfigError(
                     f"{flag}: unsupported by --agent {agent}; it is for --agent {' or '.join(owners)}"
                 )
-            # "cli" is the default, so that giving it makes no other run
+            # "cli" is the default: given or not, the configuration of the run is the same
             if name != "run_method" or value != "cli":
                 options[name.removeprefix("agent_")] = option_text(name, value)
         return options

@@ -40,6 +40,7 @@ from understudy.store import Store
 from understudy.store.address import StoreLocation
 from understudy.store.keys import CLIENT
 from understudy.store.outcomes import TOO_LITTLE_PROTECTION, VOTED_OUT, GradedRollout
+from understudy.store.runs import check_run_id
 from understudy.trajectory.roles import Role
 from understudy.trajectory.samples import Sample, samples
 from understudy.trajectory.tree import Trajectory, build
@@ -542,10 +543,7 @@ class Corpus:
             return
         run_ids = [run.id for run in self.store.runs.all()]
         run = self.selection.run
-        if run is not None and run not in run_ids:
-            raise ConfigError(
-                f"the store has no run {run!r}; expected one of: {', '.join(run_ids) or 'none, it has no runs'}"
-            )
+        check_run_id(run, run_ids)
         if not run_ids and self.selection.origins == ("rollouts",):
             raise ConfigError(
                 "nothing to export: the store has no runs, and sessions were not requested; to export calls of a "

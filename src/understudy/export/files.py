@@ -1,5 +1,5 @@
-"""The files of an export: rows are written as they come, and everything, with a dataset card, is put in place
-at the end.
+"""Writes the files of an export. Rows are written to temporary files as they come; at the end these, the manifest
+and a dataset card are moved to the output directory.
 """
 
 from __future__ import annotations

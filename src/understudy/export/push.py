@@ -13,6 +13,14 @@ from understudy.errors import ConfigError
 from understudy.export.files import CARD_NAME, MANIFEST, read_manifest, sha256_of
 
 _REPO = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
+_LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+_REMEDIES = {
+    401: _LOGIN,
+    403: _LOGIN,
+    404: "check the owner's name and HF_ENDPOINT",
+    413: "export less, with --where or --run",
+}
+"""What to do about a refusal of the hub, by its HTTP status. After others, a later attempt may succeed."""
 
 
 class PushSummary(Struct, frozen=True, kw_only=True):
@@ -93,8 +101,7 @@ def push(directory: Path, planned: PushSummary, report: Callable[[str], None] = 
         )
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
-        login = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
-        remedy = login if status in (401, 403) else "retry later"
+        remedy = _REMEDIES.get(status, "run the same command again later")
         text = " ".join(str(getattr(error, "server_message", None) or error).split())[:300]
         raise ConfigError(
             f"the hub refused to store {planned.repo} (status {status}): {text}; {remedy}"

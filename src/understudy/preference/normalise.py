@@ -167,7 +167,7 @@ def _plain_tokens(text: str) -> tuple[list[str], str]:
             if tokens and tokens[-1] not in _COMMAND_STARTS:
                 tokens.append(";")
         elif token.raw in ("<(", ">("):
-            tokens += token.raw  # as they are written with a space between them
+            tokens += token.raw  # two tokens, as when there is a space between `<` and `(`
         else:
             tokens.append(token.raw)
     while not rest and tokens and tokens[-1] == ";":
@@ -326,7 +326,7 @@ def _done(name: str, arguments: Any, *, readable: bool = True) -> Doing:
     try:
         key = canonical((name, arguments))
     except (ValueError, TypeError, OverflowError, RecursionError):
-        # Halves of surrogate pairs, numbers that no JSON holds.
+        # JSON has no unpaired surrogates, NaN or infinities.
         key = repr((name, arguments)).encode(errors="backslashreplace")
     return Doing(name, arguments, key, readable)
 

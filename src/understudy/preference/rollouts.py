@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from understudy.errors import ConfigError
 from understudy.ingest.model_families import model_family
 from understudy.ingest.trace import Message, TurnAction, normalise_messages
 from understudy.preference.checks import SAME, Checks, Pair, PairCounts
@@ -32,6 +31,7 @@ from understudy.preference.normalise import Place, doing
 from understudy.preference.proposals import action_in
 from understudy.store import Store
 from understudy.store.outcomes import GradedRollout
+from understudy.store.runs import check_run_id
 from understudy.trajectory.tree import Node, build
 from understudy.types import Protection, Task, is_solved
 
@@ -94,8 +94,7 @@ def rollout_pairs(
     checked = checked or Checks()
     checked.doubted = store.votes.doubted_pairs()
     run_ids = [run.id for run in store.runs.all()]
-    if run_id is not None and run_id not in run_ids:
-        raise ConfigError(f"the store has no run {run_id!r}; it has: {', '.join(run_ids) or 'none'}")
+    check_run_id(run_id, run_ids)
     for each in run_ids if run_id is None else [run_id]:
         chosen = store.outcomes.select_graded(each, include_suspicious=include_suspicious, protection=protection)
         tally.notes["rollouts without a verdict"] += sum(chosen.left_out.values())
@@ -123,13 +122,13 @@ def _of_task(
     tally: PairCounts,
 ) -> Iterator[Pair]:
     pair_count = 0
-    # Lines that are the same up to a step; those that take another way are looked at on their own.
+    # Groups of rollouts that are equal up to a step, with its index. A group is split where its rollouts differ.
     together: list[tuple[int, list[_MainLine]]] = [(0, list(lines))]
     while together:
         depth, members = together.pop()
         by_prefix: dict[bytes, list[_MainLine]] = {}
         for line in members:
-            # One that has ended is like none that goes on.
+            # A rollout that has ended is in a group of its own, under an empty key.
             before = line.steps[depth].before if depth < len(line.steps) else b""
             by_prefix.setdefault(before, []).append(line)
         ended = by_prefix.pop(b"", [])
@@ -160,7 +159,7 @@ def _of_task(
                     pair_count += 1
                     tally.pairs += 1
                     yield pair
-            # In the order of the store, as a stack gives them back.
+            # Reversed, so that the stack returns them in the order of the store.
             together += [(depth + 1, some) for some in reversed(classes) if len(some) > 1]
 
 

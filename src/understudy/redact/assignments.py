@@ -71,7 +71,7 @@ _KEY_OF_DATA = re.compile(
     r"[_\- .]?$"
 )
 """What stands before `key` where a key finds something and protects nothing."""
-_BASE64 = re.compile(r"[A-Za-z0-9+/]{40,8192}={0,2}")  # which may begin as a path does
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{40,8192}={0,2}")  # may begin with a slash, like a path
 _PUBLIC = re.compile(r"(?i)public[_\- .]?$")
 _PLAIN = re.compile(r"[\w.~+/=-]+", re.ASCII)
 _TIGHT = re.compile(r"[^()\[\]{},<>?;]+")
@@ -204,8 +204,8 @@ def _is_config_line(text: str, left: int, position: int, match: re.Match[str], e
 
 
 def _spaced(word: str, before: str, quote: str) -> bool:
-    """Return whether only a space separates a name from its value: an option, SQL, a line of .netrc,
-    Docker's ENV.
+    """Return whether a space alone may separate this name from its value, as in an option of a command, SQL,
+    .netrc or Docker's ENV.
     """
     if word.lower().startswith("identified"):
         return True

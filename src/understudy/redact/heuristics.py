@@ -173,7 +173,7 @@ def is_password(value: str, quoted: bool) -> bool:
     several = count_character_classes(value)
     if several < 2 or len(value) < (6 if quoted else 8):
         return False
-    # Letters of two cases, and no more: a name in code more often than not.
+    # Without a digit or sign, a value of upper and lower case letters is usually a name in code.
     if not (_DIGIT.search(value) or _SIGN.search(value)) or not (_SMALL.search(value) or _CAPITAL.search(value)):
         return False
     if not quoted and several < 3 and not _DIGIT.search(value):

@@ -117,7 +117,7 @@ class Redactor:
         self._clean: set[int] = set()
         self._leaked: dict[int, tuple[tuple[str, str], ...]] = {}
         self._looked: dict[int, list[SecretMatch]] = {}
-        # A text stands in a conversation as what was answered and as what later turns see.
+        # Cached, because a text occurs in a conversation twice: as an answer, and in the history of later turns.
         self._replaced: dict[int, _Replaced] = {}
 
     @classmethod
@@ -200,7 +200,7 @@ class Redactor:
         self._look(new)
 
     def _look(self, texts: list[str]) -> None:
-        """Search texts for secrets, and cache those without any."""
+        """Search texts for secrets, and cache by the text's hash what was found, or that nothing was."""
         for plain in (True, False):
             some = [text for text in texts if text.isascii() is plain and hash(text) not in self._clean]
             # One long text is searched quicker than many short ones; nothing is found across a NUL.
@@ -296,7 +296,7 @@ class Redactor:
         waiting: list[tuple[Any, Any, Any, str | None]] = [(holder, 0, value, None)]
         while waiting:
             into, at, item, name = waiting.pop()
-            whole: Any = item  # whose type is not narrowed: a cast would cost as much as the rest of a step
+            whole: Any = item  # not narrowed by isinstance: a cast would cost as much as a step
             if isinstance(item, str):
                 into[at] = self._string(item, name, where, nested)
             elif isinstance(item, list | tuple):

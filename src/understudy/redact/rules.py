@@ -325,7 +325,7 @@ def _inner(text: str, position: int) -> bool:
         return False
     left = text[max(position - 48, 0) : position]
     up = _UP.search(left)
-    # Modules of a package lie in `../home` as well.
+    # `../home` may also be a module of a package.
     if up is not None and (up.group().count("..") > 1 or text[position + 1] == "U"):
         return _IMPORT.search(text[max(position - 64, 0) : position - len(up.group())]) is not None
     return _HOMES_IN.search(left) is None
@@ -396,12 +396,12 @@ def _url(text: str, position: int) -> Hits:
         return _NONE
     reserved = scheme is None and _RESERVED_HOST.match(text, match.end()) is not None
     hits: list[SecretMatch] = []
-    # Signs alone are how parsers of URLs are tested.
+    # A password of punctuation only is an example, as in tests of URL parsers.
     signs = secret is not None and sum(map(str.isalnum, unquote(secret))) < 3
     if secret is not None and not signs and not (reserved and not looks_random(unquote(secret))):
         hits.append(SecretMatch(match.start(2), match.end(2), rule, "secret", unquote(secret)))
     if user and user.lower() not in GENERIC_USERS and not is_reference(user):
-        # https://TOKEN@host, or a person's name
+        # a token, as in https://TOKEN@host, or a person's user name
         if looks_random(unquote(user)):
             hits.append(SecretMatch(*match.span(1), rule, "secret", unquote(user)))
         elif not reserved and _USER.fullmatch(unquote(user)):
@@ -505,7 +505,7 @@ RULES = (
         MAY_BE_ASSIGNED,
     ),
     RedactionRule((b"@", b"%40"), _email, re.compile(r"(?<=[A-Za-z0-9_%+=.-])(?:@|%40)[A-Za-z0-9-]++\.")),
-    # Before `home` a path goes on, or an escape ends, as in `%2Fhome`.
+    # `home` must follow a separator of a path, or the end of an escaped one, as in `%2Fhome`.
     RedactionRule((b"home", b"users"), _home_user, re.compile(r"(?<=[/\\\-FCfc])")),
 )
 """What is looked for by its surroundings; what has a form is looked for in `tokens`."""

@@ -285,7 +285,7 @@ def tokens_in_run(text: str, start: int, end: int) -> list[tuple[int, int, str]]
         _named_token(text, start, end, spans)
     pattern = _in_escaped if before in ("\\", "%", "[") else _in_run
     for match in pattern.finditer(text, start, end):
-        # After its prefix a token may have characters, as / or +, at which a run ends: match without that end.
+        # The part after the prefix may contain characters that end a run, such as / or +: match beyond `end`.
         match = pattern.match(text, match.start()) or match
         rule, token = _PREFIXED[(match.lastindex or 1) - 1].rule, match.group()
         # `sk-` begins names of CSS classes too, `pypi-` file names.

@@ -296,8 +296,7 @@ class Asker:
                     request = make()
                     amount = self._worst(teacher_state.teacher, request)
                     if not await self.budget.reserve(amount, self._stopped):
-                        # An ask that was tried before has failed then, and was counted as failed; it is counted
-                        # anew now.
+                        # An ask that was tried already counts as failed, not as unaffordable.
                         teacher_state.tally.unaffordable += result is None and not self._stopped.is_set()
                         break
                     ask, result = await self._try(ask, request, amount, teacher_state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from understudy.report.figures import MIN_TASKS, SIGNIFICANT, Headline, Judgement, Point, ReportFigures
+from understudy.report.figures import MIN_TASKS, SIGNIFICANT, Headline, Judgement, ReportFigures
 from understudy.util.statistics import ConfidenceInterval
 
 NOTHING = "–"
@@ -129,18 +129,6 @@ def reasons(headline: Headline) -> list[tuple[bool, str]]:
     if suspicious:
         lines.append((False, f"{suspicious} of the solved patches may deceive the grader"))
     return lines
-
-
-def point_problems(point: Point) -> str:
-    """Return the problems of a point in words; empty if there are none."""
-    counts = [
-        (point.pending, "pending"),
-        (point.failed, "infrastructure failure" + "s" * (point.failed != 1)),
-        (point.suspicious, "suspicious patch" + "es" * (point.suspicious != 1)),
-        (point.timeouts, "timed out"),
-    ]
-    parts = [f"{count} {what}" for count, what in counts if count]
-    return ", ".join(parts if point.from_store else [*parts, "as the loop says: its store is gone"])
 
 
 def _alone(figures: ReportFigures) -> str:

@@ -288,7 +288,10 @@ def _error_of_agent(
             f"says: {log_tail[-500:] or 'nothing'}"
         )
     if result.outcome == "timeout" and session is not None and session.unanswered:
-        return BackendError(f"the model answered no request within the agent's time limit ({result.message})")
+        return BackendError(
+            f"the model answered no request within the agent's time limit ({result.message}), expected at "
+            "least one response; check the load of the model server, or raise --timeout"
+        )
     if result.outcome != "crashed":
         return None
     last = calls[-1] if calls else None

@@ -51,7 +51,7 @@ def parse_load(text: str) -> EngineLoad | None:
     }
     if fields["running"] is None or fields["waiting"] is None:
         return None
-    # One server may tell of several engines: of caches the fullest counts.
+    # A server may report several engines: their requests are added, and the fullest cache counts.
     return EngineLoad(
         sum(fields["running"]),
         sum(fields["waiting"]),
@@ -97,7 +97,7 @@ class AgentSlots:
         except asyncio.CancelledError:
             if not place.cancelled():
                 self.release()
-            elif place in self._waiting:  # unless `_admit` has passed over it already
+            elif place in self._waiting:  # not if `_admit` has removed it already
                 self._waiting.remove(place)
             raise
 

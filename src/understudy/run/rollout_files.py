@@ -124,7 +124,7 @@ class RolloutFiles:
                 aside.unlink()
         except OSError as error:
             self._failures["half written"] = str(error)
-            _log.warning("what an earlier start left half written cannot be removed: %s", error)
+            _log.warning("incomplete files of an earlier start cannot be removed: %s", error)
 
     def _write_rollout(self, rollout: Rollout, *, rewrite: bool) -> None:
         """Write the files of an ended rollout if they are missing, or in any case with `rewrite`."""

@@ -477,7 +477,9 @@ async def _watch_ceiling(ceiling: CostCeiling) -> None:
 def check_max_concurrency(config: RunConfig, concurrency: int, high: int, engine: RunEngine | WorkerFleet) -> None:
     """Raise ConfigError where the number of agents cannot follow the load of model servers."""
     if engine != "local":
-        raise ConfigError("--max-concurrency: unsupported with workers, each of which has its own --capacity")
+        raise ConfigError(
+            "--max-concurrency: unsupported with workers; leave it out, and set --capacity of each worker"
+        )
     if config.backend not in ("vllm", "sglang"):
         raise ConfigError(
             f"--max-concurrency: the {config.backend} backend does not report its load, by which "

@@ -144,7 +144,7 @@ class RunWorker:
             try:
                 await asyncio.wrap_future(self._store.leases.give_back(self._lease))
             except StoreError as error:
-                _log.warning("the leases of this worker end by themselves: %s", error)
+                _log.warning("the leases of this worker could not be given back, and will expire: %s", error)
             finally:
                 for run_id in list(self._opened):
                     await self._opened.pop(run_id).close()
@@ -352,7 +352,7 @@ class RunWorker:
         try:
             await asyncio.shield(validation)
         except UnderstudyError:
-            opened.validated.pop(task_id, None)  # a temporary fault must not decide for the next attempt
+            opened.validated.pop(task_id, None)  # the fault may be temporary, so the next attempt validates again
             raise
 
     async def _keep_leases(self) -> None:

@@ -30,7 +30,7 @@ from sqlalchemy import (
 from understudy.errors import ConfigError
 from understudy.store.calls import USAGE, AttemptUsage
 from understudy.store.database import Repository, read_error, row_reader
-from understudy.store.runs import read_attempt, read_rollout, read_timings, read_verdicts
+from understudy.store.runs import check_run_id, read_attempt, read_rollout, read_timings, read_verdicts
 from understudy.store.schema import attempts, calls, rewards, rollouts, runs
 from understudy.store.statements import json_array_length, json_values
 from understudy.store.votes import VoteRepository
@@ -311,10 +311,7 @@ class OutcomeRepository(Repository):
             if run_id is not None:
                 statuses = statuses.where(rollouts.c.run_id == run_id)
             by_rollout: dict[str, str] = {row.id: row.status for row in connection.execute(statuses)}
-        if run_id is not None and run_id not in run_ids:
-            raise ConfigError(
-                f"the store has no run {run_id!r}; expected one of: {', '.join(run_ids) or 'none, it has no runs'}"
-            )
+        check_run_id(run_id, run_ids)
         if not run_ids and has_clients:
             raise ConfigError(
                 "this store belongs to a gateway without runs: it has calls but no rollouts to export; name a "

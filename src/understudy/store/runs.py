@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import Connection, Select, Table, and_, func, insert, select, update
 
-from understudy.errors import LeaseLost, NotInStore, StoreError
+from understudy.errors import ConfigError, LeaseLost, NotInStore, StoreError
 from understudy.store.contents import read_blobs
 from understudy.store.database import (
     Repository,
@@ -380,6 +380,14 @@ class RunRepository(Repository):
             raise StoreError(
                 f"attempt {attempt_id} has no verdict to review; wait until it is graded, or give a graded attempt"
             )
+
+
+def check_run_id(run_id: str | None, run_ids: Sequence[str]) -> None:
+    """Raise ConfigError if `run_id` is given and not one of `run_ids`, the runs of the store."""
+    if run_id is not None and run_id not in run_ids:
+        raise ConfigError(
+            f"the store has no run {run_id!r}; expected one of: {', '.join(run_ids) or 'none, it has no runs'}"
+        )
 
 
 def _reward_columns(context: WriteContext, attempt_id: str, verdict: Verdict) -> dict[str, Any]:

@@ -219,7 +219,9 @@ async def _gold(
                 )
             gold_patch = await extract_patch(sandbox, prepared.git)
         except GraderError as error:
-            raise TaskError(f"{script}: the changes that it made cannot be read: {error}") from error
+            raise TaskError(
+                f"{script}: the changes that it made cannot be read: {error}; give a gold.patch instead"
+            ) from error
         finally:
             await sandbox.close()
     if gold_patch.startswith(NO_PATCH):
@@ -322,8 +324,8 @@ def _digest(folder: Path, salt: str) -> str:
         for count, path in enumerate(sorted(folder.rglob("*"))):
             if count > _MAX_FILES:
                 raise TaskError(
-                    f"{folder}: more than {_MAX_FILES} files; is this a task folder? Remove files that do not "
-                    "belong to the task"
+                    f"{folder}: expected at most {_MAX_FILES} files in a task folder, got more; give another "
+                    "folder, or remove files that do not belong to the task"
                 )
             status = path.lstat()
             sha.update(f"\0{os.fsencode(path.relative_to(folder))!r} {status.st_mode:o}\0".encode())

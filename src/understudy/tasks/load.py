@@ -108,7 +108,8 @@ async def load_tasks(
         for task in loaded.tasks:
             if other := origins.get(task.instance_id):
                 raise TaskError(
-                    f"task {task.instance_id} is in {other} and in {spec}; the same id; give one of them another"
+                    f"duplicate instance_id: {other} and {spec} both have the task {task.instance_id}; rename "
+                    "one, or give only one of these sources"
                 )
             origins[task.instance_id] = spec
             tasks.append(task)

@@ -173,7 +173,7 @@ def _checks_by_script(row: DatasetRow, test_patch: str) -> tuple[SuiteChecks, st
 
 
 def _checks_by_table(row: DatasetRow, test_patch: str) -> SuiteChecks:
-    """Return the checks of a row that does not say how its tests are run."""
+    """Return the checks of a row without test commands, from the table in `recipes`."""
     repo = row.text("repo")
     parser, recipe = find_recipe(repo, row.text("version"))
     return SuiteChecks(

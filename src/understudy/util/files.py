@@ -47,7 +47,7 @@ def atomic_path(target: Path, *, fsync: bool = False, temporary: Path | None = N
             if leftover.is_dir():
                 shutil.rmtree(leftover)
             else:
-                with suppress(OSError):  # Where nothing can be written, nothing can be removed either.
+                with suppress(OSError):  # The directory is read-only, so the file stays.
                     leftover.unlink(missing_ok=True)
 
 
@@ -130,7 +130,7 @@ def mark_used(cache: Path, paths: Iterable[Path]) -> None:
     """Update the modification time of cache entries (`KIND/NAME`), which records that they are in use now."""
     for path in paths:
         if path.is_relative_to(cache):
-            with suppress(OSError):  # the entry of another user
+            with suppress(OSError):  # the entry may belong to another user
                 os.utime(cache.joinpath(*path.relative_to(cache).parts[:2]))
 
 

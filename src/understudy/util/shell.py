@@ -61,7 +61,7 @@ def shell_tokens(text: str, *, strict: bool = False) -> Iterator[ShellToken]:
     ShellSyntaxError for both where the reading is `strict`.
     """
     at = 0
-    delimiters: list[str] = []  # of the here-documents that begin behind the next line break
+    delimiters: list[str] = []  # of the here-documents that begin after the next line break
     announced = False  # the last token was `<<`: the next word is a delimiter
     while at < len(text):
         match = _TOKEN.match(text, at)

@@ -412,7 +412,7 @@ def _text(contents: Iterable[bytes]) -> str:
     for content in contents:
         try:
             value = msgspec.json.decode(content)
-            fields = json_strings(value)  # keys of objects have no field
+            fields = json_strings(value)  # without the keys of objects
             strings = [text for text, name in fields if name not in _NOT_SEARCHED or text is value]
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             strings = [content.decode(errors="replace")]

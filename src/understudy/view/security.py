@@ -60,7 +60,7 @@ def address_for_others(host: str) -> str:
     family, elsewhere, own = ANY_ADDRESS[host]
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((elsewhere, 9))  # sends nothing, but chooses the own address
+            probe.connect((elsewhere, 9))  # sends nothing: the kernel only chooses a local address
             return str(probe.getsockname()[0])
     except OSError:
         return own

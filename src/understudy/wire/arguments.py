@@ -56,7 +56,7 @@ def unwrapped(arguments: str) -> str:
         try:
             return _UNPARSED.decode(arguments)[UNPARSED_INPUT].raw
         except (msgspec.MsgspecError, KeyError, UnicodeError):
-            pass  # The model itself wrote this key.
+            pass  # The model itself wrote this key, so these are ordinary arguments.
     return arguments
 
 
@@ -84,7 +84,7 @@ def upstream_arguments(sampled: str | None, echoed: str) -> str:
             if ours is not None and theirs is not None and same_input(ours, theirs):
                 return sampled
         except RecursionError:
-            pass  # Nested hundreds deep: no tool takes that, and the echo will do.
+            pass  # Too deeply nested to compare, so return what the agent sent back.
     return echoed
 
 

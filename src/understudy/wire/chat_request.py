@@ -171,7 +171,7 @@ def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
     """See Dialect."""
     request = decoded(_BODY.decode, body)
     if request.messages:
-        raise ValueError("this request must be read as a whole: its outer part has messages, too")
+        raise ValueError("this request cannot be read message by message: expected none in its outer part")
     return _read_stored(request, instructions)
 
 

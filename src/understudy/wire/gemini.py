@@ -142,7 +142,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def _event(value: object) -> bytes:
-    # Arguments are as the model wrote them. Line breaks between their values would end the event's line.
+    # Arguments keep the line breaks that the model wrote between values, which would end the line of the event.
     return b"data: %b\n\n" % msgspec.json.encode(value).replace(b"\n", b" ").replace(b"\r", b" ")
 
 

@@ -121,7 +121,7 @@ class GenerationConfig(Struct, rename="camel"):
     response_schema: dict[str, Any] | None = None
     response_json_schema: dict[str, Any] | None = None
     thinking_config: ThinkingConfig | None = None
-    # Refused, but for values that change nothing.
+    # Refused, except for values without an effect.
     candidate_count: Any = None
     response_modalities: Any = None
     response_logprobs: Any = None
@@ -190,7 +190,7 @@ def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
     """See Dialect. No content adds instructions."""
     request = decoded(_BODY.decode, body)
     if request.contents or instructions:
-        raise ValueError("this request must be read as a whole: its outer part has contents, too")
+        raise ValueError("this request cannot be read content by content: expected none in its outer part")
     return _read_stored(request)
 
 
@@ -199,7 +199,7 @@ def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingSta
     content = decoded(_CONTENT.decode, body)
     is_model = content.role == "model"
     if is_model and state.stage:
-        raise ValueError("this request must be read as a whole: the content continues the turn before it")
+        raise ValueError("this request cannot be read content by content: one continues the turn before it")
     reader = _GeminiReader(state=state)
     reader.read(state.messages, content)
     return reader.blocks, ReadingState(
@@ -380,7 +380,7 @@ class _GeminiReader:
                 self._add("other", IMAGE, name="image", images=(image,))
         elif part.text is not None:
             self._text("thinking" if part.thought else "text", part.text)
-        elif part != _EMPTY:  # a part of nothing but a signature says nothing
+        elif part != _EMPTY:  # a part with only a signature has no content
             (name,) = list(msgspec.to_builtins(part))[:1] or ["part"]
             self._refuse(f"{name}: unsupported part; expected text, inlineData, functionCall or functionResponse")
             self._add("other", f"[{name}]", name=name, source=part)

@@ -123,7 +123,7 @@ def _between(blocks: Sequence[Block], called: Sequence[str], sampled: SampledCal
             images = []
         parts = content_parts(group)
         if role != "user":
-            # A message of the system is text alone.
+            # System messages consist of text only.
             parts = [part for part in parts if part["type"] == "text"]
         messages.append(_user([*images, *parts]))
         images = []

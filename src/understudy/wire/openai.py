@@ -28,7 +28,7 @@ _ERRORS: dict[FaultKind, tuple[int, str, str | None]] = {
     "overloaded": (503, "server_error", "service_unavailable"),
     "internal": (500, "server_error", "server_error"),
 }
-# What Codex sends, with hyphens now and underscores before, then what OpenCode sends, then the common name.
+# The headers of new and of older versions of Codex, of OpenCode, and the common name.
 _SESSION_HEADERS = (b"session-id", b"session_id", b"x-session-affinity", b"x-session-id")
 _THREAD_HEADERS = (b"thread-id", b"conversation_id")
 

@@ -384,8 +384,8 @@ class OpenAIResponses(OpenAIDialect):
         return ResponsesWriter(incoming, session, message_id)
 
     def ping(self, message_id: str) -> bytes:
-        # Not a comment: Codex takes a stream for dead that has no event for five minutes. And no other event: the
-        # accumulators of OpenAI clients refuse a stream that begins with one; of this one they take any number.
+        # An event, not a comment, because Codex gives up a stream without an event for five minutes. This event,
+        # because OpenAI's clients require it at the beginning of a stream, and accept it several times.
         response: dict[str, Any] = {"object": "response", "status": "in_progress", "output": []}
         return EventBuilder().event("response.created", {"response": {"id": response_id(message_id)} | response})
 

@@ -15,8 +15,8 @@ from understudy.wire.openai import OpenAIPart, OpenAIReader
 
 EXPECTED = "an OpenAI Responses request"
 
-# Tools that run at the provider, and the search for tools that were not sent. They are offers, which Codex makes
-# in every request: without them the model does its work with the others.
+# Tools that run at the provider, and the search for tools that were not sent. They are left out, because Codex
+# offers them in every request, and the model can work without them.
 _LEFT_OUT = frozenset(
     {
         "code_interpreter",
@@ -230,7 +230,7 @@ class ResponsesRequest(ResponsesBody, kw_only=True):
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    # Refused, but for values that change nothing.
+    # Refused, except for values without an effect.
     previous_response_id: Any = None
     conversation: Any = None
     background: Any = None
@@ -269,7 +269,7 @@ def read_outer(body: bytes, instructions: tuple[str, ...]) -> Conversation:
     """See Dialect."""
     request = decoded(_BODY.decode, body)
     if request.input:
-        raise ValueError("this request must be read as a whole: its outer part has items, too")
+        raise ValueError("this request cannot be read item by item: expected none in its outer part")
     return _read_stored(request, instructions)
 
 
@@ -277,7 +277,7 @@ def read_next(state: ReadingState, body: bytes) -> tuple[list[Block], ReadingSta
     """See Dialect. The tools that an item adds belong to the whole request."""
     item = decoded(_ITEM.decode, body)
     if item.type == "additional_tools":
-        raise ValueError("this request must be read as a whole: the item changes the tools")
+        raise ValueError("this request cannot be read item by item: one changes the tools")
     return _ResponsesReader().read_after(state, item)
 
 
@@ -286,7 +286,7 @@ def read_conversation(request: ResponsesBody) -> tuple[Conversation, str | dict[
     items = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
     toolbox = _tools.read(bytes(request.tools))
     if added := [tool for item in items if item.type == "additional_tools" for tool in item.tools]:
-        # The complaint about `tools` that could not be read at all stays.
+        # If no tool of `tools` could be read, the reasons are kept.
         unread = () if toolbox.sent else toolbox.unsupported
         toolbox = _new_toolbox([*toolbox.sent, *added])
         toolbox = msgspec.structs.replace(toolbox, unsupported=unread + toolbox.unsupported)

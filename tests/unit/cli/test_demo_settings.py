@@ -31,4 +31,4 @@ def test_another_model_is_refused_with_the_names_of_those_there_are():
         demo_settings("gpt")
     refused = understudy("demo", "--quick", "--model", "smollm2-135m")
     assert refused.returncode == 2
-    assert "--model: not with --quick" in refused.stderr
+    assert "--model and --quick exclude each other" in refused.stderr

@@ -68,7 +68,7 @@ def test_draining_stops_after_its_time_limit():
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "stopping what still runs after 0.2 s" in err
+    assert "the drain timeout of 0.2 s has passed" in err
     assert "run the same command again to continue" in err
 
 

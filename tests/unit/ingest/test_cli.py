@@ -70,7 +70,7 @@ def test_formats_in_one_directory_each_become_states(tmp_path: Path):
     assert {"codex", "gemini", "atif", "aider", "swe-smith", "openhands"} <= {row["format"] for row in states}
     assert len({row["state_id"] for row in states}) == len(states)
     assert f"{len(states)} states of" in done.stdout
-    assert "redacted" in done.stderr and "Keep it to yourself" in done.stderr
+    assert "redacted" in done.stderr and "do not share it" in done.stderr
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
     assert names(tmp_path) == [".states.jsonl.understudy", "states.jsonl"]
 

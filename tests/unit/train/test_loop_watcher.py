@@ -53,4 +53,4 @@ def test_a_failing_tracker_is_logged_once_and_training_continues(tmp_path: Path,
         watching.stepped(STEP)
         watching.stepped(STEP)
     assert inner.seen == [STEP, STEP]
-    assert len([each for each in caplog.records if "trackers get no more numbers" in each.message]) == 1
+    assert len([each for each in caplog.records if "tracking stopped" in each.message]) == 1

@@ -140,7 +140,7 @@ def watch(
     sent: set[str] = set()
     denied: dict[int, Exception] = {}
     lost = installed = started = False
-    program: Any = None if by_frame else vars(sys.modules["__main__"])  # then its frame, and None in the end
+    program: Any = None if by_frame else vars(sys.modules["__main__"])  # later its frame, finally None
     returns = compile("", "", "exec").co_code[-2]
 
     def send(rule: str, path: str = "-", line: int = 0) -> None:
@@ -549,7 +549,8 @@ def watch(
                 return
             looks_at_frame = event == "object.__getattr__" and kind_of(args[0]) is frame_type
             if looks_at_frame and args[0].f_globals is own_globals:
-                # there is no test's frame, whoever looks at it; this also ends the recursion for code that asks
+                # The hook's own frame has nothing of a test, so looking at it is no evidence. Without this return,
+                # the check of such code would raise the same event again, without end.
                 return
             if frame is not None and address(frame.f_code) in own_codes:
                 return  # the hook itself caused the event

@@ -77,7 +77,9 @@ def demo(
         raise ConfigError("--agent: the demo's model only works with Claude Code; use --quick for other agents")
     if quick:
         if model != TINY:
-            raise ConfigError("--model: not with --quick, whose models are scripted; leave out one of the two")
+            raise ConfigError(
+                "--model and --quick exclude each other: --quick uses scripted models; leave one of them out"
+            )
         name = "demo-quick" if agent is None else f"demo-{agent}"
         directory = output_dir or Path("runs") / name
         as_expected = run_quick(directory, seed=seed, tasks=tasks or _QUICK_TASKS, agent=agent or "claude-code")

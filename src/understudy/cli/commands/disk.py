@@ -209,9 +209,9 @@ def _print(summary: PruneSummary, settings: PruneSettings) -> None:
     for what in sorted(lost):
         typer.echo(f"{'would be lost' if summary.dry_run else 'lost'} with {what}: {LOST[what]}")
     for reason in summary.skipped:
-        typer.echo(f"left alone: {reason}", err=True)
+        typer.echo(f"skipped: {reason}", err=True)
     if not summary.bytes and not lost:
-        typer.echo("nothing can go" + ("" if settings.drop else " without --drop, --caches or --images"))
+        typer.echo("nothing to remove" + ("" if settings.drop else " without --drop, --caches or --images"))
     else:
         typer.echo(f"{size_text(summary.bytes)} {would}")
 

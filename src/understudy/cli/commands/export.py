@@ -373,8 +373,7 @@ def _export(
         _summarise(name, exported, traits, roles)
     if exported.unredacted:
         typer.echo(
-            f"nothing in {exported.output_dir} is redacted: what the sessions held is in it, secrets too. Keep it "
-            "to yourself.",
+            f"warning: {exported.output_dir} is not redacted and may contain secrets; do not share it",
             err=True,
         )
 
@@ -498,7 +497,7 @@ def _summarise(name: str, exported: ExportSummary, traits: FormatTraits, roles: 
     if exported.load:
         typer.echo("load it with:\n" + "\n".join(f"  {line}" for line in exported.load.splitlines()))
     if not exported.unredacted:
-        typer.echo(f"give it away with: understudy push {exported.output_dir} NAME/DATASET")
+        typer.echo(f"publish it with: understudy push {exported.output_dir} NAME/DATASET")
 
 
 def _summarise_run(exported: ExportSummary, roles: tuple[Role, ...]) -> None:
@@ -520,14 +519,14 @@ def _summarise_run(exported: ExportSummary, roles: tuple[Role, ...]) -> None:
         )
     if exported.suspicious:
         typer.echo(
-            f"left out: {exported.suspicious} rollouts with a suspicious patch; `understudy show` tells why, "
-            "--include-suspicious takes them in",
+            f"left out: {exported.suspicious} rollouts with a suspicious patch; see why with `understudy show`; "
+            "--include-suspicious includes them",
             err=True,
         )
     for status, count in exported.left_out.items():
         typer.echo(f"left out: {count} rollouts without a verdict, {status}", err=True)
     if exported.rows and not exported.unredacted:
-        typer.echo(f"give it away with: understudy push {exported.output_dir} NAME/DATASET")
+        typer.echo(f"publish it with: understudy push {exported.output_dir} NAME/DATASET")
 
 
 def shortened_list(names: Sequence[str]) -> str:

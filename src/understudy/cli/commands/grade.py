@@ -374,7 +374,7 @@ def _print_summary(standing: GradingProgress, predictions: Predictions, path: Pa
     for message in figures["rows"]:
         typer.echo(visible(f"error: {message}"), err=True)
     if figures["refused_rows"] > len(figures["rows"]):
-        typer.echo(f"error: {figures['refused_rows']} rows are not predictions", err=True)
+        typer.echo(f"error: {figures['refused_rows']} rows are invalid predictions", err=True)
     if figures["not_graded"]:
         typer.echo("Stopped early; run the same command again to continue.", err=True)
     typer.echo(f"summary: {path}")

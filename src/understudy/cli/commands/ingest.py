@@ -218,11 +218,10 @@ def _print_summary(
         if not as_json:
             typer.echo(f"redacted: {_listed(counts.redactions) or 'nothing was found'}")
             if file:
-                typer.echo(f"what was replaced where is in {file}.redaction.json")
+                typer.echo(f"the list of replacements is in {file}.redaction.json")
     elif file or store:
         typer.echo(
-            f"nothing in {file or store} is redacted yet: what the sessions held is in it, secrets too. "
-            "Keep it to yourself.",
+            f"warning: {file or store} is not redacted and may contain secrets; do not share it",
             err=True,
         )
 
@@ -261,7 +260,7 @@ def _print_stored(counts: IngestSummary, location: StoreLocation) -> None:
             counts, f"were read: {counts.new} new, {counts.changed} changed, {counts.same} already there"
         )
     if counts.unchanged:
-        typer.echo(f"{counts.unchanged} files are as they were when they were read, and were not read again")
+        typer.echo(f"{counts.unchanged} files are unchanged and were not read again")
     with Store.open(location, create=False) as store:
         turns, traces = store.sessions.count()
     typer.echo(f"{turns} states of {traces} conversations are in {_path_text(location)}")
@@ -272,13 +271,11 @@ def _print_counts(counts: IngestSummary, where: str) -> None:
     if where.startswith("were"):
         read -= counts.unchanged
     elif counts.unchanged:
-        unchanged = (
-            "none of which is other than it was" if counts.unchanged == read else f"{counts.unchanged} unchanged"
-        )
+        unchanged = "all unchanged" if counts.unchanged == read else f"{counts.unchanged} unchanged"
         where = f"({unchanged}) {where}"
     typer.echo(f"{counts.states} states of {counts.traces} conversations in {read} files {where}")
     if counts.duplicates:
-        typer.echo(f"{counts.duplicates} more are in several files, and were taken once")
+        typer.echo(f"{counts.duplicates} duplicate states, found in several files, were counted once")
     for name, counter in (
         ("format", counts.formats),
         ("model family", counts.families),

@@ -40,7 +40,9 @@ def fetch_model(
     gguf: Annotated[
         str | None, typer.Option(metavar="FILE", help="Build the model from this GGUF file of the repository.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Download again what is already here.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Download the model again, even if it is in the cache.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Download a pretrained model to the cache, verify it, and show its licence.

@@ -215,6 +215,6 @@ def _print_summary(
     if replaced:
         typer.echo("replaced: " + counted(replaced), err=True)
     if redactor is not None and name:
-        typer.echo(f"what was replaced where is in {name}.redaction.json", err=True)
+        typer.echo(f"the list of replacements is in {name}.redaction.json", err=True)
     if redactor is None and name:
-        typer.echo(f"{name} is not redacted: what the sessions held is in it. Keep it to yourself.", err=True)
+        typer.echo(f"warning: {name} is not redacted and may contain secrets; do not share it", err=True)

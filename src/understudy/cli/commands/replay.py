@@ -182,7 +182,7 @@ def _print_summary(summary: ReplaySummary, as_json: bool) -> None:
             verdicts = counted(dict(summary.judged.most_common()))
             typer.echo(f"judge: {_tally_text(summary.judge)}" + (f" ({verdicts})" if verdicts else ""))
         limit = "" if summary.max_cost_usd is None else f" of {_dollars(summary.max_cost_usd)}"
-        typer.echo(f"this replay has cost {_dollars(summary.cost_usd)}{limit} so far, at the most")
+        typer.echo(f"cost of this replay so far: at most {_dollars(summary.cost_usd)}{limit}")
     for name, tally in [*summary.teachers.items(), *([("judge", summary.judge)] if summary.judge else [])]:
         _print_warnings(name, tally)
     if summary.left:
@@ -205,7 +205,7 @@ def _print_warnings(name: str, tally: AskCounts) -> None:
     for why, n in Counter(tally.why).most_common(3):
         typer.echo(visible(f"{name}: {n} failed: {why}"), err=True)
     if tally.dismissed:
-        typer.echo(visible(f"{name} was asked no more: {tally.dismissed[:500]}"), err=True)
+        typer.echo(visible(f"{name} was not asked further: {tally.dismissed[:500]}"), err=True)
     if tally.overruns:
         typer.echo(f"{name} billed {tally.overruns} answers for more tokens than it was asked for", err=True)
 

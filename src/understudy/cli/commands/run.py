@@ -344,7 +344,7 @@ def tasks_to_run(loaded: LoadedTasks, settings: RunSettings) -> list[Task]:
         typer.echo(f"understudy: {line}", err=True)
     specs = ", ".join(settings.task.tasks)
     for id in loaded.unknown:
-        typer.echo(f"understudy: there is no instance {id!r} in {specs}", err=True)
+        typer.echo(f"understudy: --instance-ids: there is no task {id!r} in {specs}", err=True)
     if not loaded.tasks:
         raise TaskError(f"no task is left to run; check the ids in {specs}, and the rejected rows above")
     ids = sorted((task.instance_id for task in loaded.tasks), key=lambda id: sample_rank(id, settings.seed))

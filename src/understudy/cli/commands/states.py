@@ -166,10 +166,10 @@ def _write(
     report = write_report_beside(output, redactor and redactor.report)
     typer.echo(f"{number} states are in {output}")
     if redactor is None:
-        typer.echo(f"nothing in {output} is redacted; keep it to yourself", err=True)
+        typer.echo(f"warning: {output} is not redacted and may contain secrets; do not share it", err=True)
     else:
         counts = counted(dict(redactor.report.counts.most_common()))
-        typer.echo(f"redacted: {counts or 'nothing was found'}; what and where is in {report}", err=True)
+        typer.echo(f"redacted: {counts or 'nothing was found'}; the list of replacements is in {report}", err=True)
 
 
 def _print(

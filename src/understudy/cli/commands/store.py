@@ -37,7 +37,7 @@ def copy(
     from understudy.store.copying import copy_store
 
     if parse_location(source) == parse_location(target):
-        raise ConfigError(f"FROM and TO are both {source}; name another target")
+        raise ConfigError(f"FROM and TO are the same store, {source}; give another TO")
     with (
         Store.open(parse_location(source), create=False, read_only=True) as read,
         Store.open(parse_location(target)) as written,

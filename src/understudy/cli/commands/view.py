@@ -47,7 +47,8 @@ def view(
         Path | None,
         typer.Option(
             metavar="FILE.html",
-            help="Write a single file to share instead: of the named run or loop, or of the ROLLOUTs after it.",
+            help="Write a single HTML file to share, and exit. It has the named run or loop, or only the "
+            "ROLLOUTs named after it.",
         ),
     ] = None,
     unredacted: Annotated[
@@ -157,6 +158,6 @@ def _export(
     if page.redacted:
         typer.echo(f"redaction replaced: {counted(page.replaced) or 'nothing'}")
     else:
-        typer.echo("it is not redacted, and readable by you alone")
+        typer.echo("warning: the file is not redacted and may contain secrets; only you can read it")
     for note in page.notes:
         typer.echo(f"note: {note}")

@@ -229,7 +229,9 @@ class ServerConnection(asyncio.Protocol):
         else:
             self._fail(
                 Disconnected(
-                    str(exc) if exc else "the server closed the connection before its response was complete"
+                    str(exc)
+                    if exc
+                    else "the server closed the connection before its response was complete; see its log"
                 )
             )
         self._parser = None  # this reference cycle would otherwise live until the garbage collector runs
@@ -290,7 +292,7 @@ class ServerConnection(asyncio.Protocol):
                 return self._fail(
                     InvalidResponse(
                         f"unsupported content-encoding {coding[:40]!r} of the response; expected identity, gzip "
-                        "or deflate"
+                        "or deflate: check the proxy in front of the server"
                     )
                 )
             self._inflate = _Inflater()

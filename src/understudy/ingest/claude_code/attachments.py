@@ -293,7 +293,7 @@ def _session_context(fields: dict[str, Any]) -> str:
 def _environment(fields: dict[str, Any]) -> str:
     seen = fields["snapshot"]
     if seen["isWorktree"] or seen["additionalWorkingDirectories"]:
-        raise ValueError("this reminder's text is unknown for a worktree or additional directories")
+        raise ValueError("unsupported reminder: its text for a worktree or additional directories is not known")
     return (
         "# Environment\nYou have been invoked in the following environment: \n"
         f" - Primary working directory: {seen['workingDirectory']}\n"
@@ -304,7 +304,9 @@ def _environment(fields: dict[str, Any]) -> str:
 
 def _attribution(fields: dict[str, Any]) -> str:
     if fields["url"] or fields["sendUserFileHint"] or fields["managedCommit"] or fields["managedPr"]:
-        raise ValueError("this reminder's text is unknown for a url, sendUserFileHint, managedCommit or managedPr")
+        raise ValueError(
+            "unsupported reminder: its text with url, sendUserFileHint, managedCommit or managedPr is not known"
+        )
     return (
         "Attribution for git commits and pull requests you create from here on (this replaces Claude Code's own "
         "earlier attribution guidance, such as a previous copy of this reminder; the user's own instructions "
@@ -352,7 +354,9 @@ def _selected_lines(fields: dict[str, Any]) -> str:
 
 def _task_status(fields: dict[str, Any]) -> str:
     if fields["status"] != "completed" or fields["deltaSummary"]:
-        raise ValueError("this reminder's text is unknown for these fields of a task")
+        raise ValueError(
+            "unsupported reminder: its text for a task that is not completed, or has changes, is not known"
+        )
     return (
         f"Task {fields['taskId']} (type: {fields['taskType']}) (status: completed) (description: "
         f"{fields['description']}) Read the output file to retrieve the result: {fields['outputFilePath']}"

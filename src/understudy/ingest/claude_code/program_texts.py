@@ -140,7 +140,7 @@ def plan_mode(fields: dict[str, Any], *, by_agents: bool) -> str:
     Raises ValueError in cases whose text is unknown: subagents, and the short reminder that is repeated later.
     """
     if fields["reminderType"] != "full" or fields["isSubAgent"]:
-        raise ValueError("this reminder's text is unknown for this kind of plan mode")
+        raise ValueError("unsupported reminder: its text for this kind of plan mode is not known")
     file_note = _PLAN_FILE[bool(fields["planExists"])].format(path=fields["planFilePath"])
     return _PLAN_MODE.format(file=file_note, found=_PLAN_FILES_PHRASES[not by_agents])
 
@@ -156,13 +156,13 @@ def plan_mode_exit(fields: dict[str, Any]) -> str:
     Raises ValueError if no plan exists: that text is unknown.
     """
     if not fields["planExists"]:
-        raise ValueError("this reminder's text is unknown for leaving plan mode without a plan")
+        raise ValueError("unsupported reminder: its text for leaving plan mode without a plan is not known")
     return _PLAN_MODE_EXIT.format(path=fields["planFilePath"])
 
 
 def task_reminder(fields: dict[str, Any]) -> str:
     """Return the reminder to use the task list. Raises ValueError if a task is blocked or has an owner."""
     if any(task["blockedBy"] or task.get("owner") for task in fields["content"]):
-        raise ValueError("this reminder's text is unknown for blocked or owned tasks")
+        raise ValueError("unsupported reminder: its text for tasks that are blocked or have an owner is not known")
     tasks = "\n".join(f"#{task['id']}. [{task['status']}] {task['subject']}" for task in fields["content"])
     return f"{_TASKS}\n\nHere are the existing tasks:\n\n{tasks}" if tasks else _TASKS

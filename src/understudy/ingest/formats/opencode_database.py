@@ -46,7 +46,7 @@ def read_database(files: Sequence[LogFile]) -> Iterator[StoredSession]:
     by_path = {file.path: file for file in files}
     main = by_path.get(path := database_of(files[0].path))
     if main is None:
-        raise OSError(f"{files[0].path}: the database that this file belongs to is missing")
+        raise OSError(f"{files[0].path}: the database that this file belongs to is missing; copy both together")
     try:
         with _opened(main, by_path.get(path + _WAL)) as database:
             query, names = _SESSIONS
@@ -54,7 +54,9 @@ def read_database(files: Sequence[LogFile]) -> Iterator[StoredSession]:
             for row in rows:
                 yield _session(database, dict(zip(names, row, strict=True)))
     except sqlite3.Error as error:
-        raise OSError(f"{main.path}: cannot be read as a database of OpenCode: {error}") from error
+        raise OSError(
+            f"{main.path}: cannot be read as a database of OpenCode: {error}; copy it again, with its -wal file"
+        ) from error
 
 
 def _session(database: sqlite3.Connection, info: dict[str, Any]) -> StoredSession:

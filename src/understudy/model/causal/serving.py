@@ -139,8 +139,8 @@ class WeightStore:
         if config.max_position_embeddings < self._checkpoint.context:
             raise ConfigError(
                 f"{directory / 'config.json'}: max_position_embeddings is "
-                f"{config.max_position_embeddings}, but the served model has {self._checkpoint.context}; "
-                "give weights of the same architecture"
+                f"{config.max_position_embeddings}, expected at least {self._checkpoint.context}, the context "
+                "length of the served model; give weights of the same architecture"
             )
         module = load_model(directory, device=self._device)
         actual, expected = _shapes(module), _shapes(self._modules[self.base])

@@ -334,16 +334,18 @@ class DockerSandbox(IsolatedSandbox):
 
         def look() -> SandboxError:
             if not self._files.is_directory(where):
-                return SandboxError(f"cannot run {program!r} in {where}: no such directory in the sandbox")
+                return SandboxError(
+                    f"cannot run {program!r} in {where}: no such directory in the sandbox; create it first"
+                )
             if any(self._files.is_program(posixpath.join(path, program)) for path in directories):
                 return SandboxError(
-                    f"cannot run {program!r} in the image {self._prepared.image}: it exists but does not start ( "
-                    f"{' '.join(output.split())[-500:]}); "
-                    "check that the image has its interpreter or glibc's loader"
+                    f"cannot run {program!r} in the image {self._prepared.image}: it exists but does not start "
+                    f"({' '.join(output.split())[-500:]}); check that the image has its interpreter or glibc's "
+                    "loader"
                 )
             return SandboxError(
-                f"cannot run {program!r}: no such program in the image {self._prepared.image}, looked in "
-                f"{', '.join(directories)}"
+                f"cannot run {program!r}: no such program in the image {self._prepared.image}; expected it in "
+                f"{', '.join(directories)}: install it in the image"
             )
 
         if not await self._is_up():

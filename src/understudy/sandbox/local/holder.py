@@ -206,7 +206,7 @@ def _child(pid: int) -> int:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     if not children:
         raise SandboxLost(
-            "the sandbox was killed right after it was opened; check the machine's free memory then run the "
+            "the sandbox was killed right after it was opened; check the machine's free memory, then run the "
             "same command again"
         )
     return int(children[0])

@@ -178,7 +178,8 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
             if mode is not None and stat.S_ISREG(mode) and mode & 0o111:
                 return
         raise SandboxError(
-            f"cannot run {program!r}: no such program in the sandbox, looked in {', '.join(directories)}"
+            f"cannot run {program!r}: no such program in the sandbox; expected it in {', '.join(directories)}: "
+            "install it on this machine, or correct the command"
         )
 
     async def run(

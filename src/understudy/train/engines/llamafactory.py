@@ -196,7 +196,10 @@ def _data(
         source = ready[0].resolve()
         lines = (source / "train.jsonl").read_bytes().count(b"\n") if (source / "train.jsonl").is_file() else 0
         if not lines or not (source.parent / exporting.INFO).is_file():
-            raise ConfigError(f"{source} has no train.jsonl with rows, or {source.parent} has no {exporting.INFO}")
+            raise ConfigError(
+                f"{source} has no train.jsonl with rows, or {source.parent} has no {exporting.INFO}; export "
+                "again with: understudy export llamafactory"
+            )
         return [source.name], source.parent, lines
     names: list[str] = []
     rows = 0

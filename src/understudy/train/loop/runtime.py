@@ -533,4 +533,4 @@ class TrackingWatcher(Watcher):
     def _note(self, done: Future[Any]) -> None:
         if (error := done.exception()) is not None and self._open:
             self._open = False
-            _log.warning("the trackers get no more numbers, because one failed: %s", error)
+            _log.warning("tracking stopped, because a tracker failed: %s", error)
