@@ -13,10 +13,10 @@ from msgspec import Struct, field
 from understudy.errors import UnderstudyError
 
 SCHEMA: Final = 1
-"""The version of what is promised to readers: of exports, states and pairs, and of what `--json` prints.
+"""The version of the schema of exports, states and pairs, and of what `--json` prints.
 
-It grows when a column or key goes, or changes its meaning. What lacks it, as earlier releases wrote it, is of
-version 1.
+It increases when a column or key is removed or changes its meaning. Data without a version, from earlier releases,
+has version 1.
 """
 
 
@@ -44,9 +44,9 @@ class Files(Struct, frozen=True, tag="files", tag_field="kind", forbid_unknown_f
 
 
 class ImageTree(Struct, frozen=True, tag="image", tag_field="kind", forbid_unknown_fields=True):
-    """What the task's container image holds at the task's `workdir`.
+    """The tree in the task's container image, at the task's `workdir`.
 
-    Where `base_commit` is given, the image's own repository must be at that commit or at one made upon it.
+    If `base_commit` is given, the image's repository must be at that commit or a descendant of it.
     """
 
     base_commit: str = ""
@@ -69,10 +69,11 @@ class PytestChecks(Struct, frozen=True, tag="pytest", tag_field="kind", forbid_u
 
 
 class ScriptChecks(Struct, frozen=True, tag="script", tag_field="kind", forbid_unknown_fields=True):
-    """A hidden directory with a script that decides, mounted read-only at `target`.
+    """A hidden directory, mounted read-only at `target`, with a script that checks the patch.
 
-    The reward is the number that the script writes to `reward_file` (or the key `reward` of a `.json` beside
-    it); where it wrote neither, 1 when it exits with 0. A script that exits with another code solves nothing.
+    The reward is the number that the script writes to `reward_file` (or the key `reward` of a `.json` file beside
+    it). If it writes neither, the reward is 1 if it exits with 0. If it exits with another code, the task is not
+    solved.
     """
 
     source: Directory | Files
@@ -149,7 +150,7 @@ ROLLOUT_TRANSITIONS: dict[RolloutStatus, frozenset[RolloutStatus]] = {
     "cancelled": frozenset({"requeuing"}),
 }
 ENDED: tuple[RolloutStatus, ...] = ("succeeded", "failed", "cancelled")
-"""The states of a rollout that nobody works on, and that waits for nobody."""
+"""The states of a rollout that has ended: it is neither worked on nor queued."""
 ATTEMPT_TRANSITIONS: dict[AttemptStatus, frozenset[AttemptStatus]] = {
     "preparing": frozenset({"running", "failed", "unresponsive"}),
     "running": frozenset({"succeeded", "failed", "timeout", "unresponsive"}),
@@ -184,8 +185,8 @@ def info_of(error: UnderstudyError) -> ErrorInfo:
 class AgentIdentity(Struct, frozen=True):
     """The agent that works on a rollout: its name among `understudy.agents`, and the version of its program.
 
-    `version` is None where it is not known, as for a shell command. Two versions are two agents: rollouts are
-    compared with each other, in groups and pairs, only where one agent worked on them.
+    `version` is None if it is unknown, as for a shell command. Two versions count as two agents: rollouts are
+    compared, in groups and pairs, only with those of the same agent.
     """
 
     name: str
@@ -196,8 +197,8 @@ class AgentIdentity(Struct, frozen=True):
 
 
 def group_name(task_id: str, agent: AgentIdentity) -> str:
-    """Return the name of a group of rollouts in exports and trainers, which tells agents apart if several did its
-    task.
+    """Return the name of a group of rollouts in exports and trainers. It contains the agent if several worked on
+    the task.
     """
     return f"{task_id} by {agent}"
 
@@ -273,14 +274,14 @@ class Integrity(Struct, frozen=True):
 TestOutcome = Literal["passed", "failed", "error", "skipped", "xfailed", "xpassed", "missing"]
 
 SOLVES = frozenset[TestOutcome]({"passed", "xfailed", "xpassed"})
-"""Outcomes by which a test that is to be mended is mended."""
+"""Outcomes with which a test of `fail_to_pass` counts as fixed."""
 
 KEEPS = SOLVES | {"skipped"}
-"""Outcomes by which a test that passed before still does."""
+"""Outcomes with which a test of `pass_to_pass` counts as unbroken."""
 
 
 SOLVED_REWARD: Final = 1.0
-"""The least reward that says that a task was solved."""
+"""The minimum reward of a solved task."""
 
 
 def is_solved(reward: float) -> bool:

@@ -129,7 +129,7 @@ def output_tail(done: Completed) -> str:
 def check_not_killed(done: Completed) -> None:
     """Raise SandboxError when a command of the checks was killed by SIGKILL.
 
-    The tested code, the kernel or somebody on this machine can have done that; a retry shows whose fault it was.
+    The tested code, the kernel or another process on this machine may have done that; a retry shows which.
     """
     if done.exit_code == -signal.SIGKILL:
         raise SandboxError(

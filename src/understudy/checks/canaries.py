@@ -28,10 +28,10 @@ from understudy.types import SuiteChecks
 from understudy.util.python_syntax import parse_module
 
 FAILED_CODE = 1
-"""What every runner that we plant canaries for exits with when tests failed and nothing else went wrong."""
+"""The exit code of a test runner when tests failed and nothing else went wrong."""
 
 NONE_SEEN = "the canaries did not run"
-"""What `canary_problem` says when nothing is seen of them."""
+"""The result of `canary_problem` if no canary is in the output."""
 
 
 class Canaries(Struct, frozen=True):

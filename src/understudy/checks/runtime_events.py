@@ -48,7 +48,7 @@ REASONS = {
 """The rules, by name."""
 
 _FORGED = frozenset(("report-written", "runner-replaced", "reward-written"))
-"""Those that no honest code meets, whatever the gold patch does."""
+"""Rules that honest code never breaks, whatever the gold patch does."""
 
 
 def read_events(stderr: bytes, token: str, *, finished: bool) -> tuple[bytes, tuple[Evidence, ...]]:

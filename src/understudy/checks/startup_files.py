@@ -29,7 +29,7 @@ ASK_DIRECTORIES = (
     "[path for path in sys.path if path] + [sys.prefix + '/bin', site.getusersitepackages(), "
     "site.getuserbase() + '/bin']))\""
 )
-"""A command that prints the directories in which startup files lie, each behind MARK."""
+"""A command that prints the directories of startup files, each after MARK."""
 
 _TIMEOUT_S = 120.0
 _FILE_BYTES = 1 << 20

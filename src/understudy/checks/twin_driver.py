@@ -122,7 +122,7 @@ def _equals_anything(value: Any) -> bool:
 
 
 def _known(module: str, name: str) -> Any:
-    """Return a class of a module that has been imported; otherwise (), of which nothing is an instance."""
+    """Return a class of an imported module; if it is not imported, (), which has no instances."""
     return getattr(sys.modules.get(module), name, ())
 
 
@@ -424,7 +424,7 @@ def kind(site: int, value: Any) -> None:
 
 
 def _is_standard(kind: type) -> bool:
-    """Return whether an abstract class is the standard library's, whatever it says of its module."""
+    """Return whether an abstract class belongs to the standard library, regardless of its `__module__`."""
     return kind.__module__ in _ABSTRACT and _known(kind.__module__, kind.__name__) is kind
 
 

@@ -175,7 +175,7 @@ def _is_equal_to_anything(encoded: Any) -> bool:
 
 
 DIGESTED = frozenset({"equal", "same", "count"})
-"""The operations for which a digest of observations tells enough: those that expect what the gold patch sent."""
+"""The operations for which a digest of observations suffices: those that expect what the gold patch sent."""
 
 
 def is_rest(seen: Observation) -> bool:
@@ -387,9 +387,9 @@ def _is_readable_pair(seen: Observation) -> bool:
 
 
 def _paired(site: TwinSite, seen: Observation, *, sent: bool) -> Judgement:
-    """Judge a comparison that was evaluated in the process, by its values where they could be sent.
+    """Judge a comparison that was evaluated in the tested process, by its values if they could be sent.
 
-    `sent` says that they could be sent with the gold patch: then a patch that hides its values proves nothing.
+    `sent` says that they could be sent with the gold patch; then a patch that hides its values proves nothing.
     """
     kind, left, right, holds = seen
     want = site.want and not site.changed

@@ -22,7 +22,7 @@ _READ_NUMBER = 1.5  # bits that a guesser needs to choose this number among the 
 _LONG_NEEDLE = 8  # minimum characters for searching an expected substring likewise
 _TEXT_OPERATORS = frozenset({"holds", "startswith", "endswith", "search", "match", "fullmatch"})
 _UNIVERSAL: tuple[Any, ...] = (None, True, False, 0, 1, -1, math.inf, -math.inf, "", "a", b"", [], {})
-"""Answers of which one often satisfies all that is asked of a function."""
+"""Common answers, one of which often satisfies all expectations of a function."""
 
 
 def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], readable: ReadableValues) -> float:

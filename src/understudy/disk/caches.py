@@ -26,7 +26,9 @@ _KINDS = {
     **dict.fromkeys(("remote/files", "remote/trees-*"), "files of ssh sandboxes"),
     VIEW_INDEXES: "indexes of the viewer",
 }
-"""The directories of the cache whose entries can go, and what they are. What was measured of tasks stays."""
+"""The directories of the cache whose entries can be removed, and what they contain. Measurements of tasks are
+kept.
+"""
 
 _REMOVING = ".removing-"
 _OF_DATABASES = ("-wal", "-shm")

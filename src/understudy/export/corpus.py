@@ -570,7 +570,9 @@ class Corpus:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All strings in a JSON value; redaction, whose rules take long to load, is imported for this alone."""
+    """Return all strings in a JSON value. Redaction, whose rules load slowly, is imported only when this is
+    called.
+    """
     from understudy.redact.redactor import json_strings
 
     return (text for text, _ in json_strings(value))

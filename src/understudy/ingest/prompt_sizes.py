@@ -76,7 +76,7 @@ class UnloggedTools(Struct, frozen=True):
 
     @classmethod
     def of(cls, trace: Trace, offered: OfferedTools) -> UnloggedTools:
-        """Return those of a trace, whose tools `offered` tells."""
+        """Return the tools of a trace, which `offered` derives."""
         if all((turn.shape or trace.shape).tools is not None for turn in trace.turns):
             return cls()
         tools = offered.unlogged

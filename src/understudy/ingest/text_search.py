@@ -49,7 +49,7 @@ def search_words(query: str) -> list[str]:
 def search_texts(
     sessions: SessionRepository, query: str, where: str | None, redactor: Redactor | None
 ) -> Iterator[TextMatch]:
-    """Yield the states that match `where` and have all words of the query in one text, ignoring case.
+    """Yield the states that match `where` and have one text with all words of the query, ignoring case.
 
     Snippets are redacted if a redactor is given. Raises ConfigError for an empty query, and whatever
     `SessionRepository.select` raises.

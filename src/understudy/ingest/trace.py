@@ -118,7 +118,7 @@ SYSTEM_PROMPT = (
     "search, edit and run code. Look before you change anything, keep to what was asked, check your work by "
     "running it, and say briefly and plainly what you did."
 )
-"""The system prompt of states whose log does not hold the real one."""
+"""Stands for the system prompt of states whose log does not contain it."""
 
 
 class TraceParent(Struct, frozen=True):

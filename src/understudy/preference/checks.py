@@ -19,11 +19,12 @@ from understudy.preference.normalise import NOWHERE, Place, unreadable
 
 
 class Pair(Struct, frozen=True, kw_only=True):
-    """Two actions behind the same messages, of which `chosen` is the better. `evidence` says why, in plain types.
+    """Two actions in the same state of a conversation, of which `chosen` is the better. `evidence` says why, in
+    JSON types.
 
     `origin` is "replay" (teachers against the student's turn; `state_id` names it) or "rollouts" (a solved attempt
-    against an unsolved one). `group` is the project or the task: what a split must not cut through. `model` and
-    `family` are those of the rejected action. `tools_source` tells where `tools` are from.
+    against an unsolved one). `group` is the project or the task, which must not be divided between training and
+    test rows. `model` and `family` are those of the rejected action. `tools_source` says where `tools` are from.
     """
 
     pair_id: str
@@ -41,10 +42,10 @@ class Pair(Struct, frozen=True, kw_only=True):
 
 
 Thinking = Literal["as-logged", "both", "strip", "only-when-both"]
-"""What becomes of the thinking of a pair's two answers, or of all the answers that a row teaches.
+"""What is done with the thinking of a pair's two answers, or of all answers that a row teaches.
 
-`as-logged`: it stands where the log has it. `both`: what has an answer without thinking is left out. `strip`:
-there is none. `only-when-both`: it stands where each of the answers has some, else it is taken from all of them.
+`as-logged`: it stays where the log has it. `both`: pairs and rows in which an answer has no thinking are left out.
+`strip`: it is removed. `only-when-both`: it stays if every answer has some, otherwise it is removed from all.
 """
 
 NO_THINKING = "an answer without thinking (--thinking both)"

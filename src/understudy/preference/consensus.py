@@ -19,7 +19,7 @@ from understudy.preference.equivalence import ActionEffect, effect_of, same_effe
 from understudy.preference.normalise import NOWHERE, Place
 
 MINIMUM = 2
-"""Teachers that must agree."""
+"""The number of teachers that must agree, by default."""
 
 
 class Proposal(Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class Proposal(Struct, frozen=True, kw_only=True):
 class Consensus(Struct, frozen=True, kw_only=True):
     """The agreement of teachers: the action of one of them that represents all `supporters`, out of `asked`.
 
-    `by` says what they agree in: the tools with their arguments, the text, or a judge's choice. `agreement` is the
+    `by` says in what they agree: the tools with their arguments, the text, or a judge's choice. `agreement` is the
     share of the asked teachers, in [0, 1].
     """
 
@@ -58,9 +58,9 @@ class Group(Struct, frozen=True):
 
 
 Judge = Callable[[Sequence[Group]], int | None]
-"""Chooses the best of several groups by its index; None, or an index that there is not, for none of them.
+"""Returns the index of the best of several groups; None, or an index out of range, chooses none of them.
 
-The groups come in an order that says nothing of their votes.
+The groups come in an order that does not depend on their votes.
 """
 
 
@@ -72,10 +72,10 @@ class _Voice(Struct, frozen=True):
 def consensus(
     proposals: Sequence[Proposal], *, minimum: int = MINIMUM, judge: Judge | None = None, location: Place = NOWHERE
 ) -> Consensus | None:
-    """Return what at least `minimum` teachers would do; None if they do not agree.
+    """Return the action of at least `minimum` teachers; None if they do not agree.
 
-    Proposals that neither do nor say anything vote for nothing. A teacher that answered several times votes for
-    the group with most of its answers, and for none if there is a tie.
+    A proposal without text and calls is no vote. A teacher that answered several times votes for the group with
+    most of its answers, and for none if there is a tie.
     """
     teachers = tuple(sorted({each.teacher for each in proposals}))
     groups = grouped(proposals, location)

@@ -44,11 +44,11 @@ _VOLATILE: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 _LONGEST = 400_000
-"""Characters of a text in which what changes is looked for; a longer one must be equal to the letter."""
+"""The longest text, in characters, whose changing parts are ignored. Longer texts must be equal."""
 
 
 def stable(text: str) -> str:
-    """Return the text without what changes from run to run."""
+    """Return the text without parts that differ between runs, such as times and temporary paths."""
     if len(text) <= _LONGEST:
         for pattern, name in _VOLATILE:
             text = pattern.sub(name, text)
@@ -98,9 +98,12 @@ _EXCERPT_LENGTH = 300
 _MOST = 8
 
 Kind = Literal["nothing", "words or tools", "tools", "arguments", "words"]
-"""nothing: one of them does nothing. words or tools: one uses tools, the other only speaks. tools: other tools, or
-as many of others. arguments: the same tools with other arguments. words: neither uses tools, and they say other
-things."""
+"""How two actions differ.
+
+nothing: one of them does nothing. words or tools: one uses tools, the other only writes text. tools: they use
+different tools, or different numbers of calls. arguments: the same tools with different arguments. words: neither
+uses tools, and their texts differ.
+"""
 
 
 class Difference(Struct, frozen=True, kw_only=True):
@@ -186,7 +189,7 @@ def _short(text: str) -> str:
 SIMILAR = 0.6
 """Texts with at least this similarity count as the same."""
 MOST_WORDS = 4_000
-"""Words of a text that are compared, from its beginning."""
+"""How many words of a text are compared, from its beginning."""
 
 _WORD = re.compile(r"\w{1,200}")
 _LONGEST_ANSWER = 100_000
@@ -208,7 +211,7 @@ class ActionEffect(Struct, frozen=True):
 
     @property
     def empty(self) -> bool:
-        """Whether it neither does nor says anything."""
+        """Whether the action has neither calls nor text."""
         return not self.doings and not self.text
 
     @property
@@ -283,7 +286,9 @@ def _matched(some: list[Doing], others: list[Doing]) -> bool:
 
 
 def _same_effect(a: Doing, b: Doing) -> bool:
-    """Return whether one edit is the other with more context lines, so that both change the same place alike."""
+    """Return whether two edits make the same change at the same place, one of them perhaps with more context
+    lines.
+    """
     names = _EDITS.get(a.name)
     if names is None or a.name != b.name or not (a.readable and b.readable):
         return False

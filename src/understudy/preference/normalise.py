@@ -23,15 +23,17 @@ from understudy.wire.arguments import UNPARSED_INPUT, unwrapped
 from understudy.wire.decoding import canonical, decoded
 
 Kind = Literal["path", "command", "text"]
-"""What an argument is, where it is not just a value: a path, a shell command, or text that goes into a file."""
+"""How an argument is compared, if not as a plain value: as a path, a shell command, or text written to a file."""
 
 
 class Known(Struct, frozen=True):
-    """A tool. `keys` are other names of its arguments, `kinds` what some of them are.
+    """A known tool.
 
-    `defaults` are values that mean the same as no value at all. `idle` are arguments that do not count: prose for
-    people, how long to wait, how the result is shown. `reads`: it changes nothing, so that twice is as once.
-    `notes`: the agent's notes for itself, which do not count beside a call of another tool.
+    `keys` maps other names of its arguments to ours, `kinds` says how some of them are compared. `defaults` are
+    values that mean the same as leaving the argument out. `idle` are arguments that are not compared: explanations
+    for people, time limits, how the result is displayed. `reads`: it changes nothing, so calling it twice equals
+    calling it once. `notes`: it only writes notes of the agent, which are not compared if the action calls other
+    tools.
     """
 
     keys: dict[str, str] = {}
@@ -48,7 +50,7 @@ ALIASES: dict[str, str] = {
     "Task": "Agent",
     "KillBash": "KillShell",
 }
-"""Names of one tool in different agents, or in different versions of one: only those that surely are."""
+"""Other names of a tool, in other agents or in other versions of one. Only names that certainly mean the same."""
 
 _FALSE = (False,)
 
@@ -116,13 +118,13 @@ TOOLS: dict[str, Known] = {
 
 
 LONGEST_COMMAND = 200_000
-"""Characters of a command that is looked at; a longer one stays as it is."""
+"""The longest command, in characters, that is parsed; longer ones are compared unchanged."""
 
 _LITERAL = re.compile(r"[^\s*?\[\]{}~!$`'\"\\;&|()<>#]*")
 _COMMAND_STARTS = frozenset({";", "&", "&&", "||", "|", "|&", "(", ";;", "\n"}) | {
     *("do", "then", "else", "elif", "{", "!")
 }
-"""A new command begins behind these; a line break behind them separates nothing."""
+"""Tokens after which a new command begins, so a line break after them separates nothing."""
 _SPACE = " \t\n"
 
 
@@ -145,7 +147,7 @@ def canonical_command(command: str, cwd: str | None = None) -> str:
 
 
 def _plain_tokens(text: str) -> tuple[list[str], str]:
-    """Return a command's words and operators, and verbatim all lines after the one with its first `<<`.
+    """Return a command's words and operators. All lines after the first one with a `<<` are returned unchanged.
 
     Raises ShellSyntaxError.
     """
@@ -195,7 +197,7 @@ def _relative_to(tokens: list[str], cwd: str) -> list[str]:
 
 
 def _path(word: str) -> str | None:
-    """The word as a path without a slash at its end; None where it is not literal."""
+    """Return the word as a path without a slash at its end; None if it is not literal."""
     literal = word[1:-1] if len(word) > 1 and word[0] == word[-1] == "'" else word
     if word[:1] != "'" and not _LITERAL.fullmatch(word):
         return None
@@ -203,7 +205,7 @@ def _path(word: str) -> str | None:
 
 
 LONGEST = 1_000_000
-"""Characters of arguments that are read; longer ones are compared as they stand."""
+"""The longest arguments, in characters, that are parsed; longer ones are compared as text."""
 _DEEPEST = 40
 _EXACT = 1 << 53  # integers up to this one are exact as floats
 _HALF = re.compile("[\ud800-\udfff]")
@@ -219,10 +221,10 @@ class Place(Struct, frozen=True):
 
 
 class Doing(Struct, frozen=True):
-    """A tool call in its canonical form. `arguments` are a JSON value: an object, or the text where it is none.
+    """A tool call in its canonical form.
 
-    `key` is equal for two calls exactly when they do the same. `readable` is whether the arguments
-    were a JSON object at all.
+    `arguments` are a JSON value: an object, or the text if they are not an object. `key` is equal for two calls
+    exactly if they do the same. `readable` says whether the arguments were a JSON object.
     """
 
     name: str
@@ -243,7 +245,7 @@ def doing(call: Mapping[str, Any], location: Place = NOWHERE) -> Doing:
 
 
 def of_name(name: Any, arguments: Any, location: Place = NOWHERE) -> Doing:
-    """The call of a tool by its name, with its arguments: JSON text, or an object that was read already."""
+    """Return the canonical form of a call, given its name and its arguments: JSON text, or an object."""
     called = name if isinstance(name, str) else ""
     called = ALIASES.get(called, called)
     read = _object(arguments)
@@ -260,10 +262,10 @@ def of_name(name: Any, arguments: Any, location: Place = NOWHERE) -> Doing:
 
 
 def doings(action: TurnAction, location: Place = NOWHERE) -> tuple[Doing, ...]:
-    """What an action does: its calls as a set, in an order of their own.
+    """Return an action's calls in a canonical order.
 
-    A call that is made twice counts twice, unless its tool only reads. What an agent notes for itself counts only
-    where it does nothing else.
+    A call that is made twice counts twice, unless its tool only reads. The agent's notes for itself only count if
+    it calls no other tool.
     """
     ordered = sorted((doing(call, location) for call in action.tool_calls), key=lambda each: each.key)
     if not all(_traits(each).notes for each in ordered):
@@ -280,14 +282,14 @@ def _traits(call: Doing) -> Known:
 
 
 def unreadable(action: TurnAction) -> bool:
-    """Whether the arguments of any call of an action are no JSON object."""
+    """Return whether an action has a call whose arguments are not a JSON object."""
     return any(not doing(call).readable for call in action.tool_calls)
 
 
 def lines(text: str) -> str:
     """Return the text without trailing white space of lines, and without line breaks at its end.
 
-    Halves of surrogate pairs, which cannot be encoded, are replaced.
+    Unpaired surrogates, which cannot be encoded, are replaced.
     """
     if not text.isascii():
         text = _HALF.sub("\ufffd", text)
@@ -298,13 +300,13 @@ def lines(text: str) -> str:
 
 
 class _TooDeepError(Exception):
-    """The value is nested too deeply to be examined; never leaves this module."""
+    """A value is nested too deeply to be examined; caught within this module."""
 
 
 def _object(arguments: Any) -> dict[str, Any] | None:
-    """The arguments as an object; None when they are none. No text at all is an empty one.
+    """Return the arguments as an object; None if they are not one. An empty text is an empty object.
 
-    Claude Code keeps the text of a call that is no JSON object as an object of its own, which is none either.
+    Claude Code wraps invalid arguments into an object with a special key, for which None is returned, too.
     """
     if isinstance(arguments, dict):
         fields = cast(dict[str, Any], arguments)
@@ -359,7 +361,9 @@ def _of_kind(kind: Kind | None, value: Any, location: Place) -> Any:
 
 
 def _plain(value: Any, depth: int = 0, without: Collection[str] = ()) -> Any:
-    """A JSON value in one form: whole numbers as such, nothing in place of null, no white space at line ends."""
+    """Return a JSON value in canonical form: integers instead of whole floats, keys with null removed, and no
+    white space at the ends of lines.
+    """
     if depth > _DEEPEST:
         raise _TooDeepError
     if isinstance(value, str):
@@ -378,7 +382,7 @@ def _plain(value: Any, depth: int = 0, without: Collection[str] = ()) -> Any:
 
 
 def _single_edit(arguments: dict[str, Any]) -> dict[str, Any] | None:
-    """The one edit of a list of edits as an edit of its own; None where there is not one."""
+    """Return the only edit of a list of edits as a single edit; None if the list has another length."""
     edits: Any = arguments.get("edits")
     if not isinstance(edits, list) or len(cast(list[Any], edits)) != 1 or not isinstance(edits[0], dict):
         return None

@@ -41,13 +41,17 @@ UNKNOWN_FAMILY = "the model that wrote the turn is of no known family"
 SAME_FAMILY = "of the family that wrote the turn"
 NO_FAMILY = "of no known family"
 FOREIGN = "with pseudonyms that the conversation does not have"
-"""Of a teacher's answer, as the two before: it was asked with other secrets taken out than these pairs have."""
+"""The answer has no vote, because its request was redacted differently from these pairs. Like the two reasons
+above, it follows the words "teachers' answers".
+"""
 
 _AT_ONCE = 2_000
 
 
 class _Allowed(Struct, frozen=True):
-    """Who a replay was allowed to ask: teachers of the family that wrote a turn; where a family is not known."""
+    """Which teachers a replay was allowed to ask: those of the family that wrote a turn, and those of unknown
+    families.
+    """
 
     same: bool
     unknown: bool
@@ -63,15 +67,14 @@ def replay_pairs(
     checked: Checks | None = None,
     tally: PairCounts | None = None,
 ) -> Iterator[Pair]:
-    """A pair for each state that teachers answered about, where they agree and the student did something else.
+    """Yield a pair for each state in which teachers agree on an action that differs from the student's.
 
-    `where` chooses states, as in `trace_store.traces`. With a `redactor`, pairs hold no secrets. A teacher of the
-    family that wrote the turn, or of no known one, has no vote, and a turn whose author is of no known family
-    gives no pair, unless the replay allowed it: its last invocation counts. Where teachers do not agree, what the
-    judge of the replay chose decides. States that are lossy give pairs only with `include_lossy`. What was
-    compared is counted in `tally`.
+    `where` selects states, as in `trace_store.traces`. With a `redactor`, pairs hold no secrets. A teacher of the
+    family that wrote the turn, or of an unknown family, has no vote, and a turn by a model of an unknown family
+    gives no pair, unless the last invocation of the replay allowed it. If teachers do not agree, the choice of the
+    replay's judge decides. Lossy states give pairs only with `include_lossy`. Comparisons are counted in `tally`.
 
-    Raises ConfigError where `where` is no expression, StoreError where something cannot be read.
+    Raises ConfigError for an invalid `where`, StoreError if something cannot be read.
     """
     if minimum < 1:
         raise ConfigError(f"--minimum is {minimum}; expected at least 1 vote for an agreement")
@@ -111,7 +114,7 @@ def replay_pairs(
 def _votes(
     state: TraceState, candidates: list[Proposal], allowed: Mapping[str, _Allowed], tally: PairCounts
 ) -> tuple[list[Proposal], str | None]:
-    """The proposals that have a vote, and why the state gives no pair whatever they are."""
+    """Return the proposals that have a vote, or the reason why the state gives no pair in any case."""
     own, votes = state.source_family, list[Proposal]()
     if own is None and not (candidates := [each for each in candidates if allowed[each.replay_id].unknown]):
         return [], UNKNOWN_FAMILY
@@ -129,7 +132,7 @@ def _votes(
 
 
 def _names(trace: Trace) -> set[str]:
-    """The names of the tools of a trace, as far as they are known."""
+    """Return the names of the tools of a trace, as far as they are known."""
     shapes = (trace.shape, *(turn.shape for turn in trace.turns if turn.shape is not None))
     rendered: dict[int, list[Message]] = {}
     unlogged = any(shape.tools is None for shape in shapes) and OfferedTools(trace, rendered).unlogged.tools
@@ -144,7 +147,7 @@ def _allowed(replay: StoredReplay) -> _Allowed:
 
 
 def _foreign(state: TraceState, proposal: Proposal) -> bool:
-    """Whether a proposal has a pseudonym that does not stand in the conversation."""
+    """Return whether a proposal contains a pseudonym that does not occur in the conversation."""
     names = {match[0] for match in PSEUDONYM.finditer(_text(proposal.action))}
     if not names:
         return False
@@ -155,7 +158,7 @@ def _foreign(state: TraceState, proposal: Proposal) -> bool:
 def _pair(
     state: TraceState, source: str, candidates: Sequence[Proposal], minimum: int, judge: Judge, checked: Checks
 ) -> Pair | str:
-    """The pair of a state, or why there is none."""
+    """Return the pair of a state, or the reason why there is none."""
     location = Place(state.project)
     if not (state.student_action.tool_calls or (state.student_action.content or "").strip()):
         return checks.EMPTY
@@ -253,7 +256,9 @@ def _group(state: TraceState) -> str:
 def _redacted(
     trace: Trace, proposals_by_state: dict[str, list[Proposal]], redactor: Redactor
 ) -> dict[str, list[Proposal]]:
-    """The proposals without what is a secret in them or in their trace: a teacher may have been shown it."""
+    """Return the proposals, redacted by the secrets in them and in their trace, which the teacher may have been
+    shown.
+    """
     actions = {
         each.ask_id: msgspec.to_builtins(each.action) for some in proposals_by_state.values() for each in some
     }

@@ -55,13 +55,12 @@ def proposals(
     names: Iterable[str] = (),
     left_out: Counter[str] | None = None,
 ) -> list[Proposal]:
-    """What teachers would have done at a state, by teacher and number; of one replay, or of all.
+    """Return the proposals of teachers for a state, by teacher and number, of one replay or of all.
 
-    `names` are those of the tools in the state: a teacher may have known them by others (see `sent_name`).
-
-    An answer is none that was cut off at its limit of tokens, was withheld, is empty, or has a tool call that
-    cannot be made: arguments that are no JSON object, a tool that was not offered. Those are counted in `left_out`
-    by why (cut, withheld, empty, bad_arguments, unknown_tool, unreadable). Raises StoreError.
+    `names` are those of the tools in the state, which a teacher may have been shown under other names (see
+    `sent_name`). These answers are no proposals, and are counted in `left_out` by reason: cut off at the token
+    limit (cut), withheld by the provider (withheld), empty (empty), with arguments that are not a JSON object
+    (bad_arguments), with a tool that was not offered (unknown_tool), unreadable (unreadable). Raises StoreError.
     """
     result: list[Proposal] = []
     sent = {sent_name(name): name for name in names}
@@ -94,9 +93,9 @@ def proposals(
 
 @cache
 def sent_name(name: str) -> str:
-    """What a teacher is told that a tool is called: its name where every API takes it, else one much like it.
+    """Return the name of a tool in requests to teachers: its own if every API accepts it, otherwise a similar one.
 
-    OpenAI and Anthropic refuse names with other letters than these, and long ones.
+    OpenAI and Anthropic refuse long names, and names with other characters than letters, digits, `_` and `-`.
     """
     if _VALID_NAME.fullmatch(name):
         return name
@@ -111,9 +110,9 @@ def names_in(messages: Iterable[Message], tools: Iterable[dict[str, Any]] | None
 
 
 def action_of(call: Call, sent: Mapping[str, str]) -> tuple[TurnAction | None, str]:
-    """What an answered call does; None with the reason where it cannot be proposed (see `proposals`).
+    """Return the action of an answered call; or None, and the reason why it is no proposal (see `proposals`).
 
-    `sent` gives the names of tools by what the teacher was told that they are.
+    `sent` maps the names of tools that the teacher was shown to the names in the state.
     """
     blocks = read_response(call)
     if blocks is None:
@@ -159,9 +158,8 @@ def _tools_of(call: Call) -> set[str]:
 
 
 def judge_ask_id(replay_id: str, state_id: str, judge: str, ask_ids: Sequence[str]) -> str:
-    """The id of the ask that puts these proposals to a judge (its `Ask.teacher` and `Ask.model`, joined).
-
-    With other proposals it is another question.
+    """Return the id of the ask in which a judge chooses among these proposals. It depends on them, and on the
+    judge (its `Ask.teacher` and `Ask.model`, joined).
     """
     encoded = msgspec.json.encode([replay_id, state_id, judge, sorted(ask_ids)])
     return hashlib.blake2b(encoded, digest_size=16, person=b"judge").hexdigest()
@@ -173,14 +171,14 @@ def judge_name(teacher: str, model: str) -> str:
 
 
 def shown_order(ask_id: str, ask_ids: Sequence[str]) -> list[str]:
-    """The order in which proposals are shown to a judge, drawn by the id of the ask: it can be told again."""
+    """Return the order in which proposals are shown to a judge: random, but reproducible from the id of the ask."""
     order = sorted(ask_ids)
     random.Random(ask_id).shuffle(order)
     return order
 
 
 def judged(store: Store, state_id: str, candidates: Sequence[Proposal]) -> int | None:
-    """Which of these proposals a judge chose, as an index; None where none was asked, or it chose none.
+    """Return the index of the proposal that a judge chose; None if no judge was asked, or it chose none.
 
     Raises StoreError.
     """

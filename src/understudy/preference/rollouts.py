@@ -46,11 +46,14 @@ CUT = "an answer that was cut off"
 MANY = "more pairs than wanted of the task"
 
 MOST_OF_A_TASK = 16
-"""Pairs of one task."""
+"""The maximum number of pairs of one task and agent, by default."""
 
 
 class _Step(Struct, frozen=True):
-    """A call of an attempt's main line, without its content. `before` digests what its conversation had new."""
+    """A call of an attempt's main line, without its content.
+
+    `before` is a digest of what was new in its conversation.
+    """
 
     call_id: str
     model: str
@@ -61,7 +64,7 @@ class _Step(Struct, frozen=True):
 
 
 class _MainLine(Struct, frozen=True):
-    """The main line of a rollout's attempt, up to where its conversation was summed up or began anew."""
+    """The main line of a rollout's attempt, up to the first summary or restart of its conversation."""
 
     graded: GradedRollout
     steps: tuple[_Step, ...]
@@ -82,13 +85,13 @@ def rollout_pairs(
     checked: Checks | None = None,
     tally: PairCounts | None = None,
 ) -> Iterator[Pair]:
-    """A pair for each place where solved and unsolved rollouts of a task first do something else.
+    """Yield a pair for each step at which a solved and an unsolved rollout of a task first act differently.
 
-    There are at most `most` of a task and agent. Rollouts of different runs, or agents, are not compared. Those
-    with a suspicious patch are left out unless `include_suspicious`, and those with less than this `protection` of
-    their reward (`Verdict.has_protection`). With a `redactor`, pairs hold no secrets.
-    What was compared, each solved rollout with each unsolved one, and what was left out, is counted in `tally`.
-    Raises ConfigError where there is no such run.
+    There are at most `most` per task and agent. Rollouts of different runs or agents are not compared. Rollouts
+    with a suspicious patch are left out unless `include_suspicious`, and so are those with less than this
+    `protection` of their reward (`Verdict.has_protection`). With a `redactor`, pairs hold no secrets. Each solved
+    rollout is compared with each unsolved one; `tally` counts the comparisons, and what was left out. Raises
+    ConfigError if there is no such run.
     """
     tally = tally if tally is not None else PairCounts()
     checked = checked or Checks()
@@ -164,7 +167,9 @@ def _of_task(
 
 
 def _classes(lines: Sequence[_MainLine], depth: int) -> list[list[_MainLine]]:
-    """The lines by what they do at a step: each goes with the first whose action comes to the same."""
+    """Return the lines in groups of equal actions at a step; each joins the first group whose action has the same
+    effect.
+    """
     classes: list[list[_MainLine]] = []
     for line in lines:
         own = line.steps[depth].effect
@@ -177,7 +182,7 @@ def _classes(lines: Sequence[_MainLine], depth: int) -> list[list[_MainLine]]:
 
 
 def _opposed(better: Sequence[_MainLine], worse: Sequence[_MainLine]) -> int:
-    """How many pairs there are of a solved one of the first and an unsolved one of the second."""
+    """Return the number of pairs of a solved rollout in the first group and an unsolved one in the second."""
     return sum(line.solved for line in better) * sum(not line.solved for line in worse)
 
 
@@ -196,7 +201,7 @@ def _pair(
     location: Place,
     redactor: Redactor | None,
 ) -> Pair | str:
-    """The pair of the first solved rollout and the first unsolved one, or why there is none."""
+    """Return the pair of the first solved rollout and the first unsolved one, or the reason why there is none."""
     good = next((line for line in better if line.solved and not line.steps[depth].cut), None)
     bad = next(line for line in worse if not line.solved)
     if good is None:
@@ -257,7 +262,7 @@ def _evidence_of(line: _MainLine, depth: int) -> dict[str, Any]:
 
 
 def _line(store: Store, member: GradedRollout, location: Place) -> _MainLine:
-    """The main line of an attempt, as far as it is compared."""
+    """Return the main line of an attempt, as far as it is compared."""
     steps: list[_Step] = []
     calls: list[str] = []
     for node in _main_line(store, member):
@@ -272,9 +277,9 @@ def _line(store: Store, member: GradedRollout, location: Place) -> _MainLine:
 
 
 def _main_line(store: Store, member: GradedRollout) -> list[Node]:
-    """The answered calls of an attempt from the first of the session itself, each going on from the one before.
+    """Return the answered calls of the main session, each of which continues the one before.
 
-    It ends where the conversation was summed up or began anew.
+    The line ends where the conversation was summarised or restarted.
     """
     nodes = build(store.calls.of_attempt(member.attempt.id)).nodes
     node = next((each for each in nodes if _counts(each)), None)
@@ -286,13 +291,13 @@ def _main_line(store: Store, member: GradedRollout) -> list[Node]:
 
 
 def _counts(node: Node) -> bool:
-    """Whether a call begins the line that the session went on with."""
+    """Return whether a call begins the main line, which the session continued from."""
     aside = node.superseded or node.alternative
     return node.parent is None and node.role == "main" and not aside and node.answer is not None
 
 
 def _messages(node: Node) -> list[Message]:
-    """The conversation before a call in OpenAI form, without thinking."""
+    """Return the conversation before a call in OpenAI form, without thinking."""
     return normalise_messages(
         [
             {name: value for name, value in message.items() if name != "reasoning_content"}

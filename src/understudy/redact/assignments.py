@@ -53,7 +53,7 @@ MAY_BE_ASSIGNED = re.compile(
       | ["'`] \]?+ (?: [ \t]*+ SIGN | (?! [ \t]*+ (?: :(?!:) | [=>] ) | [.()a-uw-zA-Z0-9_;+*/&|{}\[@\#!?%$^~<] ) )
     )""".replace("SIGN", _SIGN).replace("DULL", _DULL)
 )
-"""What has to stand behind a word for secrets for `find_assigned` to find anything; rejects most words."""
+"""The pattern that must match after a word for secrets before `find_assigned` is called; it rejects most words."""
 _VALUES = {
     '"': re.compile(r'[^"\\\s\0]{6,512}'),
     "'": re.compile(r"[^'\\\s\0]{6,512}"),
@@ -70,12 +70,12 @@ _KEY_OF_DATA = re.compile(
     r"storage|form|s3|blob|image|file|path|commit|build|artifact|lock|source|version|trace|span|request|correlation|message)"
     r"[_\- .]?$"
 )
-"""What stands before `key` where a key finds something and protects nothing."""
+"""Words before `key` with which it identifies data and protects nothing, such as `primary`."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{40,8192}={0,2}")  # may begin with a slash, like a path
 _PUBLIC = re.compile(r"(?i)public[_\- .]?$")
 _PLAIN = re.compile(r"[\w.~+/=-]+", re.ASCII)
 _TIGHT = re.compile(r"[^()\[\]{},<>?;]+")
-"""What may stand right behind `=`: a password with signs, but no call or list."""
+"""A value directly after `=`: a password with punctuation, but no call or list."""
 _CALLED = re.compile(r"[ \t]*[(\[{]")
 _DIGIT = re.compile(r"\d")
 _HEX = re.compile(r"[0-9a-fA-F]+")
@@ -170,14 +170,12 @@ def find_assigned(text: str, position: int) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=4096)
 def _names_no_secret(name: str) -> bool:
-    """Return whether a name with a word for secrets says that its value is something else, as
-    `token_count` does.
-    """
+    """Return whether a name with a word for secrets has a value of another kind, such as `token_count`."""
     return _NOT.search(name) is not None
 
 
 def _is_bare(before: str, rest: str) -> bool:
-    """Return whether a name is the word alone: `key`."""
+    """Return whether a name consists of the word for secrets only, such as `key`."""
     return before[-1:] not in _NAMES and rest.lower() == "key"
 
 
@@ -187,9 +185,9 @@ def _is_hash(value: str) -> bool:
 
 
 def _is_config_line(text: str, left: int, position: int, match: re.Match[str], end: int) -> bool:
-    """Whether a line, or the text, holds a name and a value without quotes, and nothing else, as .env and YAML do.
+    """Return whether a line, or the text, has only a name and an unquoted value, as in .env files and YAML.
 
-    `left` is where to look for the beginning of the line, `match` what follows the word of the name.
+    `left` is where to search for the beginning of the line, `match` the match after the word in the name.
     """
     if match["beside"] is not None:
         return True
@@ -278,7 +276,7 @@ _DEFINED = (
 
 
 def defined_identifiers(names: Sequence[str], texts: Iterable[str]) -> frozenset[str]:
-    """Return those of the names that code in the texts defines, calls, or assigns to."""
+    """Return the names that code in the texts defines, calls, or assigns to."""
     identifiers: set[str] = set()
     patterns = {name: re.compile(_DEFINED.replace("NAME", re.escape(name))) for name in names}
     for text in texts:

@@ -20,9 +20,9 @@ _GUESS = "generic-api-key"
 _HEX = re.compile(r"[0-9a-fA-F-]+")
 _RUN = 16
 _SORTS = bytes(ord("w" if re.match(rb"[\w+/=~.-]", bytes((sign,))) else " ") for sign in range(256))
-"""What a byte is: `w` in a run of what tokens are made of, a space elsewhere."""
+"""The class of each byte: `w` for characters of tokens, a space for all others."""
 _LONG = re.compile(r"[0-9]|[\w+=~-]{30}", re.ASCII)
-"""What a run of sixteen characters or more has to hold to be a token."""
+"""A run of sixteen or more characters must match this to be a token."""
 _PUBLIC = re.compile(
     r"(?i)websocket|public|fingerprint|sha(?:1|256|384|512)|md5|\bid\b|checksum|digest|integrity|commit|\bkeys: "
 )
@@ -45,7 +45,7 @@ def find_leaks(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def token_lines(text: str) -> str:
-    """The lines that could hold a token. Most have no run that is long enough: the others are found by search."""
+    """Return the lines that could contain a token. A search for long runs skips the others, which are most lines."""
     sorts = text.encode("latin-1", "replace").translate(_SORTS)
     lines: list[str] = []
     run = sorts.find(b"w" * _RUN)

@@ -12,7 +12,7 @@ PSEUDONYM = re.compile(r"\[[A-Z][A-Z0-9_]*_[0-9a-f]{6}\]|user_[0-9a-f]{6}(?:@exa
 """A pseudonym of ours."""
 
 ANSI = r"(?:\x1b|\\{1,8}(?:u001b|x1b|033|e))\[[\d;]{0,16}m"
-"""What colours the text of a terminal, as it is and as strings write it: a pattern."""
+"""A pattern of terminal colour codes, as they are and as strings in code write them."""
 
 _DUMMY = re.compile(
     r"example|placeholder|your[_-]|xxxx|\*\*\*|\.\.\.|dummy|0{8}|1234567890?abc|abcdefgh|redacted|insert[_-]|"
@@ -20,7 +20,7 @@ _DUMMY = re.compile(
     re.I,
 )
 _NAMED = re.compile(r"[A-Z]+(?:[_:-][A-Z]+)+")
-"""A placeholder that says what to put in its place: `API_KEY`."""
+"""A placeholder that names the value to put in its place: `API_KEY`."""
 _TOKEN = re.compile(r"[\w.~+/=|-]+", re.ASCII)
 _HASH_OF = re.compile(r"(?i)(?:sha-?(?:1|224|256|384|512)|md5|crc32|blake2[bs])[:-]|data:[a-z]{1,20}/")
 _FILE_NAME = re.compile(
@@ -141,8 +141,8 @@ def is_example(password: str) -> bool:
 
 
 def looks_random(value: str) -> bool:
-    """Return whether a value looks random: at least ten letters and digits, and half of all, are in no word or
-    number.
+    """Return whether a value looks random: at least ten of its letters and digits, and half of all its characters,
+    belong to no word or number.
 
     Names in code do not look random, however long, because they are made of words.
     """

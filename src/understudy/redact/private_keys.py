@@ -86,6 +86,6 @@ def key_lines(key: str) -> list[str]:
 
 
 def key_body(key: str) -> str:
-    """Return the key without what may differ between copies of it: line breaks, numbers, diff marks."""
+    """Return the key without line breaks, line numbers and diff marks, which may differ between copies of it."""
     body = _ESCAPE.sub("\n", _END.sub("", _BEGIN.sub("", key, count=1)))
     return "".join(_PIECE.findall(body)) or key

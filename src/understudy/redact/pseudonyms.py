@@ -19,7 +19,7 @@ from understudy.redact.tokens import pseudonym_label
 from understudy.util.files import atomic_write
 
 SIZE = 32
-"""Bytes of a key; the file holds them as hex digits."""
+"""The size of a key in bytes; the file contains it as hex digits."""
 
 
 def key_path() -> Path:

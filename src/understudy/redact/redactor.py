@@ -27,12 +27,13 @@ from understudy.redact.tokens import has_token_form
 _SHORTEST = 8
 
 _Replaced = tuple[str | None, dict[tuple[str, str], int]]
-"""A text without its secrets, None where it has none, and how often each was replaced, by rule and pseudonym."""
+"""A text with its secrets replaced (None if it has none), and how often each was replaced, by rule and pseudonym.
+"""
 _UNCHANGED: _Replaced = (None, {})
 
 
 class KnownSecrets:
-    """A set of values of eight characters or more, each with what the value is that it stands for."""
+    """Known values of eight characters or more, each with the secret that it is a part of."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
@@ -235,7 +236,7 @@ class Redactor:
             self._remember(hit.value, hit.rule)
 
     def _forget(self, identifiers: frozenset[str]) -> None:
-        """Treat values as names of the code, not as secrets, although they were assigned as secrets are."""
+        """Treat these values as names in code, not as secrets, although they were found in assignments of secrets."""
         self._identifiers = identifiers
         sources = {value: rule for value, rule in self._sources.items() if value not in identifiers}
         if len(sources) < len(self._sources):
@@ -381,7 +382,7 @@ def json_strings(value: Any, nested: int = 0) -> Iterator[tuple[str, str | None]
 
 
 def _named_beside(fields: dict[Any, Any]) -> str | None:
-    """Return the name that stands beside a value, as in {"name": "DB_PASSWORD", "value": …}."""
+    """Return the name given in the same object as a value, as in {"name": "DB_PASSWORD", "value": …}."""
     name = fields.get("name") or fields.get("key") if "value" in fields else None
     return name if isinstance(name, str) else None
 

@@ -224,9 +224,9 @@ _HOMES_IN = re.compile(
     r"(?<![\w./-])/(?:mnt|media|Volumes|net|nfs|srv|autofs|afs|gpfs|lustre|scratch)(?:/[\w. -]{1,30})?|"
     r"(?i:vscode-remote|ssh|sftp|file|smb)://[\w.+@%:-]{0,40}|" + ANSI + ")$"
 )
-"""What homes stand below, as the part of a path before them."""
+"""Path components that are followed by home directories."""
 _UP = re.compile(r"(?<![\w.])(?:\.{1,2}[\\/]{1,4})*\.{1,2}$")
-"""A path that leads up, perhaps out of a home and into it again."""
+"""A relative path with `..`, which may lead out of a home directory and into it again."""
 _IMPORT = re.compile(r"(?:from|import|require|export|source|include|load|mock|use)[ \t(]{1,3}[\"'`<]$")
 _SLUG_DRIVE = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]--$")
 _DRIVE = re.compile(r"(?i)(?:^|[^a-z])[a-z]:?$")
@@ -247,7 +247,7 @@ _HOMES = frozenset(_HOMES_TEXT.split())
 
 
 def _email(text: str, position: int) -> Hits:
-    """Return the address whose `@` is at `position`, unless it belongs to no person."""
+    """Return the e-mail address whose `@` is at `position`, unless it is not a person's."""
     domain = _DOMAIN.match(text, position)
     if domain is None or _NOWHERE.search(domain[1]):
         return _NONE
@@ -315,9 +315,7 @@ def _home_user(text: str, position: int) -> Hits:
 
 
 def _inner(text: str, position: int) -> bool:
-    """Return whether the path that continues at `position` began earlier, in a place where no home directories
-    are.
-    """
+    """Return whether the path at `position` is the continuation of one in which no home directories are."""
     if not position or not (text[position - 1].isalnum() or text[position - 1] in "_.~)}]-"):
         return False
     # /c/Users and /mnt/c/Users have the letter of a drive before, and `\n` may stand there.
@@ -349,7 +347,7 @@ _USER = re.compile(r"[\w.+~@-]*\w{2}")
 _RESERVED_HOST = re.compile(
     r"(?:[\w-]{1,63}\.){0,8}(?:example(?:\.(?:com|org|net))?|test|invalid|host(?:name)?)(?![\w.-])"
 )
-"""Hosts in documentation and tests: what logs in there is an example, unless it is random."""
+"""Hosts in documentation and tests: passwords for them are examples, unless they look random."""
 _BEARER = re.compile(r"earer[ \t:=]{1,4}(?:\\{0,7}[\"'])?([\w.~+/=-]{16,4096})", re.ASCII)
 _BASIC = re.compile(r"(?i:basic)[ \t]{1,4}([A-Za-z0-9+/=_-]{8,1024})", re.ASCII)
 _CURL = re.compile(
@@ -410,7 +408,7 @@ def _url(text: str, position: int) -> Hits:
 
 
 def _odd(secret: str) -> bool:
-    """Return whether a password in a URL is a password although it looks like code or a path."""
+    """Return whether a password in a URL is real although it looks like code or a path."""
     return (
         PSEUDONYM.search(secret) is None
         and secret.lower() not in GENERIC_PASSWORDS
@@ -508,4 +506,6 @@ RULES = (
     # `home` must follow a separator of a path, or the end of an escaped one, as in `%2Fhome`.
     RedactionRule((b"home", b"users"), _home_user, re.compile(r"(?<=[/\\\-FCfc])")),
 )
-"""What is looked for by its surroundings; what has a form is looked for in `tokens`."""
+"""The rules for secrets that are recognised by their context. `tokens` has those that are recognised by their
+form.
+"""

@@ -21,8 +21,8 @@ _TOKENS = len(RULES)
 
 
 class _Trial(NamedTuple):
-    """What is tried at a needle: the number of the rule, or `_TOKENS`; the pattern that must match; the function
-    to call then.
+    """What to try at a needle: the number of the rule, or `_TOKENS`; the pattern that must match; the function to
+    call.
     """
 
     number: int
@@ -41,7 +41,7 @@ def _trials() -> dict[bytes, list[_Trial]]:
 
 
 def _no_look(text: str, position: int) -> Hits:
-    """Return nothing: the beginning of a token is only noted, and its whole run is examined later."""
+    """Return nothing, because the beginning of a token is only recorded; its run is examined later."""
     return ()
 
 
@@ -49,7 +49,7 @@ _TRIALS = _trials()
 _NEEDLES, _TRIED = list(_TRIALS), list(_TRIALS.values())
 _OVERLAP = max(map(len, _NEEDLES)) - 1
 _WINDOW = 1 << 18
-"""Bytes that are searched at once, so that a text of nothing but needles takes no memory without bounds."""
+"""How many bytes are searched at once, so that memory stays bounded even for a text that consists of needles."""
 
 
 @cache
@@ -65,7 +65,7 @@ def _sort(sign: str) -> int:
 
 
 _SORTS = bytes(_sort(chr(byte)) for byte in range(256))
-"""What a byte is: `w` in a run, `.` between the runs of a dotted token, a space elsewhere."""
+"""The class of each byte: `w` for a run, `.` between the runs of a dotted token, a space for all others."""
 _AFTER_DOT = b"." + b"w" * LONG_RUN
 _RUN = re.compile(r"[\w-]+", re.ASCII)
 

@@ -148,7 +148,8 @@ wakatime-key       waka_                                          [0-9a-f]{8}(?:
 yandex-key         AQVN                                           [\w-]{35,38}(?![\w-])
 sendinblue-key     xsmtpsib-                                      [0-9a-f]{64}-[A-Za-z0-9]{16}
 """
-"""Forms whose prefix is fixed: the rule, prefixes, and a pattern of what follows, apart by blanks."""
+"""Forms with a fixed prefix, a line each: the rule, the prefixes, and a pattern of the rest, separated by blanks.
+"""
 _LABELS = {
     "aws-key-id": "AWS_KEY",
     "sendinblue-key": "BREVO_KEY",
@@ -197,13 +198,13 @@ _DOTTED = (
     TokenForm("snyk-token", "SNYK_TOKEN", r"snyk_[a-z]{2,6}\.[0-9a-f]{8}\.[\w-]{40,120}"),
 )
 FORMS = (*_PREFIXED, *_DOTTED)
-"""All of them; `TokenForm` says what has to follow a new one. Where two fit, the first names the token."""
+"""All forms. `TokenForm` says how to add one. If two match, the first one names the token."""
 
 BEFORE = (
     r"(?:(?<![A-Za-z0-9])|(?<=\\[nrtbf])|(?<=%[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4})"
     r"|(?<=\[[0-9]m)|(?<=\[[0-9]{2}m))"
 )
-"""What a token may stand behind: no letter or digit, unless it ends an escape of JSON, a URL or a terminal."""
+"""What may precede a token: no letter or digit, unless it ends an escape of JSON, a URL or a terminal."""
 
 
 def _any(before: str, forms: tuple[TokenForm, ...]) -> re.Pattern[str]:
@@ -219,11 +220,11 @@ _lead = re.compile(
     r"|[0-9]{8,10}:$|sha256~$",
     re.ASCII,
 )
-"""What a dotted form begins with, before its first long run."""
+"""The part of a dotted form before its first long run."""
 _LEAD_LENGTH = 48
 _DIGEST = re.compile(r"(?:[a-z]{2,20}[_-]){0,8}[0-9a-f]{1,31}")
 _POD = re.compile(r"(?:.{0,80}-)?[bcdfghjklmnpqrstvwxz2456789]{8,10}-[bcdfghjklmnpqrstvwxz2456789]{5}")
-"""How Kubernetes names a pod: the name of its set, a hash of the template, five characters drawn by lot."""
+"""A name of a Kubernetes pod: the name of its set, a hash of the template, five random characters."""
 _NAMING = ("live", "test", "prod", "secret", "key", "token", "pat", "sk", "api")
 _named = re.compile(
     rf"(?i)(?<![A-Za-z0-9])[a-z][a-z0-9]{{1,15}}(?:[_-][a-z]{{2,8}})?[_-](?:{'|'.join(_NAMING)})[_-]([\w-]{{16,120}})",
@@ -252,13 +253,13 @@ def _token_starts() -> dict[str, re.Pattern[str]]:
 
 TOKEN_STARTS = _token_starts()
 LONG_RUN = 20
-"""How long a run must be to be looked at: one part of each token is as long."""
+"""The minimum length of a run that is examined: one part of each token has this length."""
 
 _whole = re.compile("|".join(f"({form.pattern})" for form in FORMS), re.ASCII)
 
 
 DOTS = ".:~"
-"""What stands between the runs of a dotted token."""
+"""The separator of the runs of a dotted token."""
 
 
 def lead_before(text: str, start: int) -> int:

@@ -29,7 +29,7 @@ from understudy.types import Call, ErrorInfo
 from understudy.wire.errors import ContextOverflow, InvalidRequest
 
 UNITS = 1_000_000_000
-"""Sums are kept in whole billionths of a dollar, rounded up: adding them up loses nothing."""
+"""Amounts are integers of a billionth of a dollar, rounded up, so that adding them is exact."""
 
 
 def to_units(usd: float) -> int:
@@ -94,9 +94,10 @@ class CostBudget:
 
 
 Next = Literal["none", "again", "never", "doubt", "dismiss"]
-"""What comes after a failure: another try; none, for it would fail as well; nor any of other asks of the teacher.
+"""What to do after a try.
 
-"none": it was answered. "doubt": that may hold for this ask, or for all.
+"none": nothing, it was answered. "again": try again. "never": this ask would fail again. "dismiss": all asks of
+the teacher would fail. "doubt": "never" or "dismiss", it is unknown which.
 """
 
 _STATUS = re.compile(r"\S+ \S+: status (\d{3}):")
@@ -105,8 +106,9 @@ _WAITS = frozenset({409, 425, 429, 529})
 _MAYBE_BILLED = 408
 _DISMISSES = frozenset({401, 402})
 _DOUBTS = frozenset({403, 404})
-"""Of a wrong key or model, but also of one prompt: a router says 404 where it finds nobody to read its images, and
-403 where its filter does not like it."""
+"""Statuses that may be due to a wrong key or model, or to this prompt only: routers return 404 if no model can
+read its images, and 403 if a filter rejects it.
+"""
 _UNREACHED = NotConnectedError.__name__
 _UNSENT = frozenset({_UNREACHED, InvalidRequest.__name__, ContextOverflow.__name__})
 
@@ -160,13 +162,15 @@ def _failed(call: Call, error: ErrorInfo) -> tuple[Next, bool]:
 
 
 DOWN_AFTER = 5
-"""A teacher is asked no more in this invocation when so many of its asks in a row came to nothing."""
+"""A teacher is no longer asked in this invocation after this many failed asks in a row."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Between two tries of an ask, unless the teacher says how long: twice as long each time."""
+"""The pause between two tries of an ask doubles each time, within these bounds, unless the teacher requests a
+pause.
+"""
 
 MOST_PATIENCE_S = 600.0
-"""A teacher that asks for a longer pause than this is asked no more."""
+"""A teacher that requests a longer pause than this is no longer asked in this invocation."""
 
 
 class AskCounts(Struct):
@@ -211,7 +215,7 @@ class TeacherState:
 
     @property
     def resting(self) -> bool:
-        """Whether the teacher asked for a pause that is not over yet."""
+        """Whether the teacher requested a pause that is not over yet."""
         return time.monotonic() < self._not_before
 
     def dismiss(self, why: str) -> None:
@@ -245,7 +249,7 @@ class TeacherState:
 
 
 REFUSED = "Refused"
-"""The type of the error of an ask that would fail as well another time: it is not sent again by itself."""
+"""The error type of an ask that would fail again: it is repeated only with --again."""
 
 BILLED_TRIES = 2
 """The most tries of an ask that may have been billed: a broken server must not use up the whole budget."""

@@ -27,7 +27,7 @@ from understudy.util.settings import option
 
 _LIKELY_LEAST = 100
 LAYOUT_BYTES = 128
-"""How much longer a message may be in a request than in the store."""
+"""How many bytes longer a message may be in a request than in the store."""
 
 
 class ReplaySettings(Struct, frozen=True, kw_only=True):

@@ -51,9 +51,10 @@ from understudy.store import Store
 from understudy.store.asks import AskKind, StoredAsk
 
 LONGEST = 60_000
-"""How many characters of a conversation a judge reads, from its end; and of its beginning a tenth as many."""
+"""How many characters a judge reads from the end of a conversation. A tenth as many are read from its beginning.
+"""
 LONGEST_PART = 8_000
-"""How many of one message, or of one proposal."""
+"""How many characters a judge reads of one message or proposal."""
 
 _MARKS = re.compile(r"<(?=\s*/?\s*(?:session|proposal)\b)", re.IGNORECASE)
 
@@ -128,7 +129,7 @@ def _cut(text: str) -> str:
 
 
 _INVOCATIONS = 100
-"""How many of a replay are recorded."""
+"""How many invocations of a replay are recorded."""
 
 
 class ReplaySummary(Struct, kw_only=True):

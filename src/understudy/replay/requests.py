@@ -25,10 +25,10 @@ from understudy.wire.chat_request import ChatBody, read_conversation
 from understudy.wire.layout import lay_out
 
 UNKNOWN_START = "[The beginning of this conversation is not known.]"
-"""What the user says first where a log begins with an answer: the API wants the user to begin."""
+"""The first user message if a log begins with an answer, because the API requires one."""
 
 GO_ON = "Continue."
-"""What the user says behind an answer that was the last thing in a state: providers refuse to go on from there."""
+"""The user message after a state that ends with an answer, because providers refuse to continue from one."""
 
 LONGEST_ID = 40
 MILLIONTH = 1_000_000

@@ -20,7 +20,7 @@ from understudy.ingest.model_families import model_family
 Kind = Literal["openai", "anthropic", "vllm", "sglang"]
 KINDS: tuple[str, ...] = get_args(Kind)
 JUDGE = "judge"
-"""What the judge is called that has a table of its own."""
+"""The name of the judge that has a table of its own."""
 
 _Above0 = Annotated[int, Meta(ge=1)]
 _NAME = re.compile(r"[\w.+-]{1,80}")
@@ -75,7 +75,7 @@ class Teacher(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def identity(self) -> str:
-        """What decides its answers: if this changes, it is asked anew."""
+        """The settings on which its answers depend: if they change, it is asked again."""
         config = self.config
         parts = (self.name, config.backend, config.model, config.max_tokens, config.temperature)
         args = msgspec.json.encode([*parts, config.template_args], order="sorted")

@@ -35,7 +35,7 @@ _TINY, _HUGE = 1e-90, 1e90
 """Numbers out of these are no measurements, and no axis can be drawn for them."""
 
 _COUNTS = frozenset({"tokens", "groups", "rollouts", "sequences", "collected", "solved", "reward", "reward_mean"})
-"""What is meant also where a step changed nothing; of such a step the other numbers are no measurements."""
+"""Numbers that are meaningful even if a step changed nothing; its other numbers are not measurements."""
 
 
 class _MetricsLine(Struct):

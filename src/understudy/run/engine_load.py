@@ -17,7 +17,7 @@ PERIOD_S = 5.0
 """How often the metrics are read."""
 
 FULL, BUSY = 0.95, 0.85
-"""Shares of the KV cache: from `FULL` on fewer agents work, from `BUSY` on no more."""
+"""Shares of the KV cache in use: from `FULL` on the number of agents falls, from `BUSY` on it does not rise."""
 
 _TIMEOUT_S = 10.0
 _METRICS = {
@@ -26,7 +26,9 @@ _METRICS = {
     "cache_use": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
     "preemptions": ("vllm:num_preemptions_total",),
 }
-"""By field of `EngineLoad`: what vLLM and SGLang call it. SGLang counts no preemptions that only rise."""
+"""The names of the metrics in vLLM and SGLang, by field of `EngineLoad`. SGLang has no monotonic count of
+preemptions.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +43,9 @@ class EngineLoad(Struct, frozen=True):
 
 
 def parse_load(text: str) -> EngineLoad | None:
-    """The load in the metrics of a vLLM or SGLang server; None where they have no queue. Raises ValueError."""
+    """Return the load from the metrics of a vLLM or SGLang server; None if they have no queue lengths. Raises
+    ValueError.
+    """
     values: dict[str, list[float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -61,10 +65,10 @@ def parse_load(text: str) -> EngineLoad | None:
 
 
 def next_limit(limit: int, in_use: int, before: EngineLoad, now: EngineLoad, *, low: int, high: int) -> int:
-    """How many agents may work at a time after a period that had `limit` of them.
+    """Return how many agents may work at a time after a period with the limit `limit`.
 
-    A quarter fewer after preemptions or with a full cache; as many while requests wait, the cache is busy, or not
-    all places are used; else an eighth more.
+    The limit falls by a quarter after preemptions or with a full cache. It stays while requests wait, the cache is
+    busy, or not all places are used. Otherwise it rises by an eighth.
     """
     if now.preemptions > before.preemptions or now.cache_use >= FULL:
         return max(low, limit * 3 // 4)
@@ -74,7 +78,7 @@ def next_limit(limit: int, in_use: int, before: EngineLoad, now: EngineLoad, *, 
 
 
 class AgentSlots:
-    """Places for agents, of which there may be more or fewer later. Belongs to one event loop."""
+    """Slots for agents, whose number may change. Belongs to one event loop."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -82,11 +86,11 @@ class AgentSlots:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def locked(self) -> bool:
-        """Whether who asks now has to wait."""
+        """Whether `acquire` would wait now."""
         return self.in_use >= self.limit or bool(self._waiting)
 
     async def acquire(self) -> None:
-        """Wait for a place; who came first has the next one."""
+        """Wait for a slot. Slots are given in the order of the calls."""
         if not self.locked():
             self.in_use += 1
             return
@@ -102,12 +106,12 @@ class AgentSlots:
             raise
 
     def release(self) -> None:
-        """Give a place back."""
+        """Release a slot."""
         self.in_use -= 1
         self._admit()
 
     def resize(self, limit: int) -> None:
-        """Have so many places; with fewer than are in use none is given until enough are back."""
+        """Set the number of slots. If more are in use, none is given until enough are released."""
         self.limit = limit
         self._admit()
 
@@ -120,10 +124,10 @@ class AgentSlots:
 
 
 class ConcurrencyController:
-    """Has the number of agents follow the load of the model's servers, between two bounds."""
+    """Adapts the number of agents to the load of the model servers, between two bounds."""
 
     def __init__(self, slots: AgentSlots, urls: Sequence[str], *, high: int, period_s: float = PERIOD_S) -> None:
-        """The places that there are now are the lower bound. `urls` as gateways use them, which end in /v1."""
+        """The current number of slots is the lower bound. `urls` are base URLs of the servers, which end in /v1."""
         self._slots = slots
         self._urls = [f"{url.rstrip('/').removesuffix('/v1')}/metrics" for url in urls]
         self._low, self._high = slots.limit, high
@@ -156,7 +160,7 @@ class ConcurrencyController:
                 before, silent = now, False
 
     async def _read(self, session: aiohttp.ClientSession) -> EngineLoad:
-        """The load of all servers together; of caches the fullest counts."""
+        """Return the load of all servers: sums of requests, and the share of the fullest cache."""
         loads = await asyncio.gather(*(_read_load(session, url) for url in self._urls))
         return EngineLoad(
             sum(load.running for load in loads),

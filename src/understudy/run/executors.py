@@ -110,9 +110,10 @@ async def executing_alone(store: Store, run_id: str, lease: Lease) -> AsyncGener
 
 
 async def wait_for_leases(store: Store, run_id: str, engine: RunEngine | WorkerFleet, monitor: RunMonitor) -> None:
-    """Wait until others may execute a run that a process which was killed has executed: till its leases end.
+    """Wait until the leases of a killed process that executed this run have expired.
 
-    Who else executes it does not end: after some time whoever asks next is told.
+    Returns after some time even if another process is still executing the run; the next attempt to take it then
+    raises the error.
     """
     end = time.monotonic() + 2 * LEASE_S
     while time.monotonic() < end:
@@ -137,7 +138,7 @@ def run_progress(store: Store, run_id: str) -> RunProgress:
 
 
 def waiting_for(store: Store, run_id: str, fleet: WorkerFleet | None = None) -> str:
-    """Return why no worker takes a run: there is none, or all leave it to others. "" if one may take it."""
+    """Return why no worker takes a run: there are none, or all have refused it. "" if one may take it."""
     alive = [each for each in store.leases.workers() if each.alive and each.run_id is None]
     if not alive:
         if fleet is not None:

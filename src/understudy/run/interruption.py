@@ -40,7 +40,7 @@ class InterruptibleSandbox(ForwardingSandbox):
         self._running: set[str] = set()
 
     async def interrupt(self) -> None:
-        """Interrupt the commands that run now. Later ones, as those that collect logs, are left alone."""
+        """Interrupt the commands that run now. Later ones, such as those that collect logs, are not affected."""
         for signal in sorted(self._running):
             await self.write(signal, b"")
 

@@ -48,7 +48,7 @@ class Reply(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CallRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of a request as a call: see Node. `parent` is the number of the exchange that it follows, and
+    """A request as a call of the tree: see Node. `parent` is the number of the exchange that it follows, and
     `response` the message as JSON.
     """
 

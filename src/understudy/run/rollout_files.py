@@ -49,10 +49,7 @@ _NO_DATASET: dict[DatasetState, str] = {
 
 
 class RolloutNote(Struct, frozen=True, kw_only=True):
-    """What became of a rollout: the contents of `logs/<instance_id>/rollout.json`.
-
-    `reward` is None without a verdict.
-    """
+    """How a rollout ended: the contents of `logs/<instance_id>/rollout.json`. `reward` is None without a verdict."""
 
     instance_id: str
     sample_index: int

@@ -48,7 +48,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _OpenedRun:
-    """What this worker has open of a run, which was `served` so; `watch` raises when the run's server ends."""
+    """What this worker has opened for a run. `served` names the model servers that answer it; `watch` raises when
+    a server ends.
+    """
 
     context: RunContext
     served: str | None
@@ -221,11 +223,13 @@ class RunWorker:
         return any(run == run_id for run, _ in self._active.values())
 
     def _is_outdated(self, run: OpenRun) -> bool:
-        """Whether a run is open here and other servers answer it by now."""
+        """Return whether an open run is served by other servers by now."""
         return run.id in self._opened and self._opened[run.id].served != run.served
 
     async def _close_idle(self, needed: Set[str]) -> None:
-        """Close the runs of which nothing is going on here, but those that are needed: a loop makes ever more."""
+        """Close runs without attempts in progress here, unless they are needed. A loop creates new runs all the
+        time.
+        """
         for run_id in [each for each in self._opened if each not in needed and not self._is_active(each)]:
             await self._opened.pop(run_id).close()
 
@@ -268,7 +272,7 @@ class RunWorker:
             await self._welcome(run_id)
 
     async def _welcome(self, run_id: str) -> None:
-        """Let this worker claim rollouts of a run again, unless the run was refused meanwhile."""
+        """Allow claims of a run again, unless the run was refused meanwhile."""
         if run_id not in self._refused and self._leaves.pop(run_id, None) is not None:
             await self._announce()
 

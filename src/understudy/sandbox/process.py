@@ -21,7 +21,9 @@ from understudy.sandbox.base import Completed
 T = TypeVar("T")
 
 GRACE_S = 1.0
-"""How long a killed process may take to end, and its pipes to close: who holds them then has left the group."""
+"""How many seconds a killed process may take to end and its pipes to close. A process that still holds them then
+has left the group.
+"""
 
 
 LAST_SIGNAL = 64

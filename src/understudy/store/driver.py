@@ -105,9 +105,8 @@ class DatabaseDriver(ABC):
 
     @abstractmethod
     def hold(self, name: str, busy: str) -> AbstractContextManager[object]:
-        """Hold a lock of this store, which ends with this process.
-
-        Raises ConfigError(busy) if another one holds it.
+        """Hold a lock of this store until the context, or this process, ends. Raises ConfigError(busy) if another
+        process holds it.
         """
 
     @abstractmethod

@@ -222,8 +222,8 @@ class LeaseRepository(Repository):
             return sorted(connection.execute(_holders(run_id)).scalars())
 
     def executors(self, run_id: str, *, alone: bool) -> list[str]:
-        """Who keeps others from executing a run now: the process that does so alone; of who will do so `alone`,
-        the workers that hold attempts of it too.
+        """Return the names of those who prevent others from executing a run now: a process that executes it alone;
+        with `alone`, also the workers that hold attempts of it.
         """
         with self._reading() as connection:
             names = set(connection.execute(_alone(run_id)).scalars())

@@ -28,14 +28,13 @@ _END_S = 1.0
 
 
 def share(connection: psycopg.Connection[Any]) -> None:
-    """Share the lock until the connection ends. Waits while a process holds it alone."""
+    """Take the lock shared, until the connection ends. Waits while another process holds it exclusively."""
     connection.execute(f"SELECT pg_advisory_lock_shared({_LOCK})")
 
 
 def take_alone(connection: psycopg.Connection[Any], name: str) -> None:
-    """Hold the lock of the store `name` alone until the connection ends.
-
-    Raises StoreInUse if others have it open.
+    """Take the lock of the store `name` exclusively, until the connection ends. Raises StoreInUse if others have
+    it open.
     """
     end = time.monotonic() + _END_S
     while True:

@@ -25,7 +25,7 @@ FULL = ("torch", "transformers", "accelerate", "datasets", "peft", "trl")
 
 
 TRAINING = "training"
-"""The directory in a model's directory that holds what training goes on from."""
+"""The subdirectory of a model with the state from which its training can be resumed."""
 ADAPTER = "adapter"
 
 _WEIGHTS = (

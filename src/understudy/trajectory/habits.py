@@ -12,11 +12,15 @@ from typing import Literal
 from msgspec import Struct
 
 Position = Literal["question", "fork", "instructions"]
-"""question: the user's last text, whatever is before it. fork: the same, behind a conversation; alone it may be a
-user's own. instructions: the system prompt."""
+"""Where the wording of a request is found.
+
+question: in the user's last text. fork: the same, in a request that continues a conversation; without one, it may
+be a user's own text. instructions: in the system prompt.
+"""
 
 Purpose = Literal["compaction", "auxiliary", "continued"]
-"""A request for a summary; one beside the work; a conversation that goes on from a summary."""
+"""What a request is for: a summary of the conversation, something beside the work, or to continue from a summary.
+"""
 
 
 class Habit(Struct, frozen=True):

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from understudy.trajectory.tree import Node
 
 Role = Literal["main", "subagent", "compaction", "auxiliary"]
-"""main: the session itself. subagent: an agent that another one started. compaction: a conversation being summed
-up, so that the session can go on from the summary; what goes on is main, or the subagent, again. auxiliary:
-titles, help with a tool, suggestions and the like, which the conversation does not go on from."""
+"""What a call is for.
+
+main: the session itself. subagent: an agent that another one started. compaction: the request for a summary, from
+which the session then continues; the calls after it are main, or subagent, again. auxiliary: titles, help with a
+tool, suggestions and the like, from which the conversation does not continue.
+"""
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -28,13 +31,14 @@ _COMPACTION: dict[Position, re.Pattern[str]] = {
 }
 _AUXILIARY: dict[Position, re.Pattern[str]] = {where: pattern("auxiliary", where) for where in get_args(Position)}
 CONTINUED = pattern("continued", "question")
-"""What agents put before the summary when they go on from it."""
+"""The text that agents put before the summary when they continue from it."""
 
 _SUMMARY_GIVEN = re.compile(r"\s*(?:<analysis>.*</analysis>)?\s*<summary>.*</summary>\s*", re.DOTALL)
-"""An answer to Claude Code's: it keeps what is in the second tag."""
+"""An answer to Claude Code's request for a summary, which keeps only the text in the second tag."""
 
 QUOTED = 8
-"""From how many characters on a text that comes back shows that two chats without sessions belong together."""
+"""The minimum length, in characters, of a quoted text that shows that two chats without sessions belong together.
+"""
 
 _REMEMBERED = 200
 _BEGINNING = 1000
@@ -100,10 +104,11 @@ def _inputs(node: Node) -> Iterator[str]:
 
 
 def _is_beside(node: Node, with_tools: Collection[str | None], quotable: Collection[str]) -> bool:
-    """A single question with no tools to work with, or one to use; or one forked off a conversation.
+    """Return whether a call is beside the work: a single question with at most one tool, or one that forks off a
+    conversation.
 
-    What has no tools is beside a conversation of its session that has some. Without sessions, chats that have
-    nothing to do with each other may share a key, so it has to quote something that is `quotable`.
+    Without tools, it is beside a conversation of its session that has some. Without sessions, unrelated chats may
+    share a key, so the question must quote something that is `quotable`.
     """
     conversation = node.conversation
     if _is_worded(node, _AUXILIARY):
@@ -131,8 +136,8 @@ def _is_worded(node: Node, habits: Mapping[Position, re.Pattern[str]]) -> bool:
 
 
 def _asks_for_a_form(node: Node) -> bool:
-    """Return whether a conversation with tools gets a request without them for a response in a given format: a
-    check.
+    """Return whether a conversation with tools gets a request without tools for a response in a given format, as
+    for a check.
     """
     parent = node.parent
     return (

@@ -32,25 +32,26 @@ Reason = Literal[
 ]
 """Why a segment begins.
 
-Those of a call that follows none are explained in `tree.Origin`; "compaction" is also the request for the summary.
-"auxiliary": forked off for a purpose of its own (see `roles.Role`). "sibling" is also a call that follows the same
-answer as the one that went on. "call before not usable": it has no token ids or was not answered. "prompt rendered
-anew": the earlier prompt itself comes back as other tokens. "answer rewritten": the agent sent the answer back
-changed. "retokenized": it came back unchanged, yet as other tokens.
+The reasons of calls without a parent are explained in `tree.Origin`; "compaction" is also the request for the
+summary. "auxiliary": forked off for a purpose of its own (see `roles.Role`). "sibling": also a call that follows
+the same answer as the one from which the conversation continued. "call before not usable": it has no token ids or
+was not answered. "prompt rendered anew": the earlier prompt was sent again, and rendered as other tokens. "answer
+rewritten": the agent sent the answer back changed. "retokenized": it sent the answer back unchanged, and it was
+rendered as other tokens.
 """
 
 _FORKED: dict[Role, Reason] = {"compaction": "compaction", "auxiliary": "auxiliary"}
 NO_TOKENS = "no token ids"
-"""Counted beside the reasons: an answered call that the backend gave no token ids for, so it has no segment."""
+"""Counted like a reason: an answered call without a segment, because the backend returned no token ids."""
 
 
 class Segment(Struct, frozen=True, kw_only=True):
     """A token sequence of one or more calls of one branch.
 
-    `loss_mask` is 1 exactly on the sampled tokens. `logprobs` are those of the sampling policy: 0.0 off the
-    mask, None where the backend gave none. `policy_versions` belong to `call_ids`, and are None where one is not
-    known or the weights changed inside the call. `completions` are the ranges of tokens that the calls sampled.
-    `superseded` marks a call that was made again and led nowhere.
+    `loss_mask` is 1 exactly on the sampled tokens. `logprobs` are those of the sampling policy: 0.0 where the mask
+    is 0, None if the backend gave none. `policy_versions` belong to `call_ids`, and are None where one is unknown
+    or the weights changed during the call. `completions` are the ranges of tokens that the calls sampled.
+    `superseded` marks a call that was repeated and not continued.
     """
 
     token_ids: tuple[int, ...]
@@ -64,15 +65,15 @@ class Segment(Struct, frozen=True, kw_only=True):
     reason: Reason
     superseded: bool = False
     malformed: tuple[tuple[int, int], ...] = ()
-    """Where completions with a malformed tool call stand, as ranges of tokens."""
+    """The ranges of tokens of completions with a malformed tool call."""
 
     @property
     def target_mask(self) -> tuple[int, ...]:
-        """`loss_mask` without the completions that have a malformed tool call.
+        """Return `loss_mask` without the completions that have a malformed tool call.
 
         A malformed call is not a good action, so it is never a target of imitation (nor the chosen answer of a
-        pair, see `preference.normalise`). Learning from rewards uses `loss_mask`, so that such a call gets its
-        part of the reward that it led to.
+        pair, see `preference.normalise`). Learning from rewards uses `loss_mask`, so that such a call also gets
+        its share of the reward.
         """
         mask = list(self.loss_mask)
         for start, end in self.malformed:
@@ -125,14 +126,14 @@ class SegmentOutline(Struct, frozen=True, kw_only=True):
 
 
 class Merged(Struct, frozen=True):
-    """The segments of a trajectory, and how often each reason began one (with `NO_TOKENS` counted along)."""
+    """The segments of a trajectory, and how often each reason began one (`NO_TOKENS` is counted too)."""
 
     segments: tuple[Segment, ...]
     reasons: dict[str, int]
 
 
 class Outlined(Struct, frozen=True):
-    """The outlines of segments, and how often each reason began one (with `NO_TOKENS` counted along)."""
+    """The outlines of segments, and how often each reason began one (`NO_TOKENS` is counted too)."""
 
     segments: tuple[SegmentOutline, ...]
     reasons: dict[str, int]
@@ -192,7 +193,9 @@ def outline(trajectory: Trajectory, roles: Collection[Role] = ROLES) -> Outlined
 def samples(
     trajectory: Trajectory, *, rollout_id: str, reward: float | None, roles: Collection[Role] = ROLES
 ) -> list[Sample]:
-    """The samples of the calls of `trajectory` that have one of `roles`, each with the whole reward."""
+    """Return the samples of the calls of `trajectory` that have one of `roles`, each with the full reward of the
+    attempt.
+    """
     attempts = {node.call.id: node.call.attempt_id for node in trajectory.nodes}
     result: list[Sample] = []
     for segment in merge(trajectory, roles).segments:

@@ -26,31 +26,29 @@ from understudy.wire.model import Block, Conversation, Message, ToolCall
 from understudy.wire.stored import read_request, read_response, sampled_calls, shown_messages
 
 Origin = Literal["first call", "retry", "sibling", "compaction", "tools or system changed", "history rewritten"]
-"""Why a call follows no other. "sibling": another sample of a request that was made several times at once."""
+"""Why a call has no parent. "sibling": another sample of a request that was made several times at once."""
 
 _WHOLE_LINES = 32
-"""Of how many lines of calls, those that went on last, the last call is compared with the next block by block."""
+"""How many lines of calls, the most recently continued ones, are compared with the next call block by block."""
 
 _SUMMARY_WITHIN = 4
-"""Among how many blocks a conversation that goes on from a summary has it."""
+"""How many of the first blocks are searched for the summary from which a conversation continues."""
 
 MAIN = "main"
-"""The branch of the session itself; a subagent's branch bears the agent's id."""
+"""The branch of the session itself. A subagent's branch is named after the agent's id."""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
     """A call in its tree. A root has an `origin`, any other node a `parent`.
 
-    `children` are in the order of their calls; `heir` is the one that goes on with this node's branch, which is
-    unique to one line of calls. `fresh` is how many blocks of the conversation the parent and its answer make up.
-    `superseded`: the same request was made again later and nothing followed this one.
-    `alternative`: the same request was made several times at once, and this sample is not the one that the
-    conversation went on from (where none is: not the first).
-    `role` is what the call was for, see `roles`.
-    `verbatim`: the parent's answer came back exactly as it was given. `spawned_by` is, on the first call of a
-    subagent or a helper, the call whose tool call started it. `continues` is, on the first call after a
-    compaction, the call that summed up.
+    `children` are in the order of their calls; `heir` is the one child that continues this node's branch. `fresh`
+    is the number of blocks of the conversation that come from the parent and its answer. `superseded`: the same
+    request was made again later, and nothing followed this one. `alternative`: the same request was made several
+    times at once, and the conversation did not continue from this sample (if it continued from none: this is not
+    the first). `role` is what the call was for, see `roles`. `verbatim`: the parent's answer was sent back exactly
+    as it was. On the first call of a subagent or a helper, `spawned_by` is the call whose tool call started it. On
+    the first call after a compaction, `continues` is the call that made the summary.
     """
 
     call: Call
@@ -77,10 +75,10 @@ class Node:
         return shown_messages(self.conversation, self.sampled)
 
     def shorten(self) -> None:
-        """Let go of the blocks that the parent has, too, but for the assistant's last one and what follows it.
+        """Release the blocks that the parent has too, except the assistant's last one and what follows it.
 
-        What is new is still there, and all that roles and branches depend on; `messages` are no longer whole, and
-        the tools are gone.
+        Roles and branches depend only on what is left; `messages` are incomplete after this, and the tools are
+        gone.
         """
         blocks = self.conversation.blocks
         answered = (index for index in range(self.fresh - 1, -1, -1) if blocks[index].role == "assistant")
@@ -97,7 +95,7 @@ class Trajectory:
 
     @property
     def branches(self) -> dict[str, list[Node]]:
-        """The nodes of each branch, branches in the order of their first call."""
+        """The nodes of each branch. Branches are in the order of their first calls."""
         branches: dict[str, list[Node]] = {}
         for node in self.nodes:
             branches.setdefault(node.branch, []).append(node)
@@ -125,8 +123,7 @@ class TreeBuilder:
     def add(self, call: Call, conversation: Conversation) -> Node:
         """Add the next call, with the conversation that it sent. Returns its node.
 
-        Blocks of several conversations that are one object are compared once, if all blocks before them are one
-        object each, too.
+        If the first blocks of several conversations are the same objects, they are compared only once.
         """
         name = (call.session_id, call.agent_id)
         line = self._lines[name]
@@ -169,7 +166,7 @@ def _order(call: Call) -> tuple[int, float, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """Digests of a conversation up to a point: `loose` ignores what the CLI rewrites, `strict` ignores nothing."""
+    """Digests of a conversation up to a block: `loose` ignores what the CLI rewrites, `strict` ignores nothing."""
 
     loose: bytes = b""
     strict: bytes = b""
@@ -195,9 +192,8 @@ class _Entry:
     def read(
         cls, call: Call, conversation: Conversation, sampled: dict[str, ToolCall], before: _Entry | None
     ) -> _Entry:
-        """Read a call, and note its tool calls in `sampled`. What it shares with `before` has that one's marks.
-
-        `before` is shortened.
+        """Read a call, and add its tool calls to `sampled`. Marks of blocks that it shares with `before` are taken
+        from there. `before` is shortened.
         """
         answer = read_response(call)
         sampled |= sampled_calls(answer)
@@ -211,7 +207,9 @@ class _Entry:
         return cls(Node(call, conversation, answer, sampled=sampled), conversation.blocks, marks, end)
 
     def shorten(self) -> None:
-        """Keep the last fingerprint: where nothing is compared with a call, only what was asked is looked at."""
+        """Keep only the last fingerprint. Enough for calls that are not compared further, of which only the
+        request is needed.
+        """
         self.blocks, self.marks = (), self.marks[-1:]
 
     @property
@@ -239,7 +237,7 @@ def _walk(mark: _Mark, blocks: Sequence[Block]) -> list[_Mark]:
 
 
 def _shared(one: Sequence[Block], other: Sequence[Block]) -> int:
-    """How many of the first blocks are one object in both; where one is, all before it are, too."""
+    """Return how many of the first blocks are the same objects in both. If a block is, all before it are, too."""
     return bisect_left(range(min(len(one), len(other))), True, key=lambda index: one[index] is not other[index])
 
 
@@ -254,7 +252,7 @@ def _strict(block: Block) -> bytes:
 
 
 def _loose(block: Block) -> bytes | None:
-    """Return the part of a block that must come back unchanged; None if nothing of it must."""
+    """Return the part of a block that an agent must send back unchanged; None if there is no such part."""
     if block.role != "assistant":
         return _strict(block)
     if block.kind == "tool_use":
@@ -300,7 +298,7 @@ class _Line:
         self._settings.add(entry.node.conversation.setting)
 
     def origin_of(self, entry: _Entry) -> Origin:
-        """Return why a call follows none of those before it."""
+        """Return why a call continues none of those before it."""
         if self.last is None:
             return "first call"
         if entry.request_key in self._requests:
@@ -316,9 +314,9 @@ class _Line:
 
 
 def _spawner(node: Node, earlier: list[_Entry]) -> Node | None:
-    """The latest call with a tool call whose prompt is what `node` begins with.
+    """Return the latest call with a tool call whose prompt `node` begins with; None if there is none.
 
-    Claude Code's tools have it in `prompt`, Codex's `spawn_agent` in `message`.
+    Claude Code's tools have the prompt in `prompt`, Codex's `spawn_agent` in `message`.
     """
     prompts = {block.text for block in node.conversation.blocks if block.kind == "text"}
     for e in reversed(earlier):
@@ -356,7 +354,9 @@ def _link_roots(nodes: Sequence[Node]) -> None:
 
 
 def _may_continue(node: Node, summary: Node) -> bool:
-    """Whether a root may go on after a summary: without a session, another chat of the key may begin here."""
+    """Return whether a root may continue from a summary. Without a session, it may also be another chat of the
+    same key.
+    """
     return node.call.session_id is not None or node.origin == "compaction" or _quotes(node, summary)
 
 
@@ -368,7 +368,7 @@ def _quotes(node: Node, summary: Node) -> bool:
 
 
 def _asks_for(node: Node, helper: Node) -> bool:
-    """Whether what a tool call of `node` gives is in the question of `helper`."""
+    """Return whether the question of `helper` contains the arguments of a tool call of `node`."""
     shortest = QUOTED if helper.call.session_id is None else 3
     if (node.call.session_id, node.call.agent_id) != (helper.call.session_id, helper.call.agent_id):
         return False
@@ -385,7 +385,8 @@ def _asks_for(node: Node, helper: Node) -> bool:
 
 
 def _mark_repeated(entries: list[_Entry]) -> None:
-    """Tell, of calls that made the same request, the samples that an agent asked for at once from retries in vain.
+    """Mark calls that made the same request: samples that an agent requested at once as alternatives, earlier
+    tries as superseded.
 
     The store does not say which request was a retry. But the gateway answers a retry with the call in flight that
     it repeats, so two answered calls that overlap in time are never tries of one another.
@@ -425,10 +426,11 @@ def _concurrent(nodes: Iterable[Node]) -> list[list[Node]]:
 
 
 def _name_branches(nodes: Sequence[Node]) -> None:
-    """A node goes on with its parent's branch when it is the heir, else begins one: main, main.1, …
+    """Name the branches: a node keeps its parent's branch if it is the heir, otherwise it begins one: main,
+    main.1, …
 
-    Alternatives, then what failed and led nowhere, then what a retry superseded are named last, so that the line
-    that goes on has the plain name.
+    Alternatives, failed calls and superseded calls are named last, in this order, so that the line that continues
+    has the plain name.
     """
     for node in nodes:
         node.heir = min(

@@ -167,12 +167,13 @@ class HttpConnection(ServerAddress):
         retry_pauses_s: Sequence[float] = (),
         may_retry: Callable[[Exception], bool] = was_not_sent,
     ) -> aiohttp.ClientResponse:
-        """The response to one request, whatever its status, with its body still unread; use it with `async with`.
+        """Yield the response to one request, whatever its status, with its body still unread; use with `async
+        with`.
 
-        Where no response came, the request is sent again after each of `retry_pauses_s` seconds, as long as
-        `may_retry` says so of the error. (aiohttp itself sends a GET again, once, when the connection is lost.)
-        Redirects are not followed: nobody said that the conversation may go there. Raises aiohttp.ClientError or
-        OSError (of which TimeoutError is one).
+        If no response came, the request is sent again after each of `retry_pauses_s` seconds, as long as
+        `may_retry` returns true for the error. (aiohttp itself repeats a GET once when the connection is lost.)
+        Redirects are not followed, because the conversation must not be sent to an address that nobody configured.
+        Raises aiohttp.ClientError or OSError (which includes TimeoutError).
         """
         for pause in (*retry_pauses_s, None):
             try:

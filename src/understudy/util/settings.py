@@ -43,11 +43,12 @@ def option(
     gt: float | None = None,
     le: float | None = None,
 ) -> Meta:
-    """Make a field an option: what it does, and its `flags`, where these do not follow from its name.
+    """Make a field of settings an option of commands, with its help and its `flags` (by default derived from its
+    name).
 
-    An `argument` is given by its position. With `commas` a tuple is given as one text, else by repeating the
-    option. `off` is a boolean that is true unless the option, which takes no value, is given. The bounds are those
-    of a number.
+    An `argument` is given by its position. With `commas`, a tuple is given as one text, otherwise by repeating the
+    option. `off` makes a boolean that is true unless the option, which takes no value, is given. The bounds are
+    those of a number.
     """
     extra = {"flags": flags, "argument": argument, "metavar": metavar, "commas": commas, "off": off}
     bounds: dict[str, Any] = {
@@ -126,9 +127,10 @@ def _unwrap(kind: Any) -> tuple[Any, Meta | None]:
 
 
 def build(kind: type[T], arguments: Mapping[str, Any], file: Mapping[str, Any], source: str = "options") -> T:
-    """The settings: what was `given` (None: not), else what the tables of a `file` say, else the defaults.
+    """Return the settings: values that were `given` (None: not given), then those in the tables of `file`, then
+    the defaults.
 
-    `source` names the file in errors. Raises ConfigError for a key that is unknown or has an unsuitable value.
+    `source` names the file in errors. Raises ConfigError for an unknown key or an invalid value.
     """
     options = list(options_of(kind))
     tables = _tables(options, file, source)

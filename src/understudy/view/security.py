@@ -23,7 +23,9 @@ ANY_ADDRESS: Final = {
     "0.0.0.0": (socket.AF_INET, "192.0.2.1", "127.0.0.1"),
     "::": (socket.AF_INET6, "2001:db8::1", "::1"),
 }
-"""Hosts that stand for every address of this machine: family, an address that nobody has, and the loopback."""
+"""Hosts that mean every address of this machine: with the family, an unused remote address, and the loopback
+address.
+"""
 
 POLICY: Final = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -52,8 +54,10 @@ def is_loopback(host: str) -> bool:
 
 
 def address_for_others(host: str) -> str:
-    """Return an address of a server that listens on `host`: where that is every address of this machine, the one
-    with which the machine connects to other networks.
+    """Return an address at which others can reach a server that listens on `host`.
+
+    If `host` means every address of this machine, it is the address with which the machine connects to other
+    networks.
     """
     if host not in ANY_ADDRESS:
         return host
@@ -134,5 +138,5 @@ class AccessRules:
         return any(hmac.compare_digest(each.encode("latin-1", "replace"), expected) for each in sent)
 
     def cookie(self) -> bytes:
-        """Return the header with which a browser that had the token in its address keeps it."""
+        """Return the header that makes a browser keep the token that it had in its address."""
         return f"{COOKIE}={self.token}; Path=/; HttpOnly; SameSite=Strict".encode()

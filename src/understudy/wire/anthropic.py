@@ -248,7 +248,7 @@ class AnthropicWriter(StreamWriter):
 # --- a message put together from its events --------------------------------------------------------------
 
 CLOSING_EVENTS = frozenset({b"content_block_stop", b"message_delta", b"message_stop"})
-"""Events that complete something: an agent acts on a block when it is closed, whatever becomes of the rest."""
+"""Events that complete a block or a message. An agent acts on a completed block, whatever happens to the rest."""
 
 # The field that each delta extends, and the block types that have it. Other deltas belong to block types that are
 # not read here.

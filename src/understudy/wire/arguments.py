@@ -123,7 +123,7 @@ FREEFORM_SCHEMA: dict[str, Any] = {
     "required": [_FREEFORM],
     "additionalProperties": False,
 }
-"""The parameters of the function that stands for a tool which takes plain text."""
+"""The parameters of the function that represents a tool which takes plain text."""
 
 
 def freeform_input(arguments: str) -> str:

@@ -103,10 +103,10 @@ class ChatBody(Struct):
 
 
 class CompletionRequest(ChatBody, kw_only=True):
-    """The fields that change what is asked of a model, and those that ask for what is unsupported.
+    """The fields that influence the request to a model, and those that ask for something unsupported.
 
     All others (`user`, `metadata`, `store`, `service_tier`, `prompt_cache_key`, `safety_identifier`, `prediction`,
-    `verbosity`, …) are ignored, whatever they hold.
+    `verbosity`, …) are ignored, whatever they contain.
     """
 
     model: str

@@ -39,7 +39,7 @@ def peek(body: bytes, expected: str) -> tuple[str, bool]:
 def decode(body: bytes, decoder: msgspec.json.Decoder[_T], expected: str) -> _T:
     """Decode a request; `expected` names the format. Raises InvalidRequest, which says what is wrong and where.
 
-    Halves of surrogate pairs, which cannot be encoded in UTF-8 for a model, are replaced.
+    Unpaired surrogates, which cannot be encoded in UTF-8 for a model, are replaced.
     """
     try:
         return decoded(decoder.decode, body)
@@ -95,9 +95,9 @@ class _ToolsBody(Struct, Generic[_T]):
 
 
 class ToolCache(Generic[_T, _Tools]):
-    """What `read` makes of the tools of requests, which are a large part of them and the same in a whole session.
+    """Caches what `read` returns for the tools of requests, which are large and the same during a whole session.
 
-    Lists are looked up by their length, which costs less than a hash; those as long as each other take turns.
+    Lists are looked up by their length, which costs less than a hash; lists of equal length replace each other.
     """
 
     def __init__(self, kind: type[_T], expected: str, read: Callable[[Sequence[_T]], _Tools]) -> None:

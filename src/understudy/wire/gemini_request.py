@@ -49,9 +49,7 @@ class GeminiFunctionResponse(Struct, rename="camel", gc=False):
 
 
 class GeminiPart(Struct, rename="camel", omit_defaults=True, gc=False):
-    """A content part: the one field that is set says what it is. A signature can be read only by the provider that
-    made it.
-    """
+    """A content part, in which exactly one field is set. Only the provider that made a signature can read it."""
 
     text: str | None = None
     thought: bool | None = None

@@ -13,7 +13,7 @@ from understudy.wire.arguments import upstream_arguments, upstream_freeform
 from understudy.wire.model import SYSTEM_SEPARATOR, TEXT_SEPARATOR, Block, Message, Part, ToolCall
 
 IMAGE = "[image]"
-"""Stands for an image where only text can stand."""
+"""Replaces an image where only text is possible."""
 
 SampledCalls = Callable[[str], ToolCall | None]
 """Looks a tool call up as the model wrote it, by the id that the agent has for it; None for an unknown id."""

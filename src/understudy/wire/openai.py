@@ -75,7 +75,7 @@ def _first(headers: Mapping[bytes, bytes], names: Sequence[bytes]) -> str | None
 
 
 Refused = Mapping[str, tuple[Sequence[object], str]]
-"""Fields that ask for what is unsupported, by name: the values that change nothing, and the error."""
+"""Unsupported fields, by name: the values that have no effect, and the error for all others."""
 
 
 def refuse_fields(request: Struct, refused: Refused) -> None:

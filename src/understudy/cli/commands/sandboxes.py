@@ -46,9 +46,9 @@ def reap_sandboxes(
     run: Annotated[str | None, typer.Option(help="End all sandboxes of this run.")] = None,
     json_: Json = False,
 ) -> None:
-    """End sandboxes: those past their deadline, and those that are named or belong to a run.
+    """End sandboxes that are past their deadline, are named, or belong to the given run.
 
-    An attempt whose sandbox is ended is tried again.
+    An attempt whose sandbox was ended is retried.
     """
     kind = _remote(sandbox)
 

@@ -177,7 +177,7 @@ def _show(record: RolloutRecord, *, full: bool, as_json: bool) -> None:
 
 
 def _record(store: Store, name: str) -> RolloutRecord:
-    """Return the record of a name: a client's or an attempt's, else that of the rollout whose id begins with
+    """Return the record of a client or an attempt with this name, otherwise of the rollout whose id begins with
     it.
     """
     from understudy.cli.transcript import RolloutRecord

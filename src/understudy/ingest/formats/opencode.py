@@ -76,7 +76,7 @@ class OpenCodeFormat(LogFormat):
         return (f"{stored[1]}{session[1].decode(errors='replace') if session is not None else stored['own']}",)
 
     def read(self, files: Sequence[LogFile]) -> Iterator[Trace]:
-        """The traces of a database, of exports, each by itself, and the one of a stored session's files. Raises
+        """Yield the traces of a database, of exports (one per file), or of the files of one session. Raises
         OSError.
         """
         if database_of(files[0].path).endswith(".db"):

@@ -90,8 +90,8 @@ def _text(value: Any) -> str | None:
 
 @contextmanager
 def _opened(file: LogFile, newest: LogFile | None) -> Generator[sqlite3.Connection]:
-    """Open a database so that nothing beside it is written: in place while OpenCode has it open, else as a file
-    that does not change or, if it must be put together with its newest transactions, as a copy.
+    """Open a database without writing any file beside it: in place while OpenCode has it open, otherwise as an
+    immutable file, or as a copy if its latest transactions are in a separate log.
     """
     path = Path(file.path)
     in_use = path.with_name(path.name + _SHARED_MEMORY).exists()

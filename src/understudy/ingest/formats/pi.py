@@ -203,7 +203,7 @@ def _image(part: Any) -> dict[str, Any] | None:
 
 
 def _command(message: dict[str, Any]) -> str:
-    """Return the text by which the model is told of a command that the user ran."""
+    """Return the message that tells the model about a command that the user ran."""
     output = string(message.get("output"))
     text = f"Ran `{message.get('command')}`\n" + (f"```\n{output}\n```" if output else "(no output)")
     code = message.get("exitCode")

@@ -62,8 +62,9 @@ done
 echo ready
 read -r _
 """
-"""Run by the outer bubble: a bound for files, which hold memory when they are empty too, the overlay and what lies
-upon it, then nothing until our end of stdin closes."""
+"""The script of the outer bubblewrap: limits the number of files (empty files use memory too), mounts the overlay
+and what is on top of it, then waits until our end of stdin closes.
+"""
 
 
 def check(spec: SandboxSpec) -> None:
