@@ -102,7 +102,7 @@ def run_gateway_config(settings: ModelSettings) -> tuple[GatewayConfig, str, str
 
 
 def _names_models(config: Path | None) -> bool:
-    """Whether a configuration file defines models, rather than only tables for commands."""
+    """Return whether a configuration file defines models, rather than only tables for commands."""
     return config is not None and not set(read_toml(config) or ("",)).issubset(COMMAND_TABLES)
 
 

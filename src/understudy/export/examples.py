@@ -65,7 +65,7 @@ def find_answer(messages: Sequence[Message], answer: Message, start: int) -> int
 
 
 def is_same_answer(message: Message, answer: Message) -> bool:
-    """Whether a message is `answer` as it was sent back with equal arguments, so that it can be used in its
+    """Return whether a message is `answer` as it was sent back with equal arguments, so that it can be used in its
     place.
     """
     if _marks(message) != _marks(answer):
@@ -85,7 +85,7 @@ def flaw(answer: Message) -> str | None:
 
 
 def is_valid_call(call: dict[str, Any]) -> bool:
-    """Whether the model wrote a tool call's arguments as a JSON object, with which a tool can be run.
+    """Return whether the model wrote a tool call's arguments as a JSON object, with which a tool can be run.
 
     Claude Code keeps the text of invalid arguments under a special key.
     """

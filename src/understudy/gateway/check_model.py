@@ -280,7 +280,7 @@ def _logprobs(choice: _SampledChoice) -> list[float] | None:
 
 
 def _reads_back(name: str, written: str) -> bool:
-    """Whether a format finds, in a rendered turn, the call that the turn was rendered from."""
+    """Return whether a format finds, in a rendered turn, the call that the turn was rendered from."""
     format_ = FORMATS[name]
     ends = [written.find(end) for end in format_.turn_ends if end in written]
     calls = format_.parse(written[: min(ends)] if ends else written, [_TOOL]).tool_calls

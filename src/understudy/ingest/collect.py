@@ -229,7 +229,7 @@ def sources_of(batch: LogBatch, files: Sequence[LogIdentity], job: IngestJob) ->
 
 
 def all_read(sources: Sequence[LogSource], stored: Mapping[TextOrBytes, LogSource]) -> bool:
-    """Whether all logs were read before and are unchanged.
+    """Return whether all logs were read before and are unchanged.
 
     It does not matter which other logs were read with them.
     """

@@ -171,7 +171,7 @@ def judge_name(teacher: str, model: str) -> str:
 
 
 def shown_order(ask_id: str, ask_ids: Sequence[str]) -> list[str]:
-    """Return the order in which proposals are shown to a judge: random, but reproducible from the id of the ask."""
+    """Return the order in which proposals are shown to a judge: random, but always the same for an ask."""
     order = sorted(ask_ids)
     random.Random(ask_id).shuffle(order)
     return order

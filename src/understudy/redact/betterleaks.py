@@ -45,7 +45,7 @@ def find_leaks(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def token_lines(text: str) -> str:
-    """Return the lines that could contain a token. A search for long runs skips the others, which are most lines."""
+    """Return the lines that could contain a token. A search for long runs skips all others."""
     sorts = text.encode("latin-1", "replace").translate(_SORTS)
     lines: list[str] = []
     run = sorts.find(b"w" * _RUN)

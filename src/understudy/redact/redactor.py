@@ -236,7 +236,7 @@ class Redactor:
             self._remember(hit.value, hit.rule)
 
     def _forget(self, identifiers: frozenset[str]) -> None:
-        """Treat these values as names in code, not as secrets, although they were found in assignments of secrets."""
+        """Treat these values as names in code, not as secrets, although they were assigned like secrets."""
         self._identifiers = identifiers
         sources = {value: rule for value, rule in self._sources.items() if value not in identifiers}
         if len(sources) < len(self._sources):

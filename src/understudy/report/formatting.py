@@ -44,16 +44,6 @@ def number(value: float | None) -> str:
     return f"{digits.removesuffix('.0')}·10{str(int(power)).translate(_RAISED)}".replace("-", "−")
 
 
-def duration(seconds: float | None) -> str:
-    """Return seconds in a suitable unit, such as `3 min`."""
-    if seconds is None:
-        return NOTHING
-    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.3g}\u00a0{unit}"
-    return f"{seconds:.3g}\u00a0s"
-
-
 def moment(at: float) -> str:
     """Return a time, given in Unix seconds, in UTC to the minute."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -279,7 +279,7 @@ class RolloutBatch(RunMonitor):
 
     @property
     def progress(self) -> RunProgress:
-        """How many rollouts have ended so far, and how."""
+        """How many rollouts have ended, by result."""
         return RunProgress(total=self.total) if self._scheduler is None else self._scheduler.progress
 
     async def wait(self) -> RunSummary:

@@ -86,7 +86,7 @@ class AgentSlots:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def locked(self) -> bool:
-        """Whether `acquire` would wait now."""
+        """Return whether `acquire` would wait now."""
         return self.in_use >= self.limit or bool(self._waiting)
 
     async def acquire(self) -> None:
@@ -127,7 +127,7 @@ class ConcurrencyController:
     """Adapts the number of agents to the load of the model servers, between two bounds."""
 
     def __init__(self, slots: AgentSlots, urls: Sequence[str], *, high: int, period_s: float = PERIOD_S) -> None:
-        """The current number of slots is the lower bound. `urls` are base URLs of the servers, which end in /v1."""
+        """The current number of slots is the lower bound. `urls` are the servers' base URLs, ending in /v1."""
         self._slots = slots
         self._urls = [f"{url.rstrip('/').removesuffix('/v1')}/metrics" for url in urls]
         self._low, self._high = slots.limit, high

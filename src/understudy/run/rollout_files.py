@@ -49,7 +49,7 @@ _NO_DATASET: dict[DatasetState, str] = {
 
 
 class RolloutNote(Struct, frozen=True, kw_only=True):
-    """How a rollout ended: the contents of `logs/<instance_id>/rollout.json`. `reward` is None without a verdict."""
+    """How a rollout ended: the content of `logs/<instance_id>/rollout.json`. `reward`: None without a verdict."""
 
     instance_id: str
     sample_index: int
@@ -161,7 +161,7 @@ class RolloutFiles:
         return label
 
     def _is_complete(self, label: str, attempt_id: str) -> bool:
-        """Whether the files of this attempt are there, with everything that can be written now."""
+        """Return whether the files of this attempt are there, with everything that can be written now."""
         try:
             note = msgspec.json.decode((self._directory / "logs" / label / _NOTE).read_bytes(), type=RolloutNote)
         except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError, UnicodeDecodeError):

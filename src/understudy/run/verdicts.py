@@ -75,7 +75,7 @@ class RunVerdicts:
 
 
 def _may_be_reused(verdict: Verdict) -> bool:
-    """Whether the checks ran to their end, and found nothing that must be looked at again."""
+    """Return whether the checks ran to their end, and found nothing that must be looked at again."""
     ended = bool(verdict.tests) and all(outcome != "missing" for outcome in verdict.tests.values())
     is_fault = verdict.reason.startswith(FAULT_REASON) or "did not end in" in verdict.reason
     return ended and not is_fault and verdict.integrity.status == "clean"

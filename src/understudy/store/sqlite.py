@@ -251,7 +251,7 @@ def _refuse_others(engine: Engine, file: Path) -> None:
 
 
 def is_writable(file: Path) -> bool:
-    """Whether this process can write or create a store's file, and SQLite's log beside it."""
+    """Return whether this process can write or create a store's file, and SQLite's log beside it."""
     return os.access(file.parent, os.W_OK) and (not os.access(file, os.F_OK) or os.access(file, os.W_OK))
 
 

@@ -101,7 +101,8 @@ class StoredIds(TokenIds):
 
 
 def begins_with(now: Sequence[int], *before: Sequence[int]) -> bool:
-    """Whether a prompt begins with these ids, concatenated: the prompt of an earlier call and its completion.
+    """Return whether a prompt begins with these ids, concatenated: the prompt of an earlier call and its
+    completion.
 
     If the place in the store already answers this, no ids are read.
     """

@@ -25,10 +25,10 @@ def column_table(arrow: Any, rows: Sequence[Mapping[str, Any]], columns: Columns
 
 
 def _array(arrow: Any, values: list[Any], kind: Any) -> Any:
-    """An array of values of type `kind`, null where one is None; an absent list of JSON is an empty one.
+    """Return an array of values of type `kind`, null for None. A JSON list that is absent becomes an empty one.
 
-    Its buffers are made here, since `pyarrow.array` imports pandas, which costs half a second of each run.
-    Raises UnicodeEncodeError for a text with halves of surrogate pairs.
+    Its buffers are made here, because `pyarrow.array` imports pandas, which would cost half a second of each run.
+    Raises UnicodeEncodeError for a text with unpaired surrogates.
     """
     if kind == "json":
         return arrow.ExtensionArray.from_storage(arrow.json_(), _array(arrow, values, "string"))

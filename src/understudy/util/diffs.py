@@ -223,7 +223,9 @@ def _sides_of_header(header: tuple[bytes, ...], same: bytes | None) -> tuple[byt
 
 
 def _same_names(names: bytes) -> bytes | None:
-    """The path in `a/path b/path`, which is all there is when a file changes without text; None if they differ."""
+    """Return the path in `a/path b/path`, the only place of the path when a file changes without text. None if the
+    two differ.
+    """
     if names.startswith(b'"'):
         match = _QUOTED.match(names)
         if match is None:
@@ -243,7 +245,7 @@ def _same_names(names: bytes) -> bytes | None:
 
 
 def _strip(name: bytes) -> bytes:
-    """A path without its first component, `a/` or `b/`, as `git apply -p1` reads it."""
+    """Return a path without its first component, `a/` or `b/`, as `git apply -p1` reads it."""
     return name.partition(b"/")[2] if not name.startswith(b"/") else name
 
 
@@ -263,7 +265,9 @@ def _unquote(text: bytes) -> bytes:
 
 
 def unified(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """The diff that turns the files `old` into `new` (path → text), byte for byte, also added and deleted ones."""
+    """Return the diff that changes the files `old` into `new` (path → text), byte for byte, with added and deleted
+    files.
+    """
     paths = sorted(old.keys() | new.keys())
     return "".join(_unified_file(path, old.get(path), new.get(path)) for path in paths)
 
@@ -301,9 +305,10 @@ _HEADER_KEYS = (b"diff --git ", b"index ", *(key for pair in _SWAPPED for key in
 
 
 def reverse(patch: str) -> str:
-    """The unified diff that undoes one, for text files: changed, new, deleted, renamed or with another mode.
+    """Return the unified diff that reverts another one of text files: changed, new, deleted, renamed or with a new
+    mode.
 
-    Raises DiffError, naming the line, for what is no such diff, and for binary files and copies.
+    Raises DiffError, naming the line, for an invalid diff, and for binary files and copies.
     """
     files = parse_diff(patch.encode(errors="surrogateescape"))
     if not files:

@@ -50,7 +50,9 @@ def _any_escape(byte: int) -> str:
 
 
 def _in_base64(data: bytes, before: int) -> str:
-    """What matches the characters of a base64 text that are `data`'s alone, with `before` bytes ahead of it."""
+    """Return a pattern of the characters of a base64 text that depend on `data` only, with `before` bytes before
+    it.
+    """
     encoded = b64encode(bytes(before) + data).decode().rstrip("=")
     first = -(-before * 8 // 6)
     last = (before + len(data)) * 8 // 6
@@ -129,14 +131,16 @@ class ServerAddress:
         return self._secret_forms.sub(b"***", data) if self._secret_forms else data
 
     def may_have_secret(self, parts: Sequence[bytes]) -> bool:
-        """Whether `redact_answer` may change one of the parts of a successful response."""
+        """Return whether `redact_answer` may change one of the parts of a successful response."""
         if not self._usual_forms:
             return False
         together = parts[0] if len(parts) == 1 else b"".join(parts)
         return any(form in together for form in self._usual_forms)
 
     def redact_answer(self, data: bytes) -> bytes:
-        """A part of a successful response without our credentials, as they are, in hex or in base64."""
+        """Return a part of a successful response without our credentials, whether written plainly, in hex or in
+        base64.
+        """
         for form in self._usual_forms:
             if form in data:
                 data = data.replace(form, b"***")
@@ -210,7 +214,7 @@ class HttpConnection(ServerAddress):
 
 
 async def read_pieces(response: aiohttp.ClientResponse, limit: int) -> AsyncGenerator[bytes]:
-    """The body as it arrives; the limit counts decompressed bytes.
+    """Yield the body as it arrives; the limit is on decompressed bytes.
 
     Raises ResponseTooLarge, and what aiohttp raises when the connection is lost.
     """

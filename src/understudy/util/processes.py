@@ -14,7 +14,7 @@ from typing import Self
 
 
 def available_cpus(*, cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
-    """The number of CPUs that this process may keep busy, at least 1.
+    """Return the number of CPUs that this process may keep busy, at least 1.
 
     It is the smallest of the CPUs in its affinity mask (taskset, cpusets) and the CPU quotas of its control group
     and of all groups above it, version 2 (`cpu.max`) and version 1 (`cpu.cfs_quota_us`); 1.5 CPUs count as 2.

@@ -181,7 +181,7 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 
 def _tables(options: list[Option], file: Mapping[str, Any], source: str) -> dict[str, dict[str, Any]]:
-    """The tables of a file that the options read. Raises ConfigError for one with an unknown key."""
+    """Return the tables of a file that the options use. Raises ConfigError for a table with an unknown key."""
     tables: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(each.table for each in options):
         if name not in file:
@@ -239,7 +239,7 @@ def _decode(kind: type[Any], value: Any) -> Any:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file. Raises ConfigError when it cannot be read."""
+    """Return the content of a TOML file. Raises ConfigError if it cannot be read."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:

@@ -55,10 +55,10 @@ class ShellToken(NamedTuple):
 
 
 def shell_tokens(text: str, *, strict: bool = False) -> Iterator[ShellToken]:
-    """The tokens of a command, one at a time; comments and the blanks between words are left out.
+    """Yield the tokens of a command, without comments and the blanks between words.
 
-    A quote that is never closed is left out, and a substitution that is never closed goes on to the end. Raises
-    ShellSyntaxError for both where the reading is `strict`.
+    A quote that is never closed is left out, and a substitution that is never closed extends to the end. With
+    `strict`, both raise ShellSyntaxError.
     """
     at = 0
     delimiters: list[str] = []  # of the here-documents that begin after the next line break

@@ -42,7 +42,7 @@ def wilson(successes: int, trials: int, z: float = Z_95) -> ConfidenceInterval:
 
 
 def _score(share: float, trials: int, z: float) -> ConfidenceInterval:
-    """A share of some trials with Wilson's score interval."""
+    """Return a share of some trials with Wilson's score interval."""
     scale = 1.0 + z * z / trials
     middle = (share + z * z / (2 * trials)) / scale
     half = z * math.sqrt(share * (1.0 - share) / trials + z * z / (4 * trials * trials)) / scale
@@ -58,10 +58,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def newcombe(before: tuple[int, int], after: tuple[int, int], z: float = Z_95) -> ConfidenceInterval:
-    """How much greater the share of `after` is than that of `before`, each as (successes, trials).
+    """Return the share of `after` minus that of `before`, each given as (successes, trials), from -1 to 1.
 
     The interval is Newcombe's (1998, method 10: a hybrid of two Wilson intervals); it excludes 0 where the two
-    shares differ at that level. -1 to 1 where one of them has no trials.
+    shares differ at that level. It is -1 to 1 if one of them has no trials.
     """
     first, second = wilson(*before, z), wilson(*after, z)
     if before[1] == 0 or after[1] == 0:
@@ -73,11 +73,11 @@ def newcombe(before: tuple[int, int], after: tuple[int, int], z: float = Z_95) -
 
 
 def newcombe_paired(pairs: Sequence[tuple[float, float]], z: float = Z_95) -> ConfidenceInterval:
-    """How much greater the second share of a pair is than the first, in the mean of all pairs.
+    """Return the mean over pairs of the second share minus the first.
 
     Each pair is of one thing that was tried twice, and each share from 0 to 1. The interval is Newcombe's for
-    pairs (1998, method 10 of those), with the correlation of the shares less a correction for continuity. -1 to 1
-    without pairs.
+    pairs (1998, method 10 of those), with the correlation of the shares less a correction for continuity. It is -1
+    to 1 without pairs.
     """
     if not pairs:
         return ConfidenceInterval(0.0, -1.0, 1.0)
@@ -98,7 +98,7 @@ def newcombe_paired(pairs: Sequence[tuple[float, float]], z: float = Z_95) -> Co
 
 
 def mean_estimate(values: Sequence[float]) -> MeanEstimate | None:
-    """The mean with Student's interval; without one for a single value, and None without values."""
+    """Return the mean with Student's interval; without an interval for a single value, and None without values."""
     if not values:
         return None
     mean = fmean(values)
@@ -115,7 +115,9 @@ def check_share(successes: int, trials: int) -> None:
 
 
 def _student(degrees: int) -> float:
-    """The 97.5 % quantile of Student's distribution: exact for 1 and 2, else a series in 1/degrees."""
+    """Return the 97.5 % quantile of Student's distribution: exact for 1 and 2 degrees of freedom, else a series in
+    1/degrees.
+    """
     tail = NormalDist().cdf(Z_95)
     if degrees == 1:
         return math.tan(math.pi * (tail - 0.5))

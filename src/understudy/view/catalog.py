@@ -98,7 +98,7 @@ class Catalog:
         return existing
 
     def _is_inside(self, directory: Path) -> bool:
-        """Whether a directory is still below the given ones, after following links."""
+        """Return whether a directory is still below the given ones, after following links."""
         try:
             real = directory.resolve()
         except OSError:

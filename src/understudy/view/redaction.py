@@ -39,7 +39,7 @@ class StoreSearch:
         self._total = traces + sum(sum(each.values()) for each in counts)
 
     def is_of(self, stamp: object) -> bool:
-        """Whether the search may be shown for a store with this stamp."""
+        """Return whether the search may be shown for a store with this stamp."""
         if self._ended_at is None or self._stamp == stamp:
             return True
         return time.monotonic() - self._ended_at < _FRESH_S

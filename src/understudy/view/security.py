@@ -44,7 +44,7 @@ HEADERS: Final[tuple[tuple[bytes, bytes], ...]] = (
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on can be reached from this machine only."""
+    """Return whether an address to listen on can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -117,7 +117,7 @@ class AccessRules:
             )
 
     def _is_address(self, host: bytes) -> bool:
-        """Whether a `host` is an IP address with the port. A name could be one that an attacker rebinds."""
+        """Return whether a `host` is an IP address with the port. A name could be one that an attacker rebinds."""
         name, _, port = host.decode("latin-1").rpartition(":")
         try:
             ipaddress.ip_address(name.strip("[]"))

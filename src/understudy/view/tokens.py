@@ -76,7 +76,7 @@ class TokenizerFinder:
         return self._of_scripted() if high.get("backend") == "embedded" and not config.get("weights") else None
 
     def _of_scripted(self) -> TokenTexts:
-        """The tokenizer of the scripted models, which comes with the package."""
+        """Return the tokenizer of the scripted models, which comes with the package."""
         with self._lock:
             self._scripted = self._scripted or TokenTexts(SCRIPTED, "the scripted models' tokenizer")
             return self._scripted

@@ -128,7 +128,7 @@ class ToolCache(Generic[_T, _Tools]):
 def function_tool(
     name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool | None = None
 ) -> dict[str, Any]:
-    """A tool as models are shown it: the function of a chat completion, without fields that are None."""
+    """Return a tool as models are shown it: the function of a chat completion, without fields that are None."""
     function: dict[str, Any] = {"name": name}
     if description is not None:
         function["description"] = description

@@ -252,7 +252,7 @@ def _command(name: str, function: Callable[..., ExportSummary]) -> Any:
 
 
 def _applies(name: str, traits: FormatTraits) -> bool:
-    """Whether a common option applies to a format."""
+    """Return whether a common option applies to a format."""
     needs = {
         "from_": len(traits.origins) > 1,
         "where": "sessions" in traits.origins,

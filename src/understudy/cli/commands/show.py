@@ -87,7 +87,7 @@ def _store_and_name(names: list[str], directory: str | None) -> tuple[StoreLocat
 
 
 def _is_of_run(store: Store, name: str) -> bool:
-    """Whether a name is the beginning of a rollout's id, an attempt's id, or a client's name."""
+    """Return whether a name is the beginning of a rollout's id, an attempt's id, or a client's name."""
     from understudy.store.keys import CLIENT
 
     clients = {client.id for client in store.keys.clients()}

@@ -109,5 +109,5 @@ class Relay(UpstreamServer, Protocol):
 
 
 def is_relay(server: Backend | Relay) -> TypeIs[Relay]:
-    """Whether a server is a Relay. `isinstance` with a protocol would take ten times as long."""
+    """Return whether a server is a Relay. `isinstance` with a protocol would take ten times as long."""
     return hasattr(server, "relay")

@@ -186,7 +186,7 @@ class ToolCallAssembly:
 
 
 def _starts_new_call(call: _ToolCallBuilder, id_: str | None, name: str | None, arguments: str) -> bool:
-    """Whether a piece begins another call although it has the same index as the previous one.
+    """Return whether a piece begins another call although it has the same index as the previous one.
 
     Some providers give every call the index 0; others repeat id and name with every piece.
     """

@@ -59,7 +59,7 @@ _PROMPT = re.compile(
 
 
 def is_overflow(message: str) -> bool:
-    """Whether an error says that the prompt exceeds the model's context."""
+    """Return whether an error says that the prompt exceeds the model's context."""
     return _OVERFLOW.search(message) is not None
 
 

@@ -35,7 +35,7 @@ _S = TypeVar("_S", bound=UpstreamServer)
 
 
 def _was_not_served(error: BackendError) -> bool:
-    """Whether the request may be sent to another endpoint, because the server did not accept it.
+    """Return whether the request may be sent to another endpoint, because the server did not accept it.
 
     A relay wraps that error.
     """

@@ -39,7 +39,7 @@ render what the agent sent back.
 
 
 def _compares_whole_prompt(turns: int) -> bool:
-    """Whether the whole prompt is compared after this many turns.
+    """Return whether the whole prompt is compared after this many turns.
 
     Only at powers of two, because it costs a rendering.
     """

@@ -77,7 +77,7 @@ class CompletionFormat(Struct, frozen=True):
 
 
 def opens_thinking(prompt: str) -> bool:
-    """Whether a prompt ends inside an open thinking block. The end of the prompt is enough to tell."""
+    """Return whether a prompt ends inside an open thinking block. The end of the prompt is enough to tell."""
     return prompt.rstrip().endswith(THINK)
 
 

@@ -161,7 +161,7 @@ async def _encode(tokenizer: tokenizers.Tokenizer, texts: list[str]) -> list[arr
 
 
 def _is_piecewise(definition: _Definition) -> bool:
-    """Whether a text's ids are those of its pieces between special tokens, because no step looks beyond its
+    """Return whether a text's ids are those of its pieces between special tokens, because no step looks beyond its
     piece.
     """
     normalizers = definition.normalizer.kinds() if definition.normalizer else set[str]()

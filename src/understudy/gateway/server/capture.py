@@ -96,8 +96,8 @@ class InFlightCall:
         return self._recorder.running(self._generating, sum(map(len, self.events)))
 
     def is_retried_by(self, request: AgentRequest) -> bool:
-        """Whether an identical request is a retry of the one that this call answers, rather than a request for
-        another sample.
+        """Return whether an identical request is a retry of the one that this call answers, rather than a request
+        for another sample.
 
         Idempotency keys decide if there are any. Otherwise it is a retry if it has a higher retry count than those
         that wait here, or if nobody waits here any more. The latter only happens while the answer is being

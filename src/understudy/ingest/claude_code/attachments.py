@@ -79,7 +79,7 @@ _RULES = {
 
 
 def is_confirmed(attachment: Raw, rendered: Raw, behaviour: VersionBehaviour) -> bool:
-    """Whether the recorded versions just before and after this one send the attachment in the same way.
+    """Return whether the recorded versions just before and after this one send the attachment in the same way.
 
     Compares the rules for its position and, if the log lacks the sent text, for its text.
     """
@@ -168,8 +168,8 @@ def reminder(content: str) -> str:
 
 
 def defers_plans(attachment: Raw) -> bool:
-    """Whether an attachment says that the tool which ends plan mode is deferred: the model has to search for it
-    first.
+    """Return whether an attachment says that the tool which ends plan mode is deferred: the model has to search
+    for it first.
     """
     fields = mapping(value_of(attachment))
     return fields.get("type") == "deferred_tools_delta" and "ExitPlanMode" in items(fields.get("addedNames"))

@@ -111,7 +111,7 @@ class Continuity:
         self._results.clear()
 
     def is_doubtful(self, nodes: Sequence[TraceNode], node: int) -> bool:
-        """Whether a response at `node` may be the first one after a resume that is not logged."""
+        """Return whether a response at `node` may be the first one after a resume that is not logged."""
         response = _response(nodes[node].body)
         if not self._lost_bytes or response is None or _is_programs_own(response.records[0]):
             return False
@@ -177,7 +177,7 @@ def _response(body: object) -> ClaudeResponse | None:
 
 
 def _is_programs_own(record: ClaudeRecord) -> bool:
-    """Whether the program itself wrote a record of the assistant's side."""
+    """Return whether the program itself wrote a record of the assistant's side."""
     return record.message is not None and record.message.model == "<synthetic>"
 
 
@@ -208,7 +208,7 @@ def _text_bytes(record: ClaudeRecord) -> int:
 
 
 def _is_program_text(record: ClaudeRecord) -> bool:
-    """Whether the program wrote a record of the user's side: a command's output, or a note that the user
+    """Return whether the program wrote a record of the user's side: a command's output, or a note that the user
     stopped it.
     """
     content = record.message.content if record.message is not None else None

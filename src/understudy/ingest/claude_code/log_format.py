@@ -276,7 +276,7 @@ def _turn(response: ClaudeResponse, conversation: ClaudeConversation) -> TraceTu
 
 
 def _is_assumed(body: object) -> bool:
-    """Whether a node is the warm-up prompt that `_add_prompt` inserted, which no record holds."""
+    """Return whether a node is the warm-up prompt that `_add_prompt` inserted, which no record holds."""
     if not isinstance(body, ClaudeRecord) or body.message is None or not (body.uuid or "").startswith(_ADDED):
         return False
     return body.message.content == _WARMUP
@@ -342,7 +342,7 @@ class ClaudeCodeFormat(LogFormat):
     name = FORMAT_NAME
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether a file is the log of a session or a subagent, or a subagent's `.meta.json`."""
+        """Return whether a file is the log of a session or a subagent, or a subagent's `.meta.json`."""
         name = path.replace("\\", "/").rpartition("/")[2]
         if name.endswith(".meta.json"):
             return _AGENT.fullmatch(name) is not None

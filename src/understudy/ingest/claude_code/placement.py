@@ -93,7 +93,7 @@ def _first_part(body: object) -> object:
 
 
 def _is_system_message(body: object) -> bool:
-    """Whether a body was made by `_system_message`."""
+    """Return whether a body was made by `_system_message`."""
     if not isinstance(body, ClaudeRecord) or body.type != "attachment" or body.message is None:
         return False
     return isinstance(body.message.content, str)
@@ -124,7 +124,7 @@ def _nodes_to_result(nodes: Sequence[TraceNode], at: int, added: SentAttachment)
 
 
 def _has_text_before(nodes: Sequence[TraceNode], at: int) -> bool:
-    """Whether a text was sent between the response and the tool results that end at `at`."""
+    """Return whether a text was sent between the response and the tool results that end at `at`."""
     at = nodes[at].parent
     while at >= 0 and (sent := tree.sent_record(nodes[at].body)) is not None:
         if not tree.result_ids(sent.record):
@@ -134,8 +134,8 @@ def _has_text_before(nodes: Sequence[TraceNode], at: int) -> bool:
 
 
 def is_added(nodes: Sequence[TraceNode], at: int) -> bool:
-    """Whether a node is accompanying content (not a system message) that follows other content of the user's
-    side.
+    """Return whether a node is accompanying content (not a system message) that follows other content of the
+    user's side.
     """
     body = nodes[at].body if at >= 0 else None
     if not isinstance(body, ClaudeRecord) or body.type != "attachment" or _is_system_message(body):

@@ -37,7 +37,7 @@ class QueuedPrompt(Struct):
     timestamp: str | None
 
     def is_notification(self) -> bool:
-        """Whether the program queued it rather than the user."""
+        """Return whether the program queued it rather than the user."""
         return _NOTIFICATION.match(bytes(self.content)) is not None
 
 
@@ -182,7 +182,7 @@ class ClaudeRecord(Struct, gc=False):
     data: Raw = _NOTHING
 
     def is_tool_hook(self) -> bool:
-        """Whether the record reports that a hook ran before or after a tool."""
+        """Return whether the record reports that a hook ran before or after a tool."""
         return _TOOL_HOOK.search(bytes(self.data)[:_HOOK_HEAD]) is not None
 
 
@@ -381,7 +381,7 @@ def _file_snapshot(lines: ClaudeLog, record: ClaudeRecord) -> None:
 
 
 def _answers_nothing(record: ClaudeRecord) -> bool:
-    """Whether it is what the program puts behind a user's message that a resumed session ends with."""
+    """Return whether the program added it because a resumed session ended with a user's message."""
     body = record.message
     if body is None or body.model != "<synthetic>" or not isinstance(body.content, list):
         return False
@@ -389,7 +389,7 @@ def _answers_nothing(record: ClaudeRecord) -> bool:
 
 
 def _ends_turn(record: ClaudeRecord) -> bool:
-    """Whether the record is a response without tool calls."""
+    """Return whether the record is a response without tool calls."""
     content = record.message.content if record.type == "assistant" and record.message is not None else None
     return isinstance(content, list) and all(
         isinstance(block, ClaudeBlock) and block.type == "text" for block in content

@@ -173,7 +173,7 @@ def path_without(nodes: list[TraceNode], at: int, dropped: Collection[int], *, a
 
 
 def has_image(record: ClaudeRecord) -> bool:
-    """Whether a prompt contains an image or a document itself. Those in tool results do not count."""
+    """Return whether a prompt contains an image or a document itself. Those in tool results do not count."""
     content = record.message.content if record.message is not None else None
     return isinstance(content, list) and any(
         isinstance(block, ClaudeBlock) and block.type in ("image", "document") for block in content
@@ -305,8 +305,8 @@ def is_new_branch(
     others: Iterable[ClaudeResponse],
     above: ClaudeRecord | None,
 ) -> bool:
-    """Whether a record whose parent is `above` begins a new branch, which is so if its parent is a tool result and
-    another response already follows the end of `response`.
+    """Return whether a record whose parent is `above` begins a new branch, which is so if its parent is a tool
+    result and another response already follows the end of `response`.
     """
     if above is None or not result_ids(above):
         return False
@@ -314,8 +314,8 @@ def is_new_branch(
 
 
 def is_reused_id(response: ClaudeResponse, record: ClaudeRecord) -> bool:
-    """Whether a record reuses a response's message id without belonging to it: some servers give every response
-    one id.
+    """Return whether a record reuses a response's message id without belonging to it: some servers give every
+    response one id.
     """
     first = response.records[0]
     if record.requestId is not None and first.requestId is not None and record.requestId != first.requestId:
@@ -324,8 +324,8 @@ def is_reused_id(response: ClaudeResponse, record: ClaudeRecord) -> bool:
 
 
 def is_older_than_summary(record: ClaudeRecord, body: object) -> bool:
-    """Whether a response that follows a summary (`body`) was written before it, in reply to messages that are not
-    logged.
+    """Return whether a response that follows a summary (`body`) was written before it, in reply to messages that
+    are not logged.
     """
     if not isinstance(body, ClaudeRecord) or not body.isCompactSummary:
         return False
@@ -394,6 +394,6 @@ def only_prompt(records: Sequence[ClaudeRecord]) -> str | None:
 
 
 def _written_together(record: ClaudeRecord, after: ClaudeRecord) -> bool:
-    """Whether two records were written within 20 ms of each other, which is faster than any model responds."""
+    """Return whether two records were written within 20 ms of each other: faster than any model responds."""
     passed = seconds_between(record.timestamp, after.timestamp)
     return passed is not None and abs(passed) < 0.02

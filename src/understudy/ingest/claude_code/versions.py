@@ -164,7 +164,7 @@ class VersionBehaviour(Struct, frozen=True):
     recorded: tuple[VersionBehaviour, ...] = ()
 
     def is_confirmed(self, *rules: str) -> bool:
-        """Whether the nearest recorded versions on both sides have the same values in these fields."""
+        """Return whether the nearest recorded versions on both sides have the same values in these fields."""
         ours = [getattr(self, rule) for rule in rules]
         return bool(self.recorded) and all(
             ours == [getattr(other, rule) for rule in rules] for other in self.recorded
@@ -238,8 +238,8 @@ def _notification(number: tuple[int, ...]) -> str:
 
 
 def is_sent_hook_output(content: object) -> bool:
-    """Whether content is sent although its record is marked as only displayed, which is so for the output of a
-    `UserPromptSubmit` hook.
+    """Return whether content is sent although its record is marked as only displayed, which is so for the output
+    of a `UserPromptSubmit` hook.
     """
     return isinstance(content, str) and content.startswith("<user-prompt-submit-hook>")
 

@@ -25,7 +25,7 @@ class AtifFormat(LogFormat):
     name = "atif"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the document has an ATIF `schema_version`, or an agent and steps."""
+        """Return whether the document has an ATIF `schema_version`, or an agent and steps."""
         keys = outline(head).keys
         return keys.get("schema_version", "").startswith("ATIF-v") or (
             keys.get("agent") == "{" and keys.get("steps") == "["

@@ -40,7 +40,7 @@ class LogFormat(ABC):
 
     @abstractmethod
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether a file has this format, judged by its name and its first 64 KB. Must be cheap."""
+        """Return whether a file has this format, judged by its name and its first 64 KB. Must be cheap."""
 
     def group(self, path: str) -> str:
         """Return a key; files with the same key are given to `read` together.
@@ -135,7 +135,7 @@ class TraceBuilder:
         self.tip = tip
 
     def may_repeat(self) -> bool:
-        """Whether a compaction that repeats messages may be applied.
+        """Return whether a compaction that repeats messages may be applied.
 
         If not, it is counted and later turns are lossy.
 

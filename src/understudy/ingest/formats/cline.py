@@ -24,7 +24,7 @@ class ClineFormat(LogFormat):
     name = "cline"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the file is a list of user and assistant messages made of content blocks."""
+        """Return whether the file is a list of user and assistant messages made of content blocks."""
         seen = outline(head)
         ours = seen.keys.get("role") == "user" and seen.keys.get("content") in ("[", None)
         return seen.kind == "[" and (ours or file_name(path) == _FILE) and "parts" not in seen.keys

@@ -38,8 +38,8 @@ class CodexFormat(LogFormat):
     name = "codex"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether a line has a rollout's record type, or the file is named like a rollout and begins with session
-        metadata.
+        """Return whether a line has a rollout's record type, or the file is named like a rollout and begins with
+        session metadata.
         """
         seen = outline(head)
         if any(str(row.get("type")) in _TYPES and "payload" in row for row in seen.rows):
@@ -179,8 +179,8 @@ class _CodexRollout:
             self.builder.add_turn(f"line-{number}", [message], model=self.model, timestamp=timestamp)
 
     def is_copied(self, timestamp: str | None) -> bool:
-        """Whether a response was copied from another session: a fork writes all copied items at once when it
-        begins.
+        """Return whether a response was copied from another session: a fork writes all copied items at once when
+        it begins.
         """
         if self.forked is None:
             return False

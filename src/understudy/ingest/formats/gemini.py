@@ -30,8 +30,8 @@ class GeminiFormat(LogFormat):
     name = "gemini"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the file has a session and project hash, lines with `$set` or `$rewindTo`, or a list of messages
-        with parts.
+        """Return whether the file has a session and project hash, lines with `$set` or `$rewindTo`, or a list of
+        messages with parts.
         """
         seen = outline(head)
         if seen.kind == "[":

@@ -35,7 +35,7 @@ class NemoGymFormat(LogFormat):
     name = "nemo-gym"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the first row has the request parameters of the Responses API."""
+        """Return whether the first row has the request parameters of the Responses API."""
         return outline(head).keys.get(_PARAMS) == "{"
 
     def read_file(self, file: LogFile) -> Iterator[Trace]:

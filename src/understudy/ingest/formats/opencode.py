@@ -45,8 +45,8 @@ class OpenCodeFormat(LogFormat):
     name = "opencode"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the file is a database, an export with session info, a list of messages with parts, or a stored
-        file.
+        """Return whether the file is a database, an export with session info, a list of messages with parts, or a
+        stored file.
         """
         if head.startswith(MAGICS):
             return bool(_DATABASE.fullmatch(path.replace("\\", "/")))

@@ -60,7 +60,7 @@ class EventView:
         self.builder.add_turn(key, [message], **turn)
 
     def has(self, key: str) -> bool:
-        """Whether a response with this id exists."""
+        """Return whether a response with this id exists."""
         return key in self._answers
 
     def extend(self, number: Any, key: str, calls: Sequence[dict[str, Any]] = ()) -> None:
@@ -142,7 +142,9 @@ class OpenHandsFormat(LogFormat):
     name = "openhands"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the first event has a source and an action or observation, or the first row has a history."""
+        """Return whether the first event has a source and an action or observation, or the first row has a
+        history.
+        """
         seen = outline(head)
         if "history" in seen.keys and "instance_id" in seen.keys:
             return seen.keys["history"] == "["
@@ -354,7 +356,9 @@ class OpenHandsV1Format(LogFormat):
     name = "openhands-v1"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the first event has a kind, a source and an id, or the file is the state beside such events."""
+        """Return whether the first event has a kind, a source and an id, or the file is the state beside such
+        events.
+        """
         seen = outline(head).keys
         if file_name(path) == _STATE_FILE:
             return "agent" in seen and "id" in seen
@@ -476,7 +480,7 @@ class OpenHandsMessagesFormat(LogFormat):
     name = "openhands-messages"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the file is a list of messages with a field that only this SDK writes."""
+        """Return whether the file is a list of messages with a field that only this SDK writes."""
         seen = outline(head)
         return seen.kind == "[" and "role" in seen.keys and "content" in seen.keys and bool(_SDK.search(head))
 

@@ -32,7 +32,7 @@ class PiFormat(LogFormat):
     name = "pi"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the file begins with pi's session line.
+        """Return whether the file begins with pi's session line.
 
         Session traces of the Hugging Face Hub begin similarly, but name a harness and have no `parentId`.
         """

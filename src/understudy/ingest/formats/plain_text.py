@@ -38,7 +38,7 @@ class AiderFormat(LogFormat):
     name = "aider"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the file has Aider's file name or begins like its history."""
+        """Return whether the file has Aider's file name or begins like its history."""
         return file_name(path).endswith(".aider.chat.history.md") or b"# aider chat started at " in head[:200]
 
     def read_file(self, file: LogFile) -> Iterator[Trace]:
@@ -136,7 +136,7 @@ class ClaudeTextFormat(LogFormat):
     name = "claude-text"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the file is not JSON, and has a response of the model and a result or a prompt."""
+        """Return whether the file is not JSON, and has a response of the model and a result or a prompt."""
         if outline(head).kind or b"# aider chat started at" in head[:200] or b"\0" in head[:1024]:
             return False
         lines = _ESCAPES.sub("", head.decode(errors="replace")).splitlines()
@@ -190,7 +190,9 @@ class ClaudeTextFormat(LogFormat):
 
 
 def _is_sent(following: _TextBlock | None) -> bool:
-    """Whether a slash command was sent to the model, judged by the next block: other commands show a result."""
+    """Return whether a slash command was sent to the model, judged by the next block: other commands show a
+    result.
+    """
     if following is None or following.kind == "user":
         return False
     return following.kind != "result" or _SENT.match(following.text()) is not None

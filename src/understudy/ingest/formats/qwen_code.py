@@ -26,7 +26,7 @@ class QwenCodeFormat(LogFormat):
     name = "qwen-code"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether lines with parents hold messages with parts."""
+        """Return whether lines with parents hold messages with parts."""
         if b'"provenance"' not in head and b'"parts"' not in head:
             return False  # avoids parsing the beginning of most other programs' logs
         seen = outline(head)

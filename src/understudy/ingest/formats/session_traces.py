@@ -36,7 +36,7 @@ class SessionTracesFormat(LogFormat):
     name = "session-traces"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the first line is a session header that names its harness.
+        """Return whether the first line is a session header that names its harness.
 
         Sessions of pi may name one too, but their entries have a `parentId`.
         """

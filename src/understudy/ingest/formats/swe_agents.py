@@ -52,7 +52,7 @@ class SweAgentFormat(LogFormat):
     name = "swe-agent"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the file is an object with a `trajectory` and without keys of a dataset row."""
+        """Return whether the file is an object with a `trajectory` and without keys of a dataset row."""
         keys = outline(head).keys
         return keys.get("trajectory") == "[" and not keys.keys() - _OWN and outline(head).kind == "{"
 
@@ -105,7 +105,7 @@ def _run_outcome(log: dict[str, Any], task: str | None) -> TraceOutcome | None:
 
 
 def _answered(step: dict[str, Any], answer: dict[str, Any]) -> bool:
-    """Whether an answer in the history is the response of this step."""
+    """Return whether an answer in the history is the response of this step."""
     return step.get("response") == answer.get("content") or (
         bool(step.get("action")) and step.get("action") == answer.get("action")
     )
@@ -254,7 +254,7 @@ class ParquetRowFormat(RowFormat):
     name = "parquet"
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the file begins with Parquet's magic bytes."""
+        """Return whether the file begins with Parquet's magic bytes."""
         return head.startswith(PARQUET)
 
     def rows(self, file: LogFile, losses: Counter[str]) -> Iterator[tuple[RowSchema, dict[str, Any]]]:
@@ -327,7 +327,7 @@ class SweRebenchFormat(RowFormat):
     schema = SWE_REBENCH
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the first row identifies an attempt at an instance and has a trajectory."""
+        """Return whether the first row identifies an attempt at an instance and has a trajectory."""
         keys = outline(head).keys
         return keys.get("trajectory", "{") != "{" and bool(_IDS & keys.keys())
 
@@ -342,7 +342,7 @@ class SweSmithFormat(RowFormat):
     schema = SWE_SMITH
 
     def detect(self, path: str, head: bytes) -> bool:
-        """Whether the first row has messages and no column of another format."""
+        """Return whether the first row has messages and no column of another format."""
         seen = outline(head)
         if "messages" not in seen.keys or seen.keys["messages"] == "{":
             return False

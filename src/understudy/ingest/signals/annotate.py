@@ -234,6 +234,6 @@ def _action(command: ShellCommand) -> str:
 
 
 def _certain(run: list[ShellCommand], at: int) -> bool:
-    """Whether a commit without output must have succeeded, because the command line as a whole did."""
+    """Return whether a commit without output must have succeeded, because the command line as a whole did."""
     quiet = any(word in _QUIET for word in run[at].argv) or run[at].writes
     return bool(quiet) and all(command.ends == "&&" for command in run[at : len(run) - 1])

@@ -101,17 +101,17 @@ _BUT = re.compile(r"\b(?:but|however|except|although|aber|mais|pero|mas|но|onl
 
 
 def is_interrupt_note(text: str) -> bool:
-    """Whether a text is the program's note that the user interrupted the model."""
+    """Return whether a text is the program's note that the user interrupted the model."""
     return text.lstrip().startswith(_STOPPED)
 
 
 def is_cut_off(answer: str) -> bool:
-    """Whether a response ends with a note that the user stopped it."""
+    """Return whether a response ends with a note that the user stopped it."""
     return answer[-80:].rstrip().endswith(_CUT)
 
 
 def is_correction(refusal: str) -> bool:
-    """Whether a refusal includes instructions from the user."""
+    """Return whether a refusal includes instructions from the user."""
     return any(sign in refusal[:1_000] for sign in _WITH_WORDS)
 
 

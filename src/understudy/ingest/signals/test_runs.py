@@ -214,7 +214,7 @@ def _by_code(code: int, command: ShellCommand, after: list[ShellCommand]) -> Sui
 
 
 def runs_tests(command: ShellCommand) -> bool:
-    """Whether a simple command runs tests."""
+    """Return whether a simple command runs tests."""
     program, rest = command.program, command.argv[1:]
     if not command.argv or _idle(program, rest):
         return False
@@ -277,7 +277,7 @@ def _python(rest: list[str]) -> bool:
 
 
 def _file_of(command: ShellCommand) -> bool:
-    """Whether the command runs a single Python file whose name marks it as a test."""
+    """Return whether the command runs a single Python file whose name marks it as a test."""
     return (
         _PYTHON.fullmatch(command.program) is not None
         and any(_TEST_FILE.fullmatch(word.rpartition("/")[2]) for word in command.argv[1:3] if word != "-m")
