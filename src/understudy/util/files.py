@@ -21,9 +21,9 @@ def atomic_path(target: Path, *, fsync: bool = False, temporary: Path | None = N
     """Yield a path for a new file or directory, which replaces `target` if the block ends without an exception.
 
     If the block raises, `target` stays as it was and what was written is removed. With `fsync` the file survives
-    a power cut. `temporary` is the path to yield, on the same file system as `target`; the default is a new name beside
-    `target`, so that several processes may write at once. A fixed name is for a single writer, which can then
-    find, or overwrite, what a killed process left there. Raises OSError.
+    a power cut. `temporary` is the path to yield, on the same file system as `target`; the default is a new name
+    beside `target`, so that several processes may write at once. A fixed name is for a single writer, which can
+    then find, or overwrite, what a killed process left there. Raises OSError.
     """
     new = target.with_name(f".{uuid.uuid4().hex[:12]}.new") if temporary is None else temporary
     old = new.with_suffix(".old")
