@@ -40,19 +40,19 @@ class ReplaySettings(Struct, frozen=True, kw_only=True):
     name: Annotated[str, option("The name of the replay; under the same name it continues.")] = "replay"
     where: Annotated[
         str | None,
-        option("Only turns for which this SQL condition holds, as \"tests = 'failed'\".", metavar="SQL"),
+        option("Only turns that match this SQL condition, such as \"tests = 'failed'\".", metavar="SQL"),
     ] = None
-    limit: Annotated[int, option("Only a random sample of so many states.", ge=1)] | None = None
-    seed: Annotated[int, option("Another number gives another sample.")] = 0
+    limit: Annotated[int, option("Ask only about a random sample of this many states.", ge=1)] | None = None
+    seed: Annotated[int, option("The random seed of the sample.")] = 0
     max_cost_usd: Annotated[
         float | None,
-        option(
-            "The most US dollars that this replay may cost, over all invocations.", "--max-cost", metavar="USD"
-        ),
+        option("Maximum cost of this replay in US dollars, over all invocations.", "--max-cost", metavar="USD"),
     ] = None
-    samples: Annotated[int, option("Requests per teacher and state.", "--samples", "-n", ge=1)] = 1
+    samples: Annotated[
+        int, option("Number of answers to request from each teacher about each state.", "--samples", "-n", ge=1)
+    ] = 1
     concurrency: Annotated[
-        int, option("Requests that are sent at the same time.", "--concurrency", "-j", ge=1)
+        int, option("Maximum number of requests in progress at a time.", "--concurrency", "-j", ge=1)
     ] = 8
     all_roles: Annotated[
         bool, option("Also turns that the agent program made for itself: warm-ups, summaries.", "--all-roles")
@@ -63,16 +63,20 @@ class ReplaySettings(Struct, frozen=True, kw_only=True):
     allow_unknown_family: Annotated[
         bool,
         option(
-            "Also ask where the family of the author, or of the teacher, is unknown.", "--allow-unknown-family"
+            "Also ask if the model family of the turn's author, or of the teacher, is unknown.",
+            "--allow-unknown-family",
         ),
     ] = False
     again: Annotated[
-        bool, option("Ask again what a teacher refused, or what was under way when a process died.", "--again")
+        bool,
+        option("Repeat requests that a teacher refused, or that were in progress when a process died.", "--again"),
     ] = False
     redacted: Annotated[
-        bool, option("Send sessions with the secrets, names and paths that are in them.", "--unredacted", off=True)
+        bool, option("Do not redact the secrets, names and paths in sessions.", "--unredacted", off=True)
     ] = True
-    config: Annotated[Path | None, option("Options from a table [replay].", metavar="FILE.toml")] = None
+    config: Annotated[
+        Path | None, option("A TOML file with options in a table [replay].", metavar="FILE.toml")
+    ] = None
 
 
 class TeachableState(Struct, frozen=True):

@@ -146,7 +146,7 @@ def issue(
     directory: _Dir = DEFAULT_DIR,
     store_url: _StoreOption = None,
     expires: Annotated[
-        str | None, typer.Option(help="How long the key is valid, such as 90m, 8h or 30d [default: forever].")
+        str | None, typer.Option(help="How long the key is valid, such as 90m, 8h or 30d [default: no limit].")
     ] = None,
     calls: Annotated[int | None, typer.Option(min=1, help="Maximum number of calls with this key.")] = None,
     tokens: Annotated[

@@ -94,7 +94,11 @@ class LoopRuntime(Struct, frozen=True, kw_only=True):
     usd_per_hour: (
         Annotated[
             float,
-            option("What an hour of these machines costs, for --dry-run and --max-cost.", ge=0, metavar="USD"),
+            option(
+                "The cost of one hour of these machines in US dollars, for --dry-run and --max-cost.",
+                ge=0,
+                metavar="USD",
+            ),
         ]
         | None
     ) = None

@@ -67,8 +67,8 @@ class LoopSchedule(Struct, frozen=True, kw_only=True):
     eval_every: Annotated[
         int,
         option(
-            "Evaluate on the held-out tasks every so many steps; 0: only before the first step and "
-            "after the last.",
+            "Number of steps between evaluations on the held-out tasks; 0: only before the first and after "
+            "the last step.",
             ge=0,
         ),
     ] = 0
