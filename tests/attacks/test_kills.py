@@ -1,6 +1,6 @@
 """Kills from outside at random moments of grading: never a reward that the patch has not, never a lost verdict.
 
-UNDERSTUDY_TEST_KILLS says how many; `make soak` makes a hundred.
+UNDERSTUDY_TEST_KILLS says how many, and a quarter of it how many containers are ended; `make soak` makes a hundred.
 """
 
 from __future__ import annotations
@@ -13,17 +13,23 @@ import signal
 from collections.abc import Collection
 from pathlib import Path
 
+import docker
 import pytest
 
 from attacks.test_sealed import CHECKS, GOLD, TREE
 from understudy.errors import GraderError, SandboxError
 from understudy.grade.verdict import grade
 from understudy.sandbox.base import Sandboxes
+from understudy.sandbox.docker.sandboxes import DockerSandboxes
 from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import prepare
+from understudy.tasks.recipes import ImageChoice
+from understudy.tasks.row_formats import task_of
 from understudy.types import Files, Task
 
+from support import docker_engine
 from support.grading import diff
+from support.suite import FILES, ID, classic
 
 pytestmark = pytest.mark.services
 
@@ -77,3 +83,40 @@ async def test_a_kill_changes_no_verdict(
         graded += 1
         assert verdict.reward == expected, (number, killed, verdict.reason)
     assert graded
+
+
+def end_one(source: random.Random, engine: docker_engine.Engine) -> str:
+    """End one container of this process in a way chosen at random; how, "" when there was none."""
+    with contextlib.closing(engine.client) as client:
+        label = {"label": "understudy.owner"}
+        for each in client.api.containers(filters=label):
+            if each["Labels"]["understudy.owner"].split("/")[2] == str(os.getpid()):
+                how = source.choice([*docker_engine.ENDS])
+                with contextlib.suppress(docker.errors.APIError):  # it may end by itself meanwhile
+                    docker_engine.ENDS[how](client.api, each["Id"])
+                    return how
+    return ""
+
+
+async def test_the_end_of_a_container_changes_no_verdict(engine: docker_engine.Engine, tmp_path: Path) -> None:
+    source = random.Random("containers")
+    image = docker_engine.instance_image(engine, ID, FILES)
+    task = task_of(classic(image.base_commit), ImageChoice())
+    patches = {1.0: task.gold_patch, 0.0: diff({"calc.py": FILES["calc.py"].replace("x - 1", "x")}, FILES)}
+    sandboxes, ended = DockerSandboxes(), 0
+    try:
+        prepared = prepare(task, tmp_path, sandboxes)
+        for number in range(-(-KILLS // 4)):
+            expected = float(number % 2 == 0)
+            patch = patches[expected].encode()
+            grading = asyncio.create_task(
+                grade(prepared, patch, sandboxes=sandboxes, environment=TaskEnvironment())
+            )
+            await asyncio.sleep(source.uniform(0.0, 3.0))
+            how = await asyncio.to_thread(end_one, source, engine)
+            ended += bool(how)
+            with contextlib.suppress(SandboxError, GraderError):  # an infrastructure failure, which is tried again
+                assert (await grading).reward == expected, (number, how)
+    finally:
+        await sandboxes.aclose()
+    assert ended

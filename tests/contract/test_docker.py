@@ -14,11 +14,10 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import docker
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -38,7 +37,7 @@ from understudy.types import ImageTree, SuiteChecks, Task
 from understudy.util.diffs import parse_diff
 
 from fakes.registry import Registry
-from support.docker_engine import Engine, InstanceImage, instance_image, test_image
+from support.docker_engine import ENDS, Engine, InstanceImage, instance_image, test_image
 
 pytestmark = pytest.mark.services
 
@@ -376,15 +375,7 @@ async def test_root_in_a_container_can_end_it_and_it_starts_again(
     await sandbox.close()
 
 
-KILLS: dict[str, Callable[[docker.APIClient, str], Any]] = {
-    "kill": lambda api, container: api.kill(container),
-    "stop": lambda api, container: api.stop(container, timeout=0),
-    "remove": lambda api, container: api.remove_container(container, force=True),
-    "restart": lambda api, container: api.restart(container, timeout=0),
-}
-
-
-@pytest.mark.parametrize("name", KILLS)
+@pytest.mark.parametrize("name", ENDS)
 async def test_a_container_that_is_ended_from_outside_is_a_lost_sandbox(
     sandbox: Sandbox, engine: Engine, name: str
 ) -> None:
@@ -392,7 +383,7 @@ async def test_a_container_that_is_ended_from_outside_is_a_lost_sandbox(
     command = asyncio.create_task(sandbox.run(["sleep", "60"], timeout_s=50))
     await asyncio.sleep(1)
     with contextlib.closing(engine.client) as client:
-        await asyncio.to_thread(KILLS[name], client.api, ours(engine)[0])
+        await asyncio.to_thread(ENDS[name], client.api, ours(engine)[0])
     with pytest.raises(SandboxLost):
         await command
 

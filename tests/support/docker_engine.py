@@ -20,7 +20,7 @@ import sysconfig
 import tarfile
 import tempfile
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -68,6 +68,15 @@ class InstanceImage:
     name: str
     base_commit: str
     future_commit: str
+
+
+ENDS: dict[str, Callable[[docker.APIClient, str], Any]] = {
+    "kill": lambda api, container: api.kill(container),
+    "stop": lambda api, container: api.stop(container, timeout=0),
+    "remove": lambda api, container: api.remove_container(container, force=True),
+    "restart": lambda api, container: api.restart(container, timeout=0),
+}
+"""How a container can be ended from outside, by name."""
 
 
 class NoEngine(Exception):
