@@ -1,6 +1,6 @@
 """Kills from outside at random moments of grading: never a reward that the patch has not, never a lost verdict.
 
-UNDERSTUDY_TEST_KILLS says how many, and a quarter of it how many containers are ended; `make soak` makes a hundred.
+UNDERSTUDY_TEST_KILLS says how many, a quarter of it how many containers are ended. `make soak` makes a hundred.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import contextlib
 import os
 import random
 import signal
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import docker
@@ -85,16 +86,18 @@ async def test_a_kill_changes_no_verdict(
     assert graded
 
 
-def end_one(source: random.Random, engine: docker_engine.Engine) -> str:
-    """End one container of this process in a way chosen at random; how, "" when there was none."""
+def end_one(source: random.Random, engine: docker_engine.Engine, is_late: Callable[[], bool]) -> str:
+    """End the first container of this process that there is, in a way chosen at random; how, "" if none came."""
+    label = {"label": "understudy.owner"}
     with contextlib.closing(engine.client) as client:
-        label = {"label": "understudy.owner"}
-        for each in client.api.containers(filters=label):
-            if each["Labels"]["understudy.owner"].split("/")[2] == str(os.getpid()):
-                how = source.choice([*docker_engine.ENDS])
-                with contextlib.suppress(docker.errors.APIError):  # it may end by itself meanwhile
-                    docker_engine.ENDS[how](client.api, each["Id"])
-                    return how
+        while not is_late():
+            for each in client.api.containers(filters=label):
+                if each["Labels"]["understudy.owner"].split("/")[2] == str(os.getpid()):
+                    how = source.choice([*docker_engine.ENDS])
+                    with contextlib.suppress(docker.errors.APIError):  # it may end by itself meanwhile
+                        docker_engine.ENDS[how](client.api, each["Id"])
+                        return how
+            time.sleep(0.02)
     return ""
 
 
@@ -112,8 +115,9 @@ async def test_the_end_of_a_container_changes_no_verdict(engine: docker_engine.E
             grading = asyncio.create_task(
                 grade(prepared, patch, sandboxes=sandboxes, environment=TaskEnvironment())
             )
-            await asyncio.sleep(source.uniform(0.0, 3.0))
-            how = await asyncio.to_thread(end_one, source, engine)
+            if number:  # the first ends whatever container comes first
+                await asyncio.sleep(source.uniform(0.0, 2.0))
+            how = await asyncio.to_thread(end_one, source, engine, grading.done)
             ended += bool(how)
             with contextlib.suppress(SandboxError, GraderError):  # an infrastructure failure, which is tried again
                 assert (await grading).reward == expected, (number, how)
