@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from support.agents import AFTER, BEFORE, FILE, AgentRig, require_agent
 pytestmark = [pytest.mark.e2e, pytest.mark.services]
 
 
-@pytest.fixture(params=["gemini --acp --model big", "opencode acp"])
+COMMANDS = ("gemini --acp --model big", "opencode acp")
+
+
+@pytest.fixture(params=COMMANDS)
 def rig(
     request: pytest.FixtureRequest, tmp_path: Path, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> AgentRig:
@@ -37,6 +41,21 @@ async def test_it_reads_edits_and_ends(rig: AgentRig) -> None:
     assert "one" in run.results()[2]
     assert [call.status for call in run.work] == ["ok"] * 4
     assert not any(b"sk-" in log for log in run.result.logs.values())
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "qwen-code --acp"])
+async def test_the_model_is_shown_the_instruction_unchanged(
+    command: str, tmp_path: Path, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> None:
+    """Files and templates that it names are not read. Only a command at its beginning would be executed."""
+    require_agent(command.split()[0])
+    instruction = f"For user@host.org.\n\n\tUse `@property`,  @{FILE} and\n@calc\n!ls\n/init $& {{{{ x }}}} \\@ ü"
+    rig = AgentRig(f"acp:{command}", tmp_path, sandboxes, environment)
+    run = await rig.run(rig.done(), instruction=instruction)
+    assert run.result.outcome == "completed", run.result.message
+    shown = json.dumps([message["content"] for message in run.seen[0]["messages"] if message["role"] == "user"])
+    assert json.dumps(instruction)[1:-1] in shown
+    assert BEFORE.strip() not in shown, "a file is added"
 
 
 async def test_a_fault_that_stays_is_a_crash(rig: AgentRig) -> None:
