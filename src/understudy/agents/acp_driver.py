@@ -52,7 +52,7 @@ class AcpConnection:
             try:
                 message: Any = json.loads(line)
             except ValueError:
-                continue  # other output is not a message
+                continue  # other output of the agent, which is not a message
             if isinstance(message, dict):
                 received = cast("dict[str, Any]", message)
                 write_line({"type": "message", "message": received})

@@ -52,9 +52,9 @@ class Agent(Protocol):
     version: ClassVar[str | None]
     """The version of the program that is run; None where it is not known."""
     limits_turns: ClassVar[bool]
-    """Whether it heeds the job's `max_turns`; else the gateway ends it after so many calls."""
+    """Whether the agent obeys the job's `max_turns`; otherwise the gateway ends it after that many calls."""
     needs_model: ClassVar[bool]
-    """Whether it cannot have worked when it never asked the model: then that is a fault, and nothing is graded."""
+    """Whether an end without any model call is a fault, so that nothing is graded."""
 
     def problems(self) -> list[str]:
         """Return why this agent cannot run here, each reason with a remedy; empty if it can."""

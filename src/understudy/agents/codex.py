@@ -34,7 +34,7 @@ _FEATURES_OFF = (
     "computer_use", "goals", "image_generation", "in_app_browser", "plugins", "remote_plugin", "plugin_sharing",
     "shell_snapshot", "skill_search", "tool_suggest", "workspace_dependencies",
 )  # fmt: skip
-"""What needs OpenAI's own servers, a desktop or a user."""
+"""Features that need OpenAI's servers, a desktop or a user."""
 
 
 class Codex(PackagedAgent):

@@ -20,7 +20,7 @@ _NEEDS_GOOGLE = ("google_web_search", "web_fetch")
 
 _COMMAND = "understudy-instruction"
 _INSERTIONS = ("@{", "!{", "{{args}}")
-"""What the prompt of a command may hold to have a file, a command's output or its arguments inserted."""
+"""Syntax in the prompt of a command that inserts a file, the output of a command, or the arguments."""
 
 _ENVIRONMENT = {
     "GOOGLE_GEMINI_BASE_URL": GATEWAY,

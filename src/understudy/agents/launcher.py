@@ -69,7 +69,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         if writer.can_write_eof():
             writer.write_eof()
     except OSError:
-        writer.close()  # one of the two has hung up
+        writer.close()  # one side has closed its connection
 
 
 def main() -> int:

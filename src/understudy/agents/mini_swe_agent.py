@@ -21,7 +21,7 @@ _ENDS = {
     "LimitsExceeded": AgentEnd("max_turns"),
     "RepeatedFormatError": AgentEnd("completed"),
 }
-"""The exit states that are an ordinary end: also that the model has called no tool in several turns."""
+"""The exit states that are an ordinary end, including that the model called no tool in several turns."""
 
 
 class MiniSweAgent(PackagedAgent):
@@ -90,7 +90,7 @@ class MiniSweAgent(PackagedAgent):
 
 
 def _inputs(arguments: str) -> Any:
-    """The arguments of a call; None where they are no JSON."""
+    """Return the arguments of a call; None if they are not a JSON object."""
     try:
         return msgspec.json.decode(arguments)
     except (ValueError, RecursionError):
@@ -98,12 +98,12 @@ def _inputs(arguments: str) -> Any:
 
 
 def _literal(text: str) -> str:
-    """A template that renders as the text."""
+    """Return a template that renders as the text."""
     return "{{ " + msgspec.json.encode(text).decode() + " }}"
 
 
 def _last_error(logs: Mapping[str, bytes]) -> str:
-    """What the last message of the trajectory says."""
+    """Return what the last message of the trajectory says."""
     messages = msgspec.json.decode(logs[f"session/{_TRAJECTORY}"]).get("messages")
     last = cast(list[Any], messages)[-1] if isinstance(messages, list) and messages else None
     return text_at(last, "extra", "exception_str") or text_at(last, "content")

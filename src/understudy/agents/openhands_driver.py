@@ -54,7 +54,7 @@ def reliable_terminal(terminal: Any) -> Any:
 
 
 def drive(job: dict[str, Any], address: str) -> dict[str, str]:
-    """Work on the job to its end; returns what the last line says."""
+    """Work on the job to its end; return the content of the last line of output."""
     # Importing the SDK takes seconds of CPU time, a fifth less without the collector.
     gc.disable()
     sdk: Any = importlib.import_module("openhands.sdk")

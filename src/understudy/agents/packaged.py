@@ -32,7 +32,7 @@ GATEWAY = "{gateway}"
 
 
 class Launch(Struct, frozen=True, kw_only=True):
-    """What `launcher.py` is to do: see there. The command's program is not in `arguments`."""
+    """The orders for `launcher.py`: see there. The command's program is not in `arguments`."""
 
     arguments: Sequence[str]
     env: Mapping[str, str]
@@ -60,9 +60,9 @@ class PackagedAgent(ABC):
     needs_model: ClassVar[bool] = True
     program_mount: ClassVar[str] = _AGENT
     log_directories: ClassVar[tuple[str, ...]] = ()
-    """Where it keeps its logs, relative to the home."""
+    """The directories of its logs, relative to the home."""
     tools_missing: ClassVar[str] = ""
-    """Why `tools` is unsupported; "" where it is not."""
+    """Why `tools` is unsupported; "" if it is supported."""
 
     def __init__(self, tools: str = "", system_prompt: str = "") -> None:
         if tools and self.tools_missing:
@@ -180,7 +180,7 @@ def runtime_mount() -> Mount:
 
 
 def runtime_command(sandbox: Sandbox) -> list[str]:
-    """The command of that Python in a sandbox, without what it is to run."""
+    """Return the command of that Python in a sandbox, without the script."""
     return python_command(sandbox.locate(_PYTHON), "")[:-1]
 
 

@@ -57,7 +57,9 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
     pinned: bool = True
 
     def at_version(self, version: str) -> AgentPackage:
-        """Another version, of whose files no checksums are known here but those that the registry tells."""
+        """Return the package in another version, whose files are checked only by the checksums that the registry
+        gives.
+        """
         return self if version == self.version else structs.replace(self, version=version, pinned=False)
 
     @property
@@ -66,9 +68,9 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
         return _LOCKS / f"{self.agent}.{'txt' if self.kind == 'python' else 'json'}"
 
     def directory(self, cache: Path | None = None) -> Path:
-        """Where it lies once it is installed; a Python package has a directory for each Python and lock.
+        """Return the directory of the installation. A Python package has one for each Python and lock file.
 
-        Raises ConfigError when this machine has no Python that it works with.
+        Raises ConfigError if this machine has no Python that it works with.
         """
         home = (cache or cache_dir()).absolute() / self.agent
         if self.kind != "python":
@@ -77,7 +79,9 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
         return home / f"{self.version}-{digest(python, self.lock.read_text(encoding='utf-8'))}"
 
     def program_path(self, root: str | Path) -> Path:
-        """The file that is run, where the directory is seen at `root`. Raises ConfigError for other machines."""
+        """Return the path of the program, with the installation directory at `root`. Raises ConfigError for
+        unsupported machines.
+        """
         return self.package_path(root) / self._filled(self.program)
 
     def package_path(self, root: str | Path) -> Path:
@@ -85,14 +89,16 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
         return Path(root) / self._filled(self.package)
 
     def is_installed(self, cache: Path | None = None) -> bool:
-        """Whether it can be run, with the runtimes that it needs; False too where we may not even look."""
+        """Return whether it can be run, with the runtimes that it needs; False also if this user may not read the
+        directory.
+        """
         cache = cache or cache_dir()
         program = self.program_path(self.directory(cache))
         runs = os.access(program, os.X_OK if self.kind == "native" else os.R_OK)
         return runs and all(path.exists() for path in self._runtimes(cache))
 
     def problems(self) -> list[str]:
-        """Why it cannot run here, each with what to do about it; empty when it can."""
+        """Return why it cannot run here, each problem with its remedy; empty if it can."""
         if issues := [issue for issue in (self.unsupported,) if issue]:
             return issues
         directory = self.directory()
@@ -108,7 +114,7 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
 
     @property
     def unsupported(self) -> str:
-        """Why this machine can never run it; "" when it can."""
+        """Why this machine cannot run it at all; "" if it can."""
         if platform.system() != "Linux" or _ARCHITECTURES.get(platform.machine()) not in self.machines:
             return (
                 f"{self.title} runs in Understudy's sandboxes on Linux ({', '.join(self.machines)}); this is "
@@ -122,18 +128,18 @@ class AgentPackage(Struct, frozen=True, kw_only=True):
 
     @property
     def distribution_names(self) -> tuple[str, ...]:
-        """What a Python agent consists of in the registry, all of the same version."""
+        """The distributions of a Python agent in the registry, all of the same version."""
         return self.distributions or (self.agent,)
 
     @property
     def setup_command(self) -> str:
-        """What fetches it."""
+        """The command that installs it."""
         if not self.pinned:
             return f"understudy agents try {self.agent}@{self.version}"
         return "understudy setup" + ("" if self.agent == "claude-code" else f" --agent {self.agent}")
 
     def installed_version(self, directory: Path) -> str | None:
-        """The version that the package in a directory says it has; None where it says none."""
+        """Return the version that the package in a directory declares; None if it declares none."""
         try:
             if self.kind == "python":
                 name = self.distribution_names[0].replace("-", "_")

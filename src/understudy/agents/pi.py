@@ -23,7 +23,8 @@ from understudy.ingest.formats.pi import PiFormat
 from understudy.sandbox.base import Completed, Sandbox
 
 _CONTEXT_TOKENS = 1_000_000
-"""Larger than any model's: the model's server says when its context is full, and pi compacts then."""
+"""Larger than any model's context, so that the model's server decides when the context is full; pi compacts then.
+"""
 
 
 class Pi(PackagedAgent):
@@ -69,7 +70,9 @@ class Pi(PackagedAgent):
 
 
 def _models(model: str) -> str:
-    """The gateway as a provider of one model. Sampling is the gateway's, so no effort of thinking is asked for."""
+    """Return the settings of a provider with one model, the gateway. They request no thinking effort, because the
+    gateway sets the sampling.
+    """
     provider: dict[str, Any] = {
         "baseUrl": f"{GATEWAY}/v1",
         "api": "openai-completions",

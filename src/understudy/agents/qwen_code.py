@@ -23,14 +23,14 @@ from understudy.ingest.formats.qwen_code import QwenCodeFormat
 from understudy.sandbox.base import Completed, Sandbox
 
 _TURNS_USED_UP = 53
-"""The exit code of a session with as many turns as it may have."""
+"""The exit code of a session that has reached its turn limit."""
 
 _OUTCOMES: dict[str, AgentOutcome] = {"success": "completed", "error_max_turns": "max_turns"}
 """The subtypes of its result that are an ordinary end."""
 
 _SETTINGS: dict[str, Any] = {
     "general": {"disableAutoUpdate": True, "enableAutoUpdate": False, "disableUpdateNag": True},
-    # Calls of its own beside the work on the task.
+    # Features whose calls do not belong to the work on the task.
     "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
     "privacy": {"usageStatisticsEnabled": False},
     "telemetry": {"enabled": False},
@@ -40,8 +40,10 @@ _SETTINGS: dict[str, Any] = {
 
 _COMMAND = "understudy-instruction"
 _COMMAND_FILE = "---\ndisable-model-invocation: true\n---\n{{args}}\n"
-"""A command of ours whose prompt is what stands behind its name. Otherwise Qwen Code would take `@word` in an
-instruction for a file and put a space before it, and `/word` at its beginning for one of its own commands.
+"""The file of a command of ours whose prompt is its argument.
+
+Otherwise Qwen Code would read `@word` in an instruction as a file name and put a space before it, and `/word` at
+its beginning as one of its own commands.
 """
 
 _NOT_CORE = (
@@ -51,7 +53,7 @@ _NOT_CORE = (
     "task_create", "task_list", "task_stop", "task_update", "team_create", "team_delete", "team_plan_approval",
     "tool_call", "tool_search", "update_goal", "workflow",
 )  # fmt: skip
-"""The tools that stay when its option for the core tools names others."""
+"""Tools that are still offered when its option for core tools names others."""
 
 
 class QwenCode(PackagedAgent):

@@ -53,7 +53,7 @@ _NOT_NEEDED = (
     "__pycache__", "config-*", "dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages",
     "test", "tests", "tkinter", "turtledemo", "_test*.so", "_tkinter*.so", "_xx*.so", "xx*.so",
 )  # fmt: skip
-"""What of the standard library is left behind."""
+"""Parts of the standard library that are not copied."""
 PythonVersion = tuple[int, int]
 OLDEST_PYTHON: PythonVersion = (3, 11)
 """The oldest Python that Understudy itself runs with."""
@@ -139,9 +139,9 @@ def node_path(cache: Path) -> Path:
 
 
 def python_runtime(cache: Path, requires: PythonVersion = OLDEST_PYTHON) -> Path:
-    """The directory with a Python that is at least `requires`, to be mounted; made on the first call.
+    """Return the directory to mount of a Python that is at least `requires`. It is made on the first call.
 
-    Raises ConfigError when it cannot be made.
+    Raises ConfigError if it cannot be made.
     """
     return build_once(
         python_path(cache, requires),
@@ -151,9 +151,9 @@ def python_runtime(cache: Path, requires: PythonVersion = OLDEST_PYTHON) -> Path
 
 
 def node_runtime(cache: Path) -> Path:
-    """The directory with Node.js, to be mounted; fetched from the package index on the first call.
+    """Return the directory to mount of Node.js. It is fetched from the package index on the first call.
 
-    Its program is `bin/node`, which needs /bin/sh. Raises ConfigError when it cannot be made.
+    Its program is `bin/node`, which needs /bin/sh. Raises ConfigError if it cannot be made.
     """
     return build_once(
         node_path(cache), "the Node.js that works in sandboxes", lambda root: _build_node(root, cache)
@@ -161,7 +161,9 @@ def node_runtime(cache: Path) -> Path:
 
 
 def python_command(root: str, script: str, *library_paths: str) -> list[str]:
-    """The command that runs a script by the Python seen at `root`; `library_paths` are searched as well."""
+    """Return the command that runs a script with the Python at `root`; shared libraries are also searched in
+    `library_paths`.
+    """
     return [
         f"{root}/lib/loader",
         "--inhibit-cache",
@@ -174,7 +176,7 @@ def python_command(root: str, script: str, *library_paths: str) -> list[str]:
 
 
 def launcher_command(root: str) -> list[str]:
-    """The command that runs `launcher.py` by the Python that is seen at `root`."""
+    """Return the command that runs `launcher.py` with the Python at `root`."""
     return python_command(root, f"{root}/launcher.py")
 
 
@@ -226,7 +228,7 @@ def install_version(site: Path, requirement: str, cache: Path, requires: PythonV
 
 
 def _pip(site: Path, cache: Path, requires: PythonVersion) -> list[str | Path]:
-    """The command that installs wheels into `site`, and nothing that they depend on."""
+    """Return the command that installs wheels into `site`, without their dependencies."""
     pip = [Path(python_environment(cache).path_prefixes[0], "python"), "-m", "pip"]
     if (python := interpreter(requires)) != own_interpreter():
         pip += ["--python", python.executable]
@@ -279,7 +281,7 @@ def digest(*parts: str) -> str:
 
 
 def _build_python(root: Path, python: Interpreter) -> None:
-    """The interpreter and its library in the same places below a prefix of their own, from which it finds them."""
+    """Copy the interpreter and its library to the same relative places below a new prefix, where it finds them."""
     program = root / "python" / "bin" / "python"
     program.parent.mkdir(parents=True)
     shutil.copy2(python.executable, program)

@@ -21,7 +21,7 @@ from understudy.wire.model import Block
 
 KIND = "session-log"
 FINDINGS_LIMIT = 20
-"""The most findings of one attempt; a hostile log could make any number."""
+"""The maximum number of findings of one attempt, because a hostile log could cause any number."""
 
 _EXCERPT_LENGTH = 120
 _SYNTHETIC = "<synthetic>"  # what the CLI writes itself in the assistant's name
@@ -51,12 +51,13 @@ _identified = msgspec.json.Decoder(_ResponseId).decode
 
 
 def compare_session_log(logs: Mapping[str, bytes], trajectory: Trajectory, *, cut_off: bool) -> list[Finding]:
-    """How the session's JSONL files among `logs` differ from the calls; nothing when they agree.
+    """Return the differences between the session's JSONL files among `logs` and the calls; empty if there are
+    none.
 
-    Every message of the log must be the answer of a call, with the same text, tool calls and inputs, but for what
-    the CLI rewrites. Every answer must be in the log, unless the CLI has a reason to leave it out: it asked again,
-    it summed up or asked for a title, or the answer holds nothing. `cut_off` when the agent was stopped, or
-    crashed: then the last answer of a branch may be missing as well.
+    Every message of the log must be the answer of a call, with the same text, tool calls and inputs, except for
+    what the CLI rewrites. Every answer must be in the log, unless the CLI has a reason to leave it out: it retried
+    the call, it requested a summary or a title, or the answer is empty. `cut_off`: the agent was stopped or
+    crashed, so the last answer of a branch may be missing too.
     """
     findings = list(_findings(logs, trajectory, cut_off))
     if len(findings) > FINDINGS_LIMIT:
@@ -103,9 +104,9 @@ def _findings(logs: Mapping[str, bytes], trajectory: Trajectory, cut_off: bool) 
 
 
 def _read(content: bytes, cut_off: bool) -> tuple[dict[str, list[Block]], int]:
-    """The blocks of each answer in a file by message id, and how many lines cannot be read.
+    """Return the blocks of each answer in a file by message id, and the number of lines that cannot be read.
 
-    Each block is a line of its own. The last line of a log that was `cut_off` may be torn.
+    Each block is a line of its own. The last line of a log that was `cut_off` may be incomplete.
     """
     messages: dict[str, list[Block]] = {}
     seen: set[str] = set()
@@ -134,7 +135,7 @@ def _read(content: bytes, cut_off: bool) -> tuple[dict[str, list[Block]], int]:
 
 
 def _message_id(node: Node) -> str:
-    """The id by which the CLI knows the answer: the provider's own where its answers are passed on."""
+    """Return the id of the answer in the CLI's log: the provider's own if its answers are passed on."""
     try:
         return decoded(_identified, node.call.response).id
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -142,7 +143,7 @@ def _message_id(node: Node) -> str:
 
 
 def _response_blocks(node: Node) -> tuple[Block, ...]:
-    """What a call was answered with; also the last words of a gateway whose budget was used up."""
+    """Return the blocks of a call's answer, or of the gateway's final answer if the budget was used up."""
     if node.answer is not None:
         return node.answer
     try:
@@ -182,7 +183,7 @@ def _difference(response: tuple[Block, ...], logged: list[Block]) -> str | None:
 
 
 def _text(blocks: list[Block] | tuple[Block, ...]) -> str:
-    """The text of an answer, without the blank blocks and the outer white space that the CLI drops."""
+    """Return the text of an answer, without blank blocks and outer white space, which the CLI drops."""
     return "\n".join(text for b in blocks if b.kind == "text" and (text := b.text.strip()))
 
 
@@ -207,7 +208,7 @@ def _same_inputs(response: str, logged: str) -> bool:
 
 
 def _levelled(value: Any) -> Any:
-    """A JSON value with numbers as JavaScript has them, and no white space at the ends of lines."""
+    """Return a JSON value with numbers as JavaScript writes them, and no white space at the ends of lines."""
     if isinstance(value, dict):
         return {key: _levelled(item) for key, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list):

@@ -40,7 +40,7 @@ class LoggedTurn(Struct, frozen=True):
 
 
 def read_turns(format: LogFormat, files: Mapping[str, bytes]) -> Iterator[LoggedTurn]:
-    """The turns that a format of `ingest` reads in logs."""
+    """Return the turns that a format of `ingest` reads from logs."""
 
     def log_file(name: str, content: bytes) -> LogFile:
         return LogFile(name, len(content), lambda: io.BytesIO(content))
@@ -126,7 +126,7 @@ def _finding(turn: LoggedTurn | None, node: Node | None) -> Finding:
 
 
 def _sorted_arguments(arguments: str) -> str:
-    """Arguments as JSON with sorted keys. A tool that takes a text has it in one field, or as it is."""
+    """Return arguments as JSON with sorted keys. A single text may be in a field, or not be in an object."""
     try:
         value = msgspec.json.decode(arguments)
     except (ValueError, RecursionError):

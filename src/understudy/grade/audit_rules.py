@@ -249,7 +249,7 @@ RULES = (
         weak=True,
     ),
 )
-"""What a new statement may show; the first strong rule that it meets is what it is marked with."""
+"""The rules for new statements. A statement is marked with the first strong rule that it matches."""
 
 WHY = {rule.name: rule.why for rule in RULES} | {
     "steering-file": "it changes what decides how tests are run",
@@ -312,7 +312,7 @@ def text_findings(line: int, text: str, *, by_tests: bool, is_python: bool = Tru
 
 
 def shapes(source: PythonSource, changed: Iterable[SourceStatement]) -> Iterator[Suspicion]:
-    """Yield what is suspicious about the structure of `changed` statements, beyond their texts."""
+    """Yield suspicious structures of `changed` statements, which their texts alone do not show."""
     runs: list[SourceStatement] = []
     hides: list[SourceStatement] = []
     for line, why in source.problems:

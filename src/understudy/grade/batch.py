@@ -135,7 +135,7 @@ async def _grade_prediction(
         raise
     except Exception as fault:  # noqa: BLE001 - what is wrong with one instance does not end the others
         if not isinstance(fault, UnderstudyError):
-            _log.error("grading %s met a fault of Understudy's own", row.instance_id, exc_info=fault)
+            _log.error("internal error while %s was graded; please report it", row.instance_id, exc_info=fault)
         boundary = fault.boundary if isinstance(fault, UnderstudyError) else "understudy"
         outcome = failed_outcome(boundary, str(fault) or type(fault).__name__)
         await asyncio.to_thread(write_failure, directory, task, patch.data, outcome.reason)

@@ -1,4 +1,4 @@
-"""The files a patch changes, whole, as they were and as they are after it: what the audit reads."""
+"""Reads the files that a patch changes, in full, before and after the patch, for the audit."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Prediction(Struct, frozen=True):
 
 
 class PredictedPatch(Struct, frozen=True):
-    """A patch for the gate, and the SHA-256 of what was predicted. One that is too large says only that."""
+    """A patch for the gate, and the SHA-256 of the prediction. If it is too large, only that is recorded."""
 
     data: bytes
     digest: str

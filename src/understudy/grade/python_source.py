@@ -100,8 +100,8 @@ class ParsedSource:
         return "\n".join(self._lines[start - 1 : node.end_lineno])
 
     def read(self, unchanged: frozenset[str] = frozenset()) -> PythonSource:
-        """Return what the source says. Top-level statements whose text is in `unchanged` are left out, but their
-        names are known.
+        """Return the parsed source. Top-level statements whose text is in `unchanged` are left out, but their
+        names are recorded.
 
         Raises RecursionError for expressions that are nested too deeply.
         """
@@ -228,7 +228,7 @@ def canonical(node: ast.stmt, names: Names) -> str:
 
 
 class Names:
-    """What the names of a module stand for, wherever in it they are bound: dotted names and constants."""
+    """Resolves the names of a module, wherever in it they are bound, to dotted names and constants."""
 
     def __init__(self) -> None:
         self.dotted: dict[str, str] = {}
@@ -240,7 +240,7 @@ class Names:
         self._parameters: set[str] = set()
 
     def learn(self, bodies: list[ast.Module]) -> None:
-        """Take note of all imports, functions and classes, and of names that stand for what another one does."""
+        """Record all imports, functions and classes, and names that are assigned from others."""
         bindings: list[tuple[str, ast.expr]] = []
         loops: list[ast.For | ast.AsyncFor | ast.comprehension] = []
         for node in (each for body in bodies for each in ast.walk(body)):

@@ -12,7 +12,7 @@ from understudy.sandbox.forwarding import ForwardingSandbox
 APPLIED_HERE = (
     "# here the patch was applied (patch.diff, without what the gate left out), and the hidden tests laid over it"
 )
-"""Stands among the commands for those of `understudy.grade.apply`, which read a tar of the patch."""
+"""Replaces the commands of `understudy.grade.apply`, which read a tar of the patch, in a list of commands."""
 
 
 class RecordingSandbox(ForwardingSandbox):

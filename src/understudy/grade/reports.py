@@ -24,11 +24,11 @@ from understudy.util.files import atomic_write
 LOGS = Path("logs", "run_evaluation")
 REPORT, VERDICT = "report.json", "verdict.json"
 NO_MODEL = "None"
-"""The model of predictions that name none, as the harness has it."""
+"""The model name of predictions without one, as in SWE-bench's harness."""
 
 _TIMED_OUT = "did not end in"
 UNSURE = "unsure, for the task did not pass validation"
-"""Part of the reason of a verdict on a task whose gold patch does not pass here either."""
+"""Part of the reason of a verdict if the gold patch does not pass here either."""
 
 Tier = Literal["environment", "ambiguous"]
 
@@ -139,11 +139,11 @@ def instance_report(task: Task, patch: bytes | None, verdict: Verdict) -> dict[s
 def write_report(
     directory: Path, task: Task, patch: bytes | None, verdict: Verdict, *, took_s: float = 0.0, key: str = ""
 ) -> Path:
-    """Write the files of one judged instance, each whole, the report last; the path of the report.
+    """Write the files of one graded instance, each atomically, the report last. Returns the path of the report.
 
-    `patch` is None where there was none; `took_s` is how long judging it took; `key` says what the verdict depends
-    on, for `read_verdict`: `grade.batch` makes it (`_key`); reports of a run have none, for nothing reuses them.
-    Raises ConfigError when they cannot be written.
+    `patch` is None if there was none; `took_s` is how long grading took in seconds. `key` is what the verdict
+    depends on, for `read_verdict` (`grade.batch._key` makes it); reports of a run have none, because nothing
+    reuses them. Raises ConfigError if they cannot be written.
     """
     log = [
         f"{task.instance_id}: {len(patch or b'')} bytes of patch, judged in {took_s:.2f} s",
@@ -309,7 +309,7 @@ def _commands(task: Task) -> str:
 
 
 def _output(verdict: Verdict) -> str:
-    """Return the checks' output between the markers of SWE-bench's harness, by which other tools find it."""
+    """Return the checks' output between the markers of SWE-bench's harness, which other tools search for."""
     if not verdict.log and not verdict.tests:
         return f"{verdict.reason}\n"
     return f">>>>> Start Test Output\n{verdict.log.rstrip()}\n>>>>> End Test Output\n"

@@ -23,12 +23,12 @@ _PRUNED = frozenset({".git", "node_modules"})
 
 
 def scratch_files(files: Iterable[FileDiff], task: Task, tree: Path, gold: frozenset[str]) -> frozenset[str]:
-    """Return the paths of scratch files: new scripts at the root of the tree or in a new directory there, which
-    nothing names.
+    """Return the paths of scratch files: new scripts, at the root of the tree or in a new directory there, that
+    are not used.
 
-    "Nothing" means neither the tree, nor the hidden tests or the task's commands, nor the rest of the patch. Empty
-    if a check script decides, because it may run anything. `gold` are the paths of the gold patch, which are never
-    scratch files.
+    A script is used if the tree, the hidden tests, the task's commands or the rest of the patch mention its name.
+    Empty if a check script decides, because it may run anything. `gold` are the paths of the gold patch, which are
+    never scratch files.
     """
     if isinstance(task.checks, ScriptChecks):
         return frozenset()
@@ -122,7 +122,7 @@ def _named(names: Iterable[str], texts: Iterable[str], paths: Collection[str] = 
 
 
 def _may_lead_to(match: re.Match[str], paths: Collection[str], name: str) -> bool:
-    """Return whether a match may name one of the paths: not if a path in its text goes on to another file."""
+    """Return whether a match may name one of the paths: not if the path in its text continues to another file."""
     step = _STEP.match(match.string, match.end()) if match[0].endswith("/") else None
     return not paths or step is None or any(path.startswith(f"{name}/{step[0]}") for path in paths)
 

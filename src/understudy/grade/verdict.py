@@ -50,10 +50,10 @@ from understudy.util.files import atomic_write
 
 _FORMAT = "36"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
-"""The version of the grader, noted in each verdict: the release, and how its patches are judged."""
+"""The version of the grader, stored in each verdict: the release, and how its patches are judged."""
 
 FAULT_REASON = "the patch's code made its grading fail twice, which does not fail without it"
-"""What the reason of a patch with reward 0 begins with whose code broke its own grading."""
+"""The beginning of the reason if the code of a patch broke its own grading, which gives reward 0."""
 
 HOW_TO_FORGET = "`understudy tasks check` validates it anew"
 
@@ -84,7 +84,7 @@ async def grade(
             verdict = _confirmed(verdict, judgement)
     if verdict.integrity.status != "forged":
         integrity = await asyncio.to_thread(audit, patch, prepared.task, gated, verdict, prepared.tree)
-        if integrity.evidence != verdict.integrity.evidence:  # else the verdict's own reason says it best
+        if integrity.evidence != verdict.integrity.evidence:  # otherwise the verdict's own reason is the clearest
             verdict = replace(verdict, integrity=integrity)
     protection, unprotected = protection_of(prepared.task, prepared.options)
     return replace(
@@ -339,7 +339,7 @@ async def validate(
                 f"task {task.instance_id}: {name} scores {verdict.reward:g} instead of {expected:g}: "
                 f"{verdict.reason}\n{verdict.log[-2000:]}".rstrip()
             )
-            if "did not end in" not in verdict.reason:  # another time, with less load, they may
+            if "did not end in" not in verdict.reason:  # they may on another attempt with less load
                 failure.parent.mkdir(parents=True, exist_ok=True)
                 atomic_write(failure, reason.encode(errors="replace"))
             raise TaskError(reason)
@@ -402,7 +402,7 @@ _WAYS: dict[type, tuple[GradingOptions, ...]] = {
         GradingOptions(walled=False, watched=False),
     ),
 }
-"""How tasks are graded, by their checks: with all that guards them first, then with less."""
+"""The ways of grading, by kind of checks: first with all protections, then with fewer."""
 
 
 async def _grade_gold(

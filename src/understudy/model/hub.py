@@ -25,7 +25,7 @@ _FILES = (
     "*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*", "*.jinja",
     "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "LICENSE*", "NOTICE*",
 )  # fmt: skip
-"""What of a repository is downloaded: safetensors and what belongs to them; no pickles and no code."""
+"""The files of a repository that are downloaded: safetensors and what belongs to them, no pickles and no code."""
 _TIMEOUT_S = 10.0
 
 

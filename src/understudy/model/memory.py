@@ -20,7 +20,7 @@ _ADAM = 16
 _ACTIVATIONS = 34
 """Bytes a token's activations take in a layer, by hidden size: bf16, no attention matrices (arXiv 2205.05198)."""
 _CHECKPOINT = 2
-"""The same where only a layer's input is kept."""
+"""The same if only the input of each layer is kept."""
 _LOGITS = 12
 """Bytes that a token's logits take, by vocabulary: themselves in fp32, their log-softmax and its gradient."""
 

@@ -55,7 +55,7 @@ class ControlRequest(Struct, frozen=True):
 
 
 ControlHandler = Callable[[ControlRequest], Coroutine[Any, Any, dict[str, Any] | str | None]]
-"""Carries a command out and says what there is to say: an object, a text, or nothing. Raises BackendError."""
+"""Carries out a command and returns its result: an object, a text, or nothing. Raises BackendError."""
 
 
 class ServedModel(Protocol):
@@ -65,7 +65,7 @@ class ServedModel(Protocol):
     controls: Mapping[str, Mapping[str, ControlHandler]]
 
     def models(self) -> Sequence[str]:
-        """Return the names of what it serves besides the model itself."""
+        """Return the names of the adapters that it serves besides the model itself."""
         ...
 
     def render(

@@ -243,7 +243,7 @@ class ModelServer:
         request = read_body(command.body, TokenizeRequest)
         self._model_name(request.model)
         if (request.prompt is None) == (request.messages is None):
-            raise InvalidRequestError("give either `prompt` or `messages`", param="prompt")
+            raise InvalidRequestError("expected either `prompt` or `messages`", param="prompt")
         if request.messages is None:
             ids = self._served.vocabulary.encode(request.prompt or "")
         else:

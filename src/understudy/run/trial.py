@@ -375,7 +375,9 @@ def _observation(run: ScriptedRun) -> Observation:
     nodes = build(run.calls).nodes
     last = max(requests, key=lambda request: len(request.messages), default=None)
     if len(behaviour.roles) > 1:
-        last = requests[-1] if requests else None  # the longest may be another conversation's
+        last = (
+            requests[-1] if requests else None
+        )  # the longest request may belong to another conversation, so take the last one
     messages = last.messages if last else []
     results = [_text(message["content"]) for message in messages if message["role"] == "tool"]
     problems = [] if behaviour.logs_differ else [f"its own log: {finding}" for finding in findings]

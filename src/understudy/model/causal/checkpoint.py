@@ -130,7 +130,7 @@ def _token_bytes(loaded: Any, vocabulary: dict[str, int], added: dict[int, str])
 
 
 _PROBE_TOKENS = 6
-"""Tokens of the little sequence by which a module is tried."""
+"""The tokens of the short sequence with which a module is tested."""
 _MISMATCH = {"missing": "missing are", "mismatched": "of another shape are", "unexpected": "it knows nothing of"}
 
 

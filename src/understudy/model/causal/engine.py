@@ -137,7 +137,9 @@ _SHUTTING_DOWN = "the server is shutting down"
 _UNLOADED = "the adapter was unloaded"
 
 PauseMode = Literal["abort", "wait", "keep"]
-"""What a pause does with requests in progress: end them with what they have, let them finish, or suspend them."""
+"""What a pause does with requests in progress: end them with what they have so far, let them finish, or suspend
+them.
+"""
 
 
 class ModelWeights(Struct, frozen=True):

@@ -16,7 +16,7 @@ from msgspec import Struct
 _LOWEST_TEMPERATURE = 1e-30
 """A temperature at which the likeliest token is certain already, and which float32 can divide by."""
 _LOGIT_BOUND = 1e30
-"""What no logit exceeds, whatever a request does to it: differences stay finite."""
+"""The bound of logits after all biases and penalties, so that differences stay finite."""
 
 
 class SamplingSettings(Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ def sample_tokens(
             logprobs[row] = _truncated(logprobs[row], one_settings)
     sums = logprobs.double().exp().cumsum(dim=-1)
     thresholds = torch.tensor(positions, dtype=torch.float64, device=logits.device).unsqueeze(-1) * sums[:, -1:]
-    # right: a token of probability 0, whose sum is that before it, is never met.
+    # right=True skips tokens of probability 0, whose cumulative sum equals the one before.
     sampled = torch.searchsorted(sums, thresholds, right=True).squeeze(-1)
     likeliest = logits.argmax(dim=-1)
     greedy = torch.tensor([one.temperature == 0 for one in settings], device=logits.device)

@@ -40,7 +40,7 @@ from understudy.model.responses import ControlHandler, ControlRequest, ModelComp
 _SINGLE_THREAD_PARAMETERS = 50_000_000
 """Parameters below which a second thread costs more than it brings."""
 _EXCHANGE_S = 600.0
-"""How long the engine may take to replace weights: a step of it, at most."""
+"""The maximum time in seconds for replacing weights, which waits for at most one step of the engine."""
 
 
 class WeightStore:
@@ -329,7 +329,7 @@ class CausalModel:
         return {"is_paused": self._engine.paused}
 
     async def _rpc(self, command: ControlRequest) -> dict[str, Any]:
-        """The only supported one of vLLM's collective RPCs: load weights from a directory."""
+        """Carry out the only supported one of vLLM's collective RPCs: load weights from a directory."""
         call = read_body(command.body, _CollectiveCall)
         if call.method != "reload_weights":
             raise InvalidRequestError(f"method must be reload_weights, got {call.method!r}", param="method")

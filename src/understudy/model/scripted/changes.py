@@ -87,9 +87,7 @@ def read_changes(patch: str) -> list[Change]:
 
 
 def spoil(changes: list[Change]) -> list[Change]:
-    """Return a change at the right place that corrects nothing: a comment before the first line that had to
-    change.
-    """
+    """Return a change at the right place that fixes nothing: a comment before the first line to change."""
     for change in changes:
         if isinstance(change, Edit):
             first = next((index for index, (tag, _) in enumerate(change.lines) if tag != " "), 0)
