@@ -106,7 +106,7 @@ def _config(instructions: str) -> str:
             "base_url": f"{GATEWAY}/v1",
             "wire_api": "responses",
             "env_key": "UNDERSTUDY_KEY",
-            # Waits of 0.2, 0.4, … s; what lasts longer is a matter for another attempt.
+            # The waits are 0.2, 0.4, … s. A longer outage is left to another attempt.
             "request_max_retries": 5,
             "stream_max_retries": 5,
         },

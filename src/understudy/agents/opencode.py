@@ -119,7 +119,7 @@ class OpenCode(PackagedAgent):
         return turns
 
     def end_of(self, completed: Completed, logs: Mapping[str, bytes]) -> AgentEnd:
-        """See PackagedAgent: by its last step, unless an error came after it.
+        """See PackagedAgent. The last step decides, unless an error came after it.
 
         It also exits with 1 if it recovered from an error, such as a context that is full.
         """

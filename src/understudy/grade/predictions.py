@@ -174,7 +174,7 @@ class _JsonlPredictions(Predictions):
 
     def patch(self, row: Prediction) -> PredictedPatch:
         """Return the patch in a row of the file. Raises ConfigError if the row has changed since it was opened."""
-        with self._reading:  # one row at a time is in memory
+        with self._reading:  # so that only one row at a time is in memory
             return super().patch(row)
 
     def _raw(self, row: Prediction) -> memoryview:

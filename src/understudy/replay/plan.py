@@ -55,7 +55,8 @@ class ReplaySettings(Struct, frozen=True, kw_only=True):
         int, option("Maximum number of requests in progress at a time.", "--concurrency", "-j", ge=1)
     ] = 8
     all_roles: Annotated[
-        bool, option("Also turns that the agent program made for itself: warm-ups, summaries.", "--all-roles")
+        bool,
+        option("Also turns that the agent program made for its own purposes: warm-ups, summaries.", "--all-roles"),
     ] = False
     allow_same_family: Annotated[
         bool, option("Also ask teachers about turns of models of their own family.", "--allow-same-family")

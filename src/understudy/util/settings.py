@@ -254,5 +254,6 @@ def require_table(file: Mapping[str, Any], kind: type[Struct], source: str) -> N
     if not any(table in file for table in tables):
         table_names = " or ".join(f"[{table}]" for table in tables)
         raise ConfigError(
-            f"{source}: has no table {table_names}, expected at least one; it has: {', '.join(file) or 'nothing'}"
+            f"{source}: has no table {table_names}, expected at least one; it has: "
+            f"{', '.join(file) or 'nothing'}; add one"
         )

@@ -81,7 +81,7 @@ def ingest(
     all_roles: Annotated[
         bool,
         typer.Option(
-            "--all-roles", help="Also turns that the agent program made for itself: warm-ups, summaries."
+            "--all-roles", help="Also turns that the agent program made for its own purposes: warm-ups, summaries."
         ),
     ] = False,
     jobs: Annotated[
