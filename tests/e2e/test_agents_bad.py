@@ -15,9 +15,11 @@ import pytest
 
 from understudy.agents.acp import make_agent
 from understudy.agents.base import GATEWAY_SOCKET, AgentJob
+from understudy.agents.install import install
 from understudy.agents.packages import AGENT_PACKAGES, AgentPackage
 from understudy.agents.runtimes import node_runtime, python_runtime
 from understudy.config import cache_dir
+from understudy.errors import ConfigError
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
 from understudy.tasks.environment import python_environment
 from understudy.tasks.records import dump
@@ -95,6 +97,17 @@ def test_an_agent_that_did_not_work_has_no_reward(kind: str, cache: Path, tmp_pa
     assert (summary["solved"], summary["unsolved"], summary["infrastructure_failures"]) == (0, 0, 1)
     (failure,) = summary["failures"]
     assert message in failure and "wrote" not in failure
+
+
+def test_a_python_agent_that_cannot_be_fetched_leaves_nothing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    with pytest.raises(ConfigError, match="mini-swe-agent could not be downloaded to the cache"):
+        install("mini-swe-agent", cache)
+    assert [path.name for path in (cache / "mini-swe-agent").iterdir() if path.name != ".lock"] == []
 
 
 @pytest.mark.parametrize("kind", ["silent", "login", "outside"])
