@@ -238,6 +238,7 @@ class Names:
         self.left = _WRITTEN
         self._assigned: dict[str, int] = {}
         self._parameters: set[str] = set()
+        self._imported: set[str] = set()
 
     def learn(self, bodies: list[ast.Module]) -> None:
         """Record all imports, functions and classes, and names that are assigned from others."""
@@ -252,11 +253,13 @@ class Names:
                     for alias in node.names:
                         root = alias.name.partition(".")[0]
                         self.dotted[alias.asname or root] = alias.name if alias.asname else root
+                        self._imported.add(alias.asname or root)
                 case ast.ImportFrom():
                     module = "." * node.level + (node.module or "")
                     for alias in node.names:
                         joined = module + alias.name if module.endswith(".") else f"{module}.{alias.name}"
                         self.dotted[alias.asname or alias.name] = joined
+                        self._imported.add(alias.asname or alias.name)
                 case ast.FunctionDef() | ast.AsyncFunctionDef():
                     self.functions.setdefault(node.name, node)
                 case ast.ClassDef():
@@ -287,9 +290,8 @@ class Names:
                         self.dotted.setdefault(target.id, "sys.modules.each")
 
     def is_variable(self, name: str) -> bool:
-        """Return whether a name is bound to a value that is only known when the code runs."""
-        is_bound = name in self._assigned or name in self._parameters
-        return is_bound and name not in self.dotted and name not in self.constants
+        """Return whether a name is bound by the code itself, and never to what an import gives."""
+        return (name in self._assigned or name in self._parameters) and name not in self._imported
 
     def _bind(self, name: str, value: ast.expr) -> None:
         if isinstance(value, ast.Lambda):

@@ -176,7 +176,7 @@ def test_removed_and_unchanged_lines_are_no_evidence() -> None:
 
 
 READS_MEMORY = (
-    "import ctypes\n\n\ndef name_of(lib, i):\n"
+    "import ctypes\n\n\ndef name_of(lib, i):\n    path = lib.name\n"
     "    at = lib.image(i)\n    path = ctypes.string_at(at)\n    return {}\n"
 )
 OTHER_NAMES = READS_MEMORY.replace("path", "found").replace("at)", "where)").replace("at =", "where =")
