@@ -166,7 +166,8 @@ def make_tasks(
     made_path.parent.mkdir(parents=True, exist_ok=True)
     dump([_with_relative_source(task, made_path) for task in intake.accepted], made_path)
     for task, reason in refused.items():
-        typer.echo(f"{task} did not pass validation: {reason}", err=True)
+        first_line, *_ = reason.split("\n")  # what the tests printed follows, and is in the report of --json
+        typer.echo(f"{task} did not pass validation: {first_line}", err=True)
     report: dict[str, object] = {"path": str(path), "tasks": [task.instance_id for task in intake.accepted]}
     report["refused"] = refused
     if repo is not None:
