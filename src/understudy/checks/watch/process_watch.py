@@ -549,8 +549,7 @@ def watch(
                 return
             looks_at_frame = event == "object.__getattr__" and kind_of(args[0]) is frame_type
             if looks_at_frame and args[0].f_globals is own_globals:
-                # The hook's own frame has nothing of a test, so looking at it is no evidence. Without this return,
-                # the check of such code would raise the same event again, without end.
+                # Looking at the hook's own frame is no evidence. Checking it would raise the same event again.
                 return
             if frame is not None and address(frame.f_code) in own_codes:
                 return  # the hook itself caused the event
