@@ -31,12 +31,11 @@ from understudy.grade.python_source import (
     ParsedSource,
     PythonSource,
     SourceStatement,
-    decode,
 )
 from understudy.grade.scratch import unused_scripts
 from understudy.types import Evidence, Integrity, PytestChecks, SuiteChecks, Task, Verdict
 from understudy.util.diffs import DiffError, parse_diff
-from understudy.util.python_syntax import parse_module
+from understudy.util.python_syntax import decode_source, parse_module
 
 _TEXT_CHARS = 200
 _LINE_CHARS = 4000
@@ -236,7 +235,7 @@ def _is_python(content: bytes) -> bool:
     if len(content) > _MEMBER_BYTES or b"\0" in content[:1024]:
         return False
     try:
-        body = parse_module(decode(content)[0]).body
+        body = parse_module(decode_source(content)[0]).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return any(not isinstance(node, ast.Expr | ast.AnnAssign) for node in body)

@@ -10,16 +10,14 @@ import ast
 import base64
 import binascii
 import codecs
-import io
 import re
-import tokenize
 import unicodedata
 from collections.abc import Callable, Iterator
 from typing import cast
 
 from msgspec import Struct, field
 
-from understudy.util.python_syntax import parse_module, unparse
+from understudy.util.python_syntax import decode_source, parse_module, unparse
 
 MAX_SOURCE_BYTES = 4 << 20
 """Larger sources are not parsed."""
@@ -28,10 +26,6 @@ _FOLDED = 1 << 16  # the longest constant that folding produces
 _WRITTEN = 1 << 20  # the most characters of constants that are written in place of names
 _ALIAS_ROUNDS = 3
 _FAR = 150  # columns beyond which a statement counts as hidden
-_PLAIN_CODECS = frozenset(
-    {"utf-8", "utf-8-sig", "ascii", "iso8859-1", "iso8859-15", "cp1252", "cp1251", "gbk", "gb2312", "gb18030"}
-    | {"euc_jp", "shift_jis", "euc_kr", "big5", "koi8-r", "iso8859-2", "mac-roman"}
-)
 _ROTATED = frozenset({"rot13", "rot_13", "rot-13"})
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _DYNAMIC = "?"
@@ -63,28 +57,11 @@ class PythonSource(Struct):
     names: Names = field(default_factory=lambda: Names())
 
 
-def decode(content: bytes) -> tuple[str, str]:
-    """Return the text of a source file as Python decodes it (PEP 263), and the codec's name if it is an unusual
-    one.
-
-    Bytes that the codec cannot decode are read as Latin-1, so that nothing is left unread.
-    """
-    try:
-        name, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
-        name = codecs.lookup(name).name
-        text = content.decode(name)
-    except (SyntaxError, LookupError, ValueError):
-        return content.decode("latin-1"), "unreadable" if re.match(
-            rb"(?:.*\n)?.*coding[:=]", content[:400]
-        ) else ""
-    return text.removeprefix("\ufeff"), "" if name in _PLAIN_CODECS else name
-
-
 class ParsedSource:
     """A source as modules of statements: one, or the pieces of it that can be parsed."""
 
     def __init__(self, content: bytes) -> None:
-        text, self._odd_encoding = decode(content)
+        text, self._odd_encoding = decode_source(content)
         text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", " ")
         self._lines = text.split("\n")
         self._unparsed: list[tuple[int, str]] = []

@@ -1,4 +1,4 @@
-"""Parsing Python source from several threads, and writing it.
+"""Decoding Python source, parsing it from several threads, and writing it.
 
 CPython 3.11 counts the recursion depth of `ast.parse` once for all threads: when two threads parse at once, either
 may fail with `SystemError: AST constructor recursion depth mismatch`. So all parsing goes through here, one text
@@ -8,12 +8,20 @@ at a time.
 from __future__ import annotations
 
 import ast
+import codecs
 import copy
+import io
+import re
 import sys
 import threading
+import tokenize
 from typing import Any
 
 _parsing = threading.RLock()
+_PLAIN_CODECS = frozenset(
+    {"utf-8", "utf-8-sig", "ascii", "iso8859-1", "iso8859-15", "cp1252", "cp1251", "gbk", "gb2312", "gb18030"}
+    | {"euc_jp", "shift_jis", "euc_kr", "big5", "koi8-r", "iso8859-2", "mac-roman"}
+)
 
 
 def parse_module(source: str | bytes) -> ast.Module:
@@ -62,3 +70,20 @@ class _Writable(ast.NodeTransformer):
         if type(value) is int and value.bit_length() > 3 * sys.int_info.str_digits_check_threshold:
             return ast.Name(hex(value), ast.Load())
         return node
+
+
+def decode_source(content: bytes) -> tuple[str, str]:
+    """Return the text of a source file as Python decodes it (PEP 263), and the codec's name if it is an unusual
+    one.
+
+    Bytes that the codec cannot decode are read as Latin-1, so that nothing is left unread.
+    """
+    try:
+        name, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+        name = codecs.lookup(name).name
+        text = content.decode(name)
+    except (SyntaxError, LookupError, ValueError):
+        return content.decode("latin-1"), "unreadable" if re.match(
+            rb"(?:.*\n)?.*coding[:=]", content[:400]
+        ) else ""
+    return text.removeprefix("\ufeff"), "" if name in _PLAIN_CODECS else name
