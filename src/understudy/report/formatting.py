@@ -90,9 +90,10 @@ def sentence(figures: ReportFigures) -> str:
     first, last, difference = headline.before, headline.after, headline.difference
     assert first.solve_rate is not None and last.solve_rate is not None
     what = "held-out rollouts" if figures.kind == "loop" else "rollouts"
+    compared = "with the first agent" if figures.agents else "before"
     return (
         f"{percent(last.solve_rate.estimate)} of {what} solved ({last.solved} of {last.graded}, {last.label}), "
-        f"{percent(first.solve_rate.estimate)} before ({first.solved} of {first.graded}, {first.label}): "
+        f"{percent(first.solve_rate.estimate)} {compared} ({first.solved} of {first.graded}, {first.label}): "
         f"{points(difference.value)} points, 95 % interval {points(difference.low)} to {points(difference.high)}."
     )
 

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from understudy.errors import ConfigError
 from understudy.report.figures import SolveCounts, compare, compare_by_task, mean_reward, permutation_p_value, rate
+from understudy.report.formatting import sentence
 from understudy.report.read import read_figures, run_locations
 from understudy.report.runs import agent_rows, read_run_figures
 from understudy.util.statistics import MeanEstimate, mean_estimate, wilson
@@ -138,6 +139,12 @@ def test_agents_are_compared_with_that_of_the_first_run(tmp_path: Path):
     assert second.difference is not None and second.difference.high < 0 and second.p_by_task == 2 / 2**6
     same = read_figures([tmp_path / "runs" / "codex", tmp_path / "runs" / "pi"])
     assert same.agents == (), "runs of one agent are not compared by agent"
+    assert "100\u00a0% before (16 of 16, codex)" in sentence(same)
+    compared = sentence(structs.replace(same, agents=(first, second)))
+    assert (
+        "25.0\u00a0% of rollouts solved (4 of 16, pi), 100\u00a0% with the first agent (16 of 16, codex)"
+        in compared
+    )
 
 
 def test_a_directory_that_holds_nothing_is_still_refused(tmp_path: Path):
