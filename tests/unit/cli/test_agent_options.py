@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from understudy.cli.agent_files import option_text
 from understudy.cli.commands.run import RunSettings
 from understudy.cli.options import from_options
 from understudy.cli.settings import AgentRunSettings
@@ -17,10 +18,16 @@ FOR_EVERY_AGENT = {"agents", "max_turns", "timeout"}
 
 
 @pytest.mark.parametrize("name", sorted({*AgentRunSettings.__struct_fields__} - FOR_EVERY_AGENT))
-def test_no_option_of_an_agent_is_dropped_silently(name: str):
-    values: dict[str, Any] = {name: "1"}
+def test_no_option_of_an_agent_is_dropped_silently(name: str, tmp_path: Path):
+    file, skills = tmp_path / "file.json", tmp_path / "skills"
+    file.write_text("{}")
+    (skills / "one").mkdir(parents=True)
+    (skills / "one" / "SKILL.md").write_text("---\nname: one\n---\n")
+    files: dict[str, Any] = {"mcp_config": file, "settings": file, "skills": skills}
+    values: dict[str, Any] = {name: files.get(name, "1")}
     options = AgentRunSettings(**values).options_of("another")
-    assert options == {name.removeprefix("agent_"): "1"}, f"_AGENT_OPTIONS lacks {name}"
+    expected = option_text(name, values[name])
+    assert expected and options == {name.removeprefix("agent_"): expected}, f"the option of {name} is dropped"
 
 
 def test_an_option_of_another_agent_is_refused_with_those_that_have_it():
