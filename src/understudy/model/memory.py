@@ -17,8 +17,11 @@ _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2,
 _HEADER_LIMIT = 100 << 20
 _ADAM = 16
 """Bytes a trained parameter takes: weight, gradient and AdamW's two moments, all in fp32."""
-_ACTIVATIONS = 34
-"""Bytes a token's activations take in a layer, by hidden size: bf16, no attention matrices (arXiv 2205.05198)."""
+_ACTIVATIONS = 36
+"""Bytes that a token's activations take in a layer, by hidden size: two norms with inputs and outputs in fp32, and
+bf16 inputs, queries, keys and values of the attention, before and after the rotation. No attention matrices."""
+_GATED = 8
+"""The same by the intermediate size of a gated feed-forward network: four tensors in bf16."""
 _CHECKPOINT = 2
 """The same if only the input of each layer is kept."""
 _LOGITS = 12
@@ -32,6 +35,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     weight_bytes: int
     layers: int
     hidden: int
+    intermediate: int
     kv_width: int
     vocabulary: int
     context: int
@@ -44,6 +48,7 @@ class MemoryEstimate(Struct, frozen=True, kw_only=True):
     kv_cache: int
     optimizer: int
     activations: int
+    logits: int
 
     @property
     def serving(self) -> int:
@@ -53,7 +58,7 @@ class MemoryEstimate(Struct, frozen=True, kw_only=True):
     @property
     def training(self) -> int:
         """Bytes to make an update."""
-        return self.optimizer + self.activations
+        return self.optimizer + self.activations + self.logits
 
 
 def read_shape(directory: Path) -> ModelShape:
@@ -70,6 +75,7 @@ def read_shape(directory: Path) -> ModelShape:
         head = int(config.get("head_dim") or hidden // heads)
         layers, vocabulary = int(config["num_hidden_layers"]), int(config["vocab_size"])
         context = int(config["max_position_embeddings"])
+        intermediate = _intermediate(config, hidden)
         kv_heads = int(config.get("num_key_value_heads") or heads)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
@@ -91,6 +97,7 @@ def read_shape(directory: Path) -> ModelShape:
         weight_bytes=weight_bytes,
         layers=layers,
         hidden=hidden,
+        intermediate=intermediate,
         kv_width=kv_heads * head,
         vocabulary=vocabulary,
         context=context,
@@ -111,7 +118,8 @@ def estimate_memory(
 
     Keys and values take 2 · layers · kv_width · 2 bytes per token. An adapter of rank r on every linear layer has
     about r · 2 · √(p · n) trained parameters, for p parameters in n matrices, seven per layer; the base keeps the
-    type of its files.
+    type of its files. All tokens are counted as learned; logits of others are not computed, so that with a share
+    of them learned, `logits` is that share.
     """
     trained = shape.parameters
     base = 0
@@ -120,15 +128,27 @@ def estimate_memory(
         matrices = 7 * shape.layers
         trained = round(lora_rank * 2 * math.sqrt(body / matrices) * matrices)
         base = shape.weight_bytes
-    a_layer = shape.hidden * micro_batch_tokens
-    activations = a_layer * _ACTIVATIONS * (1 if checkpointing else shape.layers)
-    activations += a_layer * _CHECKPOINT * shape.layers if checkpointing else 0
+    activations = shape.hidden * _ACTIVATIONS + shape.intermediate * _GATED
+    activations *= 1 if checkpointing else shape.layers
+    activations += shape.hidden * _CHECKPOINT * shape.layers if checkpointing else 0
     return MemoryEstimate(
         weights=shape.weight_bytes,
         kv_cache=2 * 2 * shape.layers * shape.kv_width * context * sequences,
         optimizer=base + trained * _ADAM,
-        activations=activations + micro_batch_tokens * shape.vocabulary * _LOGITS,
+        activations=activations * micro_batch_tokens,
+        logits=micro_batch_tokens * shape.vocabulary * _LOGITS,
     )
+
+
+def _intermediate(config: dict[str, Any], hidden: int) -> int:
+    """Return the width of the feed-forward network that a token passes through; with experts, that of all it
+    uses.
+    """
+    width = int(config.get("intermediate_size") or 4 * hidden)
+    if experts := config.get("num_experts_per_tok"):
+        shared = int(config.get("shared_expert_intermediate_size") or 0)
+        return int(experts) * int(config.get("moe_intermediate_size") or width) + shared
+    return width
 
 
 def _tensors(path: Path) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ import pytest
 
 from understudy.errors import ConfigError
 from understudy.gateway.prices import Price
-from understudy.model.memory import estimate_memory, read_shape
+from understudy.model.memory import ModelShape, estimate_memory, read_shape
 from understudy.run.estimate import estimate, measure
 from understudy.store import Store
 
@@ -83,6 +83,52 @@ def test_memory_is_calculated_of_the_weights_that_are_there(place: Path):
     assert small.optimizer == 16 * shape.parameters and small.weights == shape.weight_bytes
     checkpointed = estimate_memory(shape, context=100, sequences=2, micro_batch_tokens=64, checkpointing=True)
     assert checkpointed.activations < small.activations and checkpointed.serving == small.serving
+
+
+QWEN = {
+    "0.5B": (494_032_768, 24, 896, 4_864, 128),
+    "1.5B": (1_543_714_304, 28, 1_536, 8_960, 256),
+    "7B": (7_615_616_512, 28, 3_584, 18_944, 512),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "checkpointing", "micro_batch_tokens", "peak_gib"),
+    [
+        ("0.5B", None, False, 8192, 24.89),
+        ("0.5B", None, True, 8192, 12.68),
+        ("1.5B", None, True, 16384, 32.90),
+        ("1.5B", 16, True, 16384, 16.86),
+        ("7B", 16, True, 16384, 30.51),
+        ("7B", 16, False, 2048, 29.91),
+    ],
+)
+def test_the_estimate_is_near_the_peaks_that_a_gpu_measured(
+    name: str, rank: int | None, checkpointing: bool, micro_batch_tokens: int, peak_gib: float
+):
+    """The peaks are those of `bench/gpu.py` on an H200; in it a third of the tokens is learned."""
+    parameters, layers, hidden, intermediate, kv_width = QWEN[name]
+    shape = ModelShape(
+        parameters=parameters,
+        weight_bytes=2 * parameters,
+        layers=layers,
+        hidden=hidden,
+        intermediate=intermediate,
+        kv_width=kv_width,
+        vocabulary=151_936,
+        context=32_768,
+    )
+    needed = estimate_memory(
+        shape,
+        context=100,
+        sequences=1,
+        micro_batch_tokens=micro_batch_tokens,
+        lora_rank=rank,
+        checkpointing=checkpointing,
+    )
+    expected = needed.optimizer + needed.activations + needed.logits / 3
+    assert expected / 2**30 == pytest.approx(peak_gib, rel=0.1)
+    assert needed.training > expected
 
 
 def test_a_model_without_weights_or_with_damaged_ones_is_said(place: Path, tmp_path: Path):

@@ -112,7 +112,7 @@ def _print_memory(parameters: int, needed: MemoryEstimate, memory_gib: float | N
         print_json({"parameters": parameters, "bytes": needed, "memory_gib": memory_gib, "fits": fits})
     else:
         sizes = {name: getattr(needed, name) for name in ("weights", "kv_cache", "serving", "optimizer")}
-        sizes |= {name: getattr(needed, name) for name in ("activations", "training")}
+        sizes |= {name: getattr(needed, name) for name in ("activations", "logits", "training")}
         verdicts = {True: "fits", False: "does not fit", None: ""}
         facts = [("parameters", f"{parameters / 1e6:.0f} M")]
         for name, size in sizes.items():

@@ -71,7 +71,11 @@ class SlotCache(Cache):
         With several rows, `length` is 1.
         """
         self._target = (rows, starts, length)
-        self._indexes = None if len(rows) == 1 else (torch.tensor(rows), torch.tensor(starts))
+        self._indexes = None
+        if len(rows) > 1:
+            # On the device of the cache, because every layer would copy them there.
+            device = self._pairs[0][0].device if self._pairs else None
+            self._indexes = (torch.tensor(rows, device=device), torch.tensor(starts, device=device))
         first, last = rows[0], rows[-1]
         # Adjacent rows can be read as a slice, without copying; others must be indexed, which copies them.
         self._row_range = slice(first, last + 1) if list(rows) == [*range(first, last + 1)] else None

@@ -44,7 +44,7 @@ class VLLMPublisher(DiskPublisher):
 
     ways = ("disk", "sleep", "lora")
     version_path = "/weight_info"
-    missing = "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
+    missing = "start vLLM, of version 0.32 or later, with VLLM_SERVER_DEV_MODE=1 in its environment"
     missing_lora = "start vLLM with --enable-lora, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
 
     @property
