@@ -18,7 +18,7 @@ _SKILLS_LIMIT = 1 << 20
 
 def option_text(name: str, value: object) -> str:
     """Return an option's value as text: of a path, the content of its files. Raises ConfigError."""
-    return _READERS.get(name, str)(value)
+    return _READERS[name](value) if isinstance(value, Path) else str(value)
 
 
 def _json_of(flag: str, path: Path) -> str:
@@ -67,4 +67,4 @@ _READERS: Mapping[str, Callable[[Any], str]] = {
     "settings": partial(_json_of, "--settings"),
     "skills": _skills_of,
 }
-"""How the text of an option is read, by the name of its field; of all others it is the value itself."""
+"""How the text of an option whose value is a path is read, by the name of its field."""
