@@ -192,8 +192,9 @@ def _tool_calls(blocks: list[Block] | tuple[Block, ...]) -> list[Block]:
 
 
 def _same_inputs(response: str, logged: str) -> bool:
-    """Return whether inputs are equal, except for defaults that the CLI adds and differences that `_levelled`
-    removes.
+    """Return whether a tool call's arguments in the model's response equal those in the session log.
+
+    Ignored are defaults that the CLI adds, and differences that `_levelled` removes.
     """
     try:
         one, other = _levelled(msgspec.json.decode(response)), _levelled(msgspec.json.decode(logged))

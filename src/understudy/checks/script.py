@@ -118,7 +118,9 @@ async def _judge_script(
     try:
         written = await _written_reward(sandbox, checks.reward_file)
     except ValueError as error:
-        return failed_result(f"the reward that the checks wrote is invalid, expected a number: {error}", log)
+        return failed_result(
+            f"invalid reward: {error}; if the gold patch gets this too, correct the check script", log
+        )
     if written is None and await asyncio.to_thread(_names_reward, checks, hidden):
         return failed_result(f"the checks wrote no reward to {checks.reward_file}, which their files name", log)
     reward = float(done.exit_code == 0) if written is None else written

@@ -86,7 +86,9 @@ class _StoredAction(Struct, kw_only=True, omit_defaults=True):
 
 
 class StoredRenderer:
-    """Renders nodes that were rendered before they were stored."""
+    """The renderer of traces that were read from a store: their nodes are stored as rendered messages, which it
+    decodes.
+    """
 
     def history(self, body: StoredBody) -> list[Message]:
         """Return the node's messages."""

@@ -52,9 +52,14 @@ class ModelMessage(Struct):
         for part in self.content:
             if part.type == "image_url":
                 raise BackendError("At most 0 image(s) may be provided in one prompt.", status=400)
-            if part.type != "text" or part.text is None:
+            if part.type != "text":
                 raise BackendError(
-                    f"unsupported content part of type {part.type!r}; expected text; leave it out", status=400
+                    f"unsupported content part of type {part.type!r}; expected type 'text'; leave the part out",
+                    status=400,
+                )
+            if part.text is None:
+                raise BackendError(
+                    "content part of type 'text' has no text; expected a string in its key 'text'", status=400
                 )
             texts.append(part.text)
         return "\n".join(texts)

@@ -147,11 +147,11 @@ Kind = Literal["run", "runs", "loop", "training"]
 
 
 class Point(Struct, frozen=True, kw_only=True):
-    """One collection of rollouts by one policy: a run, a step of a loop, or an evaluation in it.
+    """A point of a report's charts: the rollouts of one policy in a run, a step of a loop, or an evaluation in it.
 
-    `step` is None outside of a loop. `solved` and `unsolved` count rollouts whose last verdict is a reward of 1,
-    or less. `suspicious` counts those of either whose patch may deceive the grader, `failed` those with an
-    infrastructure failure, `pending` those that have not ended.
+    `step` is None outside of a loop. `solved` counts rollouts whose last verdict has the reward 1, `unsolved` the
+    other graded ones, and `suspicious` graded ones whose patch may deceive the grader. `failed` counts those with
+    an infrastructure failure, `pending` those that have not ended.
 
     `solve_rate` and `reward` are over graded rollouts. `turns` (answered calls), `sampled` (completion tokens) and
     `seconds` are means over graded rollouts, or None if there are none. Tokens, calls and costs are sums over all

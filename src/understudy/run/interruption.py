@@ -26,11 +26,12 @@ exec "$@"
 
 
 class InterruptibleSandbox(ForwardingSandbox):
-    """An open sandbox whose commands can be interrupted: their children, and those that have an argument below
-    `program`, for an agent that is started by our launcher or without it.
+    """An open sandbox whose running commands can be interrupted, as by Ctrl-C (SIGINT).
 
-    A command cannot be reached by another one of the sandbox, which has process numbers of its own, so each is
-    started with a shell that waits for a file.
+    The signal goes to a command's child processes, where an agent runs that our launcher started, and to the
+    command itself if one of its arguments begins with the path `program`, as for an agent without the launcher.
+    Each command has a PID namespace of its own, so no other command can signal it. Therefore it is started by a
+    shell that waits for a file and then sends the signal.
     """
 
     def __init__(self, sandbox: Sandbox, program: str) -> None:

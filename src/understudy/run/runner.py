@@ -106,7 +106,8 @@ class SharedResources:
 class ValidatedTasks(Struct, frozen=True):
     """The usable tasks in their original order, and the refused ones with the reason.
 
-    `protection` says for each usable task how far twins protect its verdicts, and why not further.
+    `protection` says for each usable task whether its verdicts are also checked with twins (rewritten copies of
+    its tests, see docs/grading.md), fully, partly or not, and the reason if not fully.
     """
 
     accepted: list[Task]

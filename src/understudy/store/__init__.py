@@ -65,12 +65,13 @@ class Store:
         A store in a directory that is not writable is opened for reading. `read_only`: nothing is created,
         migrated or written, not even the file's mode, and writes fail. `exclusive`: nobody else may have the store
         open until it is closed; processes that open it meanwhile wait for up to 30 seconds. `waits`: wait for a
-        server that is unavailable now, as happens anyway once the store is open. `wait_s`: wait at most so many
-        seconds for locks of other processes and for the server [default: 30 and 120]. Raises StoreError if there
-        is no store and `create` is false; if it is damaged or not a store; if a newer release wrote it; if its
-        server cannot be used; with `read_only`, if it would have to be migrated; with `exclusive`, if another
-        process has it open; StoreLocked, also from later reads and writes, if another process holds a lock for
-        too long.
+        database's server that is unavailable now; an open store always waits for it. `wait_s`: wait at most so
+        many seconds for locks of other processes and for the server [default: 30 and 120].
+
+        Raises StoreError if there is no usable store: it is missing and `create` is false, it is damaged or not a
+        store, a newer release wrote it, or its server cannot be used; with `read_only` also if it needs a
+        migration, with `exclusive` also if another process has it open. Raises StoreLocked, also later, if
+        another process holds a lock for longer than `wait_s`.
         """
         if isinstance(location, StoreUrl):
             from understudy.store.postgresql import PostgresqlDriver

@@ -225,7 +225,8 @@ def _part(statement: _Statement, workdir: str, *, patched: bool) -> Part:
     if "forbidden" in parts:
         raise _cannot(
             statement,
-            "changes the tree in a way that grading cannot reproduce; expected only installation and tests",
+            "changes the repository with git or patch, which grading cannot reproduce; expected only commands "
+            "that install or test; remove this one",
         )
     if "patch" in parts and len(parts - {"nothing"}) > 1:
         raise _cannot(

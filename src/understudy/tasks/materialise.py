@@ -70,7 +70,7 @@ def relative_path(name: str, where: str) -> PurePosixPath:
     if bad or any(part.lower() == ".git" for part in path.parts):
         raise TaskError(
             f"{where}: invalid path {name!r}; expected a relative path inside the tree, "
-            "without '..', '.git' and NUL"
+            "without '..', '.git' or NUL"
         )
     return path
 

@@ -266,7 +266,9 @@ def _multi_swe_bench(row: DatasetRow, choice: ImageChoice) -> Task:
     """
     org, name, number = row.text("org"), row.text("repo"), row.data.get("number")
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise TaskError(f"number: expected the number of a pull request, got {json_type(number)}")
+        raise TaskError(
+            f"number: expected a positive integer, the number of a pull request, got {str(number)[:80]!r}"
+        )
     for key, value in (("org", org), ("repo", name)):
         if not _REPOSITORY.fullmatch(value):
             raise TaskError(f"{key}: expected letters, digits and ._-, found {value[:80]!r}")

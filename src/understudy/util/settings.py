@@ -235,7 +235,7 @@ def _converted(
 def _decode(kind: type[Any], value: Any) -> Any:
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
-    raise TypeError(f"expected {kind.__name__}, got {value!r}")
+    raise TypeError(f"expected {'a path in quotes' if kind is Path else kind.__name__}, got {value!r}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -137,8 +137,8 @@ class CursorScope:
         self._prefix = f"{digest[:8]}."
 
     def opened(self, query: _S) -> _S:
-        """Return a query with the cursor as the list itself made it. Raises ViewRefused for that of another
-        list.
+        """Return a query without the list's prefix in its cursor. Raises ViewRefused if the cursor came from
+        another list: another path, filter or order.
         """
         cursor: str | None = getattr(query, "cursor", None)
         if cursor is None:

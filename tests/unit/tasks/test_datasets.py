@@ -218,7 +218,7 @@ def test_a_multi_swe_bench_row_becomes_a_task():
         (rebench(repo="a/.."), "repo: expected OWNER/NAME"),
         (rebench(repo="a/etc"), "workdir: expected"),
         (multi(), "log_parser: is missing"),
-        (multi(number="12"), "number: expected the number"),
+        (multi(number="12"), "number: expected a positive integer"),
         (multi(org="../x"), "org: expected letters"),
         (multi(log_parser="parse_log_gotest", f2p_tests={}, n2p_tests=None), "f2p_tests: is empty"),
         (multi(log_parser="parse_log_gotest", resolved_issues="x"), "resolved_issues: expected a list"),

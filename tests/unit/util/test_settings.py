@@ -84,7 +84,7 @@ def test_a_group_that_may_be_none_is_there_when_it_is_asked_for():
         ({"job": {"samples": "many"}}, r"\[job\] samples: expected `int`, got `str`"),
         ({"job": {"rate": 0}}, r"\[job\] rate: expected `float` > 0"),
         ({"job": {"kind": "c"}}, r"\[job\] kind: invalid enum value 'c'; expected one of a, b"),
-        ({"job": {"output_dir": 3}}, r"\[job\] output_dir: expected Path, got 3"),
+        ({"job": {"output_dir": 3}}, r"\[job\] output_dir: expected a path in quotes, got 3"),
     ],
 )
 def test_what_a_file_has_wrong_is_said_with_its_place(file: dict[str, Any], message: str):

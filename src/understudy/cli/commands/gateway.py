@@ -106,8 +106,8 @@ def _database(store: str | None) -> StoreUrl | None:
     location = parse_location(store)
     if not isinstance(location, StoreUrl):
         raise ConfigError(
-            f"--store: {location} is a directory; expected a database, postgresql://USER@HOST/NAME; give a "
-            "directory with --dir"
+            f"--store: expected the URL of a database, postgresql://USER@HOST/NAME, got {store!r}; for a "
+            "directory use --dir"
         )
     return location
 

@@ -380,7 +380,10 @@ class HttpClient:
                 raise BackendError(f"{method} {url}: {error}") from error
             except OSError as error:
                 if begun:
-                    raise BackendError(f"{method} {url}: the response broke off: {self._detail(error)}") from error
+                    raise BackendError(
+                        f"{method} {url}: the response broke off: {self._detail(error)}; see the model server's "
+                        "log: it may have stopped or restarted"
+                    ) from error
                 if pause is None or not self._may_resend(error):
                     raise self._not_served(method, url, error) from error
                 await asyncio.sleep(pause)

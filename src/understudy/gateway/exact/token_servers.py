@@ -55,7 +55,7 @@ class TokenServer(ABC):
         """Sample from `prompt`. With `schema`, the answer satisfies this JSON schema.
 
         `sampling` uses OpenAI's names, all of which are in `parameters`. Raises BackendError, also for an answer
-        whose numbers contradict each other.
+        that does not have one logprob for each token id.
         """
 
 

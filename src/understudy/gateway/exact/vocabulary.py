@@ -81,7 +81,10 @@ class TokenizerVocabulary:
             plain: dict[str, Any] = fields | {"added_tokens": [], "post_processor": None}
             self._plain = tokenizers.Tokenizer.from_str(json.dumps(plain))
         except Exception as error:  # `tokenizers` raises no narrower class
-            raise ConfigError(f"invalid tokenizer.json: {error}; download it from the model again") from error
+            raise ConfigError(
+                f"invalid tokenizer.json: {error}; download it from the model again, or upgrade the "
+                "package tokenizers"
+            ) from error
         vocabulary = self._whole.get_vocab(with_added_tokens=True)
         self._all_ids = frozenset(vocabulary.values())
         self._specials = {token.content: vocabulary[token.content] for token in parts.added_tokens}

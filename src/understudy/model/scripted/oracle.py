@@ -121,7 +121,9 @@ def tool_results(messages: Iterable[ModelMessage]) -> list[Results]:
 
 
 def _work(turn: ChatTurn, changes: Sequence[Change], workdir: str, edit: Editing) -> Work:
-    """Make the changes one by one; those that editing tools cannot make are made in the shell."""
+    """Yield the actions that make the changes: one by one with editing tools, the rest in the shell; the tools'
+    results are sent in. Returns whether all changes were made.
+    """
     tools = turn.toolset
     left = list(changes)
     while left and tools.can_edit:

@@ -210,7 +210,8 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
             return done
         if not self._holder.alive or (code is None and (done.exit_code or 0) < 0):
             raise SandboxLost(
-                f"{argv[0]!r} did not run to its end: the sandbox was closed or killed meanwhile; open a new one"
+                f"{argv[0]!r} did not finish: the sandbox was closed or killed while it ran; check this machine's "
+                "free memory (dmesg names killed processes), then run the same command again"
             )
         if code is None:
             message = done.stderr.decode(errors="replace").strip()[-500:]

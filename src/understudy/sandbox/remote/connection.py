@@ -70,8 +70,8 @@ class WorkerConnection:
                 async with asyncio.timeout(1.0):
                     await self._process.wait()
             raise SandboxError(
-                f"{self._name}: {self._last_words() or error}; check that ssh works without a password, and that "
-                "Understudy is installed there"
+                f"{self._name}: {self._last_words() or error}; check that ssh works without a password, that the "
+                "same release of Understudy is installed there, and that the login shell prints nothing"
             ) from error
         self._tasks += [asyncio.create_task(self._read()), asyncio.create_task(self._keep_alive())]
         self._tasks.append(asyncio.create_task(self._end_when_silent()))
@@ -165,7 +165,7 @@ class WorkerConnection:
             ended = "the connection ended" if self._closing is None else "the connection was closed"
             self._reason = self._reason or ended
         except (RelayBroken, SandboxError, msgspec.DecodeError) as error:
-            self._reason = f"it sent {error}"
+            self._reason = f"it sent {error} (install the same release of Understudy on both machines)"
         finally:
             self._reason = self._reason or "the connection was closed"
             with contextlib.suppress(TimeoutError):  # its last output on stderr says why it ended

@@ -71,6 +71,5 @@ async def read_greeting(reader: asyncio.StreamReader) -> None:
     if content != GREETING:
         text = content[:_NOISE_BYTES].decode(errors="replace")
         raise SandboxError(
-            f"the relay of a sandbox did not start: expected {GREETING!r}, got {text!r}; install Understudy "
-            "there, and check that the login shell prints nothing"
+            f"expected the line {GREETING.decode().strip()!r} from the other machine's relay, got {text!r}"
         )

@@ -116,8 +116,9 @@ def generator_output(ids: Sequence[TrajectoryID], finished: Sequence[_Finished])
     failed = {each.instance_id for each, (rollout, _) in zip(ids, finished, strict=True) if rollout is None}
     if failed.issuperset(each.instance_id for each in ids):
         raise BackendError(
-            f"all {len(failed)} prompts have rollouts that failed for reasons of infrastructure; the warnings "
-            "before have the reasons, and `understudy show --dir` with a rollout's directory the details"
+            f"no prompt is left to train on: each of the {len(failed)} has a rollout that failed because of a "
+            "server, a sandbox or the configuration; fix what the warnings above report (details: understudy show "
+            "--dir ROLLOUT_DIRECTORY), then start the training again"
         )
     rows: list[tuple[verl.VerlRow, float, TrajectoryID, bool, float, str]] = []
     for each, (rollout, seconds) in zip(ids, finished, strict=True):
