@@ -217,9 +217,7 @@ def _encode_ratio(value: Any) -> Any:
 
 
 def _encode_moment(value: Any) -> Any:
-    """Return the encoding of a value of `datetime`. One with a time zone is encoded in UTC, in which such values
-    are compared.
-    """
+    """Return the encoding of a value of `datetime`; with a time zone in UTC, in which such values are compared."""
     library = sys.modules.get("datetime")
     if library is None:
         return None
@@ -323,36 +321,37 @@ _write: Any = None
 _node = ""
 
 
-_counts: "dict[tuple[str, int], int]" = {}
-# by site, for the running test: the number of observations, and the sum of their digests
-_rest: "dict[int, list[int]]" = {}
+def _reporting() -> "tuple[Callable[..., None], Callable[[], None], Callable[[int], int]]":
+    """Return functions that report an observation, report the ending test's later ones, and count a site's.
 
-
-def _report(site: int, *saw: Any) -> None:
-    count = _counts[_node, site] = _counts.get((_node, site), 0) + 1
-    if count <= _MOST_REPORTS:
-        _write(node=_node, site=site, saw=list(saw))
-        return
-    content = _coarse(saw[1]) if saw[0] == "value" else saw
-    digest = hashlib.sha256(json.dumps(content).encode()).digest()
-    rest = _rest.setdefault(site, [0, 0])
-    rest[0] += 1
-    rest[1] = (rest[1] + int.from_bytes(digest[:8], "big")) % (1 << 64)
-
-
-def _report_rest() -> None:
-    """Report the ending test's observations after the first ones, as a count and a sum of digests, independent of
-    order.
+    Counters and limit are variables here: tested code would find a module's. Later observations are reported as a
+    count and a sum of digests, independent of order.
     """
-    for site, (count, total) in sorted(_rest.items()):
-        _write(node=_node, site=site, saw=["rest", count, hex(total)])
-    _rest.clear()
+    counts, left, most = cast("dict[tuple[str, int], int]", {}), cast("dict[int, list[int]]", {}), _MOST_REPORTS
+
+    def report(site: int, *saw: Any) -> None:
+        counts[_node, site] = counts.get((_node, site), 0) + 1
+        if counts[_node, site] <= most:
+            return _write(node=_node, site=site, saw=list(saw))
+        content = _coarse(saw[1]) if saw[0] == "value" else saw
+        digest = hashlib.sha256(json.dumps(content).encode()).digest()
+        rest = left.setdefault(site, [0, 0])
+        rest[0] += 1
+        rest[1] = (rest[1] + int.from_bytes(digest[:8], "big")) % (1 << 64)
+
+    def report_rest() -> None:
+        for site, (count, total) in sorted(left.items()):
+            _write(node=_node, site=site, saw=["rest", count, hex(total)])
+        left.clear()
+
+    return report, report_rest, lambda site: counts.get((_node, site), 0)
+
+
+_report, _report_rest, _count = _reporting()
 
 
 def _coarse(encoded: Any) -> Any:
-    """Return a coarser form of an encoded value, in which values that the judge treats as equal are mostly the
-    same.
-    """
+    """Return a coarser form of an encoded value, mostly the same for values that the judge treats as equal."""
     if isinstance(encoded, dict):
         fields = cast("dict[str, Any]", encoded)
         return {name: _coarse(fields[name]) for name in sorted(fields)}
@@ -402,7 +401,7 @@ def pair(site: int, name: str, left: Any, right: Any) -> None:
 def result(site: int, name: str, left: Any, right: Any) -> Any:
     """Return the result of a comparison. The first ones of a test are reported, if they are truth values."""
     saw = _OPERATORS[name](left, right)
-    if (saw is True or saw is False) and _counts.get((_node, site), 0) < _MOST_RESULTS and _write is not None:
+    if (saw is True or saw is False) and _count(site) < _MOST_RESULTS and _write is not None:
         _report(site, "result", encode(left, _MOST_COMPARED), encode(right, _MOST_COMPARED), int(saw))
     return saw
 

@@ -27,7 +27,17 @@ from understudy.checks.pytest_checks import PLUGIN_MOUNT, deciding_files, parse_
 from understudy.checks.twin_compared import NUMBERS
 from understudy.checks.twin_exposure import ReadableValues
 from understudy.checks.twin_ids import DecidingTests, deciding_tests, function_of, names_of_tests
-from understudy.checks.twin_judge import DIGESTED, Observation, decode, holds, is_rest, judge, load, without_rest
+from understudy.checks.twin_judge import (
+    DIGESTED,
+    Observation,
+    decode,
+    holds,
+    is_rest,
+    judge,
+    load,
+    raised_by_gold,
+    without_rest,
+)
 from understudy.checks.twin_neutral import by_own_names
 from understudy.checks.twin_secrets import is_read, secret_bits
 from understudy.checks.twins import IMPORT, TwinSite, write_version
@@ -449,14 +459,24 @@ def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: 
     """
     forged: list[Evidence] = []
     unmet: list[Evidence] = []
+    gold = {
+        node: {number: json.loads(text) for number, text in twin.gold.items()}
+        for node, twin in options.twins.items()
+    }
     for run in runs:
+        raised = raised_by_gold(
+            (run.sites[number], observed)
+            for each in gold.values()
+            for number, observed in each.items()
+            if number in run.sites
+        )
         for node, twin in options.twins.items():
             if function_of(node) in run.emptied:
                 continue
             seen, outcome = run.seen.get(twin.name, {}), run.outcomes.get(twin.name, "missing")
             judged = {
-                number: judge(run.sites[number], json.loads(text), seen.get(number, []))
-                for number, text in twin.gold.items()
+                number: judge(run.sites[number], observed, seen.get(number, []), raised)
+                for number, observed in gold[node].items()
                 if number in run.sites
             }
             wrong = sum(each == "contradicts" for each in judged.values())
@@ -516,6 +536,8 @@ def protection_of(task: Task, options: GradingOptions) -> tuple[Protection, str]
 
 
 def _protection_by_twins(task: Task, options: GradingOptions) -> tuple[Protection, str]:
+    if options.twins and not options.twin_bits:
+        return "none", "the tested code can read or guess all that the tests expect"
     if isinstance(task.checks, ScriptChecks):
         unknown = options.usual_events is None and not options.walled
         if options.twins:
@@ -531,8 +553,7 @@ def _protection_by_twins(task: Task, options: GradingOptions) -> tuple[Protectio
         return ("partial" if options.twins else "none"), reason
     if options.twin_bits < _ENOUGH_BITS:
         times = math.ceil(2**options.twin_bits)
-        guess = f"a guess at what the tests expect is right once in {times} times"
-        return "partial", guess if times > 1 else "the tested code can read or guess all that the tests expect"
+        return "partial", f"a guess at what the tests expect is right once in {times} times"
     if exposed := [id for id in deciding if nodes[id] in options.partial_twins]:
         some = f"{len(exposed)} of {len(deciding)} deciding tests"
         return "partial", f"{some} have expectations that the tested code can read or force, as {exposed[0]}"

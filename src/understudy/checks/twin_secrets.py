@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from understudy.checks.twin_driver import encode
 from understudy.checks.twin_exposure import ReadableValues
-from understudy.checks.twin_judge import Observation, holds
+from understudy.checks.twin_judge import Observation, holds, satisfies
 from understudy.checks.twins import TwinSite
 from understudy.util.python_syntax import parse_literal
 
@@ -29,12 +29,15 @@ def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], read
     """Return the binary logarithm of the number of guesses at what sites expect, for code that forces the results.
 
     Equal expectations are guessed once. A truth value counts only where a function must return both values, and
-    then once; a relation counts only where no single return value of the function satisfies all relations.
+    then once; a relation counts only where no single return value of the function satisfies all relations, and an
+    exception only where no single one satisfies all sites that expect one.
     """
     changed = 0.0
     values: dict[str, float] = {}
     outcomes: dict[str, set[str]] = {}
     relations: dict[str, list[TwinSite]] = {}
+    raising: dict[str, TwinSite] = {}
+    raised: list[list[str]] = []
     for site, gold in observed:
         if site.changeable:
             changed += 1.0
@@ -51,14 +54,18 @@ def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], read
                     values[text] = value_bits(each[1], readable)
         elif site.operation == "compare":
             relations.setdefault(site.subject, []).append(site)
-        elif site.operation in ("raises", "warns"):
-            values[f"{site.operation} {site.expected}"] = 1.0
+        elif site.operation in ("raises", "warns"):  # any number of warnings may be emitted, but one exception
+            if site.operation == "raises":
+                raising[site.expected] = site
+                raised += [each[1] for each in gold]
             values[f"match {site.operator}"] = _needle_bits(site.operator, readable)
     both = sum(len(seen) > 1 for seen in outcomes.values())
+    one_suffices = any(all(satisfies(site, kinds) for site in raising.values()) for kinds in raised)
     return (
         changed
         + sum(values.values())
         + both
+        + (0.0 if one_suffices else float(len(raising)))
         + sum(_relation_bits(sites, readable) for sites in relations.values())
     )
 

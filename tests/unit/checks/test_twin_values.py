@@ -11,6 +11,7 @@ import decimal
 import enum
 import fractions
 import ipaddress
+import itertools
 import pathlib
 import re
 import sys
@@ -303,7 +304,7 @@ def test_inequality_is_judged_for_distinct_equal_and_opaque_values(left: Any, ri
     ("gold", "observed", "judgement"),
     [
         ([1, 2, 3], [2, 3, 1], "agrees"),
-        ([3, 3, 3], [3], "agrees"),
+        ([3, 3, 3], [3], "unclear"),
         ([3], [3, 3, 3], "agrees"),
         ([1, 2], [1, 2, 2, 1], "agrees"),
         ([1, 2, 3], [1, 2], "unclear"),
@@ -336,6 +337,9 @@ def test_count_assertions_compare_elements_in_any_order(one: Any, other: Any, ju
     assert judge(TwinSite("count"), value(one), value(other)) == judgement
 
 
+NODES = itertools.count()
+
+
 def observe(text: str, **names: Any) -> tuple[dict[int, TwinSite], dict[int, list[Observation]]]:
     """The sites of a test's body, and what they send."""
     version = write_version("def test_it():\n    " + text + "\n")
@@ -349,7 +353,7 @@ def observe(text: str, **names: Any) -> tuple[dict[int, TwinSite], dict[int, lis
     before = sys.modules.get("understudy_sites"), twin_driver.__dict__["_write"]
     sys.modules["understudy_sites"] = twin_driver
     twin_driver.__dict__["_write"] = write
-    twin_driver.__dict__["_counts"].clear()
+    twin_driver.__dict__["_node"] = f"test {next(NODES)}"
     try:
         scope: dict[str, Any] = {"__name__": "version", **names}
         exec(compile(version.source, "version.py", "exec"), scope)  # our own text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +18,7 @@ from understudy.checks import twin_driver
 from understudy.checks.base import GradingOptions, TwinTest
 from understudy.checks.twin_driver import encode
 from understudy.checks.twin_exposure import ReadableValues
-from understudy.checks.twin_judge import Observation, decode, holds, judge, load
+from understudy.checks.twin_judge import Observation, decode, holds, judge, load, raised_by_gold
 from understudy.checks.twin_run import VersionRun, judge_twins, protection_of
 from understudy.checks.twin_secrets import secret_bits
 from understudy.checks.twins import TwinSite, TwinVersion, write_version
@@ -110,6 +112,10 @@ METHODS = {
 }
 
 
+NODES = itertools.count()
+"""Numbers that make names of tests: the driver counts the observations of each test."""
+
+
 def source_of(name: str) -> str:
     if name in TESTS:
         return f"{PREAMBLE}\ndef test_it():\n    {TESTS[name]}\n"
@@ -152,7 +158,7 @@ def observed(
     monkeypatch.setattr(
         twin_driver, "_write", lambda node, site, saw: observations.setdefault(site, []).append(saw)
     )
-    monkeypatch.setattr(twin_driver, "_counts", {})
+    monkeypatch.setattr(twin_driver, "_node", f"test {next(NODES)}")
     scope: dict[str, Any] = {"__name__": "version"}
     exec(compile(version.source, "version.py", "exec"), scope)  # our own text
     scope |= replaced
@@ -459,12 +465,12 @@ def test_all_tests_that_fail_their_versions_are_named_with_bounded_evidence():
 def observed_by(values: Iterable[Any], path: Path) -> list[Observation]:
     """What a site is reported to have observed in one test."""
     path.unlink(missing_ok=True)
-    vars(twin_driver)["_counts"].clear()
+    name = f"test_{next(NODES)}"
     twin_driver.record(str(path))
-    with twin_driver.running("t.py", "test_many"):
+    with twin_driver.running("t.py", name):
         for value in values:
             twin_driver.send(3, value)
-    return load(path.read_bytes())["t.py::test_many"][3]
+    return load(path.read_bytes())[f"t.py::{name}"][3]
 
 
 def test_observations_beyond_the_limit_are_compared_by_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -478,6 +484,69 @@ def test_observations_beyond_the_limit_are_compared_by_a_digest(tmp_path: Path, 
     assert holds(site, gold, observed_by([*others[:1500], *reversed(others[1500:])], path))
     for wrong in ([*values[:-1], {"x": 3}], values[:-1], [*values, values[0]], values[:1000]):
         assert judge(site, gold, observed_by(wrong, path)) == "unclear"
+
+
+REPORTED = {
+    "equal": (TwinSite("equal"), ["value", ["i", "0x2"]]),
+    "compare": (TwinSite("compare", "3", "<"), ["value", ["i", "0x2"]]),
+    "truth": (TwinSite("truth"), ["truth", 1]),
+    "pair": (TwinSite("pair", operator="=="), ["pair", ["i", "0x2"], ["i", "0x2"], 1]),
+    "isinstance": (TwinSite("isinstance", "['int']"), ["kind", ["int", "object"], []]),
+    "raises": (RAISES, ["kind", ["LookupError", "Exception"], "bad"]),
+    "warns": (TwinSite("warns", "['UserWarning']"), ["warnings", [[["UserWarning"], "bad"]]]),
+    "calls": (TwinSite("calls", operator="never"), ["calls", []]),
+}
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_observations_that_are_missing_or_said_to_be_too_many_prove_nothing(name: str):
+    site, seen = REPORTED[name]
+    site = replace(site, expected="['LookupError']") if site is RAISES else site
+    rest: Observation = ["rest", 5, "0x0"]
+    assert holds(site, [seen] * 2, [seen] * 2)
+    assert holds(site, [seen, rest], [seen, rest])
+    for reported in ([], [rest], [seen], [seen, rest], [seen, seen, rest]):
+        assert judge(site, [seen] * 2, reported) == "unclear"
+    for reported in ([seen], [rest], [seen, ["rest", 4, "0x0"]]):
+        assert judge(site, [seen, rest], reported) == "unclear"
+
+
+def test_tested_code_that_changes_what_the_driver_module_holds_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(twin_driver, "_write", None)
+    monkeypatch.setattr(twin_driver, "_MOST_REPORTS", 0)
+    assert len(observed_by([1, 2, 3], tmp_path / "report")) == 3
+    counters = [
+        n for n, value in vars(twin_driver).items() if n.islower() and isinstance(value, dict) and n[:2] != "__"
+    ]
+    assert counters == []
+
+
+def test_an_exception_of_several_expected_classes_passes_none():
+    sites = {n: TwinSite("raises", f"['{name}']") for n, name in enumerate(("ValueError", "KeyError"))}
+    kinds = {0: ["ValueError", "Exception"], 1: ["KeyError", "LookupError", "Exception"]}
+    gold = {n: [["kind", kinds[n], ""]] for n in sites}
+    options = GradingOptions(twins={"b": TwinTest("a", {n: json.dumps(gold[n]) for n in sites})})
+    both = [["kind", ["Refused", *kinds[0], *kinds[1]], ""]]
+    for seen, status in ((gold, "clean"), (dict.fromkeys(sites, both), "suspicious")):
+        run = VersionRun(sites, {"a": "passed"}, {"a": seen}, 0, False, "")
+        assert judge_twins(options, [run], 5).integrity.status == status
+    related = raised_by_gold(
+        [(sites[0], [["kind", ["Own", *kinds[0]], ""]]), (replace(RAISES, expected="['Own']"), [])]
+    )
+    assert not related.combines(["Own", "ValueError"])  # as the gold patch's own
+
+
+def test_expected_exceptions_count_bits_only_if_no_single_one_suffices():
+    def worth(*raised: tuple[str, list[str]]) -> float:
+        seen = [(replace(RAISES, expected=repr([name])), [["kind", kinds, ""]]) for name, kinds in raised]
+        return secret_bits(seen, NOTHING)
+
+    value, key = ("ValueError", ["ValueError"]), ("KeyError", ["KeyError", "LookupError"])
+    assert worth(value, value) == 0
+    assert worth(key, ("LookupError", ["LookupError"])) == 0
+    assert worth(value, key) == 2
 
 
 def test_protection_reports_what_is_missing():
@@ -495,11 +564,11 @@ def test_protection_reports_what_is_missing():
         "a guess at what the tests expect is right once in 8 times",
     )
     assert protection_of(task, GradingOptions(twins=both)) == (
-        "partial",
+        "none",
         "the tested code can read or guess all that the tests expect",
     )
     one = {"test_calc.py::test_shift": TwinTest("", {0: "[]"})}
-    assert protection_of(task, GradingOptions(twins=one)) == (
+    assert protection_of(task, GradingOptions(twins=one, twin_bits=20)) == (
         "partial",
         "1 of 2 deciding tests have no twins, as test_calc.py::test_same",
     )
