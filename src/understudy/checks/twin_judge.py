@@ -333,6 +333,23 @@ def _values(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observat
     return "agrees" if all(any(_agree(site, then, now) for now in actual) for then in expected) else "unclear"
 
 
+_VALUES = DIGESTED | {"approx"}
+
+
+def is_reordered(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observation]) -> bool:
+    """Return whether values that agree came in another order, or more often, than with the gold patch.
+
+    Tested code that knows which values a loop expects, but not which of them belongs to which input, has them in
+    another order.
+    """
+    if site.operation not in _VALUES:
+        return False
+    expected, actual = ([decode(each[1]) for each in without_rest(observed)] for observed in (gold, seen))
+    one_value = bool(expected) and all(_agree(site, expected[0], each) for each in (*expected, *actual))
+    pairs = zip(expected, actual, strict=False)
+    return not one_value and (len(actual) != len(expected) or not all(_agree(site, *pair) for pair in pairs))
+
+
 def _agree(site: TwinSite, expected: Any, actual: Any) -> bool:
     match site.operation:
         case "same":

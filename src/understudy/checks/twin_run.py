@@ -32,6 +32,7 @@ from understudy.checks.twin_judge import (
     Observation,
     decode,
     holds,
+    is_reordered,
     is_rest,
     judge,
     load,
@@ -443,11 +444,13 @@ def draw_versions(tests: DecidingTests, options: GradingOptions) -> list[Written
 class TwinJudgement(Struct, frozen=True):
     """The judgement of a patch by its versions: its integrity, and all nodes of which a version failed.
 
-    `integrity` lists only the first pieces of evidence.
+    `integrity` lists only the first pieces of evidence. `reordered` are the nodes that observed expected values
+    in another order than the gold patch.
     """
 
     integrity: Integrity
     failed: frozenset[str] = frozenset()
+    reordered: frozenset[str] = frozenset()
 
 
 def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: float) -> TwinJudgement:
@@ -459,6 +462,7 @@ def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: 
     """
     forged: list[Evidence] = []
     unmet: list[Evidence] = []
+    reordered: set[str] = set()
     gold = {
         node: {number: json.loads(text) for number, text in twin.gold.items()}
         for node, twin in options.twins.items()
@@ -491,8 +495,10 @@ def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: 
                 text = f"{outcome}; {missing} of {len(twin.gold)} assertions were not reached"
                 text += f", {unclear} observed what cannot be compared" if unclear else ""
                 unmet.append(Evidence("version", node, text=text))
+            elif any(is_reordered(run.sites[number], gold[node][number], seen[number]) for number in reached):
+                reordered.add(node)
     failed = frozenset(evidence.path for evidence in (*forged, *unmet))
-    return TwinJudgement(_integrity_of(runs, forged, unmet, timeout_s), failed)
+    return TwinJudgement(_integrity_of(runs, forged, unmet, timeout_s), failed, frozenset(reordered))
 
 
 def _integrity_of(
@@ -520,11 +526,21 @@ def _integrity_of(
     return Integrity()
 
 
-def protection_of(task: Task, options: GradingOptions) -> tuple[Protection, str]:
+def protection_of(
+    task: Task, options: GradingOptions, reordered: frozenset[str] = frozenset()
+) -> tuple[Protection, str]:
     """Return how far twins protect a task's verdicts, and the reasons why not further, including that nothing is
     watched.
+
+    Of a patch's verdict, `reordered` are the tests that observed expected values in another order than the gold
+    patch. That is honest where order does not matter, but says less.
     """
     protection, reason = _protection_by_twins(task, options)
+    if reordered and protection == "twins":
+        some = f"{len(reordered)} of {len(options.twins)} deciding tests"
+        example = min(reordered)
+        reason = f"{some} observed the expected values in another order than with the gold patch, as {example}"
+        protection = "partial"
     usual = options.usual_events or ()
     watched = options.usual_events is not None and options.watched and "watch-missing " not in usual
     watched = watched and (options.sealed or isinstance(task.checks, ScriptChecks))

@@ -67,6 +67,7 @@ async def grade(
     or SandboxError when the patch could not be graded: that is never a reward.
     """
     gated = await asyncio.to_thread(gate, patch, prepared.task, prepared.tree)
+    reordered: frozenset[str] = frozenset()
     if gated.refused:
         verdict = Verdict(reward=0.0, reason=f"patch refused: {gated.refused}", applied=False)
     elif not gated.patch:
@@ -82,11 +83,12 @@ async def grade(
             if isinstance(judgement, TwinJudgement) and _fails_all(prepared, judgement):
                 judgement = await _ask_again(prepared, gated, judgement, sandboxes, environment)
             verdict = _confirmed(verdict, judgement)
+            reordered = judgement.reordered if isinstance(judgement, TwinJudgement) else reordered
     if verdict.integrity.status != "forged":
         integrity = await asyncio.to_thread(audit, patch, prepared.task, gated, verdict, prepared.tree)
         if integrity.evidence != verdict.integrity.evidence:  # otherwise the verdict's own reason is the clearest
             verdict = replace(verdict, integrity=integrity)
-    protection, unprotected = protection_of(prepared.task, prepared.options)
+    protection, unprotected = protection_of(prepared.task, prepared.options, reordered)
     return replace(
         verdict,
         protection=protection,

@@ -549,6 +549,30 @@ def test_expected_exceptions_count_bits_only_if_no_single_one_suffices():
     assert worth(value, key) == 2
 
 
+@pytest.mark.parametrize(
+    ("gold", "seen", "protection"),
+    [
+        ([3, 1, 2], [3, 1, 2], "twins"),
+        ([3, 1, 2], [1, 2, 3], "partial"),
+        ([3, 1, 2], [3, 1, 2, 3], "partial"),
+        ([3, 3], [3, 3, 3], "twins"),
+    ],
+)
+def test_expected_values_in_another_order_lower_the_protection(gold: list[int], seen: list[int], protection: str):
+    then, now = ([["value", ["i", hex(number)]] for number in numbers] for numbers in (gold, seen))
+    node = "test_calc.py::test_shift"
+    twins = {node: TwinTest("a", {3: json.dumps(then)}), "test_calc.py::test_same": TwinTest("b", {})}
+    options = GradingOptions(twins=twins, twin_bits=20)
+    outcomes: dict[str, TestOutcome] = {"a": "passed", "b": "passed"}
+    run = VersionRun({3: TwinSite("equal")}, outcomes, {"a": {3: now}}, 0, False, "")
+    judgement = judge_twins(options, [run], 5)
+    assert judgement.integrity.status == "clean"
+    level, reason = protection_of(calc_task(), options, judgement.reordered)
+    assert level == protection and (
+        level == "twins" or f"in another order than with the gold patch, as {node}" in reason
+    )
+
+
 def test_protection_reports_what_is_missing():
     task = calc_task()
     both = dict.fromkeys(("test_calc.py::test_shift", "test_calc.py::test_same"), TwinTest("", {0: "[]"}))
