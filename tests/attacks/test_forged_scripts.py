@@ -152,4 +152,8 @@ async def test_an_honest_patch_is_rewarded_and_clean(
 ):
     verdict = await graded(validated, HONEST, sandboxes, environment)
     assert (verdict.reward, verdict.integrity.status) == (1.0, "clean"), verdict
-    assert verdict.protection == "partial", verdict.unprotected
+    # a script that compares without asserting keeps all that it expects where tested code can read it
+    checks = validated.task.checks
+    assert isinstance(checks, ScriptChecks) and isinstance(checks.source, Files)
+    compares_only = COUNTS in checks.source.files.values()
+    assert verdict.protection == ("none" if compares_only else "partial"), verdict.unprotected
