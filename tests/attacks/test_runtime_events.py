@@ -576,7 +576,8 @@ async def test_what_packages_do_is_no_evidence(
     text = HONEST + RIGHT.replace("    return", "    show()\n    return")
     verdict = await graded(prepared, text, sandboxes, environment)
     assert verdict.reward == 1.0, verdict
-    assert not rules(verdict) & set(REASONS), verdict.integrity
+    # Programs are usual where the gold patch's run starts them.
+    assert rules(verdict) & set(REASONS) == {"program-started"}, verdict.integrity
 
 
 async def test_what_the_gold_patch_does_too_is_usual_and_the_rest_counts_only_after_validation(

@@ -69,3 +69,17 @@ async def test_the_patch_is_taken_when_the_agent_closed_its_scratch_places(
     finally:
         await sandbox.close()
     assert b"+x = 2" in patch and not patch.startswith(NO_PATCH)
+
+
+async def test_devices_keep_no_notes_for_other_sandboxes(sandboxes: Sandboxes, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    sandbox = await sandboxes.open(SandboxSpec(tree=tmp_path / "tree"))
+    script = (
+        "for name in full null random tty urandom zero; do touch -c /dev/$name && echo changed $name; done\n"
+        "echo gone >/dev/null && head -c 4 /dev/urandom | wc -c"
+    )
+    try:
+        done = await sandbox.run(["sh", "-c", script], timeout_s=10)
+    finally:
+        await sandbox.close()
+    assert (done.stdout, done.stderr.count(b"Read-only file system")) == (b"4\n", 6), done

@@ -5,15 +5,17 @@ The hook does what their events ask for, so that no reference leads from here to
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-CREATE_BUILTIN = "understudy.create_builtin"
-EXIT = "understudy.exit"
-"""The events."""
+    from understudy.checks.watch.audit_events import CREATE_BUILTIN, EXIT, FORK_EXEC
+else:
+    from audit_events import CREATE_BUILTIN, EXIT, FORK_EXEC
 
 
 def create_audited(spec: Any) -> Any:
@@ -28,6 +30,64 @@ def create_audited(spec: Any) -> Any:
 def exit_audited(status: int, audit: Any = sys.audit, event: str = EXIT) -> Any:
     """Replaces `os._exit`, which raises no audit event; works even while modules are torn down."""
     audit(event, status)
+
+
+def fork_exec_audited(*arguments: Any) -> int:
+    """Replaces `_posixsubprocess.fork_exec`: the hook reports the program, then gives the function that starts
+    it.
+    """
+    given: list[Any] = []
+    sys.audit(FORK_EXEC, arguments, given)
+    return given[0](*arguments)
+
+
+def replace_fork_exec() -> Callable[..., int]:
+    """Replace `_posixsubprocess.fork_exec`; return the function that it was."""
+    import _posixsubprocess
+
+    module: Any = _posixsubprocess
+    start, module.fork_exec = module.fork_exec, fork_exec_audited
+    subprocess: Any = sys.modules.get("subprocess")
+    if hasattr(subprocess, "_fork_exec"):  # since Python 3.11
+        subprocess._fork_exec = fork_exec_audited
+    return start
+
+
+def program_namer(installed_in: tuple[str, ...], base: str) -> Callable[[str, Any], frozenset[str]]:
+    """Return a function from an audit event and its arguments to the programs that it may start: names of
+    installed ones, "-" for any other, and "NAME?" for one that is not there (yet).
+
+    `installed_in` are the directories of installed programs, `base` is that of the tree.
+    """
+    # The hook uses what tested code could replace in modules or builtins only as it is bound here.
+    stat, octets, string, kind_of = os.stat, bytes, str, type
+    no_names: frozenset[str] = frozenset()
+    sequences, missing, places = (tuple, list), (OSError, ValueError), (*installed_in, "/bin/", "/sbin/")
+
+    def programs(event: str, args: Any) -> frozenset[str]:
+        if event == "os.system":
+            return no_names | {"sh"}
+        paths = (args[0],)
+        if event == FORK_EXEC:
+            paths = args[0][1] if kind_of(args[0][1]) in sequences else (None,)
+        found = no_names
+        for path in paths:
+            text = path.decode("utf-8", "surrogateescape") if kind_of(path) is octets else path
+            if kind_of(text) is not string or text[:1] != "/":
+                found |= {"-"}
+                continue
+            installed = text.startswith(places) and "/../" not in text and not text.startswith(base)
+            name = text.rpartition("/")[2].replace(" ", "_")
+            try:
+                stat(text)
+            except missing:
+                if not installed:
+                    found |= {name + "?"}
+                continue
+            found |= {name if installed else "-"}
+        return found
+
+    return programs
 
 
 def find_sha256() -> Any:

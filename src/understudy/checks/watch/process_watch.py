@@ -22,36 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from understudy.checks.watch.audited_functions import (
-        CREATE_BUILTIN,
-        EXIT,
-        create_audited,
-        exit_audited,
-        find_sha256,
-    )
+    from understudy.checks.watch import audit_events, audited_functions
     from understudy.checks.watch.code_owners import CodeOwners
 else:
-    from audited_functions import CREATE_BUILTIN, EXIT, create_audited, exit_audited, find_sha256
+    import audit_events
+    import audited_functions
 
 _MOST_EVENTS = 200
 _AF_VSOCK = 40
-UNSEEN = frozenset(("readline", "_xxsubinterpreters", "_interpreters", "_testcapi", "_testinternalcapi"))
-"""Modules that open files, or run code in other interpreters, without the hook being asked."""
-TESTS_ENDED = "understudy.tests_ended"
-_PROGRAM_ENDED = "understudy.program_ended"
-"""Events of ours."""
-_EVENTS = """
-    open os.link os.remove os.rename os.symlink os.truncate os.kill os.killpg object.__setattr__ object.__getattr__
-    gc.get_objects gc.get_referents gc.get_referrers
-    ctypes.PyObj_FromPtr ctypes.cdata ctypes.dlopen ctypes.dlsym ctypes.string_at
-    sys.settrace sys.setprofile sys.monitoring.register_callback sys.addaudithook
-    sys._current_frames sys._current_exceptions compile code.__new__ function.__new__ socket.__new__ import
-    cpython.PyInterpreterState_New cpython.PyInterpreterState_Clear
-"""
-_WORKERS = frozenset((("multiprocessing.spawn", "spawn_main"), ("multiprocessing.forkserver", "main")))
-"""The names in the programs with which multiprocessing starts Pythons."""
-_WATCHED = frozenset(_EVENTS.split()) | {TESTS_ENDED, _PROGRAM_ENDED, CREATE_BUILTIN, EXIT}
-"""The audit events that are looked at; all others, as most imports and opened files, cost one look-up."""
 
 
 def watch(
@@ -85,16 +63,18 @@ def watch(
     # the interpreter's list of hooks refers to the hook, because who holds one of its functions could change all
     # others.
     runner, pytest_directory = owners.runner, owners.pytest_directory
-    libraries, from_tree, digest, secret = owners.libraries, owners.from_tree, find_sha256(), os.urandom(16).hex()
+    libraries, from_tree = owners.libraries, owners.from_tree
+    digest, secret = audited_functions.find_sha256(), os.urandom(16).hex()
     write, stat, fstat, getpid = os.write, os.stat, os.fstat, os.getpid
     open_file, read_file, close_file, compile_text = os.open, os.read, os.close, compile
-    workers = _WORKERS
+    workers = audit_events.WORKERS
     getframe, thread_id = sys._getframe, _thread.get_ident  # pyright: ignore[reportPrivateUsage]
     string, octets, integer, truth, kind_of, function, size = str, bytes, int, bool, type, type(watch), len
     isinstance_of = isinstance
-    watched, most_events, machine_family, unseen = _WATCHED, _MOST_EVENTS, _AF_VSOCK, UNSEEN | {"_imp", "posix"}
-    tests_ended, create_event, program_ended = TESTS_ENDED, CREATE_BUILTIN, _PROGRAM_ENDED
-    exit_event, leave = EXIT, os._exit
+    watched, most_events, machine_family = audit_events.WATCHED, _MOST_EVENTS, _AF_VSOCK
+    unseen = audit_events.UNSEEN | {"_imp", "posix"}
+    tests_ended, create_event = audit_events.TESTS_ENDED, audit_events.CREATE_BUILTIN
+    program_ended, exit_event, leave = audit_events.PROGRAM_ENDED, audit_events.EXIT, os._exit
     own_globals, frame_type, code_type, address = globals(), type(getframe()), type(watch.__code__), id
     failures, os_error, value_error = (TypeError, ValueError, OSError, EOFError), OSError, ValueError
     import_error, any_error = ImportError, Exception
@@ -118,6 +98,9 @@ def watch(
     packages = tuple(standard + name for name in ("site-packages/", "dist-packages/"))
     test_files = frozenset(tests) | {os.path.realpath(path) for path in tests}
     base = root.rstrip("/") + "/"
+    starts, fork_event = audit_events.STARTS, audit_events.FORK_EXEC
+    start_program = audited_functions.replace_fork_exec()
+    programs_of = audited_functions.program_namer(installed_in, base)
     # Without its sources, or compiled with other options, the standard library cannot be compared.
     comparable = os.path.isfile(lines) and not sys.flags.optimize
     compiled: dict[str, set[Any]] = {}
@@ -380,6 +363,18 @@ def watch(
         else:
             send_of("killed", caller, target + " ")
 
+    def look_at_start(programs: frozenset[str], frame: Any) -> None:
+        # A test is no excuse for what it starts: an operator in it may be any function, such as `subprocess.run`.
+        last, starter = None, frame
+        while starter is not None and owner(starter.f_code.co_filename) != "tested":
+            last, starter = starter, starter.f_back
+        in_thread = last is not first_frame if by_frame else thread_id() != first_thread
+        for program in programs:
+            if starter is None:
+                send("program-started", program + (" another thread" if in_thread else " -"))
+            else:
+                send_of("program-started", starter, program + " ")
+
     def look_at_code(holder: Any, attribute: str, frame: Any) -> None:
         # Honest cases: tested code inspects a function that a test passed to it; a library inspects its caller's
         # frame. Tested code that inspects a test function itself is reported.
@@ -471,6 +466,10 @@ def watch(
             if getpid() == pid:
                 accuse("program-left", frame)
             leave(args[0])
+        elif event in starts:
+            look_at_start(programs_of(event, args), frame)
+            if event == fork_event and kind_of(args[1]) is list_type:
+                args[1].append(start_program)
         elif event == "open":
             path, mode, flags = args
             if kind_of(path) is not integer and kind_of(flags) is integer:
@@ -576,24 +575,16 @@ def watch(
     # Compared by identity: code that only equals the hook's, or runs with its globals, is not the hook.
     reading: tuple[Any, ...] = (compile_file, content_of, is_genuine, responsible, send_of, accuse, shows_lines)
     reading += (compiled_before, runner_reads, is_imported, look_at_reward, look_at_code, look_at_import)
-    reading += (
-        look_at_kill,
-        starts_worker,
-        look_at_new_code,
-        create_module,
-        find_program,
-        end_program,
-        look,
-        hook,
-    )
+    reading += (look_at_kill, look_at_start, programs_of, starts_worker, look_at_new_code, create_module)
+    reading += (find_program, end_program, look, hook)
     own_codes = {id(each.__code__): each.__code__ for each in reading}
     own_codes.update((id(each), each) for each in compile_file.__code__.co_consts if kind_of(each) is code_type)
     send("start", " ".join((digest(secret.encode()).hexdigest(), str(pid), str(os.getppid()), str(int(serves)))))
     if rewards and not walled:
         send("reward-open")
     look_at_memory(False)
-    _imp.create_builtin = create_audited
-    os._exit = vars(sys.modules["posix"])["_exit"] = exit_audited
+    _imp.create_builtin = audited_functions.create_audited
+    os._exit = vars(sys.modules["posix"])["_exit"] = audited_functions.exit_audited
     atexit.register(sys.audit, program_ended)  # the program's frame must not be kept longer
     sys.addaudithook(hook)
     sys.addaudithook(refuse)

@@ -54,6 +54,11 @@ mount --options-mode=ignore -o "remount,nosuid,nodev,nr_inodes=$1" /state
 shift
 mount -t overlay overlay -o "$1" "$2"
 shift 2
+while read -r _ _ _ _ place _; do
+  case "$place" in /dev|/dev/full|/dev/null|/dev/random|/dev/tty|/dev/urandom|/dev/zero)
+    mount -o remount,bind,ro "$place" ;;
+  esac
+done </proc/self/mountinfo
 while [ $# -gt 0 ]; do
   if [ -d "$1" ]; then mkdir -p "$2"; else mkdir -p "${2%/*}"; [ -e "$2" ] || : > "$2"; fi
   mount --bind "$1" "$2"
@@ -63,7 +68,8 @@ echo ready
 read -r _
 """
 """The script of the outer bubblewrap: limits the number of files (empty files use memory too), mounts the overlay
-and what is on top of it, then waits until our end of stdin closes.
+and what is on top of it, then waits until our end of stdin closes. This machine's devices become read-only: they can
+still be written to, but a sandbox that changes their timestamps would leave notes there for others.
 """
 
 
