@@ -171,6 +171,21 @@ async def test_programs_are_seen_in_pytests_process(
         assert (verdict.reward, verdict.integrity.status) == (1.0, status), verdict
 
 
+BESIDE = """\
+import os
+os.chdir("/")
+directory = os.open("/tests", os.O_RDONLY)
+os.read(os.open("test_core.py", os.O_RDONLY, dir_fd=directory), 1000)
+"""
+
+
+async def test_a_hidden_file_is_recognised_from_an_open_directory(
+    prepared: dict[str, PreparedTask], sandboxes: Sandboxes, environment: TaskEnvironment
+) -> None:
+    verdict = await graded(prepared["script"], BESIDE + RIGHT, sandboxes, environment)
+    assert "tests-read" in rules(verdict), verdict
+
+
 SEARCHES = "import gc\ngc.get_objects()\nopen({tests!r}).read()\n"
 DISGUISED_END = """\
 import atexit, os

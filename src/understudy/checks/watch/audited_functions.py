@@ -1,6 +1,7 @@
 """Functions that stand in a watched process for those of Python that raise no audit event (see `process_watch`).
 
-The hook does what their events ask for, so that no reference leads from here to the hook.
+The hook does what their events ask for, so that no reference leads from here to the hook. Also makes functions
+that the hook calls.
 """
 
 from __future__ import annotations
@@ -88,6 +89,25 @@ def program_namer(installed_in: tuple[str, ...], base: str) -> Callable[[str, An
         return found
 
     return programs
+
+
+def hidden_finder(hidden: frozenset[Any]) -> Callable[[str], Any]:
+    """Return a function from a relative path to the identity of a hidden file that it leads to from an open
+    directory, None if there is none: the event of `os.open` does not say which directory it was given.
+    """
+    stat, integer, list_directory, os_error = os.stat, int, os.listdir, OSError
+
+    def find(path: str) -> Any:
+        for number in list_directory("/proc/self/fd"):
+            try:
+                status = stat(path, dir_fd=integer(number))
+            except os_error:
+                continue
+            if (status.st_dev, status.st_ino) in hidden:
+                return status.st_dev, status.st_ino
+        return None
+
+    return find
 
 
 def find_sha256() -> Any:

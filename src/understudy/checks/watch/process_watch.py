@@ -67,17 +67,15 @@ def watch(
     digest, secret = audited_functions.find_sha256(), os.urandom(16).hex()
     write, stat, fstat, getpid = os.write, os.stat, os.fstat, os.getpid
     open_file, read_file, close_file, compile_text = os.open, os.read, os.close, compile
-    workers = audit_events.WORKERS
     getframe, thread_id = sys._getframe, _thread.get_ident  # pyright: ignore[reportPrivateUsage]
     string, octets, integer, truth, kind_of, function, size = str, bytes, int, bool, type, type(watch), len
-    isinstance_of = isinstance
     watched, most_events, machine_family = audit_events.WATCHED, _MOST_EVENTS, _AF_VSOCK
     unseen = audit_events.UNSEEN | {"_imp", "posix"}
     tests_ended, create_event = audit_events.TESTS_ENDED, audit_events.CREATE_BUILTIN
     program_ended, exit_event, leave = audit_events.PROGRAM_ENDED, audit_events.EXIT, os._exit
     own_globals, frame_type, code_type, address = globals(), type(getframe()), type(watch.__code__), id
     failures, os_error, value_error = (TypeError, ValueError, OSError, EOFError), OSError, ValueError
-    import_error, any_error = ImportError, Exception
+    import_error, any_error, isinstance_of = ImportError, Exception, isinstance
     namespace: Any = type(sys.implementation)
     create_builtin: Callable[[Any], Any] = _imp.create_builtin
     load_code, cache_tag = marshal.loads, str(sys.implementation.cache_tag)
@@ -98,7 +96,7 @@ def watch(
     packages = tuple(standard + name for name in ("site-packages/", "dist-packages/"))
     test_files = frozenset(tests) | {os.path.realpath(path) for path in tests}
     base = root.rstrip("/") + "/"
-    starts, fork_event = audit_events.STARTS, audit_events.FORK_EXEC
+    starts, fork_event, workers = audit_events.STARTS, audit_events.FORK_EXEC, audit_events.WORKERS
     start_program = audited_functions.replace_fork_exec()
     programs_of = audited_functions.program_namer(installed_in, base)
     # Without its sources, or compiled with other options, the standard library cannot be compared.
@@ -118,6 +116,7 @@ def watch(
     places = {os.path.dirname(path) for path in rewards}
     reward_places = frozenset(identity(place) for place in places if os.path.isdir(place))
     hidden = frozenset(identity(path) for path in tests if os.path.exists(path))
+    hidden_beside = audited_functions.hidden_finder(hidden)
     processes = stat("/proc").st_dev if os.path.isdir("/proc/self") else None
     writing = os.O_WRONLY | os.O_RDWR
     sent: set[str] = set()
@@ -283,7 +282,7 @@ def watch(
         except os_error:
             return
 
-    def look_at_path(event: str, path: Any, opened_to_write: bool, frame: Any) -> None:
+    def look_at_path(event: str, path: Any, opened_to_write: bool, frame: Any, by_number: bool = False) -> None:
         if kind_of(path) is octets:
             path = path.decode("utf-8", "surrogateescape")
         name = string.__str__(path)
@@ -292,7 +291,9 @@ def watch(
         try:
             which = identity(name)
         except os_error:
-            return
+            which = "", ""
+        if event == "open" and by_number and name[:1] != "/":
+            which = hidden_beside(name) or which
         if which == report_identity:
             send("report-written" if opened_to_write else "report-read")
         elif event == "open" and which in hidden:
@@ -474,7 +475,7 @@ def watch(
             path, mode, flags = args
             if kind_of(path) is not integer and kind_of(flags) is integer:
                 writes = kind_of(mode) is string and mode != "r"
-                look_at_path(event, path, writes or truth(flags & writing), frame)
+                look_at_path(event, path, writes or truth(flags & writing), frame, mode is None)
         elif event in ("os.kill", "os.killpg"):
             if args[1] and getpid() == pid:
                 look_at_kill(string(args[0]).lstrip("-"), frame)
@@ -574,7 +575,15 @@ def watch(
     list_type, mapping = list, dict
     # Compared by identity: code that only equals the hook's, or runs with its globals, is not the hook.
     reading: tuple[Any, ...] = (compile_file, content_of, is_genuine, responsible, send_of, accuse, shows_lines)
-    reading += (compiled_before, runner_reads, is_imported, look_at_reward, look_at_code, look_at_import)
+    reading += (
+        compiled_before,
+        runner_reads,
+        is_imported,
+        look_at_reward,
+        hidden_beside,
+        look_at_code,
+        look_at_import,
+    )
     reading += (look_at_kill, look_at_start, programs_of, starts_worker, look_at_new_code, create_module)
     reading += (find_program, end_program, look, hook)
     own_codes = {id(each.__code__): each.__code__ for each in reading}

@@ -68,8 +68,10 @@ echo ready
 read -r _
 """
 """The script of the outer bubblewrap: limits the number of files (empty files use memory too), mounts the overlay
-and what is on top of it, then waits until our end of stdin closes. This machine's devices become read-only: they can
-still be written to, but a sandbox that changes their timestamps would leave notes there for others.
+and what is on top of it, then waits until our end of stdin closes.
+
+This machine's devices become read-only: they can still be written to, but a sandbox that changes their timestamps
+would leave notes there for others.
 """
 
 
