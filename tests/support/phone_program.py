@@ -64,10 +64,11 @@ def answer_names(server: socket.socket) -> None:
 
 
 def take_connections(server: socket.socket, port: int) -> None:
-    """Note every connection and close it."""
+    """Note every connection, then close it: the client may go on at once."""
     while True:
-        server.accept()[0].close()
+        connection = server.accept()[0]
         contacts.append(f"connection to port {port}")
+        connection.close()
 
 
 def listen() -> None:
