@@ -261,7 +261,7 @@ async def test_what_is_no_relay_is_refused(tmp_path: Path) -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(content)
         reader.feed_eof()
-        with pytest.raises(SandboxError, match="did not start"):
+        with pytest.raises(SandboxError, match="expected the line"):
             await SocketRelay([]).run(reader, None)  # type: ignore[arg-type]
 
 
