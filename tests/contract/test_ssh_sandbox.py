@@ -144,7 +144,7 @@ def test_what_does_not_work_is_said(machine: ssh_server.SshMachine, tmp_path: Pa
     other.write_text(machine.config.read_text().replace("/known\n", "/unknown\n"))
     for options, message in (
         ({"config": str(other)}, "Host key verification failed"),
-        ({"command": "echo welcome"}, "did not start"),
+        ({"command": "echo welcome"}, "expected the line"),
         ({"command": "no-such-program"}, "not found"),
     ):
         with pytest.raises(ConfigError, match=message):
