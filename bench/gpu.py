@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from understudy.model.causal.checkpoint import load_model
-from understudy.model.causal.engine import CausalEngine, ModelWeights, SamplingRequest
+from understudy.model.causal.engine import CausalEngine, EngineLimits, ModelWeights, SamplingRequest
 from understudy.model.directory import directory_of
 from understudy.model.memory import estimate_memory, read_shape
 from understudy.train.algorithms.forward import token_logprobs
@@ -106,7 +106,7 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def limits() -> dict[str, float]:
+def card_limits() -> dict[str, float]:
     """The card's own speed: of bf16 multiplications, and of copies counted as bytes read and written."""
     left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     source = torch.empty(2**31, dtype=torch.uint8, device="cuda")
@@ -177,7 +177,8 @@ def serve(name: str, models: Path, gb_per_s: float) -> list[dict[str, Any]]:
     directory = write_model(name, models)
     shape = read_shape(directory)
     module = load_model(directory, device="cuda")
-    engine = CausalEngine({"m": ModelWeights(module, "v0")}, [b"x"] * VOCABULARY)
+    limits = EngineLimits(slots=max(SEQUENCES))
+    engine = CausalEngine({"m": ModelWeights(module, "v0")}, [b"x"] * VOCABULARY, limits=limits)
     dice = random.Random(7)
     rows: list[dict[str, Any]] = []
     try:
@@ -234,7 +235,7 @@ def main() -> None:
         sys.exit("torch finds no GPU on this machine, and this bench measures one")
     wanted = options.shape or list(SHAPES)
     about = torch.cuda.get_device_properties(0)
-    measured = limits()
+    measured = card_limits()
     torch.cuda.empty_cache()
     result: dict[str, Any] = {
         "gpu": about.name,

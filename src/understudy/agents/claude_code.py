@@ -113,7 +113,7 @@ class _StreamEvent(msgspec.Struct):
 
 
 class ClaudeOptions(msgspec.Struct, frozen=True):
-    """Restricts Claude Code to these tools, if any are named, and replaces its system prompt, if one is given.
+    """What Claude Code is started with: its only tools, and a system prompt in place of its own, if given.
 
     `mcp_config` and `settings` are JSON that it is started with; "" for none. `permission_mode` is the mode that
     these settings begin with; "" for no permission checks.

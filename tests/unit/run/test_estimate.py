@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,16 @@ def test_the_estimate_is_near_the_peaks_that_a_gpu_measured(
     expected = needed.optimizer + needed.activations + needed.logits / 3
     assert expected / 2**30 == pytest.approx(peak_gib, rel=0.1)
     assert needed.training > expected
+
+
+def test_of_a_model_with_experts_those_that_a_token_passes_through_count(place: Path, tmp_path: Path):
+    model = tmp_path / "experts"
+    shutil.copytree(place / "model", model)
+    config = json.loads((model / "config.json").read_text())
+    experts = {"num_experts_per_tok": 8, "moe_intermediate_size": 768, "shared_expert_intermediate_size": 512}
+    (model / "config.json").write_text(json.dumps(config | experts))
+    assert read_shape(place / "model").intermediate == config["intermediate_size"]
+    assert read_shape(model).intermediate == 8 * 768 + 512
 
 
 def test_a_model_without_weights_or_with_damaged_ones_is_said(place: Path, tmp_path: Path):

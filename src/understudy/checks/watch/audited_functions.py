@@ -71,11 +71,11 @@ def program_namer(installed_in: tuple[str, ...], base: str) -> Callable[[str, An
         paths = (args[0],)
         if event == FORK_EXEC:
             paths = args[0][1] if kind_of(args[0][1]) in sequences else (None,)
-        found = no_names
+        names = no_names
         for path in paths:
             text = path.decode("utf-8", "surrogateescape") if kind_of(path) is octets else path
             if kind_of(text) is not string or text[:1] != "/":
-                found |= {"-"}
+                names |= {"-"}
                 continue
             installed = text.startswith(places) and "/../" not in text and not text.startswith(base)
             name = text.rpartition("/")[2].replace(" ", "_")
@@ -83,10 +83,10 @@ def program_namer(installed_in: tuple[str, ...], base: str) -> Callable[[str, An
                 stat(text)
             except missing:
                 if not installed:
-                    found |= {name + "?"}
+                    names |= {name + "?"}
                 continue
-            found |= {name if installed else "-"}
-        return found
+            names |= {name if installed else "-"}
+        return names
 
     return programs
 
