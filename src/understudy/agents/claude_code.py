@@ -322,7 +322,11 @@ async def _put_skills(sandbox: Sandbox, directory: str, archive: bytes) -> None:
     unpack = ["sh", "-c", 'mkdir -p -- "$0" && exec tar -C "$0" -xf -', directory]
     done = await sandbox.run(unpack, stdin=archive, timeout_s=60)
     if done.exit_code != 0:
-        raise SandboxError(f"--skills: they could not be unpacked: {done.stderr.decode(errors='replace')[-500:]}")
+        message = done.stderr.decode(errors="replace")[-500:]
+        raise SandboxError(
+            f"--skills: they could not be unpacked in the sandbox: {message}; check that its image has tar, and "
+            "that its home has free space"
+        )
 
 
 def _events(stdout: bytes) -> Iterator[_StreamEvent]:

@@ -295,5 +295,8 @@ async def send_admin_request(directory: Path, method: str, path: str, body: dict
             "still running"
         ) from error
     if response.status != 200:
-        raise GatewayError(f"the gateway in {directory} rejected {path}: {answer[:500]}")
+        raise GatewayError(
+            f"the gateway in {directory} rejected {path} (status {response.status}, expected 200): "
+            f"{answer[:500]}; see its log"
+        )
     return answer

@@ -128,7 +128,8 @@ class WorkerProcess:
             ) from error
         if response.status != 200:
             raise GatewayError(
-                f"worker {self.spec.index} rejected {path}: {answer[:500].decode(errors='replace')}"
+                f"worker {self.spec.index} rejected {path} (status {response.status}, expected 200): "
+                f"{answer[:500].decode(errors='replace')}; see the gateway's log"
             )
         return answer
 

@@ -158,7 +158,7 @@ def _describe(error: Exception) -> str:
         return f"the container engine does not answer ({message}); start it, as: systemctl start docker"
     if isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError):
         return f"the container engine timed out ({message}); retry when the machine is less busy"
-    return message
+    return f"{message}; see the container engine's log"
 
 
 def engine_message(error: Exception) -> str:

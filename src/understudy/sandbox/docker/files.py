@@ -150,7 +150,10 @@ class ContainerFiles:
             except EngineNotFound as error:
                 raise FileNotFoundError(2, "no such file in the sandbox", path) from error
             except tarfile.TarError as error:
-                raise SandboxError(f"cannot read {path} in the sandbox: {error}") from error
+                raise SandboxError(
+                    f"cannot read {path} in the sandbox: the container engine sent an invalid archive: {error}; "
+                    "read it again"
+                ) from error
 
     def write(self, path: str, data: bytes, *, mode: int, user: int) -> None:
         """Write a regular file with its parent directories, owned by `user`. Raises SandboxError."""
@@ -179,7 +182,10 @@ class ContainerFiles:
             try:
                 self._engine.api.put_archive(self._container, parent, output.getvalue())
             except EngineNotFound as error:
-                raise SandboxError(f"cannot write {path} in the sandbox: {error}") from error
+                raise SandboxError(
+                    f"cannot write {path} in the sandbox: {error}; its container or {parent} was removed: open a "
+                    "new sandbox"
+                ) from error
 
     def put_tree(self, tree: Path, into: str, user: int, name: str = ".", *, read_only: bool = False) -> None:
         """Copy a file or directory of this machine to `name` in the container's directory `into`, owned

@@ -71,5 +71,6 @@ async def read_greeting(reader: asyncio.StreamReader) -> None:
     if content != GREETING:
         text = content[:_NOISE_BYTES].decode(errors="replace")
         raise SandboxError(
-            f"expected the line {GREETING.decode().strip()!r} from the other machine's relay, got {text!r}"
+            f"expected the line {GREETING.decode().strip()!r} from the other machine's relay, got {text!r}; "
+            "install the same release of Understudy on both machines"
         )

@@ -185,9 +185,13 @@ class History:
                 command, input=stdin, capture_output=True, env=environment, timeout=_TIMEOUT_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise TaskError(f"git {arguments[0]} could not be run, or took too long: {error}") from error
+            raise TaskError(
+                f"git {arguments[0]} could not be run, or took too long: {error}; check the installation of git, "
+                "or give a smaller repository"
+            ) from error
         if done.returncode:
-            raise TaskError(f"git {arguments[0]}: {done.stderr.decode(errors='replace').strip()[:500]}")
+            message = done.stderr.decode(errors="replace").strip()[:500]
+            raise TaskError(f"git {arguments[0]} failed: {message}; check the repository with git fsck")
         return done.stdout
 
 
