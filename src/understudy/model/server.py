@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import hmac
 import importlib.util
-import ipaddress
 import os
 import signal
 import socket
@@ -54,6 +53,7 @@ from understudy.model.responses import (
 from understudy.model.scripted.model import ScriptedModel
 from understudy.model.scripted.policies import POLICIES, TaskIndex, make_policy, read_tasks
 from understudy.model.scripted.tokenizer import scripted_tokenizer
+from understudy.util.addresses import is_loopback
 
 _BODY_LIMIT = 64 << 20
 
@@ -332,21 +332,12 @@ def _key_for(host: str) -> str | None:
     has none.
     """
     key = os.environ.get(KEY_VARIABLE)
-    if not key and not _is_loopback(host):
+    if not key and not is_loopback(host):
         raise ConfigError(
             f"--host {host} can be reached from other machines; set {KEY_VARIABLE} to the API key that clients "
             "must send"
         )
     return key or None
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

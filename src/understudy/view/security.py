@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
 
+from understudy.util.addresses import is_loopback
 from understudy.view.faults import ViewRefused
 
 COOKIE: Final = "understudy-view"
@@ -41,16 +42,6 @@ HEADERS: Final[tuple[tuple[bytes, bytes], ...]] = (
     (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
 )
 """The headers of every response."""
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address to listen on can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def address_for_others(host: str) -> str:
