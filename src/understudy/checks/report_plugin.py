@@ -125,7 +125,7 @@ def _watch(token: str, root: str, report: str, tests: tuple[str, ...], library_p
     import process_watch  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
 
     sys.path.remove(beside)
-    for name in ("process_watch", "code_owners", "audited_functions", "audit_events"):
+    for name in ("process_watch", "code_owners", "code_files", "audited_functions", "audit_events"):
         del sys.modules[name]
     modules: tuple[Any, ...] = (pytest, _pytest, pluggy)
     runner = tuple(str(os.path.dirname(each.__file__)) + "/" for each in modules)  # noqa: PTH120

@@ -7,12 +7,10 @@ it back: lines of PREFIX NUMBER CODE RULE LINE PATH (see `understudy.checks.runt
 
 from __future__ import annotations
 
-import _frozen_importlib_external
 import _imp
 import _thread
 import atexit
 import itertools
-import marshal
 import os
 import sys
 import time
@@ -22,11 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from understudy.checks.watch import audit_events, audited_functions
+    from understudy.checks.watch import audit_events, audited_functions, code_files
     from understudy.checks.watch.code_owners import CodeOwners
 else:
     import audit_events
     import audited_functions
+    import code_files
 
 _MOST_EVENTS = 200
 _AF_VSOCK = 40
@@ -66,21 +65,18 @@ def watch(
     libraries, from_tree = owners.libraries, owners.from_tree
     digest, secret = audited_functions.find_sha256(), os.urandom(16).hex()
     write, stat, fstat, getpid = os.write, os.stat, os.fstat, os.getpid
-    open_file, read_file, close_file, compile_text = os.open, os.read, os.close, compile
+    open_file, close_file = os.open, os.close
     getframe, thread_id = sys._getframe, _thread.get_ident  # pyright: ignore[reportPrivateUsage]
     string, octets, integer, truth, kind_of, function, size = str, bytes, int, bool, type, type(watch), len
     watched, most_events, machine_family = audit_events.WATCHED, _MOST_EVENTS, _AF_VSOCK
     unseen = audit_events.UNSEEN | {"_imp", "posix"}
     tests_ended, create_event = audit_events.TESTS_ENDED, audit_events.CREATE_BUILTIN
     program_ended, exit_event, leave = audit_events.PROGRAM_ENDED, audit_events.EXIT, os._exit
-    own_globals, frame_type, code_type, address = globals(), type(getframe()), type(watch.__code__), id
+    own_globals, frame_type, address = globals(), type(getframe()), id
     failures, os_error, value_error = (TypeError, ValueError, OSError, EOFError), OSError, ValueError
     import_error, any_error, isinstance_of = ImportError, Exception, isinstance
     namespace: Any = type(sys.implementation)
     create_builtin: Callable[[Any], Any] = _imp.create_builtin
-    load_code, cache_tag = marshal.loads, str(sys.implementation.cache_tag)
-    magic: bytes = vars(_frozen_importlib_external)["MAGIC_NUMBER"]
-    statvfs, read_only = os.statvfs, os.ST_RDONLY
     pid, first_thread, by_frame = os.getpid(), thread_id(), caller_frame is not None
     is_finalizing, basename_of, next_number = sys.is_finalizing, string.rpartition, itertools.count().__next__
     here = os.path.dirname(os.path.abspath(__file__)) + "/"
@@ -99,9 +95,8 @@ def watch(
     starts, fork_event, workers = audit_events.STARTS, audit_events.FORK_EXEC, audit_events.WORKERS
     start_program = audited_functions.replace_fork_exec()
     programs_of = audited_functions.program_namer(installed_in, base)
-    # Without its sources, or compiled with other options, the standard library cannot be compared.
-    comparable = os.path.isfile(lines) and not sys.flags.optimize
-    compiled: dict[str, set[Any]] = {}
+    content_of = code_files.content_reader()
+    is_genuine, comparing, codes_of_comparing = code_files.genuine_judge(standard, content_of)
 
     def identity(path: Any) -> Any:
         status = stat(path)
@@ -154,59 +149,6 @@ def watch(
         if name.startswith("<frozen ") or (name.startswith(standard) and not name.startswith(packages)):
             return "standard"
         return "library" if name.startswith(libraries) and not name.startswith(from_tree) else "tested"
-
-    def content_of(path: str) -> bytes:
-        descriptor, content = open_file(path, 0), b""
-        while True:
-            part = read_file(descriptor, 1 << 20)
-            if not part:
-                break
-            content += part
-        close_file(descriptor)
-        return content
-
-    def compiled_before(path: str) -> Any:
-        """Return the code that Python cached for a file, which is faster; None if processes here could write to
-        the cache.
-        """
-        directory, _, name = path.rpartition("/")
-        cached = directory + "/__pycache__/" + name[:-2] + cache_tag + ".pyc"
-        try:
-            if not statvfs(cached).f_flag & read_only:
-                return None
-            status, content = stat(path), content_of(cached)
-            changed, length = integer(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF
-            header = magic + b"\0\0\0\0" + changed.to_bytes(4, "little") + length.to_bytes(4, "little")
-            return load_code(content[16:]) if content[:16] == header else None
-        except failures:
-            return None
-
-    def compile_file(name: str) -> set[Any]:
-        """Return the identities of all code in a file; empty if there is no such file."""
-        paths = (name,)
-        if name.startswith("<frozen "):
-            module = standard + name[8:-1].replace(".", "/")
-            paths = (module + ".py", module + "/__init__.py")
-        bodies: set[Any] = set()
-        for path in paths:
-            try:
-                code = compiled_before(path)
-                rest: list[Any] = [code or compile_text(content_of(path), path, "exec", 0, True)]
-            except (os_error, value_error, SyntaxError):
-                continue
-            while rest:
-                code = rest.pop()
-                bodies.add((code.co_name, code.co_firstlineno, code.co_code))
-                rest += [each for each in code.co_consts if kind_of(each) is code_type]
-        return bodies
-
-    def is_genuine(code: Any) -> bool:
-        name = code.co_filename
-        if not comparable:
-            return True
-        if name not in compiled:
-            compiled[name] = compile_file(name)
-        return (code.co_name, code.co_firstlineno, code.co_code) in compiled[name]
 
     def starts_worker(frame: Any) -> bool:
         """Return whether a frame is that of a program with which multiprocessing starts a Python.
@@ -574,9 +516,8 @@ def watch(
         first_frame = first_frame.f_back
     list_type, mapping = list, dict
     # Compared by identity: code that only equals the hook's, or runs with its globals, is not the hook.
-    reading: tuple[Any, ...] = (compile_file, content_of, is_genuine, responsible, send_of, accuse, shows_lines)
+    reading: tuple[Any, ...] = (*comparing, content_of, is_genuine, responsible, send_of, accuse, shows_lines)
     reading += (
-        compiled_before,
         runner_reads,
         is_imported,
         look_at_reward,
@@ -587,7 +528,7 @@ def watch(
     reading += (look_at_kill, look_at_start, programs_of, starts_worker, look_at_new_code, create_module)
     reading += (find_program, end_program, look, hook)
     own_codes = {id(each.__code__): each.__code__ for each in reading}
-    own_codes.update((id(each), each) for each in compile_file.__code__.co_consts if kind_of(each) is code_type)
+    own_codes.update((id(each), each) for each in codes_of_comparing)
     send("start", " ".join((digest(secret.encode()).hexdigest(), str(pid), str(os.getppid()), str(int(serves)))))
     if rewards and not walled:
         send("reward-open")

@@ -52,7 +52,7 @@ def _begin():
     import code_owners
     import process_watch
 
-    for name in ("process_watch", "code_owners", "audited_functions", "audit_events"):
+    for name in ("process_watch", "code_owners", "code_files", "audited_functions", "audit_events"):
         del sys.modules[name]
     process_watch.watch(
         os.urandom(8).hex(),
