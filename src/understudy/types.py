@@ -220,8 +220,9 @@ class Rollout(Struct, frozen=True, kw_only=True):
 class Finding(Struct, frozen=True, kw_only=True):
     """Something notable about an attempt that did not end it; `kind` is a short name, `message` explains it.
 
-    Kinds: `budget` (the attempt used up its budget), `context` (it filled the model's context), `session-log` (the
-    agent's own log differs from the calls). `call_id` is the call concerned, if it is about one.
+    Kinds: `answer limit` (the last answer was cut off at its maximum length, and the agent gave up), `budget` (the
+    attempt used up its budget), `context` (it filled the model's context), `session-log` (the agent's own log
+    differs from the calls). `call_id` is the call concerned, if it is about one.
     """
 
     kind: str

@@ -189,7 +189,7 @@ def read_processes(done: Completed, *, finished: bool) -> tuple[Evidence, ...]:
     ]
     if not finished:
         return tuple(events)
-    # If a stream was truncated at the sandbox's limit, it is the longer one.
+    # Events are on stderr. `truncated` does not say which stream was cut off at the limit: it is the longer one.
     is_cut = done.truncated and len(done.stderr) >= len(done.stdout)
     events += [each for each in killers.values() if each.path]
     # A fork server ends when the process that started it has ended, perhaps with the whole sandbox.

@@ -127,12 +127,12 @@ class LengthRule:
         return None if tokens is None else len(tokens)
 
     def pieces(self, example: Example, left_out: Counter[str], notes: Counter[str]) -> Iterator[Example]:
-        """Return the example with its length, or, if it is too long, pieces that fit.
+        """Yield the example with its length, in the rule's unit, or, if it is too long, pieces that fit.
 
         Each of its answers is taught by one piece. A piece ends with an answer, and has the system prompt, the
         first user message, and before the answer the newest turns that fit, at least one. A turn is a user
-        message, or an answer with the results of its calls. What cannot be cut is left out and counted; `notes`
-        counts what was cut.
+        message, or an answer with the results of its calls. What cannot be rendered or cut is left out and
+        counted in `left_out`; `notes` counts what was cut.
         """
         length = self.measure(example.messages, example.tools)
         if length is None:

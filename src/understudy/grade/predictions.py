@@ -92,7 +92,12 @@ def open_predictions(name: str, tasks: Iterable[Task], wanted: Collection[str] |
             f"{path}: the predictions cannot be read: {error.strerror}; give a readable file"
         ) from error
     if not predictions.rows and not predictions.rejected.count:
-        raise ConfigError(f"{path}: expected at least one prediction" + (" of these instances" if wanted else ""))
+        if wanted is None:
+            raise ConfigError(f"{path}: has no prediction, expected at least one; give another file")
+        raise ConfigError(
+            f"{path}: has no prediction of the instances that --instance-ids selects; expected at least one: "
+            "check the ids"
+        )
     return predictions
 
 

@@ -46,9 +46,10 @@ class SourceStatement(Struct, frozen=True):
 
 
 class PythonSource(Struct):
-    """A parsed source: its statements, and text that is no Python which could be parsed, as lines by number.
+    """A parsed source.
 
-    `problems` says what about the way it is written hides code from a reader.
+    `unparsed` has the lines that could not be parsed, as (line number, text), and `problems` the ways in which the
+    source hides code from a reader, as (line number, problem). `names` is what its imports and assignments name.
     """
 
     statements: list[SourceStatement] = field(default_factory=list[SourceStatement])

@@ -381,8 +381,8 @@ def mount_number(spec: SandboxSpec, target: str) -> int:
     targets = [mount.target for mount in spec.mounts]
     if target not in targets:
         raise SandboxError(
-            f"no mount has the target {target!r}; declare it in the mounts of the SandboxSpec, or use one of "
-            f"{targets}"
+            f"no mount has the target {target!r}; declare it in the mounts of the SandboxSpec, or use one of its "
+            f"targets: {', '.join(targets) or 'none'}"
         )
     return targets.index(target)
 

@@ -188,7 +188,8 @@ class UnsafeSandboxes(Sandboxes):
             _remove(root)
             if isinstance(error, OSError):
                 raise SandboxError(
-                    f"cannot copy the tree {spec.tree} to {root}: {error}; free some disk space there"
+                    f"cannot copy the tree {spec.tree} to {root}: {error}; check the permissions of the tree, and "
+                    "the free disk space"
                 ) from error
             raise
         return UnsafeSandbox(spec, root)

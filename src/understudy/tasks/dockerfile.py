@@ -406,8 +406,13 @@ def _unpack(archive: bytes, tree: Path, where: str) -> None:
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             for member in tar:
                 extract(tar, member, member.name, tree)
-    except (tarfile.TarError, OSError, KeyError) as error:
+    except (tarfile.TarError, KeyError) as error:
         raise TaskError(
-            f"{where}: the files written by RUN cannot be unpacked: {error}; write only files, "
-            "directories and links"
+            f"{where}: the files written by RUN cannot be unpacked: {error}; correct the command, so that it "
+            "does not write this"
+        ) from error
+    except OSError as error:
+        raise TaskError(
+            f"{where}: the files written by RUN cannot be unpacked on this machine: {error}; check its disk "
+            "space, then run the same command again"
         ) from error

@@ -69,15 +69,19 @@ def choose_split(name: str, splits: list[str], asked: str) -> str:
     """
     if asked in splits:
         return asked
+    if not splits:
+        raise ConfigError(
+            f"{name}: has no split; expected .parquet files in this directory, such as test.parquet: check the "
+            "path"
+        )
     if not asked:
         if "test" in splits:
             return "test"
         if len(splits) == 1:
             return splits[0]
-    available = ", ".join(splits) or "none"
     problem = f"has no split {asked!r}" if asked else "has several splits and no test split"
-    example = f"{name}:{splits[0] if splits else 'SPLIT'}"
-    raise ConfigError(f"{name}: {problem}; available: {available}; select one as {example}")
+    available = ", ".join(splits)
+    raise ConfigError(f"{name}: {problem}; available: {available}; select one as {name}:{splits[0]}")
 
 
 def _files_of_split(path: Path, asked: str) -> list[Path]:

@@ -95,7 +95,8 @@ class Renderer:
             eos: Any = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
         except (OSError, ValueError, AttributeError) as error:
             raise ConfigError(
-                f"{path}: invalid JSON object ({error}); download the file again with the model"
+                f"{path}: cannot be read, or is not a JSON object ({error}); download the file again with "
+                "the model"
             ) from error
         ids = cast("list[Any]", eos) if isinstance(eos, list) else [eos]
         return {each for each in (*ids, self._tokenizer.eos_token_id) if isinstance(each, int)}

@@ -122,7 +122,10 @@ class _DiffReader:
         if same is not None:
             paths.add(same)
         if not paths:
-            raise self._error("expected a file name in the header before it, as --- a/FILE and +++ b/FILE")
+            raise DiffError(
+                f"line {start + 1}: the header that begins here names no file; expected the lines --- a/FILE and "
+                "+++ b/FILE in it"
+            )
         header = tuple(self._lines[start:header_end])
         old_path, new_path = sides or _sides_of_header(header, same)
         text = b"\n".join(self._lines[start : self._position])
@@ -202,7 +205,9 @@ class _DiffReader:
         return self._lines[self._position] if self._position < len(self._lines) else b""
 
     def _error(self, expected: str) -> DiffError:
-        return DiffError(f"line {self._position + 1}: {expected}, got {self._peek()[:80]!r}")
+        at_end = self._position >= len(self._lines)
+        actual = "the end of the patch" if at_end else repr(self._peek()[:80].decode(errors="replace"))
+        return DiffError(f"line {self._position + 1}: {expected}, got {actual}")
 
 
 def _sides_of_header(header: tuple[bytes, ...], same: bytes | None) -> tuple[bytes | None, bytes | None]:

@@ -89,8 +89,8 @@ def test_many_bad_rows_are_counted_and_some_shown(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("p.jsonl", "", "expected at least one prediction"),
-        ("p.json", "[]", "expected at least one prediction"),
+        ("p.jsonl", "", "has no prediction, expected at least one"),
+        ("p.json", "[]", "has no prediction, expected at least one"),
         ("p.json", "{", "expected a JSON list of predictions or an object"),
         ("p.json", '{"instance_id": "a"}\n{"instance_id": "b"}', "use a .jsonl file"),
         ("p.csv", "a,b", "expected a .jsonl or .json file"),
@@ -113,7 +113,7 @@ def test_unusable_prediction_files_are_config_errors(name: str, content: str | N
 def test_only_rows_of_the_selected_instances_are_read(tmp_path: Path):
     given_rows = jsonl(tmp_path / "p.jsonl", row("a"), row("b"), row("b"))
     assert list(open_predictions(given_rows, (), {"a"}).rows) == ["a"]
-    with pytest.raises(ConfigError, match="of these instances"):
+    with pytest.raises(ConfigError, match="that --instance-ids selects"):
         open_predictions(given_rows, (), {"c"})
 
 

@@ -471,3 +471,8 @@ def test_the_smoke_rows_equal_the_output_of_their_script():
     script = Path(__file__).parents[3] / "scripts" / "make_smoke.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_directory_without_parquet_files_has_no_split(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"has no split; expected \.parquet files in this directory"):
+        list(rows.read_rows(tmp_path))

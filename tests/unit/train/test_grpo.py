@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 from understudy.errors import ConfigError
+from understudy.train import groups
 from understudy.train.algorithms.updater import UpdateReport, train_grpo
 from understudy.train.metrics import read_metrics
 from understudy.train.options import GRPOOptions, LoraOptions
@@ -61,3 +63,20 @@ def test_without_usable_rollouts_training_fails_and_no_model_is_written(model: P
     ]
     with pytest.raises(ConfigError, match=r"in none of the 2 groups \(8 rollouts\) do rewards differ"):
         train_grpo(model, equal, output, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "remedy"),
+    [
+        ({}, "collect rollouts first"),
+        ({groups.SUSPICIOUS: 8, groups.NO_TOKENS: 1}, "give --include-suspicious"),
+        ({groups.NO_VERDICT: 2}, "wait until they are graded"),
+        ({groups.NO_TOKENS: 3, groups.NO_VERDICT: 1}, "expected token ids and logprobs"),
+    ],
+)
+def test_without_groups_the_remedy_follows_the_commonest_reason(
+    model: Path, tmp_path: Path, left_out: dict[str, int], remedy: str
+):
+    with pytest.raises(ConfigError, match=f"no groups to learn from.*{remedy}"):
+        train_grpo(model, [], tmp_path / "out", OPTIONS, left_out=Counter(left_out))
+    assert not (tmp_path / "out").exists()

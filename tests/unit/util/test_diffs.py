@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.util.diffs import reverse, unified
+from understudy.util.diffs import DiffError, parse_diff, reverse, unified
 
 _TEXTS = st.text(st.sampled_from("ab \n\r\\+-@"), max_size=24).filter(lambda text: text != "")
 _TREES = st.dictionaries(st.sampled_from(["a.py", "b/c.txt", "d e"]), _TEXTS, max_size=3)
@@ -134,3 +134,19 @@ def test_what_surrounds_a_diff():
 def test_what_cannot_be_reversed(patch: str, expected: str):
     with pytest.raises(ValueError, match=expected):
         reverse(patch)
+
+
+@pytest.mark.parametrize(
+    ("patch", "message"),
+    [
+        (b"diff --git a/x b/y\n", "line 1: the header that begins here names no file"),
+        (
+            b"--- a/x\n+++ b/x\n@@ -1,2 +1 @@\n-a",
+            "line 5: expected more lines of the hunk.*got the end",
+        ),
+        (b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\nb\n", "line 5: expected a line of a hunk.*got 'b'"),
+    ],
+)
+def test_an_invalid_patch_is_explained_with_its_line(patch: bytes, message: str):
+    with pytest.raises(DiffError, match=message):
+        parse_diff(patch)

@@ -80,6 +80,10 @@ def replay(
     selected = _select_teachers(read_teachers(teachers), teachers, judge, max_tokens)
     location = parse_location(directory)
     if isinstance(location, Path) and not location.is_dir():
+        if location.exists():
+            raise ConfigError(
+                f"{location} is not a directory; expected a store that `understudy ingest --dir` wrote"
+            )
         raise ConfigError(f"{location} does not exist; create a store with `understudy ingest --dir {location}`")
     with Store.open(location, create=False) as store:
         work = Replay(store, selected, settings)

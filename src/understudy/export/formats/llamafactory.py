@@ -69,7 +69,8 @@ def export(
     others stay as they are. Pairs, and good and bad answers, also include unsolved rollouts. Tokens are counted if
     `model` is a directory with a tokenizer, else estimated.
 
-    Raises ConfigError if there is nothing to write, it cannot be written, or the names are taken.
+    Returns the summary of what was written. Raises ConfigError if there is nothing to write, it cannot be written,
+    the names are taken, or an option is invalid or does not apply to the stage.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(

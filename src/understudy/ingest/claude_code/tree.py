@@ -233,9 +233,10 @@ def results_beside(
 
 
 def path_without_pending_calls(nodes: list[TraceNode], at: int, response: ClaudeResponse) -> int:
-    """Copy the path to `at`, the last result of `response`, without the calls that have no result.
+    """Append to `nodes` a copy of the path to `at`, the last result of `response`, without the calls that have no
+    result.
 
-    Returns the last node of the copy.
+    Returns the index of the copy's last node; `at` itself, and no copy, if the response is not on the path.
     """
     bodies = _bodies(nodes, at, response)
     step = at

@@ -116,11 +116,12 @@ class ContainerEngine:
         if response.status_code in (400, 404):  # 400 means that a part of the path above is a file
             return None
         if response.status_code >= 400:
-            raise docker.errors.APIError(
-                f"the container engine answered a query about {path} with HTTP status "
-                f"{response.status_code}, expected 200 or 404; see its log",
-                response=response,
+            text = (
+                f"the container engine answered a query about {path} with HTTP status {response.status_code}, "
+                "expected 200, 400 or 404"
             )
+            # The library prints its own text in place of the message, but keeps the explanation.
+            raise docker.errors.APIError(text, response=response, explanation=text)
         return json.loads(base64.b64decode(response.headers["X-Docker-Container-Path-Stat"]))
 
     def written(self, container: str) -> int:

@@ -183,8 +183,8 @@ class ContainerFiles:
                 self._engine.api.put_archive(self._container, parent, output.getvalue())
             except EngineNotFound as error:
                 raise SandboxError(
-                    f"cannot write {path} in the sandbox: {error}; its container or {parent} was removed: open a "
-                    "new sandbox"
+                    f"cannot write {path} in the sandbox: {engine_message(error)}; its container or "
+                    f"{parent} was removed: open a new sandbox"
                 ) from error
 
     def put_tree(self, tree: Path, into: str, user: int, name: str = ".", *, read_only: bool = False) -> None:

@@ -19,7 +19,7 @@ from msgspec import Struct, field, structs
 from understudy.errors import ConfigError
 from understudy.store.training import TokenValues
 from understudy.train.algorithms.batch import TrainingBatch, build_batch, plan, with_signal
-from understudy.train.groups import RolloutGroup, TokenSequence, format_counts
+from understudy.train.groups import NO_VERDICT, SUSPICIOUS, RolloutGroup, TokenSequence, format_counts
 from understudy.train.metrics import MetricsWriter
 from understudy.train.options import DistillOptions, GRPOOptions
 from understudy.train.weights import (
@@ -402,8 +402,11 @@ def train_grpo(
 
     Each update covers `groups_per_update` groups (0: all). A checkpoint is written every `save_steps` updates (0:
     only the last) to `output/training/checkpoints`; `resume` continues from the last one (True) or from the given
-    one, and gives the same weights as an uninterrupted training. Raises ConfigError when nothing can be learned
-    from the groups.
+    one, and gives the same weights as an uninterrupted training. `left_out` has what was left out of the groups
+    before, for the summary and for errors. `watch` is called after each update, `trackers` get its metrics.
+
+    Returns the counts of what was learned and of what was left out. Raises ConfigError when nothing can be learned
+    from the groups, a package is missing, `resume` is not a checkpoint, or `output` cannot be written.
     """
     require_packages()
     counts = Counter[str]() if left_out is None else left_out
@@ -452,13 +455,23 @@ def train_grpo(
     )
 
 
+_NO_TOKENS_ADVICE = (
+    "expected token ids and logprobs: collect with --weights, or with a vLLM or SGLang server and "
+    "tokens in and out"
+)
+_NO_GROUPS = {
+    SUSPICIOUS: "read them with `understudy show`, and give --include-suspicious to learn from them",
+    NO_VERDICT: "wait until they are graded, or collect others",
+}
+"""What to do when all rollouts were left out, by the commonest reason."""
+
+
 def _check(groups: Sequence[RolloutGroup], options: GRPOOptions, counts: Counter[str]) -> None:
     why = format_counts(counts)
     if not groups:
-        raise ConfigError(
-            f"there are no groups to learn from; left out: {why}; GRPO needs token ids and logprobs: collect with "
-            "--weights, or with a vLLM or SGLang server and tokens in and out"
-        )
+        reasons = [reason for reason, count in counts.most_common() if count]
+        remedy = _NO_GROUPS.get(reasons[0], _NO_TOKENS_ADVICE) if reasons else "collect rollouts first"
+        raise ConfigError(f"there are no groups to learn from; left out: {why}; {remedy}")
     if isinstance(options, DistillOptions):
         return
     if options.overlong_tokens is None and not with_signal(groups):

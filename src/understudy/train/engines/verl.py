@@ -18,7 +18,7 @@ from typing import Any
 from msgspec import Struct
 
 from understudy.errors import ConfigError
-from understudy.train.groups import RolloutGroup, TokenSequence, TrainingRollout
+from understudy.train.groups import RolloutGroup, TokenSequence, TrainingRollout, format_counts
 
 TOO_LONG = "sequences longer than verl's prompt and response lengths"
 NOTHING_LEFT = "rollouts of which no sequence is left"
@@ -130,8 +130,9 @@ def data_proto(
     rows = list(_keyed(groups, lengths, counts))
     if not rows:
         raise ConfigError(
-            f"no rows for verl; left out: {dict(counts) or 'nothing'}; expected at least one group with a "
-            f"sequence within {lengths}: raise these lengths, or collect more"
+            f"no rows for verl; left out: {format_counts(counts)}; expected a sequence of at most "
+            f"{lengths.prompt} tokens of prompt and {lengths.response} of response: raise verl's "
+            "data.max_prompt_length or data.max_response_length, or collect more"
         )
     size = (len(rows), lengths.response)
     prompts = torch.full((len(rows), lengths.prompt), pad_id)
