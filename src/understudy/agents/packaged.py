@@ -21,6 +21,7 @@ from understudy.errors import ConfigError, SandboxError
 from understudy.sandbox.base import Completed, Mount, Sandbox
 from understudy.trajectory.tree import build
 from understudy.types import Call, Finding
+from understudy.wire.decoding import UNREADABLE, decoded
 
 _AGENT = "/opt/understudy/agent"
 _PYTHON = "/opt/understudy/python"
@@ -226,8 +227,8 @@ def json_events(output: bytes) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects among the lines of an output; other lines are skipped."""
     for line in output.splitlines():
         try:
-            event = msgspec.json.decode(line)
-        except (ValueError, RecursionError):
+            event = decoded(msgspec.json.decode, line)
+        except UNREADABLE:
             continue
         if isinstance(event, dict):
             yield cast(dict[str, Any], event)

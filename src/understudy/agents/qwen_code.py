@@ -25,6 +25,9 @@ from understudy.sandbox.base import Completed, Sandbox
 _TURNS_USED_UP = 53
 """The exit code of a session that has reached its turn limit."""
 
+_LOOP = "Loop detection halted the run"
+"""The beginning of its error where the model repeats itself: the model's fault, so its work is graded."""
+
 _OUTCOMES: dict[str, AgentOutcome] = {"success": "completed", "error_max_turns": "max_turns"}
 """The subtypes of its result that are an ordinary end."""
 
@@ -105,4 +108,6 @@ class QwenCode(PackagedAgent):
         if outcome == "max_turns" or (outcome and not results[-1].get("is_error")):
             return AgentEnd(outcome)
         reason = text_at(results[-1], "error", "message") or text_at(results[-1], "result") or "an error"
+        if reason.startswith(_LOOP):
+            return AgentEnd("completed")
         return self.crash(completed, reason)

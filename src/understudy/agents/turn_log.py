@@ -20,7 +20,8 @@ from understudy.ingest.formats.base import LogFormat
 from understudy.ingest.log_files import LogFile
 from understudy.trajectory.tree import Node, Trajectory
 from understudy.types import Finding
-from understudy.wire.arguments import parse_object
+from understudy.wire.arguments import parse_object, with_doubles
+from understudy.wire.decoding import UNREADABLE, decoded
 from understudy.wire.stored import response_blocks
 
 _EXCERPT_LENGTH = 120
@@ -126,16 +127,20 @@ def _finding(turn: LoggedTurn | None, node: Node | None) -> Finding:
 
 
 def _sorted_arguments(arguments: str) -> str:
-    """Return arguments as JSON with sorted keys. A single text may be in a field, or not be in an object."""
+    """Return arguments as JSON with sorted keys and numbers as JavaScript writes them, in which most agents are
+    written. No text is an empty object. A single text may be in a field, or not be in an object.
+    """
+    if not arguments.strip():
+        return "{}"
     try:
-        value = msgspec.json.decode(arguments)
-    except (ValueError, RecursionError):
+        value: Any = decoded(msgspec.json.decode, arguments.encode())
+    except UNREADABLE:
         return arguments
     text = cast(dict[str, Any], value).get("input") if isinstance(value, dict) else None
     if isinstance(text, str) and len(cast(dict[str, Any], value)) == 1:
         return text
     try:
-        return msgspec.json.encode(value, order="deterministic").decode()
+        return msgspec.json.encode(with_doubles(value), order="deterministic").decode()
     except (ValueError, RecursionError):
         return arguments
 

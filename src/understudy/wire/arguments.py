@@ -105,6 +105,16 @@ def same_input(sampled: object, echoed: object) -> bool:
     return same_type and sampled == echoed
 
 
+def with_doubles(value: Any) -> Any:
+    """Return a JSON value with all its numbers as JavaScript represents them; zero has no sign."""
+    if isinstance(value, dict):
+        return {key: with_doubles(item) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [with_doubles(item) for item in cast("list[Any]", value)]
+    number = _double(value)
+    return value if number is None else number + 0.0
+
+
 def _double(value: object) -> float | None:
     """Return a number as JavaScript represents it, which rounds long integers; None for anything else."""
     if not isinstance(value, int | float) or isinstance(value, bool):

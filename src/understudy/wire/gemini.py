@@ -143,7 +143,9 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 def _event(value: object) -> bytes:
     # Arguments keep the line breaks that the model wrote between values, which would end the line of the event.
-    return b"data: %b\n\n" % msgspec.json.encode(value).replace(b"\n", b" ").replace(b"\r", b" ")
+    # For Google's own JavaScript client the two separators, which only strings have, end it too.
+    line = msgspec.json.encode(value).replace(b"\n", b" ").replace(b"\r", b" ")
+    return b"data: %b\n\n" % line.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
 
 
 def to_events(body: bytes) -> bytes:

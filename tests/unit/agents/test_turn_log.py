@@ -82,6 +82,22 @@ def test_arguments_that_are_not_json_may_be_logged_in_a_repaired_form() -> None:
         assert len(differences(turns, broken)) == 1
 
 
+@pytest.mark.parametrize(
+    ("sampled", "logged"),
+    [
+        ("", "{}"),
+        (" ", "{}"),
+        ('{"n": 1.0, "m": [-0.0, 1180591620717411303424]}', '{"m":[0,1.1805916207174113e21],"n":1}'),
+        ('{"s": "a\\ud83db", "n": 1.0}', '{"n":1,"s":"a\ufffdb"}'),
+    ],
+    ids=["empty", "blank", "numbers", "half of a surrogate pair"],
+)
+def test_arguments_are_equal_in_the_form_that_javascript_writes(sampled: str, logged: str) -> None:
+    assert LoggedTurn("", (("bash", sampled),)).key == LoggedTurn("", (("bash", logged),)).key
+    for other in ('{"n": true}', '{"n": "1"}', '{"n": 2}', "[]"):
+        assert LoggedTurn("", (("bash", sampled),)).key != LoggedTurn("", (("bash", other),)).key
+
+
 def test_the_last_words_where_a_budget_is_used_up_may_be_in_the_log(trajectory: Trajectory) -> None:
     final_text = "The budget of this attempt is used up."
     body = json.dumps({"role": "assistant", "content": [{"type": "text", "text": final_text}]}).encode()
@@ -121,6 +137,12 @@ def test_a_hostile_log_is_no_failure(agent: type[PackagedAgent], content: bytes,
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
 def test_an_agent_that_was_stopped_before_it_wrote_anything_has_no_turns(agent: type[PackagedAgent]) -> None:
     assert list(agent().logged_turns({"stdout.txt": b"", "stderr.txt": b""}) or ()) == []
+
+
+def test_an_event_with_half_of_a_surrogate_pair_is_read() -> None:
+    used = rb'{"type": "tool_use", "part": {"tool": "bash", "state": {"input": {"command": "echo \ud83d"}}}}'
+    (turn,) = OpenCode().logged_turns({"stdout.txt": used + b'\n{"type": "step_finish"}'})
+    assert turn.key == LoggedTurn("", (("bash", r'{"command": "echo \ud83d"}'),)).key
 
 
 def test_parallel_calls_of_opencode_are_in_the_order_of_the_response() -> None:

@@ -456,6 +456,14 @@ def test_multi_line_arguments_are_streamed_as_one_event() -> None:
     assert part["functionCall"]["args"] == {"command": "ls\n", "n": 1}
 
 
+def test_separators_that_end_lines_in_javascript_are_escaped_in_a_stream() -> None:
+    written = generation(text="a\u2028b", tool_calls=(ToolCall("call_1", "run", '{"command": "c\u2029"}'),))
+    stream = GEMINI.events(GEMINI.message(written, parse(), GatewaySession("attempt", {}), "msg_1").body)
+    assert not {"\u2028", "\u2029"} & set(stream.decode())
+    text, call = assembled(stream)["parts"]
+    assert (text["text"], call["functionCall"]["args"]) == ("a\u2028b", {"command": "c\u2029"})
+
+
 PIECES = st.lists(st.sampled_from(["a", "b{", "é", " "]), max_size=4)
 
 
