@@ -49,7 +49,7 @@ def many_edits() -> Task:
     )
 
 
-@pytest.mark.parametrize("agent", (*AGENTS, "openhands"))
+@pytest.mark.parametrize("agent", ("claude-code", *AGENTS, "openhands"))
 def test_twenty_turns_with_edits_are_one_sequence(agent: str, tmp_path: Path) -> None:
     require_agent(agent)
     dump([many_edits()], tmp_path / "tasks.jsonl")
