@@ -14,7 +14,7 @@ from understudy.ingest.formats.registry import FORMATS, detect, format_named, gr
 from understudy.ingest.log_files import LogFile, read_head, walk_logs
 from understudy.ingest.trace import expand
 
-from support.ingest import DATA, LOGS, golden, read
+from support.ingest import DATA, LOGS, golden, only, read
 
 GOLDEN = Path(__file__).parents[2] / "data" / "ingest-golden"
 
@@ -105,3 +105,29 @@ def test_a_log_read_alone_is_not_detected(tmp_path: Path) -> None:
     path.write_bytes((DATA / "atif.json").read_bytes())
     (batch,) = group_batches([LogFile.on_disk(path)], Counter(), only=format_named("atif"))
     assert batch.format.name == "atif" and len(batch.files) == 1
+
+
+def test_an_answer_that_qwen_code_asked_again_for_is_in_no_later_history(tmp_path: Path) -> None:
+    """Its calls have no results, since nobody executed them."""
+
+    def call(number: int) -> list[dict[str, object]]:
+        return [{"functionCall": {"id": f"c{number}", "name": "run", "args": {"command": f"echo {number}"}}}]
+
+    records: list[tuple[str, list[dict[str, object]]]] = [
+        ("user", [{"text": "go"}]),
+        ("assistant", call(1)),
+        ("assistant", call(2)),
+        ("tool_result", [{"functionResponse": {"id": "c2", "response": {"output": "2"}}}]),
+        ("assistant", [{"text": "Done."}]),
+    ]
+    lines = [
+        {"uuid": f"u{at}", "parentUuid": f"u{at - 1}" if at else None, "sessionId": "s", "type": kind}
+        | {"provenance": kind, "message": {"parts": parts}}
+        for at, (kind, parts) in enumerate(records)
+    ]
+    path = tmp_path / "chat.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    _, states = only(path)
+    roles = [[message["role"] for message in state.messages] for state in states]
+    assert roles == [["user"], ["user"], ["user", "assistant", "tool"]]
+    assert states[-1].messages[-1]["content"] == "2"

@@ -52,6 +52,16 @@ class QwenCodeFormat(LogFormat):
         return builder.finish()
 
 
+def _take_back(builder: TraceBuilder) -> None:
+    """Let the next answer follow what came before an answer whose calls have no results.
+
+    Qwen Code asks again, without it, for an answer that was cut off in a call's arguments, after it has logged it.
+    """
+    last = builder.trace.nodes[builder.tip] if builder.tip >= 0 else None
+    if last is not None and last.body and last.body[-1]["role"] == "assistant" and "tool_calls" in last.body[-1]:
+        builder.tip = last.parent
+
+
 def _add(builder: TraceBuilder, record: dict[str, Any], number: int) -> None:
     """Add a record at the tip."""
     kind, subtype = str(record.get("type")), record.get("subtype")
@@ -70,6 +80,7 @@ def _add(builder: TraceBuilder, record: dict[str, Any], number: int) -> None:
         if kind != "assistant":
             builder.add(messages)
         elif messages:
+            _take_back(builder)
             own = string(record.get("uuid")) or f"line {number}"
             timestamp = string(record.get("timestamp"))
             builder.add_turn(own, [messages], model=string(record.get("model")), timestamp=timestamp)
