@@ -27,18 +27,21 @@ RESUME_NOT_LOGGED = "resume_not_logged"
 """The note on states that follow parallel calls which a resume may have lost."""
 
 _INTERRUPTED = b"[Request interrupted by user"
-_FEWEST_BYTES_PER_TOKEN = 2.5
+FEWEST_BYTES_PER_TOKEN = 2.5
 _MOST_BYTES_PER_TOKEN = 6
-# the most tokens that may be added unlogged, to a prompt of the same run of the program or of another one
-_ADDED_TOKENS = {True: 2000, False: 15_000}
+ADDED_TOKENS = {True: 2000, False: 15_000}
+"""The most tokens by which a prompt may differ unlogged: in the same run of the program, or in another one."""
 
 
-class _CacheUsage(Struct):
+class PromptUsage(Struct):
+    """The tokens of a prompt, as the API reported them with the response."""
+
     input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
 
     def prompt_tokens(self) -> int:
+        """Return how long the prompt was."""
         return (self.input_tokens or 0) + self.cached_tokens()
 
     def cached_tokens(self) -> int:
@@ -64,7 +67,7 @@ class _LostOnPath(Struct, frozen=True):
 _NOTHING_LOST = _LostOnPath()
 
 
-_usage = msgspec.json.Decoder(_CacheUsage).decode
+_usage = msgspec.json.Decoder(PromptUsage).decode
 
 
 class Continuity:
@@ -112,7 +115,7 @@ class Continuity:
 
     def is_doubtful(self, nodes: Sequence[TraceNode], node: int) -> bool:
         """Return whether a response at `node` may be the first one after a resume that is not logged."""
-        response = _response(nodes[node].body)
+        response = response_of(nodes[node].body)
         if not self._lost_bytes or response is None or _is_programs_own(response.records[0]):
             return False
         above = nodes[node].parent
@@ -129,7 +132,7 @@ class Continuity:
         if not lost.lost_bytes:
             return False  # a compaction or a rewind removed the calls that a resume would lose
         last, added_bytes = _end_of_path(nodes, above)
-        usage, usage_before, usage_after = map(_usage_of, (response, last, lost.behind))
+        usage, usage_before, usage_after = map(usage_of, (response, last, lost.behind))
         if usage is None or usage_before is None or usage_after is None:
             return True
         # A prompt that was stopped may already have put the beginning of a resumed session into the cache.
@@ -139,7 +142,7 @@ class Continuity:
         if any(map(tree.has_image, prompts)):
             return True
         added_bytes += sum(map(_text_bytes, prompts))
-        most_added = added_bytes / _FEWEST_BYTES_PER_TOKEN + _ADDED_TOKENS[bool(bytes(prompts[0].todos))]
+        most_added = added_bytes / FEWEST_BYTES_PER_TOKEN + ADDED_TOKENS[bool(bytes(prompts[0].todos))]
         grown = usage.prompt_tokens() - usage_before.prompt_tokens()
         return grown <= most_added - lost.lost_bytes / _MOST_BYTES_PER_TOKEN
 
@@ -151,7 +154,7 @@ class Continuity:
             at = nodes[at].parent
         lost = self._on_path[at] if at >= 0 else _NOTHING_LOST
         for node in reversed(way):
-            if (response := _response(nodes[node].body)) is not None:
+            if (response := response_of(nodes[node].body)) is not None:
                 lost = lost.then(response, self._lost_bytes.get(response.key))
                 self._summed.add(response.key)
             self._on_path[node] = lost
@@ -162,7 +165,7 @@ def _end_of_path(nodes: Sequence[TraceNode], at: int) -> tuple[ClaudeResponse | 
     """Return the last response on the path to `at`, and the bytes of its text and of everything after it."""
     added_bytes = 0
     while at >= 0:
-        if (response := _response(nodes[at].body)) is not None:
+        if (response := response_of(nodes[at].body)) is not None:
             return response, added_bytes + sum(map(_text_bytes, response.records))
         if (sent := tree.sent_record(nodes[at].body)) is not None:
             added_bytes += _text_bytes(sent.record)
@@ -170,7 +173,8 @@ def _end_of_path(nodes: Sequence[TraceNode], at: int) -> tuple[ClaudeResponse | 
     return None, added_bytes
 
 
-def _response(body: object) -> ClaudeResponse | None:
+def response_of(body: object) -> ClaudeResponse | None:
+    """Return the response of which a node's body is, or None if it is of the user's side."""
     return (
         body.response if isinstance(body, TrimmedResponse) else body if isinstance(body, ClaudeResponse) else None
     )
@@ -181,7 +185,7 @@ def _is_programs_own(record: ClaudeRecord) -> bool:
     return record.message is not None and record.message.model == "<synthetic>"
 
 
-def _usage_of(response: ClaudeResponse | None) -> _CacheUsage | None:
+def usage_of(response: ClaudeResponse | None) -> PromptUsage | None:
     """Return the usage that the API reported with a response, or None if it is not logged."""
     for record in response.records if response is not None else ():
         if record.message is not None and (raw := bytes(record.message.usage)):

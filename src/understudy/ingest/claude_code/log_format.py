@@ -28,6 +28,7 @@ from understudy.ingest.claude_code.records import (
     whole_lines,
 )
 from understudy.ingest.claude_code.render import ClaudeCodeRenderer, text, value_of
+from understudy.ingest.claude_code.shortened import COMPACTION_NOT_LOGGED
 from understudy.ingest.claude_code.tree import ClaudeConversation, ClaudeResponse, result_ids
 from understudy.ingest.claude_code.versions import behaviour_of
 from understudy.ingest.claude_code.walk import build_conversation
@@ -270,7 +271,7 @@ def _turn(response: ClaudeResponse, conversation: ClaudeConversation) -> TraceTu
         model=body.model if body is not None else None,
         timestamp=response.records[0].timestamp,
         branch="active" if response.key in conversation.active else "branch",
-        fidelity="repaired" if notes else "exact",
+        fidelity="lossy" if COMPACTION_NOT_LOGGED in notes else "repaired" if notes else "exact",
         notes=notes,
     )
 

@@ -47,6 +47,7 @@ from understudy.ingest.claude_code.records import (
     ClaudeRecord,
     parents_first,
 )
+from understudy.ingest.claude_code.shortened import shortened_prompts
 from understudy.ingest.claude_code.tree import ClaudeConversation, ClaudeResponse
 from understudy.ingest.claude_code.versions import (
     NO_TOOL,
@@ -147,12 +148,8 @@ class _Walk:
 
         This is the hot loop of ingestion, so the most frequent cases are handled inline, without a call.
         """
-        position, moved_up, preserved_behind, resumed = (
-            self.position,
-            self.moved_up,
-            self.preserved_behind,
-            self.resumed,
-        )
+        position, moved_up = self.position, self.moved_up
+        preserved_behind, resumed = self.preserved_behind, self.resumed
         user, assistant, nodes = self.place_user, self.place_assistant, self.nodes
         calls, response_at = self.calls, self.response_at
         last = -1
@@ -218,6 +215,8 @@ class _Walk:
             previous = uuid
             if preserved_behind and uuid in preserved_behind:
                 position[uuid] = last = self.add_preserved(preserved_behind.pop(uuid), at)
+        for node, note in shortened_prompts(nodes).items():
+            self.mark(node, note)
         return ClaudeConversation(
             nodes,
             list(self.responses.values()),

@@ -1,0 +1,111 @@
+"""Prompts that are shorter than the log explains: content was cleared, or summarised, without a record."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.claude_log import Log, by_message, read, thinking
+
+FIRST, NEXT, LAST = (f"msg_01{letter * 20}" for letter in "abc")
+CLEARED, COMPACTED = ("cleared_not_logged",), ("compaction_not_logged",)
+BEFORE = 140_000
+THOUGHT = "so " * 10_000  # at most 12,000 tokens
+
+
+def usage(tokens: int, cached: int = 10) -> dict[str, int]:
+    return {"cache_read_input_tokens": cached, "cache_creation_input_tokens": 0, "input_tokens": tokens - cached}
+
+
+def called(*thoughts: object, cached: int = 10) -> Log:
+    """A session up to the result of its first call, with a prompt of `BEFORE` tokens."""
+    log = Log()
+    log.user("look", todos=[])
+    log.assistant(FIRST, *thoughts, ("t1", "Bash"), usage=usage(BEFORE, cached))
+    log.result("t1", "one")
+    return log
+
+
+def label(log: Log, message_id: str) -> tuple[str, tuple[str, ...]]:
+    state = by_message(*read(log))[message_id]
+    return state.fidelity, state.notes
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (BEFORE + 300, ("exact", ())),
+        (BEFORE - 1500, ("exact", ())),  # reminders that are not logged come and go
+        (BEFORE - 24_000, ("repaired", CLEARED)),
+        (2110, ("lossy", COMPACTED)),
+    ],
+)
+def test_after_tool_results_a_prompt_is_not_shorter_than_the_one_before(
+    tokens: int, expected: tuple[str, tuple[str, ...]]
+) -> None:
+    log = called()
+    log.assistant(NEXT, "Looked.", usage=usage(tokens))
+    log.user("go on", todos=[])
+    log.assistant(LAST, "Going on.", usage=usage(tokens + 100))
+    assert label(log, FIRST) == ("exact", ())
+    assert label(log, NEXT) == label(log, LAST) == expected  # what was cleared stays cleared
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "same_run", "tokens", "expected"),
+    [
+        ((), True, BEFORE - 5000, CLEARED),
+        ((), False, BEFORE - 5000, ()),  # another run of the program may have fewer tools
+        ((), False, BEFORE - 20_000, CLEARED),
+        ((thinking(THOUGHT),), True, BEFORE - 5000, ()),  # earlier thinking is not sent after a prompt
+        ((thinking(THOUGHT),), True, BEFORE - 20_000, CLEARED),
+        ((thinking(""),), True, BEFORE - 20_000, ()),  # nothing says how long hidden thinking was
+    ],
+)
+def test_after_a_prompt_it_is_shorter_by_earlier_thinking_and_by_what_another_run_lacks(
+    thoughts: tuple[object, ...], same_run: bool, tokens: int, expected: tuple[str, ...]
+) -> None:
+    log = called(*thoughts)
+    log.assistant(NEXT, "Looked.", usage=usage(BEFORE))
+    log.user("go on", **({"todos": []} if same_run else {}))
+    log.assistant(LAST, "Going on.", usage=usage(tokens))
+    assert label(log, LAST)[1] == expected
+
+
+def test_thinking_does_not_explain_a_shorter_prompt_after_tool_results() -> None:
+    log = called(thinking(THOUGHT))
+    log.assistant(NEXT, "Looked.", usage=usage(BEFORE - 5000))
+    assert label(log, NEXT)[1] == CLEARED
+
+
+def test_figures_that_cannot_be_compared_give_no_note() -> None:
+    other_model = called()
+    other_model.assistant(NEXT, "Looked.", usage=usage(BEFORE // 2), model="claude-haiku-4-5")
+    without_cache = called(cached=0)  # such a server may count only what it had not cached
+    without_cache.assistant(NEXT, "Looked.", usage=usage(2000, cached=0))
+    not_reported = called()
+    not_reported.assistant(NEXT, "Looked.")
+    for log in (other_model, without_cache, not_reported):
+        assert label(log, NEXT) == ("exact", ())
+
+
+def test_what_the_log_says_to_be_cleared_or_compacted_gives_no_note() -> None:
+    cleared = called()
+    cleared.system("microcompact_boundary", microcompactMetadata={"compactedToolIds": ["t1"]})
+    cleared.assistant(NEXT, "Looked.", usage=usage(BEFORE - 30_000))
+    compacted = called()
+    compacted.system("compact_boundary", parent=None, compactMetadata={"trigger": "auto"})
+    compacted.user("This session is being continued.", isCompactSummary=True)
+    compacted.assistant(NEXT, "Looked.", usage=usage(9000))
+    for log in (cleared, compacted):
+        assert not {*CLEARED, *COMPACTED}.intersection(label(log, NEXT)[1])
+
+
+def test_a_rewound_turn_is_compared_with_what_precedes_it() -> None:
+    log = Log()
+    log.user("look", todos=[])
+    first = log.assistant(FIRST, "Looked.", usage=usage(20_000))
+    log.user("read all", parent=first, todos=[])
+    log.assistant(NEXT, "Read.", usage=usage(90_000))
+    log.user("only one", parent=first, todos=[])
+    log.assistant(LAST, "Read one.", usage=usage(20_100))
+    assert label(log, LAST) == ("exact", ())
