@@ -26,7 +26,7 @@ from msgspec import Struct, field
 from understudy.errors import ConfigError
 from understudy.ingest.formats.base import timestamp_seconds
 from understudy.ingest.formats.registry import LogBatch
-from understudy.ingest.log_files import LogFile, readable_files
+from understudy.ingest.log_files import LogFile, add_error, readable_files
 from understudy.ingest.log_reader import garbage_collection_paused
 from understudy.ingest.model_families import model_family
 from understudy.ingest.redaction import redact_trace
@@ -66,7 +66,8 @@ class BatchResult(Struct):
     `ids` concatenates the ids of the states, 16 bytes each. `of` is an array of unsigned ints: `kinds[of[i]]` is
     the kind of state `i`. `duplicates` counts states that occurred a second time within the batch. `redactions`
     counts the replacements by rule; `places` says where they are, and `unplaced` counts those whose place was not
-    recorded. If states were written, they are the `size` bytes at offset `at` of the part file.
+    recorded. `errors` has the texts of errors about damaged files. If states were written, they are the `size`
+    bytes at offset `at` of the part file.
     """
 
     files: int = 0
@@ -80,6 +81,7 @@ class BatchResult(Struct):
     redactions: Counter[str] = field(default_factory=Counter[str])
     places: list[ReportPlace] = field(default_factory=list[ReportPlace])
     unplaced: Counter[str] = field(default_factory=Counter[str])
+    errors: list[str] = field(default_factory=list[str])
     at: int = 0
     size: int = 0
 
@@ -90,13 +92,14 @@ class BatchResult(Struct):
 
 
 class IngestSummary(Struct):
-    """What was read. All fields except `files`, `unchanged`, `traces`, `losses`, `skipped` and `redactions` count
-    states.
+    """What was read. All fields except `files`, `unchanged`, `traces`, `losses`, `skipped`, `redactions` and
+    `errors` count states.
 
     `files` includes the `unchanged` files, which were not read again. `duplicates` are states that several files
     contain; they were written once. `left_out` counts unwanted states by reason, `losses` what a reader could not
     interpret, by kind, `skipped` the files that were not read, by reason, and `redactions` the replacements by
-    rule. With a store, `new`, `changed` and `same` compare the states with those stored before.
+    rule. `errors` has the texts of the first errors about damaged files. With a store, `new`, `changed` and `same`
+    compare the states with those stored before.
     """
 
     files: int = 0
@@ -115,6 +118,7 @@ class IngestSummary(Struct):
     losses: Counter[str] = field(default_factory=Counter[str])
     skipped: Counter[str] = field(default_factory=Counter[str])
     redactions: Counter[str] = field(default_factory=Counter[str])
+    errors: list[str] = field(default_factory=list[str])
 
     def add(self, read: BatchResult, seen: set[bytes]) -> set[int]:
         """Add the counts of a batch, and its ids to `seen`.
@@ -125,6 +129,8 @@ class IngestSummary(Struct):
         for name in ("left_out", "losses", "skipped", "redactions"):
             mine: Counter[str] = getattr(self, name)
             mine.update(getattr(read, name))
+        for error in read.errors:
+            add_error(self.errors, error)
         dropped: set[int] = set()
         counted: Counter[Kind] = Counter()
         for number, (identity, kind) in enumerate(read.states()):
@@ -187,27 +193,33 @@ def read_batch(batch: LogBatch, job: IngestJob, sink: StateSink | None, tick: Ca
     files: Sequence[LogFile] = batch.files
     skipped: Counter[str] = Counter()
     broken: Counter[str] = Counter()
+    errors: list[str] = []
+    last_error: OSError | None = None
     for _ in range(2):
         read = BatchResult(files=len(files), at=start)
         redactor = None if job.key is None else _redactor(job.key)
         try:
             with garbage_collection_paused():
                 _read_traces(batch.format.read(files), job.selection, sink, redactor, read, tick)
-        except OSError:
+        except OSError as error:
+            last_error = error
             # Unreadable files are rare, so the batch is read again without them: only reading each file to its end
             # shows which they are.
             if sink:
                 sink.roll_back(start)
-            files = readable_files(files, skipped, broken)
+            files = readable_files(files, skipped, broken, errors)
             continue
         read.skipped.update(skipped)
         read.losses.update(broken)
+        read.errors = errors
         if redactor:
             report = redactor.report
             read.redactions, read.places, read.unplaced = report.counts, [*report.places()], report.more
         read.size = sink.tell() - start if sink else 0
         return read
-    return BatchResult(skipped=Counter(unreadable_file=len(batch.files)), at=start)
+    if last_error is not None and not errors:
+        add_error(errors, last_error)  # each file can be read, but what it holds is damaged
+    return BatchResult(skipped=Counter(unreadable_file=len(batch.files)), errors=errors, at=start)
 
 
 def _redactor(key: bytes) -> Redactor:

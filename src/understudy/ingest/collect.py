@@ -247,11 +247,12 @@ _LOCK = "lock"
 
 
 class FoundLogs(Struct):
-    """The logs below some paths. `skipped` counts the other files by reason."""
+    """The logs below some paths. `skipped` counts the other files by reason, `errors` has texts of errors."""
 
     batches: list[LogBatch]
     files: int
     skipped: Counter[str] = field(default_factory=Counter[str])
+    errors: list[str] = field(default_factory=list[str])
 
 
 def find_logs(
@@ -263,12 +264,13 @@ def find_logs(
     detection. Raises ConfigError when a path cannot be read, or `output` is one of the logs.
     """
     skipped: Counter[str] = Counter()
+    errors: list[str] = []
     progress = IngestProgress()
     named_paths = {str(path.absolute()) for path in paths if path.is_file() and path.suffix.lower() != ".zip"}
     own = _inode(output) if output else None
 
     def seen() -> Iterator[LogFile]:
-        for file in walk_logs(paths, skipped):
+        for file in walk_logs(paths, skipped, errors):
             if own is not None and _inode(Path(file.path.partition(INSIDE)[0])) == own:
                 raise ConfigError(f"--output: {output} is one of the logs to read; choose another output file")
             progress.files += 1
@@ -276,26 +278,26 @@ def find_logs(
             yield file
 
     if only is None:
-        groups = group_batches(seen(), skipped)
-        return FoundLogs(groups, progress.files, skipped)
+        groups = group_batches(seen(), skipped, errors=errors)
+        return FoundLogs(groups, progress.files, skipped, errors)
     named: list[LogFile] = []
     others: list[LogFile] = []
     for file in seen():
         (named if str(Path(file.path).absolute()) in named_paths else others).append(file)
-    groups = {batch.key: batch for batch in group_batches(named, skipped, only)}
-    for batch in group_batches(others, skipped):
+    groups = {batch.key: batch for batch in group_batches(named, skipped, only, errors)}
+    for batch in group_batches(others, skipped, errors=errors):
         if batch.format.name != only.name:
             skipped["other_format"] += len(batch.files)
         elif batch.key in groups:
             groups[batch.key].files.extend(batch.files)
         else:
             groups[batch.key] = batch
-    return FoundLogs(list(groups.values()), progress.files, skipped)
+    return FoundLogs(list(groups.values()), progress.files, skipped, errors)
 
 
 def count_states(logs: FoundLogs, selection: StateSelection, jobs: int, report: ProgressCallback) -> IngestSummary:
     """Count the selected states without writing anything."""
-    total = IngestSummary(skipped=logs.skipped.copy())
+    total = IngestSummary(skipped=logs.skipped.copy(), errors=[*logs.errors])
     progress = _progress(logs)
     seen: set[bytes] = set()
     for read, _ in read_batches(logs.batches, IngestJob(selection), jobs, None, progress, report):
@@ -328,7 +330,7 @@ def collect_to_file(
     now = [_identities(batch) for batch in logs.batches]
     before = load_manifest(output, job)
     old = reusable(logs.batches, now, before)
-    total = IngestSummary(skipped=logs.skipped.copy())
+    total = IngestSummary(skipped=logs.skipped.copy(), errors=[*logs.errors])
     replaced = None if key is None else RedactionReport()
     if before is not None and [*old] == before.batches:
         seen: set[bytes] = set()
@@ -425,7 +427,7 @@ def collect_to_store(
         parent, prefix = Path(tempfile.gettempdir()), ".understudy-reading."
     with Store.open(location) as store:
         stored = store.sessions.sources()
-        total = IngestSummary(skipped=logs.skipped.copy())
+        total = IngestSummary(skipped=logs.skipped.copy(), errors=[*logs.errors])
         fresh: list[LogBatch] = []
         sources: list[list[LogSource]] = []
         progress = _progress(logs)

@@ -57,19 +57,37 @@ class LogFile(Struct, frozen=True):
         return cls(str(path), path.stat().st_size, lambda: path.open("rb", buffering=_DISK_BUFFER))
 
 
+MOST_ERRORS = 20
+"""The most texts of errors that are collected: a directory may have very many damaged files."""
+
+
 class OversizedLog(OSError):
     """A compressed log unpacks to implausibly many bytes, or an archive has too many members."""
 
 
-def walk_logs(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[LogFile]:
+def add_error(errors: list[str] | None, error: str | OSError, path: str = "") -> None:
+    """Add the text of an error to `errors`, unless there are `MOST_ERRORS` already, or nobody collects them.
+
+    `path` is put before a text that does not name it.
+    """
+    if errors is None or len(errors) >= MOST_ERRORS:
+        return
+    if isinstance(error, OSError) and error.filename is not None:
+        error = f"{os.fsdecode(error.filename)} cannot be read: {error.strerror}; check its permissions"
+    text = str(error)
+    errors.append(text if path in text else f"{path} cannot be read: {text}; it may be damaged, so copy it again")
+
+
+def walk_logs(paths: Iterable[Path], skipped: Counter[str], errors: list[str] | None = None) -> Iterator[LogFile]:
     """Yield the files at and below the paths in the order of their names, including those in zip archives.
 
-    Symbolic links are followed only if they are among `paths`. Skipped files are counted in `skipped` by reason.
-    Raises ConfigError if a path does not exist or cannot be read.
+    Symbolic links are followed only if they are among `paths`. Skipped files are counted in `skipped` by reason,
+    and `errors` collects the texts of errors (see `add_error`). Raises ConfigError if a path does not exist or
+    cannot be read.
     """
     seen: set[str] = set()
     here = Path.cwd()
-    for file in _walk(paths, skipped):
+    for file in _walk(paths, skipped, errors):
         # Paths may overlap, so each file is yielded once.
         own = os.path.join(here, file.path)  # noqa: PTH118 (of very many paths)
         if own in seen:
@@ -78,7 +96,7 @@ def walk_logs(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[LogFile]
         yield file
 
 
-def _walk(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[LogFile]:
+def _walk(paths: Iterable[Path], skipped: Counter[str], errors: list[str] | None) -> Iterator[LogFile]:
     for path in paths:
         try:
             mode = path.stat().st_mode
@@ -87,9 +105,9 @@ def _walk(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[LogFile]:
                 f"cannot read {path}: {error.strerror}; expected a log, a directory of logs or a zip archive"
             ) from error
         if stat.S_ISDIR(mode):
-            yield from _tree(path, skipped)
+            yield from _tree(path, skipped, errors)
         elif stat.S_ISREG(mode):
-            yield from _file(str(path), skipped)
+            yield from _file(str(path), skipped, errors)
         else:
             raise ConfigError(
                 f"cannot read {path}: expected a log, a directory of logs or a zip archive, got a special file"
@@ -127,9 +145,10 @@ def read_some(stream: BinaryIO, size: int) -> bytes:
     return getattr(stream, "read1", stream.read)(size)
 
 
-def _tree(top: Path, skipped: Counter[str]) -> Iterator[LogFile]:
+def _tree(top: Path, skipped: Counter[str], errors: list[str] | None) -> Iterator[LogFile]:
     def unread(error: OSError) -> None:
         skipped["unreadable_directory"] += 1
+        add_error(errors, error)
 
     for directory, directories, names in os.walk(top, onerror=unread):
         directories[:] = sorted(name for name in directories if name not in _LEFT_OUT)
@@ -139,35 +158,41 @@ def _tree(top: Path, skipped: Counter[str]) -> Iterator[LogFile]:
             path = f"{directory}{os.sep}{name}"
             try:
                 mode = os.lstat(path).st_mode
-            except OSError:
+            except OSError as error:
                 skipped["unreadable_file"] += 1
+                add_error(errors, error)
                 continue
             if stat.S_ISREG(mode):
-                yield from _file(path, skipped)
+                yield from _file(path, skipped, errors)
             else:
                 skipped["link" if stat.S_ISLNK(mode) else "special_file"] += 1
 
 
-def _file(path: str, skipped: Counter[str]) -> Iterator[LogFile]:
+def _file(path: str, skipped: Counter[str], errors: list[str] | None) -> Iterator[LogFile]:
     if not path.lower().endswith(".zip"):
         try:
             yield log_file_at(path)
-        except OSError:
+        except OSError as error:
             skipped["unreadable_file"] += 1
+            add_error(errors, error)
         return
     try:
         members = sorted(_archive(path).infolist(), key=lambda info: info.filename)
-    except OversizedLog:
+    except OversizedLog as error:
         skipped["oversized_archive"] += 1
+        add_error(errors, error)
         return
-    except _BROKEN:
+    except _BROKEN as error:
         skipped["bad_archive"] += 1
+        add_error(errors, _damaged(path, error))
         return
     seen: set[str] = set()
     for info in members:
         reason = _refused(info, seen)
         if reason:
             skipped[reason] += 1
+            if reason == "oversized_member":
+                add_error(errors, _oversized(f"{path}{INSIDE}{info.filename}"))
         elif not info.is_dir():
             seen.add(info.filename)
             yield log_file_at(f"{path}{INSIDE}{info.filename}")
@@ -241,10 +266,11 @@ def _member(archive: str, member: str) -> zipfile.ZipInfo:
             "same command again"
         ) from error
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise OSError(
-            f"{archive} cannot be read as a zip archive: {error}; it may be damaged or incomplete, so copy it "
-            "again"
-        ) from error
+        raise OSError(_damaged(archive, error)) from error
+
+
+def _damaged(archive: str, error: Exception) -> str:
+    return f"{archive} cannot be read as a zip archive: {error}; it may be damaged or incomplete, so copy it again"
 
 
 def _open_plain(path: str) -> BinaryIO:
@@ -297,6 +323,13 @@ def _allowed(compressed: int) -> int:
     return min(max(_LEAST_BOMB, compressed * _HONEST_RATIO), _MOST_BYTES)
 
 
+def _oversized(path: str) -> str:
+    return (
+        f"{path} unpacks to far more bytes than expected for its compressed size (a decompression bomb?); unpack "
+        "it yourself if you trust it"
+    )
+
+
 class _Bounded(RawIOBase):
     """A stream that fails after `allowed` bytes, or ends there if `cut` is set.
 
@@ -321,10 +354,7 @@ class _Bounded(RawIOBase):
             ) from error
         self._left -= len(data)
         if self._left < 0:
-            raise OversizedLog(
-                f"{self._path} unpacks to far more bytes than expected for its compressed size (a "
-                "decompression bomb?); unpack it yourself if you trust it"
-            )
+            raise OversizedLog(_oversized(self._path))
         buffer[: len(data)] = data
         return len(data)
 
@@ -341,10 +371,13 @@ def _bounded(stream: BinaryIO, allowed: int, path: str) -> BinaryIO:
 _PIECE = 1 << 20
 
 
-def readable_files(files: Sequence[LogFile], skipped: Counter[str], broken: Counter[str]) -> list[LogFile]:
+def readable_files(
+    files: Sequence[LogFile], skipped: Counter[str], broken: Counter[str], errors: list[str] | None = None
+) -> list[LogFile]:
     """Return the files that can be read. A file that breaks off is cut off there.
 
-    Files of which nothing can be read are counted in `skipped`, files that break off in `broken`.
+    Files of which nothing can be read are counted in `skipped`, files that break off in `broken`. `errors`
+    collects the texts of errors.
     """
     readable: list[LogFile] = []
     for file in files:
@@ -353,7 +386,8 @@ def readable_files(files: Sequence[LogFile], skipped: Counter[str], broken: Coun
             with file.open() as stream:
                 while piece := read_some(stream, _PIECE):
                     size += len(piece)
-        except OSError:
+        except OSError as error:
+            add_error(errors, error, file.path)
             if not size:
                 skipped["unreadable_file"] += 1
                 continue

@@ -17,7 +17,7 @@ from understudy.ingest.claude_code.records import QUEUED_PROMPT, read_log
 from understudy.ingest.claude_code.render import text
 from understudy.ingest.formats.base import timestamp_seconds
 from understudy.ingest.formats.registry import LogBatch
-from understudy.ingest.log_files import LogFile, readable_files
+from understudy.ingest.log_files import LogFile, add_error, readable_files
 from understudy.ingest.trace import Trace, path_to, text_of
 
 CHECKS = {
@@ -49,13 +49,17 @@ class StateFinding(Struct, frozen=True):
 
 
 class VerifyReport(Struct):
-    """What was checked and found. `counts` counts all findings; `findings` holds only the first ones."""
+    """What was checked and found. `counts` counts all findings; `findings` holds only the first ones.
+
+    `errors` has the texts of the first errors about files that could not be read.
+    """
 
     files: int = 0
     conversations: int = 0
     states: int = 0
     counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CHECKS, 0)))
     findings: list[StateFinding] = field(default_factory=list[StateFinding])
+    errors: list[str] = field(default_factory=list[str])
 
     def add(self, finding: StateFinding) -> None:
         """Count a finding, and keep it if there are not too many."""
@@ -71,10 +75,14 @@ def verify(batches: Iterable[LogBatch], tick: Callable[[int], None]) -> VerifyRe
     """
     report = VerifyReport()
     for batch in batches:
-        files = readable_files(batch.files, Counter(), Counter())
+        files = readable_files(batch.files, Counter(), Counter(), report.errors)
         traces: list[_CheckedTrace] = []
-        for trace in batch.format.read(files):
-            traces.append(_check_trace(trace, report))
+        try:
+            for trace in batch.format.read(files):
+                traces.append(_check_trace(trace, report))
+        except OSError as error:  # such as a database that is damaged
+            add_error(report.errors, error)
+            continue
         if batch.format.name == FORMAT_NAME:
             _check_logged(files, traces, report)
         report.files += len(files)

@@ -351,3 +351,37 @@ def test_a_failed_write_is_reported_and_leaves_the_earlier_output(tmp_path: Path
     assert "cannot be written: File too large" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["projects", "states.jsonl"]
     assert output.read_text() == "before\n"
+
+
+def test_the_errors_of_damaged_files_are_printed(tmp_path: Path):
+    logs = lay(tmp_path, session("s1"))
+    (logs / "a").mkdir()
+    (logs / "a" / "opencode.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 4000)
+    (logs / "bad.zip").write_bytes(b"PK no zip")
+    with zipfile.ZipFile(logs / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb.jsonl", b"\0" * 200_000_000)
+    (logs / "no.jsonl.gz").write_bytes(b"no gzip")
+    expected = {
+        "opencode.db": "cannot be read as a database of OpenCode",
+        "bad.zip": "cannot be read as a zip archive",
+        "bomb.jsonl": "unpacks to far more bytes than expected",
+        "no.jsonl.gz": "Not a gzipped file",
+    }
+    for options in (("--dry-run",), ("--dir", tmp_path / "store"), ("--verify",)):
+        printed = [line for line in ingest(logs, *options).stderr.splitlines() if line.startswith("error: ")]
+        assert len(printed) == len(expected)
+        for name, problem in expected.items():
+            (line,) = (line for line in printed if name in line)
+            assert problem in line and len(line) < 600
+        listed = json.loads(ingest(logs, *options, "--json").stdout)["errors"]
+        assert sorted(f"error: {text}" for text in listed) == sorted(printed)
+
+
+def test_of_very_many_damaged_files_the_first_errors_are_printed(tmp_path: Path):
+    for number in range(50):
+        (tmp_path / f"{number:02d}{'x' * 200}.zip").write_bytes(b"PK no zip")
+    done = ingest(tmp_path, "--dry-run", code=2)
+    assert "50 bad archive" in done.stderr
+    printed = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert [name in line for name, line in zip(("00x", "01x"), printed, strict=False)] == [True, True]
+    assert len([line for line in printed if "zip archive" in line]) == 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _MOST_JOBS = 8
 _STORE = "sessions"
 _SHOWN_FINDINGS = 20
+_LONGEST_ERROR = 500
 
 _REASONS = {
     "other_project": "of other projects (--project)",
@@ -110,6 +111,7 @@ def ingest(
     from understudy.ingest.collect import collect_to_file, collect_to_store, count_states, find_logs
     from understudy.ingest.formats.base import timestamp_seconds
     from understudy.ingest.formats.registry import format_named
+    from understudy.ingest.log_files import MOST_ERRORS
     from understudy.ingest.state_files import require_pyarrow
     from understudy.ingest.verify import verify as verify_logs
     from understudy.store.address import parse_location
@@ -153,6 +155,7 @@ def ingest(
         logs = find_logs(paths, only, output, progress)
         if not logs.batches:
             why = _listed(logs.skipped) or "there are no files"
+            _print_errors(logs.errors)
             raise ConfigError(
                 f"no logs were found in {', '.join(map(str, paths))} ({why}); give a log, a directory or a "
                 "zip, or name the --format of a file"
@@ -162,6 +165,7 @@ def ingest(
                 logs.batches, lambda read: progress_line.show(f"checked {read} of {logs.files} files")
             )
             progress_line.end(keep=False)
+            report.errors = [*logs.errors, *report.errors][:MOST_ERRORS]
             _print_report(report, json_)
             return
         if output is not None:
@@ -244,6 +248,7 @@ def _print_report(report: VerifyReport, as_json: bool) -> None:
             typer.echo(f"{finding.check}: {visible(' '.join(where))}", err=True)
         if len(report.findings) > _SHOWN_FINDINGS:
             typer.echo(f"{_SHOWN_FINDINGS} findings are shown; --json has up to 1000", err=True)
+        _print_errors(report.errors)
     if report.counts.total():
         raise typer.Exit(1)
 
@@ -291,6 +296,14 @@ def _print_counts(counts: IngestSummary, where: str) -> None:
     for title, counter in (("files not read", counts.skipped), ("lost in reading", counts.losses)):
         if counter:
             typer.echo(f"{title}: {_listed(counter)}", err=True)
+    _print_errors(counts.errors)
+
+
+def _print_errors(errors: Sequence[str]) -> None:
+    from understudy.util.text import visible
+
+    for error in errors:
+        typer.echo(f"error: {visible(error[:_LONGEST_ERROR])}", err=True)
 
 
 def _listed(counter: Counter[str]) -> str:

@@ -28,7 +28,7 @@ from understudy.ingest.formats.swe_agents import (
     SweRebenchFormat,
     SweSmithFormat,
 )
-from understudy.ingest.log_files import LogFile, read_head
+from understudy.ingest.log_files import LogFile, add_error, read_head
 
 # A file belongs to the first format that detects it, so formats with stricter tests come first.
 FORMATS: tuple[LogFormat, ...] = (
@@ -80,12 +80,15 @@ def detect(path: str, head: bytes) -> LogFormat | None:
 
 
 def group_batches(
-    files: Iterable[LogFile], skipped: Counter[str], only: LogFormat | None = None
+    files: Iterable[LogFile],
+    skipped: Counter[str],
+    only: LogFormat | None = None,
+    errors: list[str] | None = None,
 ) -> list[LogBatch]:
     """Group files that must be read together. With `only`, all are assumed to have that format.
 
     `skipped` counts files of no known format as `unknown_format`, unreadable ones as `unreadable_file`, and empty
-    ones as `empty_file`.
+    ones as `empty_file`. `errors` collects the texts of errors.
     """
     groups: dict[_Key, LogBatch] = {}
     linked: dict[_Key, LogBatch] = {}
@@ -93,9 +96,10 @@ def group_batches(
         format = only
         try:
             beginning = read_head(file)
-        except OSError:
+        except OSError as error:
             if only is None:
                 skipped["unreadable_file"] += 1
+                add_error(errors, error, file.path)
                 continue
             beginning = b""  # the reader counts it as unreadable
         if format is None:
