@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any, cast
 
 import msgspec
@@ -67,7 +67,10 @@ def compare_turns(
     that are not JSON before they log them. Where it was `cut_off`, stopped or crashed, its last answers may be
     missing. `must` says whether an answer has to be in the log.
     """
-    turns = [turn for turn in logged if turn.text.strip() or turn.calls]
+    filled = (turn for turn in logged if turn.text.strip() or turn.calls)
+    # What a log has beyond the calls differs in any case: it is only counted, as comparing it could take minutes.
+    turns = list(islice(filled, len(trajectory.nodes) + FINDINGS_LIMIT))
+    more = sum(1 for _ in filled)
     nodes = [node for node in trajectory.nodes if _is_logged(node)]
     answers = [answered_turn(node) for node in nodes]
     findings: list[Finding] = []
@@ -84,10 +87,10 @@ def compare_turns(
                 unmatched.append(node)
         for turn, node in zip_longest(left, unmatched):
             findings.append(_finding(turn, node))
-    if len(findings) > FINDINGS_LIMIT:
-        more = Finding(kind=KIND, message=f"and {len(findings) - FINDINGS_LIMIT + 1} more differences")
-        findings = [*findings[: FINDINGS_LIMIT - 1], more]
-    return findings
+    if len(findings) + bool(more) > FINDINGS_LIMIT:
+        more += len(findings) - FINDINGS_LIMIT + 1
+        findings = findings[: FINDINGS_LIMIT - 1]
+    return [*findings, Finding(kind=KIND, message=f"and {more} more differences")] if more else findings
 
 
 def _is_logged(node: Node) -> bool:

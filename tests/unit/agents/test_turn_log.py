@@ -54,6 +54,22 @@ def test_each_difference_is_told(trajectory: Trajectory) -> None:
     assert len(differences([LoggedTurn(str(n)) for n in range(500)], trajectory)) == 20
 
 
+def test_a_log_that_is_much_longer_than_the_calls_is_compared_in_part(trajectory: Trajectory) -> None:
+    compared: list[str] = []
+
+    class Counted(LoggedTurn, frozen=True):
+        @property
+        def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+            compared.append(self.text)
+            return super().key
+
+    turns: list[LoggedTurn] = [Counted(str(number)) for number in range(5000)]
+    *_, last = differences(turns, trajectory)
+    assert (len(compared), last) == (22, f"and {5000 - 19} more differences")
+    repeated = differences([LOOK] * 5000, trajectory)
+    assert (len(repeated), repeated[-1]) == (20, f"and {5000 - 1 - 19} more differences")
+
+
 def test_an_answer_that_was_asked_for_again_may_be_in_the_log() -> None:
     session, start = Session(), user(text("go"))
     session.ask([start], [text("I was about to")])
