@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -19,6 +20,7 @@ from understudy.util.python_syntax import parse_literal
 _WORTH_READING = 8.0  # values with fewer bits than this are not searched for in the rest of a version
 _READ = 2.0  # such a value counts as readable if fewer bits than this are left
 _READ_NUMBER = 1.5  # bits that a guesser needs to choose this number among the numbers in a version
+_FEWEST_COUNTED = 3  # that many numbers with equal differences are yielded by a counter
 _LONG_NEEDLE = 8  # minimum characters for searching an expected substring likewise
 _TEXT_OPERATORS = frozenset({"holds", "startswith", "endswith", "search", "match", "fullmatch"})
 _UNIVERSAL: tuple[Any, ...] = (None, True, False, 0, 1, -1, math.inf, -math.inf, "", "a", b"", [], {})
@@ -28,12 +30,14 @@ _UNIVERSAL: tuple[Any, ...] = (None, True, False, 0, 1, -1, math.inf, -math.inf,
 def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], readable: ReadableValues) -> float:
     """Return the binary logarithm of the number of guesses at what sites expect, for code that forces the results.
 
-    Equal expectations are guessed once. A truth value counts only where a function must return both values, and
-    then once; a relation counts only where no single return value of the function satisfies all relations, and an
-    exception only where no single one satisfies all sites that expect one.
+    Equal expectations are guessed once, and numbers with equal differences by their first one and the difference,
+    because a function that counts its calls returns them. A truth value counts only where a function must return
+    both values, and then once; a relation counts only where no single return value of the function satisfies all
+    relations, and an exception only where no single one satisfies all sites that expect one.
     """
     changed = 0.0
     values: dict[str, float] = {}
+    returned: dict[str, list[Any]] = {}
     outcomes: dict[str, set[str]] = {}
     relations: dict[str, list[TwinSite]] = {}
     raising: dict[str, TwinSite] = {}
@@ -51,7 +55,7 @@ def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], read
                 if each[1][0] in ("b", "n"):
                     outcomes.setdefault(f"value {site.subject}", set()).add(text)
                 else:
-                    values[text] = value_bits(each[1], readable)
+                    returned.setdefault(site.subject, []).append(each[1])
         elif site.operation == "compare":
             relations.setdefault(site.subject, []).append(site)
         elif site.operation in ("raises", "warns"):  # any number of warnings may be emitted, but one exception
@@ -59,6 +63,8 @@ def secret_bits(observed: Iterable[tuple[TwinSite, Sequence[Observation]]], read
                 raising[site.expected] = site
                 raised += [each[1] for each in gold]
             values[f"match {site.operator}"] = _needle_bits(site.operator, readable)
+    for each in returned.values():
+        values |= _sequence_bits(each, readable)
     both = sum(len(seen) > 1 for seen in outcomes.values())
     one_suffices = any(all(satisfies(site, kinds) for site in raising.values()) for kinds in raised)
     return (
@@ -124,10 +130,39 @@ def _content_bits(leaves: list[Any], readable: ReadableValues | None) -> float:
     """Return the bits of a container: each distinct value counts once, truth values only if they differ from the
     most frequent one.
     """
-    distinct = {json.dumps(leaf): leaf for leaf in leaves}
     truths = Counter(json.dumps(leaf) for leaf in leaves if leaf[0] in ("b", "n"))
     rare = sum(truths.values()) - max(truths.values(), default=0)
-    return min(1.0 + rare + sum(value_bits(leaf, readable) for leaf in distinct.values()), 32.0)
+    return min(1.0 + rare + sum(_sequence_bits(leaves, readable).values()), 32.0)
+
+
+def _sequence_bits(values: Sequence[Any], readable: ReadableValues | None) -> dict[str, float]:
+    """Return the bits of encoded values in the order in which they are expected, by what is guessed at once: a
+    value, or numbers with equal differences.
+    """
+    bits: dict[str, float] = {}
+    begin = 0
+    while begin < len(values):
+        text, count, step = json.dumps(values[begin]), *_counted(values, begin)
+        bits[text] = value_bits(values[begin], readable)
+        if count >= _FEWEST_COUNTED and step:
+            text = f"{text} and on by {step}"
+            bits[text] = value_bits(["i", hex(step)], readable)
+            begin += count
+        else:
+            begin += 1
+    return bits
+
+
+def _counted(values: Sequence[Any], begin: int) -> tuple[int, int]:
+    """Return how many values from `begin` on are whole numbers with equal differences, and that difference."""
+    numbers = (int(each[1], 16) for each in itertools.takewhile(_is_whole, itertools.islice(values, begin, None)))
+    pairs = itertools.pairwise(numbers)
+    step = next((after - before for before, after in pairs), 0)
+    return 2 + sum(1 for _ in itertools.takewhile(lambda pair: pair[1] - pair[0] == step, pairs)), step
+
+
+def _is_whole(encoded: Any) -> bool:
+    return encoded[0] == "i"
 
 
 def _leaves(content: list[Any]) -> list[Any]:

@@ -35,20 +35,22 @@ from understudy.checks.twin_run import (
     protection_of,
 )
 from understudy.checks.twin_script import hidden_contents, placed_version
+from understudy.config import cache_dir
 from understudy.errors import GraderError, TaskError
 from understudy.grade.apply import apply_patch
 from understudy.grade.audit import audit
 from understudy.grade.faults import PatchFault, attribute_faults, with_untrusted_code
 from understudy.grade.gate import GatedPatch, gate, intruders
 from understudy.grade.recording import APPLIED_HERE, RecordingSandbox
+from understudy.grade.turns import turn
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
-from understudy.tasks.prepare import PreparedTask, hidden_mounts, sandbox_spec
+from understudy.tasks.prepare import PreparedTask, hidden_mounts, other_hash_seed, sandbox_spec
 from understudy.tasks.records import task_digest
 from understudy.types import Integrity, PytestChecks, ScriptChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_FORMAT = "38"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "39"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, stored in each verdict: the release, and how its patches are judged."""
 
@@ -64,7 +66,8 @@ async def grade(
     """Grade a patch in a fresh sandbox. A patch of which nothing passes the gate gets 0 without running.
 
     The audit's findings are in the verdict's `integrity`; the reward is what the checks say. Raises GraderError
-    or SandboxError when the patch could not be graded: that is never a reward.
+    or SandboxError when the patch could not be graded: that is never a reward. Gradings with the same hidden tests
+    take turns (see `understudy.grade.turns`).
     """
     gated = await asyncio.to_thread(gate, patch, prepared.task, prepared.tree)
     reordered: frozenset[str] = frozenset()
@@ -75,15 +78,16 @@ async def grade(
         reason = f"only files that do not count: {dropped}" if dropped else "empty patch"
         verdict = Verdict(reward=0.0, reason=reason)
     else:
-        # The versions run before the tests: what runs later can read what earlier code left in the kernel, such as
-        # which pages of a file are cached, and the tests hold all that the versions withhold.
-        judgement = await _ask_versions(prepared, gated, sandboxes, environment)
-        verdict = (await _evaluate(prepared, gated, sandboxes, environment)).verdict
-        if is_solved(verdict.reward):
-            if isinstance(judgement, TwinJudgement) and _fails_all(prepared, judgement):
-                judgement = await _ask_again(prepared, gated, judgement, sandboxes, environment)
-            verdict = _confirmed(verdict, judgement)
-            reordered = judgement.reordered if isinstance(judgement, TwinJudgement) else reordered
+        async with turn(prepared.task, cache_dir()):
+            # The versions run before the tests: what runs later can read what earlier code left in the kernel,
+            # such as which pages of a file are cached, and the tests hold all that the versions withhold.
+            judgement = await _ask_versions(prepared, gated, sandboxes, environment)
+            verdict = (await _evaluate(prepared, gated, sandboxes, environment)).verdict
+            if is_solved(verdict.reward):
+                if isinstance(judgement, TwinJudgement) and _fails_all(prepared, judgement):
+                    judgement = await _ask_again(prepared, gated, judgement, sandboxes, environment)
+                verdict = _confirmed(verdict, judgement)
+                reordered = judgement.reordered if isinstance(judgement, TwinJudgement) else reordered
     if verdict.integrity.status != "forged":
         integrity = await asyncio.to_thread(audit, patch, prepared.task, gated, verdict, prepared.tree)
         if integrity.evidence != verdict.integrity.evidence:  # otherwise the verdict's own reason is the clearest
@@ -203,7 +207,9 @@ async def _run_version(
         if prepared.hidden is not None:
             placed = await asyncio.to_thread(stack.enter_context, placed_version(prepared.hidden, version))
             prepared = replace(prepared, hidden=placed)
-        sandbox = await sandboxes.open(sandbox_spec(prepared, environment, mounts=hidden_mounts(prepared)))
+        env = other_hash_seed(prepared, environment) if version.reseeded else {}
+        spec = sandbox_spec(prepared, environment, mounts=hidden_mounts(prepared), env=env)
+        sandbox = await sandboxes.open(spec)
         stack.push_async_callback(sandbox.close)
         if isinstance(task.checks, SuiteChecks):
             await run_before_patch(sandbox, task.checks)

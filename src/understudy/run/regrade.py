@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,16 @@ def _make(directory: Path) -> None:
         raise ConfigError(
             f"{directory}: cannot be created: {error.strerror}; choose another --output-dir"
         ) from error
+
+
+def _alternating(decided: Sequence[GradedRollout]) -> list[GradedRollout]:
+    """Return the rollouts with those of one task far apart, because their gradings wait for each other."""
+    before: Counter[str] = Counter()
+    turns: list[int] = []
+    for graded in decided:
+        turns.append(before[graded.rollout.task_id])
+        before[graded.rollout.task_id] += 1
+    return [decided[n] for n in sorted(range(len(decided)), key=turns.__getitem__)]
 
 
 async def regrade_run(
@@ -87,7 +98,7 @@ async def regrade_run(
         progress(done, len(decided))
 
     async with asyncio.TaskGroup() as group:
-        for graded in decided:
+        for graded in _alternating(decided):
             group.create_task(regrade(graded))
     for run in store.runs.all():
         files = RolloutFiles(store, msgspec.convert(run.config, RunConfig), directory, rewrite=True)

@@ -10,6 +10,7 @@ import hashlib
 import os
 import posixpath
 import re
+import secrets
 import shutil
 import stat
 import subprocess
@@ -35,6 +36,8 @@ from understudy.util.files import atomic_write, locked, make_readable, mark_used
 
 GIT_MOUNT = "/opt/understudy/git"
 """Where the pristine git directory is in a sandbox, for runs with `reveal=True`."""
+
+_HASH_SEED, _MOST_SEED = "PYTHONHASHSEED", 4294967295
 
 _FORMAT = "3"  # part of every digest: raise it when what is made here changes, so that it is made again
 
@@ -132,6 +135,16 @@ def sandbox_spec(
         env={**environment.env, **prepared.task.env, **(env or {})},
         path_prefixes=environment.path_prefixes,
     )
+
+
+def other_hash_seed(prepared: PreparedTask, environment: TaskEnvironment) -> dict[str, str]:
+    """Return the environment variables that give Pythons another hash seed than the task's sandboxes have; empty
+    if theirs is random, or the task itself sets one.
+    """
+    env = (prepared.environment or environment).env
+    if _HASH_SEED not in env or _HASH_SEED in prepared.task.env:
+        return {}
+    return {_HASH_SEED: str(1 + secrets.randbelow(_MOST_SEED))}
 
 
 def git_program() -> str:

@@ -92,11 +92,7 @@ def locked(path: Path, *, busy: str = "", remedy: str = _CACHE_REMEDY) -> Genera
     holder dies. Waits for another holder, unless `busy` says what to tell then.
     Raises ConfigError with `busy`, or with `remedy` when the file cannot be made.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be created: {error.strerror}; {remedy}") from error
+    descriptor = _open_lock(path, remedy)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
@@ -105,6 +101,28 @@ def locked(path: Path, *, busy: str = "", remedy: str = _CACHE_REMEDY) -> Genera
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def try_lock(path: Path) -> int | None:
+    """Return a descriptor that holds a lock as `locked` does until it is closed; None if another holder has it.
+
+    Raises ConfigError when the file cannot be made.
+    """
+    descriptor = _open_lock(path, _CACHE_REMEDY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _open_lock(path: Path, remedy: str) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be created: {error.strerror}; {remedy}") from error
 
 
 _shared: dict[Path, int] = {}

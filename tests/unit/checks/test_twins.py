@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -521,6 +521,21 @@ def test_tested_code_that_changes_what_the_driver_module_holds_hides_nothing(
         n for n, value in vars(twin_driver).items() if n.islower() and isinstance(value, dict) and n[:2] != "__"
     ]
     assert counters == []
+
+
+@pytest.mark.parametrize(
+    ("counted", "scattered"),
+    [(range(7), [0, 3, 1, 6, 2, 5, 4]), (range(90, 40, -10), [90, 50, 60, 80, 70]), ([4, 8], [8, 4])],
+)
+def test_numbers_that_a_counter_yields_are_guessed_at_once(counted: Sequence[int], scattered: list[int]):
+    def worth(numbers: Sequence[int]) -> tuple[float, float]:
+        values = [["i", hex(number)] for number in numbers]
+        apart = secret_bits([(TwinSite("equal"), [["value", each]]) for each in values], NOTHING)
+        return apart, secret_bits([(TwinSite("equal"), [["value", ["l", values]]])], NOTHING)
+
+    few = len(counted) < 3
+    for by_counter, by_all in zip(worth(counted), worth(scattered), strict=True):
+        assert by_counter == by_all if few else by_counter + 5 < by_all
 
 
 def test_an_exception_of_several_expected_classes_passes_none():
