@@ -21,7 +21,7 @@ from understudy.checks.base import (
     read_result_file,
     report_lines,
 )
-from understudy.checks.runtime_events import read_events
+from understudy.checks.runtime_events import read_events, read_opens
 from understudy.errors import GraderError
 from understudy.sandbox.base import Mount, Sandbox
 from understudy.types import KEEPS, SOLVES, Evidence, PytestChecks, TestOutcome, Verdict
@@ -39,7 +39,8 @@ class PytestReport(Struct):
 
     `exit_code` is None after a timeout. `finished` is true when pytest reported its own end; otherwise a test that
     was still running is not in `outcomes`. `log` is the end of its output, `events` what was observed of the
-    tested code (see `understudy.checks.runtime_events`).
+    tested code (see `understudy.checks.runtime_events`). `opened` is how often pytest's process itself opened each
+    file that was run.
     """
 
     outcomes: dict[str, TestOutcome]
@@ -49,6 +50,7 @@ class PytestReport(Struct):
     log: str
     finished: bool = True
     events: tuple[Evidence, ...] = ()
+    opened: dict[str, int] = {}
 
 
 class _ReportLine(Struct):
@@ -96,6 +98,7 @@ async def run_pytest(sandbox: Sandbox, files: Sequence[str], *, timeout_s: float
     raw = await read_result_file(sandbox, report, _REPORT_BYTES) or b""
     outcomes, messages, end = parse_outcomes(raw)
     finished = end is not None and end == done.exit_code
+    opened = read_opens(done.stderr, token)
     stderr, events = read_events(done.stderr, token, finished=finished)
     log = output_tail(replace(done, stderr=stderr))
     if done.exit_code in _NOT_STARTED:
@@ -106,7 +109,7 @@ async def run_pytest(sandbox: Sandbox, files: Sequence[str], *, timeout_s: float
                 f"pytest could not be started (exit code {done.exit_code}); install it in the task's "
                 f"environment:\n{log[-2000:]}"
             )
-    return PytestReport(outcomes, messages, done.exit_code, done.timed_out, log, finished, events)
+    return PytestReport(outcomes, messages, done.exit_code, done.timed_out, log, finished, events, opened)
 
 
 def parse_outcomes(raw: bytes) -> tuple[dict[str, TestOutcome], dict[str, str], int | None]:

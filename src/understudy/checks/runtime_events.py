@@ -31,6 +31,7 @@ REASONS = {
     "runner-replaced": "the tested code replaces functions of the test runner",
     "report-read": "the tested code reads the file in which the results of the tests are reported",
     "tests-read": "the tested code reads the hidden tests while they run",
+    "tests-opened": "a program or library opens the hidden tests where the watch does not see it",
     "test-replaced": "the tested code replaces functions of the hidden tests",
     "objects-searched": "the tested code searches all objects of the tests' process",
     "memory-used": "the tested code reads or writes the memory of the tests' process",
@@ -58,12 +59,39 @@ def read_events(stderr: bytes, token: str, *, finished: bool) -> tuple[bytes, tu
 
     A watched process proves that it came to its end. If it `finished` without this proof, that is an event too.
     """
-    line = re.compile(rb"\n?(?P<process>" + re.escape(token.encode()) + rb")" + _FIELDS + rb"\n")
-    lines = list(line.finditer(stderr))
+    lines = _lines(stderr, token)
     events = [event for each in lines for event in _event(each)]
     if finished and lines and not _proven(lines):
         events.append(Evidence("watch-ended", text=REASONS["watch-ended"]))
-    return line.sub(b"", stderr), tuple(events)
+    return _line_of(token).sub(b"", stderr), tuple(events)
+
+
+def _line_of(token: str) -> re.Pattern[bytes]:
+    return re.compile(rb"\n?(?P<process>" + re.escape(token.encode()) + rb")" + _FIELDS + rb"\n")
+
+
+def _lines(stderr: bytes, token: str) -> list[re.Match[bytes]]:
+    return list(_line_of(token).finditer(stderr))
+
+
+def read_opens(stderr: bytes, token: str) -> dict[str, int]:
+    """Return how often the watched process opened each hidden file, as the watch saw it.
+
+    Empty without its proof that it came to its end.
+    """
+    proven = [each for each in _proven(_lines(stderr, token)) if each["rule"] == b"opened"]
+    return {each["path"].decode("unicode_escape", "replace"): int(each["line"]) for each in proven}
+
+
+def opened_unseen(opens: Mapping[str, int], watched: Mapping[str, int]) -> tuple[Evidence, ...]:
+    """Return an event for each hidden file that was opened more often, as the sandbox counts, than the watch saw.
+
+    Programs that the tests start open files so, and libraries that open them without asking Python.
+    """
+    reason = REASONS["tests-opened"]
+    return tuple(
+        Evidence("tests-opened", path, 0, reason) for path in watched if opens.get(path, 0) > watched[path]
+    )
 
 
 _FIELDS = (

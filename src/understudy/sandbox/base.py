@@ -184,6 +184,17 @@ class Sandbox(Protocol):
         """
         return None
 
+    async def count_opens(self, paths: Sequence[str]) -> None:
+        """Count from now on how often these files of the workdir (paths relative to it) are opened, until a reset.
+
+        Kinds that cannot do this do nothing.
+        """
+        return None
+
+    def opens(self) -> dict[str, int] | None:
+        """Return how often the files of `count_opens` were opened, by their paths; None if that is not known."""
+        return None
+
     async def read_changes(self, *, file_limit: int, ignored: IgnoreFilter) -> TreeChanges | None:
         """Return what changed, read from outside; None if this kind can trust a revealed run to read the changes.
 
@@ -320,6 +331,13 @@ class IsolatedSandbox:
 
     async def seal(self, paths: Sequence[str]) -> None:
         """Leave the files as they are: see `Sandbox.seal`."""
+
+    async def count_opens(self, paths: Sequence[str]) -> None:
+        """Do nothing: see `Sandbox.count_opens`."""
+
+    def opens(self) -> dict[str, int] | None:
+        """Return None: see `Sandbox.opens`."""
+        return None
 
     def _absolute(self, path: str) -> str:
         check_no_nul("use the path", path)

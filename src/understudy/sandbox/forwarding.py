@@ -52,6 +52,14 @@ class ForwardingSandbox(Sandbox):
         """See Sandbox."""
         await self._sandbox.seal(paths)
 
+    async def count_opens(self, paths: Sequence[str]) -> None:
+        """See Sandbox."""
+        await self._sandbox.count_opens(paths)
+
+    def opens(self) -> dict[str, int] | None:
+        """See Sandbox."""
+        return self._sandbox.opens()
+
     async def read_changes(self, *, file_limit: int, ignored: IgnoreFilter) -> TreeChanges | None:
         """See Sandbox."""
         return await self._sandbox.read_changes(file_limit=file_limit, ignored=ignored)

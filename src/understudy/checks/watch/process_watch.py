@@ -110,8 +110,8 @@ def watch(
     reward_names = frozenset(os.path.basename(path) for path in rewards)
     places = {os.path.dirname(path) for path in rewards}
     reward_places = frozenset(identity(place) for place in places if os.path.isdir(place))
-    hidden = frozenset(identity(path) for path in tests if os.path.exists(path))
-    hidden_beside = audited_functions.hidden_finder(hidden)
+    hidden = {identity(path): os.path.relpath(path, root) for path in tests if os.path.exists(path)}
+    hidden_beside, opened = audited_functions.hidden_finder(frozenset(hidden)), dict.fromkeys(hidden, 0)
     processes = stat("/proc").st_dev if os.path.isdir("/proc/self") else None
     writing = os.O_WRONLY | os.O_RDWR
     sent: set[str] = set()
@@ -240,6 +240,8 @@ def watch(
             send("report-written" if opened_to_write else "report-read")
         elif event == "open" and which in hidden:
             send("tests")
+            if getpid() == pid:
+                opened[which] += 1
             # A traceback or a warning shows the test's line that made the call.
             if not shows_lines(frame) and not runner_reads(frame):
                 imported = not by_frame and is_imported(frame)
@@ -476,6 +478,8 @@ def watch(
             if event == tests_ended:
                 if by_frame and frame is caller_frame and not lost and getpid() == pid:
                     look_at_memory(True)
+                    for which, count in opened.items():
+                        send("opened", hidden[which], count)
                     send("end", secret)
                 return
             if event == "cpython.PyInterpreterState_Clear":

@@ -51,6 +51,7 @@ from understudy.sandbox.local.holder import (
     find_group_parent,
     start_holder,
 )
+from understudy.sandbox.local.opened_files import OpenedFiles
 from understudy.sandbox.local.seccomp import is_supported, seccomp_filter
 from understudy.sandbox.process import exit_code_of_shell, kill_group, run_process, run_to_completion
 
@@ -155,6 +156,7 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
         self._holder = holder
         self._closed = False
         self._sealed: tuple[str, ...] = ()
+        self._opened: OpenedFiles | None = None
 
     @property
     def home(self) -> str:
@@ -279,10 +281,27 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
         """
         self._sealed = tuple(self._absolute(path) for path in paths)
 
+    async def count_opens(self, paths: Sequence[str]) -> None:
+        """Count from outside: nothing inside takes part. Without as many inotify watches, nothing is counted."""
+        self._stop_counting()
+        with contextlib.suppress(OSError):
+            self._opened = OpenedFiles(self._root(), [self._absolute(path) for path in paths])
+
+    def opens(self) -> dict[str, int] | None:
+        """See Sandbox."""
+        counts = None if self._opened is None else self._opened.counts()
+        return None if counts is None else {posixpath.relpath(each, self.workdir): n for each, n in counts.items()}
+
+    def _stop_counting(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
     async def reset(self) -> None:
         """Replace the holder by a new one; the old one dies with everything that was written."""
         self._root()
         self._sealed = ()
+        self._stop_counting()
         closing = asyncio.create_task(self._holder.close())
         try:
             self._holder = await self._kind.hold(self._spec)
@@ -294,6 +313,7 @@ class LocalSandbox(IsolatedSandbox, Sandbox):
     async def close(self) -> None:
         """Kill everything inside; the kernel frees the rest."""
         self._closed = True
+        self._stop_counting()
         await self._holder.close()
 
 
