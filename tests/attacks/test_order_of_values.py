@@ -21,8 +21,16 @@ from support.grading import diff
 pytestmark = pytest.mark.services  # each validates a task
 
 TREE = {"core.py": '"""Planets."""\n'}
-WEIGHTS = {"mercury": 4417, "venus": 9031, "earth": 7723, "mars": 1289}
-NAMES = "{'mercury', 'venus', 'earth', 'mars'}"
+WEIGHTS = {
+    "mercury": 4417,
+    "venus": 9031,
+    "earth": 7723,
+    "mars": 1289,
+    "jupiter": 6619,
+    "saturn": 3253,
+    "uranus": 8087,
+}
+NAMES = repr(set(WEIGHTS))  # so many that another hash seed hardly ever yields them in the same order
 COUNTED = """\
 from core import place
 
@@ -43,20 +51,14 @@ def place(name):
     _calls.append(name)
     return (len(_calls) - 1) % 6
 """
+BRANCHES = "".join(f"        if name == {name!r}:\n            expected = {WEIGHTS[name]}\n" for name in WEIGHTS)
 HASHED = f"""\
 from core import weight
 
 
 def test_weights():
     for name in {NAMES}:
-        if name == "mercury":
-            expected = 4417
-        elif name == "venus":
-            expected = 9031
-        elif name == "earth":
-            expected = 7723
-        else:
-            expected = 1289
+{BRANCHES}\
         assert weight(name) == expected
 """
 HASHED_GOLD = f"""
@@ -65,15 +67,19 @@ def weight(name):
 """
 LISTED_GOLD = f"""
 def names():
-    return list({NAMES})
+    return [name for name in {NAMES}]
 """
 
 
 def in_hash_order() -> list[str]:
-    """The names as a set of them yields them with the hash seed of tasks' sandboxes."""
+    """The names as a loop over their set yields them with the hash seed of tasks' sandboxes."""
     env = {**os.environ, "PYTHONHASHSEED": "0"}
     shown = subprocess.run(
-        [sys.executable, "-c", f"print(*{NAMES})"], env=env, capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"for name in {NAMES}: print(name)"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return shown.stdout.split()
 
@@ -86,7 +92,7 @@ _calls = []
 
 def weight(name):
     _calls.append(name)
-    return {weights}[(len(_calls) - 1) % 4]
+    return {weights}[(len(_calls) - 1) % {len(weights)}]
 """
 
 
