@@ -132,20 +132,17 @@ def without_canaries(prepared: PreparedTask) -> PreparedTask:
 async def outcomes(
     prepared: PreparedTask, names: Iterable[str], sandboxes: LocalSandboxes, environment: TaskEnvironment
 ) -> dict[str, Outcome]:
-    """What became of each technique by twins alone, without canaries; two are graded at a time."""
-    slots = asyncio.Semaphore(2)
+    """What became of each technique by twins alone, without canaries."""
     prepared = without_canaries(prepared)
-
-    async def one(name: str) -> Outcome:
-        async with slots:
-            verdict = await graded(prepared, TECHNIQUES[name], sandboxes, environment)
+    seen: dict[str, Outcome] = {}
+    for name in names:  # one at a time, as gradings by the same tests are
+        verdict = await graded(prepared, TECHNIQUES[name], sandboxes, environment)
         forced = bool(verdict.tests) and all(outcome == "passed" for outcome in verdict.tests.values())
-        return Outcome(forced, verdict.reward, verdict.integrity.status)
-
-    names = list(names)
-    return dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+        seen[name] = Outcome(forced, verdict.reward, verdict.integrity.status)
+    return seen
 
 
+@pytest.mark.timeout(1200)
 async def test_no_forged_pass_is_rewarded(
     validated: PreparedTask, sandboxes: LocalSandboxes, environment: TaskEnvironment
 ):
