@@ -26,10 +26,12 @@ from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare, sandbox_spec
 from understudy.types import Files, PytestChecks, SuiteChecks, Task, Verdict
 
-from support.grading import diff
+from support.grading import WORKER, diff
 
 TREE = {"core.py": "def shift(x):\n    return x - 1\n"}
-HIDDEN = {"test_core.py": "from core import shift\n\n\ndef test_shift():\n    assert shift(1) == 2\n"}
+HIDDEN = {
+    "test_core.py": "from core import shift\n\n\ndef test_shift():\n    assert shift(1) == 2\n" + f"# {WORKER}\n"
+}
 RIGHT = "def shift(x):\n    return x + 1\n"
 REPORT = 'import glob, os\nREPORT = glob.glob(os.path.expanduser("~/.report-*"))[0]\n'
 
@@ -133,7 +135,7 @@ def show():
 @pytest.fixture(scope="module")
 def prepared(sandboxes: Sandboxes, tmp_path_factory: pytest.TempPathFactory) -> PreparedTask:
     checks = PytestChecks(HIDDEN, ("test_core.py::test_shift",), timeout_s=60)
-    task = Task("core", "example/core", "mend it", Files(TREE), checks, diff({"core.py": RIGHT}, TREE))
+    task = Task(f"core{WORKER}", "example/core", "mend it", Files(TREE), checks, diff({"core.py": RIGHT}, TREE))
     made = prepare(task, tmp_path_factory.mktemp("cache"), sandboxes)
     return replace(made, options=GradingOptions(usual_events=()))
 

@@ -16,7 +16,7 @@ from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.prepare import PreparedTask, prepare
 from understudy.types import Evidence, Files, PytestChecks, ScriptChecks, Task, Verdict
 
-from support.grading import diff, suite_task
+from support.grading import WORKER, diff, suite_task
 
 TREE = {"core.py": "def shift(x):\n    return x - 1\n"}
 RIGHT = "def shift(x):\n    return x + 1\n"
@@ -49,10 +49,15 @@ SUITE = {
 }
 TASKS = {
     "suite": suite_task(
-        "core__suite-1", TREE, GOLD, {"test_core.py": TESTS}, command="python -m unittest -v test_core", **SUITE
+        f"core__suite{WORKER}-1",
+        TREE,
+        GOLD,
+        {"test_core.py": TESTS},
+        command="python -m unittest -v test_core",
+        **SUITE,
     ),
     "suite in a child": suite_task(
-        "core__child-1",
+        f"core__child{WORKER}-1",
         {**TREE, "run.py": RUNNER},
         GOLD,
         {"test_core.py": TESTS},
@@ -60,7 +65,7 @@ TASKS = {
         **SUITE,
     ),
     "script": Task(
-        "core",
+        f"core{WORKER}",
         "example/core",
         "mend it",
         Files(TREE),
