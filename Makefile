@@ -73,8 +73,11 @@ view-dev: setup
 screenshots: setup
 	@.venv/bin/python scripts/screenshots.py runs
 
+# Not those that need a GPU, repositories or an hour: gpu, honest, distillation.
+BENCHES = $(filter-out bench/gpu.py bench/honest.py bench/distillation.py,$(sort $(wildcard bench/*.py)))
+
 bench: setup-train
-	@for file in bench/*.py; do .venv/bin/python $$file || exit 1; done
+	@for file in $(BENCHES); do .venv/bin/python $$file || exit 1; done
 
 clean:
 	rm -rf .venv runs/demo runs/demo-* bench/results

@@ -13,7 +13,7 @@ from understudy.errors import ConfigError
 from understudy.train import groups
 from understudy.train.algorithms.updater import UpdateReport, train_grpo
 from understudy.train.metrics import read_metrics
-from understudy.train.options import GRPOOptions, LoraOptions
+from understudy.train.options import DistillOptions, GRPOOptions, LoraOptions
 from understudy.train.weights import check_model
 
 from support import optional
@@ -57,6 +57,9 @@ def test_without_usable_rollouts_training_fails_and_no_model_is_written(model: P
     with pytest.raises(ConfigError, match=r"nothing could be learned.*16 sequences that are too long"):
         train_grpo(model, groups, output, structs.replace(OPTIONS, max_tokens=5))
     assert not (output / "config.json").exists()
+    distilling = DistillOptions(teacher="http://teacher", max_tokens=5)
+    with pytest.raises(ConfigError, match=r"nothing could be learned.*; raise --max-tokens, or take a teacher"):
+        train_grpo(model, groups, output, distilling)
     equal = [
         structs.replace(group, rollouts=tuple(structs.replace(each, reward=1.0) for each in group.rollouts))
         for group in groups

@@ -79,7 +79,8 @@ MODELS: Mapping[str, DemoSettings] = {
 _EVALUATED_AT = "0.5"
 """The temperature of evaluations. Rollouts to learn from are sampled at 1."""
 
-_EVALUATION = ("--evaluation", "--temperature", _EVALUATED_AT)
+EVALUATION = ("--evaluation", "--temperature", _EVALUATED_AT)
+"""Options of the run that evaluates a model."""
 
 
 def demo_settings(model: str) -> DemoSettings:
@@ -101,7 +102,7 @@ def run_training(directory: Path, model: str, *, seed: int, size: DemoSize) -> b
         demo.command("models", "fetch", model)
     train, held_out = demo.tasks("train", size.tasks), demo.tasks("held-out", size.evaluated)
 
-    weights = ("--weights", model, *settings.collecting, *_EVALUATION)
+    weights = ("--weights", model, *settings.collecting, *EVALUATION)
     points = {"untrained": demo.rollouts("1-untrained", held_out, *weights)}
 
     teacher = demo.rollouts("2-teacher", train, "--policy", "terse")
@@ -109,7 +110,7 @@ def run_training(directory: Path, model: str, *, seed: int, size: DemoSize) -> b
     if not dataset.exists():
         demo.command("export", "trl-sft", teacher, "--output", dataset, "--solved-only")
     student = demo.imitate("sft", dataset, *settings.sft)
-    weights = ("--weights", student, *settings.collecting, *_EVALUATION)
+    weights = ("--weights", student, *settings.collecting, *EVALUATION)
     points["after SFT"] = demo.rollouts("3-sft", held_out, *weights)
 
     pages = [directory / "demo.html"]

@@ -434,8 +434,7 @@ def train_grpo(
     if updater.optimizer_steps == 0:
         raise ConfigError(
             f"nothing could be learned from the {len(groups)} groups, so no model was written; skipped: "
-            f"{format_counts(skipped)}; left out: {format_counts(counts)}; collect groups with differing "
-            "rewards, with token ids and logprobs"
+            f"{format_counts(skipped)}; left out: {format_counts(counts)}; {_advice(options)}"
         )
     written = WeightsRecord(version=f"step-{updater.step:04d}", step=updater.step, base=str(model))
     install_model(updater.model, model, output, written)
@@ -464,6 +463,13 @@ _NO_GROUPS = {
     NO_VERDICT: "wait until they are graded, or collect others",
 }
 """What to do when all rollouts were left out, by the commonest reason."""
+
+
+def _advice(options: GRPOOptions) -> str:
+    """Return what to do when nothing could be learned. Rewards need not differ where a teacher has a say."""
+    if isinstance(options, DistillOptions):
+        return "raise --max-tokens, or take a teacher with a longer context, where sequences were too long"
+    return "collect groups with differing rewards, with token ids and logprobs"
 
 
 def _check(groups: Sequence[RolloutGroup], options: GRPOOptions, counts: Counter[str]) -> None:

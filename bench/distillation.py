@@ -1,0 +1,351 @@
+"""What a student learns from a teacher: by imitation, and by distillation on its own rollouts, as many of each.
+
+    python bench/distillation.py [--directory DIR] [--seeds N,N,...] [--json FILE]
+
+The student is the shipped model `tiny`, and the teacher is the same model after the SFT of `understudy demo`. Both
+work on generated tasks through the real Claude Code CLI. For each seed, with its own tasks, samples and trainings:
+
+- SFT: the teacher works on the training tasks, and the student imitates the exact tokens that it sampled: of all
+  rollouts, or only of those that solved their task.
+- Distillation: the student works on the same tasks, as many times, and learns from the teacher's logprobs of what
+  it sampled (reverse KL): in a loop that collects each step's rollouts with the newest weights, from the teacher
+  alone or with the reward; or from one batch of the shipped model's rollouts.
+
+All have the same number of rollouts, of passes over them, of optimizer steps, and of rollouts in each step, but
+for SFT on solved rollouts, which has fewer, and for those on the first quarter of the rollouts. Every model is
+evaluated on the same held-out tasks with the same seeds, so that differences are paired by task; their intervals
+are Newcombe's for pairs. CPU time is that of a command and its children. The costs of an arm are those of
+collecting its rollouts and of training on them.
+
+A step that ended is not repeated: the same command goes on after the last one. The figures go to
+bench/results/distillation.json unless `--json` says where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from understudy.cli.demo.steps import DemoSteps
+from understudy.cli.demo.training import EVALUATION, MODELS
+from understudy.model.directory import TINY
+from understudy.store import Store
+from understudy.train.tiny.corpus import SYSTEM_PROMPT, TOOLS
+from understudy.util.files import atomic_write
+from understudy.util.statistics import newcombe_paired, wilson
+
+RESULTS = Path(__file__).parent / "results" / "distillation.json"
+SETTINGS = MODELS[TINY]
+TEACHER_SEED, TEACHER_TASKS = 1, 64
+GROUPS, SAMPLES, STEPS = 4, 2, 8
+"""Tasks of a step of the loop, rollouts of each, and steps."""
+TASKS, ROLLOUTS = GROUPS * STEPS, GROUPS * SAMPLES * STEPS
+HELD_OUT = 64
+PASSES = 3
+SFT_OPTIONS = ("--learning-rate", "3e-4", "--epochs", str(PASSES), "--batch-rollouts", str(GROUPS * SAMPLES))
+AGENT = ("--tools", TOOLS, "--max-turns", "6", "--answer-tokens", "200", "--system-prompt", SYSTEM_PROMPT)
+DISTILL_OPTIONS = ("--learning-rate", "3e-4", "--epochs", str(PASSES))
+ARMS = (
+    *("SFT, quarter", "SFT", "SFT, solved", "distillation, quarter", "distillation", "distillation, reward"),
+    *("distillation, one batch", "student", "teacher"),
+)
+COMPARED = (
+    *(("SFT, quarter", "distillation, quarter"), ("SFT", "distillation"), ("SFT, solved", "distillation")),
+    *(("SFT", "distillation, reward"), ("SFT", "distillation, one batch"), ("SFT", "SFT, solved")),
+)
+"""Pairs of arms: how many more tasks the second one solves."""
+
+
+class Cost(Struct, frozen=True):
+    """What commands took: seconds of wall clock, and of CPU time of the commands and their children."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
+
+
+class Step(Struct, frozen=True):
+    """A command that ended: what it printed, and its cost."""
+
+    output: dict[str, Any]
+    cost: Cost
+
+
+class Arm(Struct, frozen=True):
+    """One way to make a model: its steps, and the tokens in its loss, each counted once per pass."""
+
+    model: Path
+    steps: tuple[Step, ...] = ()
+    rollouts: int = 0
+    learned_tokens: int = 0
+    teacher_kl: tuple[float, float] | None = None
+    """The reverse KL to the teacher per sampled token, in nats, in the first and the last update."""
+
+    @property
+    def cost(self) -> Cost:
+        """The cost of all its steps."""
+        return sum((step.cost for step in self.steps), Cost())
+
+
+class Experiment(DemoSteps):
+    """The commands of one directory. A step leaves a record in `steps/`; one without a record begins anew."""
+
+    def step(self, output: Path, *arguments: str | Path) -> Step:
+        """Run a command that writes to `output`, unless it ended before."""
+        record = self.directory / "steps" / f"{output.relative_to(self.directory)}.json".replace("/", "-")
+        if record.exists():
+            return msgspec.json.decode(record.read_bytes(), type=Step)
+        if output.is_dir():
+            shutil.rmtree(output)
+        output.unlink(missing_ok=True)
+        began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        printed = self.command(*arguments)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        ended = Step(printed, Cost(time.monotonic() - began, cpu_s))
+        record.parent.mkdir(exist_ok=True)
+        atomic_write(record, msgspec.json.encode(ended))
+        return ended
+
+    def tasks(self, name: str, split: str, count: int, seed: int) -> Path:
+        """Return the file with the tasks of a split."""
+        path = self.directory / f"{name}.jsonl"
+        options = ("--split", split, "--count", str(count), "--seed", str(seed), "--output", path)
+        self.step(path, "tasks", "make", "functions", *options)
+        return path
+
+    def rollouts(self, name: str, tasks: Path, seed: int, *options: str | Path) -> tuple[Path, Step]:
+        """Run the embedded model on tasks. Returns the run's directory and the step."""
+        directory = self.directory / name
+        common = ("--tasks", tasks, *AGENT, "--seed", str(seed), "--output-dir", directory)
+        ended = self.step(directory, "run", "embedded", *options, *common)
+        self.say(
+            f"{name}: {ended.output['solved']} of {ended.output['rollouts']} solved, {ended.cost.cpu_s:.0f} CPU-s"
+        )
+        return directory, ended
+
+    def trained(self, name: str, *command: str | Path) -> tuple[Path, Step]:
+        """Run `understudy train` with `command`. Returns the new model's directory and the step."""
+        directory = self.directory / name
+        return directory, self.step(directory, "train", *command, "--output", directory)
+
+    def teacher(self) -> Path:
+        """Return the teacher's directory: the model that `understudy demo` has after its SFT."""
+        seed = TEACHER_SEED
+        tasks = self.tasks("teacher-tasks", "train", TEACHER_TASKS, seed)
+        lessons, _ = self.rollouts("teacher-lessons", tasks, seed, "--policy", "terse")
+        dataset = self.directory / "teacher-dataset"
+        self.step(dataset, "export", "trl-sft", lessons, "--output", dataset, "--solved-only")
+        options = ("--from", dataset, "--seed", str(seed), *SETTINGS.sft)
+        return self.trained("teacher", "sft", TINY, *options)[0]
+
+
+class Comparison:
+    """The arms of one seed."""
+
+    def __init__(self, experiment: Experiment, teacher: Path, seed: int) -> None:
+        self.experiment, self.teacher, self.number = experiment, teacher, seed
+        self.tasks = experiment.tasks(f"{seed}-train", "train", TASKS, seed)
+        self.held_out = experiment.tasks(f"{seed}-held-out", "held-out", HELD_OUT, seed)
+
+    def arm(self, name: str) -> Arm:
+        """Return an arm of `ARMS`, making it if needed."""
+        match name:
+            case "student":
+                return Arm(Path(TINY))
+            case "teacher":
+                return Arm(self.teacher)
+            case "SFT, quarter":
+                return self._imitation("sft-quarter", "0", quarter=True)
+            case "SFT":
+                return self._imitation("sft", "0")
+            case "SFT, solved":
+                return self._imitation("sft-solved", "1")
+            case "distillation, quarter":
+                return self._loop("loop", quarter=True)
+            case "distillation":
+                return self._loop("loop")
+            case "distillation, reward":
+                return self._loop("loop-reward", "--reward-coefficient", "1")
+            case _:
+                return self._batch("batch")
+
+    def evaluated(self, name: str, arm: Arm) -> dict[str, bool | None]:
+        """Return whether an arm's model solved each held-out task; None where there is no verdict."""
+        label = f"{self.number}-evaluation-{name.replace(',', '').replace(' ', '-')}"
+        options = ("--weights", arm.model, *EVALUATION)
+        run, ended = self.experiment.rollouts(label, self.held_out, self.number, *options)
+        with Store.open(run, create=False) as store:
+            counts = store.outcomes.by_task(ended.output["run_id"])
+        return {task: one.solved > 0 if one.graded else None for task, one in counts.items()}
+
+    def _sampled(self, name: str, weights: str | Path) -> list[tuple[Path, Step]]:
+        """The rollouts of a model on the training tasks, in two runs: the first quarter of them, and the rest."""
+        lines = self.tasks.read_text(encoding="utf-8").splitlines(keepends=True)
+        runs: list[tuple[Path, Step]] = []
+        for part, chosen in (("first", lines[: TASKS // 4]), ("rest", lines[TASKS // 4 :])):
+            path = self.tasks.with_name(f"{self.number}-train-{part}.jsonl")
+            path.write_text("".join(chosen), encoding="utf-8")
+            sampling = ("--weights", weights, "--temperature", "1", "--samples", str(SAMPLES))
+            runs.append(self.experiment.rollouts(f"{self.number}-{name}-{part}", path, self.number, *sampling))
+        return runs
+
+    def _imitation(self, name: str, threshold: str, *, quarter: bool = False) -> Arm:
+        runs = self._sampled("teacher-rollouts", self.teacher)[: 1 if quarter else 2]
+        sources = [part for run, _ in runs for part in ("--from", run)]
+        options = ("--threshold", threshold, "--seed", str(self.number), *SFT_OPTIONS)
+        model, trained = self.experiment.trained(f"{self.number}-{name}", "sft", TINY, *sources, *options)
+        rollouts = sum(step.output["rollouts"] for _, step in runs)
+        return Arm(model, (*(step for _, step in runs), trained), rollouts, trained.output["tokens"] * PASSES)
+
+    def _batch(self, name: str) -> Arm:
+        runs = self._sampled("student-rollouts", TINY)
+        sources = [part for run, _ in runs for part in ("--from", run)]
+        options = ("--groups-per-update", str(GROUPS), "--seed", str(self.number), *DISTILL_OPTIONS)
+        command = ("distill", TINY, "--teacher", self.teacher, *sources, *options)
+        model, trained = self.experiment.trained(f"{self.number}-{name}", *command)
+        return _distilled(
+            model, (*(step for _, step in runs), trained), model / "training" / "metrics.jsonl", STEPS
+        )
+
+    def _loop(self, name: str, *reward: str, quarter: bool = False) -> Arm:
+        directory = self.experiment.directory / f"{self.number}-{name}"
+        ended = self.experiment.step(
+            directory,
+            *("train", "loop", TINY, "--teacher", self.teacher, "--tasks", self.tasks, *reward, *DISTILL_OPTIONS),
+            *("--steps", str(STEPS), "--groups", str(GROUPS), "--samples", str(SAMPLES), "--keep", str(STEPS)),
+            *(*AGENT, "--seed", str(self.number), "--output-dir", directory),
+        )
+        if quarter:  # The weights on the way; what they took is a part of what the whole loop took.
+            weights = directory / "steps" / f"step-{STEPS // 4:04}" / "weights"
+            return _distilled(weights, (), directory / "metrics.jsonl", STEPS // 4)
+        return _distilled(Path(ended.output["weights"]), (ended,), directory / "metrics.jsonl", STEPS)
+
+
+def _distilled(model: Path, steps: tuple[Step, ...], metrics: Path, updates: int) -> Arm:
+    """The arm of the first updates of a distillation, with what its metrics say."""
+    reports = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()][:updates]
+    tokens = sum(each["tokens"] for each in reports) * PASSES
+    kl = (reports[0]["teacher_kl"], reports[-1]["teacher_kl"])
+    return Arm(model, steps, sum(each["rollouts"] for each in reports), tokens, kl)
+
+
+# --- the table
+
+Solved = Mapping[str, bool | None]
+
+
+def pairs(before: Sequence[Solved], after: Sequence[Solved]) -> list[tuple[float, float]]:
+    """The held-out tasks of some seeds that have a verdict in both arms: whether each solved it."""
+    return [
+        (float(first[task] or 0), float(last[task] or 0))
+        for first, last in zip(before, after, strict=True)
+        for task in first
+        if first[task] is not None and last.get(task) is not None
+    ]
+
+
+def share(solved: Sequence[Solved]) -> dict[str, Any]:
+    """The solved held-out tasks of some seeds, with Wilson's interval."""
+    verdicts = [verdict for each in solved for verdict in each.values() if verdict is not None]
+    rate = wilson(sum(verdicts), len(verdicts))
+    return {"solved": sum(verdicts), "tasks": len(verdicts), "low": rate.low, "high": rate.high}
+
+
+def row(arm: Arm, solved: Solved) -> dict[str, Any]:
+    """The figures of one arm and seed."""
+    return {
+        **share([solved]),
+        "rollouts": arm.rollouts,
+        "learned_tokens": arm.learned_tokens,
+        "teacher_kl": arm.teacher_kl,
+        "cpu_s": arm.cost.cpu_s,
+        "wall_s": arm.cost.wall_s,
+    }
+
+
+def difference(before: Sequence[Solved], after: Sequence[Solved]) -> dict[str, Any]:
+    """How many more tasks the second arm solved, paired by task, with Newcombe's interval."""
+    both = pairs(before, after)
+    gain = newcombe_paired(both)
+    return {
+        "gained": sum(first < last for first, last in both),
+        "lost": sum(first > last for first, last in both),
+        "tasks": len(both),
+        "difference": gain.estimate,
+        "low": gain.low,
+        "high": gain.high,
+    }
+
+
+def print_rows(seed: int, rows: Mapping[str, dict[str, Any]]) -> None:
+    """Print the arms of one seed."""
+    print(f"\nseed {seed:<32}{'solved':>10}{'95 %':>15}{'rollouts':>10}{'tokens':>9}{'CPU-s':>8}{'wall s':>8}  KL")
+    for name, one in rows.items():
+        kl = "" if one["teacher_kl"] is None else "{:.3f} → {:.3f}".format(*one["teacher_kl"])
+        print(
+            f"{name:<37}{one['solved']:>4} of {one['tasks']:<4}{one['low']:>6.2f} to {one['high']:.2f}"
+            f"{one['rollouts']:>9}{one['learned_tokens']:>9}{one['cpu_s']:>8.0f}{one['wall_s']:>8.0f}  {kl}"
+        )
+
+
+def main() -> None:
+    """Run what is missing, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, default=RESULTS, help="write the figures here")
+    parser.add_argument("--directory", type=Path, default=Path("runs/distillation"), help="for runs and models")
+    parser.add_argument("--seeds", default="1,2,3", metavar="N,N,...")
+    parser.add_argument("--without", default="", metavar="ARM;ARM...", help="arms to leave out")
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    arms = [name for name in ARMS if name not in options.without.split(";")]
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    experiment = Experiment(options.directory.absolute())
+    teacher = experiment.teacher()
+    rows: dict[int, dict[str, dict[str, Any]]] = {}
+    solved: dict[str, list[Solved]] = {name: [] for name in arms}
+    for seed in seeds:
+        comparison = Comparison(experiment, teacher, seed)
+        rows[seed] = {}
+        for name in arms:
+            arm = comparison.arm(name)
+            solved[name].append(comparison.evaluated(name, arm))
+            rows[seed][name] = row(arm, solved[name][-1])
+        print_rows(seed, rows[seed])
+    differences: dict[str, dict[str, Any]] = {}
+    print(f"\n{'difference, paired by task':<62}{'gained':>8}{'lost':>6}{'difference':>12}{'95 %':>18}")
+    for before, after in COMPARED:
+        if before not in arms or after not in arms:
+            continue
+        for label, span in [*((str(seed), slice(i, i + 1)) for i, seed in enumerate(seeds)), ("all", slice(None))]:
+            one = difference(solved[before][span], solved[after][span])
+            differences[f"{after} - {before}, {label}"] = one
+            print(
+                f"{f'{after} - {before}, seed {label}':<62}{one['gained']:>8}{one['lost']:>6}"
+                f"{one['difference']:>+12.2f}{one['low']:>+9.2f} to {one['high']:+.2f}"
+            )
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    figures = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "arms": rows,
+        "over all seeds": {name: share(each) for name, each in solved.items()},
+        "differences": differences,
+    }
+    options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
