@@ -27,7 +27,9 @@ class Batch(Struct):
 
 
 def plain_policy_loss(batch: Batch, options: GRPOOptions, frozen: Rows | None = None) -> float:
-    """The loss; `frozen` are the logprobs that CISPO's weight is taken of, which no gradient flows through."""
+    """The loss; `frozen` are the logprobs that no gradient flows through: those of CISPO's weight and of the gap
+    to a teacher.
+    """
     frozen = frozen or batch.logprobs
     low, high = options.clip
     lengths: dict[int, int] = {}
@@ -44,7 +46,7 @@ def plain_policy_loss(batch: Batch, options: GRPOOptions, frozen: Rows | None = 
             now, old = batch.logprobs[s][t], batch.old[s][t]
             gain = batch.advantages[owner]
             if batch.teacher is not None and isinstance(options, DistillOptions):
-                likelier = batch.teacher[s][t] - old
+                likelier = batch.teacher[s][t] - frozen[s][t]
                 gain = options.reward_coefficient * gain + options.teacher_coefficient * likelier
             if options.loss == "cispo":
                 weight = min(max(math.exp(frozen[s][t] - old), 1 - low), 1 + high)

@@ -97,30 +97,39 @@ def test_loss_and_gradient_match_the_plain_implementation(loss: Any, normalisati
             assert row[: len(expected)] == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_on_policy_gradient_equals_that_of_the_reverse_kl():
-    """Over all tokens of a small vocabulary, weighed by π: Σ π (log π − log p) ∇ log π = ∇ KL(π ‖ p)."""
+@pytest.mark.parametrize("drift", [0.0, 0.3])
+def test_the_gradient_equals_that_of_the_reverse_kl_also_in_later_passes(drift: float):
+    """Over all tokens of a small vocabulary, weighed by the policy that sampled, which π may have left since:
+    Σ old · r · (π − log p) ∇ π = ∇ KL(π ‖ p).
+    """
     torch.manual_seed(0)
     logits = torch.randn(5, dtype=torch.float64, requires_grad=True)
     teacher = torch.log_softmax(torch.randn(5, dtype=torch.float64), 0)
+    old = torch.log_softmax(logits.detach() + drift * torch.randn(5, dtype=torch.float64), 0)
     policy = torch.log_softmax(logits, 0)
     (exact,) = torch.autograd.grad((policy.exp() * (policy - teacher)).sum(), logits)
-    options = DistillOptions(teacher=TEACHER, correction="none", normalisation="constant", constant_tokens=1)
+    options = DistillOptions(
+        teacher=TEACHER, correction="none", normalisation="constant", constant_tokens=1, clip_low=1, clip_high=9
+    )
     total = torch.zeros_like(exact)
+
+    def row(value: Any) -> Any:
+        return torch.stack([torch.zeros((), dtype=torch.float64), value]).unsqueeze(0)
+
     for token in range(5):
         policy = torch.log_softmax(logits, 0)
-        row = torch.stack([torch.zeros((), dtype=torch.float64), policy[token]]).unsqueeze(0)
         loss, _ = policy_loss(
-            row,
-            row.detach(),
+            row(policy[token]),
+            row(old[token]),
             None,
             torch.zeros(1, dtype=torch.float64),
             torch.tensor([[False, True]]),
             torch.tensor([0]),
             options,
-            teacher=torch.tensor([[0.0, float(teacher[token])]], dtype=torch.float64),
+            teacher=row(teacher[token]),
         )
         (one,) = torch.autograd.grad(loss, logits)
-        total += policy[token].exp().detach() * one
+        total += old[token].exp() * one
     assert torch.allclose(total, exact, atol=1e-9)
 
 

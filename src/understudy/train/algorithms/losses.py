@@ -141,8 +141,9 @@ def policy_loss(
     gain = advantages[rollout_index].unsqueeze(1)
     teacher_gap: Tensor | None = None
     if teacher is not None and isinstance(options, DistillOptions):
-        teacher_gap = old - _sampled(teacher, mask)
-        gain = distillation_gain(gain, teacher_gap, options)
+        theirs = _sampled(teacher, mask)
+        teacher_gap = old - theirs
+        gain = distillation_gain(gain, logprobs.detach() - theirs, options)
     loss, ratio, low, high = _LOSSES[options.loss](logprobs, old, gain, mask, options.clip)
     cut = torch.zeros_like(mask)
     gap: Tensor | None = None
@@ -177,14 +178,15 @@ def policy_loss(
 
 
 def distillation_gain(gain: Tensor, gap: Tensor, options: DistillOptions) -> Tensor:
-    """Return the advantage of each sampled token: reward_coefficient · A − teacher_coefficient · (old − log p).
+    """Return the advantage of each sampled token: reward_coefficient · A − teacher_coefficient · (π − log p).
 
-    `gap` is old − log p, where p is the teacher's probability of the token that the student sampled. Its mean over
+    `gap` is π − log p, where p is the teacher's probability of the token that the student sampled. Its mean over
     the student's samples is the reverse KL, KL(π ‖ p), at the states that the student visits. The penalty counts
-    only for the token itself and not for earlier ones (discount 0), so the gradient at r = 1, (old − log p) · ∇π,
-    is an unbiased estimate of the gradient of the KL at these states. On-policy distillation: MiniLLM, arXiv
-    2306.08543 (reverse KL by policy gradient), GKD, arXiv 2306.13649 (on the student's own outputs). Gaps are
-    clamped to 20 nats.
+    only for the token itself and not for earlier ones (discount 0), so the gradient, r · (π − log p) · ∇π, is an
+    unbiased estimate of the gradient of the KL at these states. π is that of the present pass: with the gap of the
+    first one (r = 1), later passes over the same rollouts would push on after the student has reached the teacher.
+    On-policy distillation: MiniLLM, arXiv 2306.08543 (reverse KL by policy gradient), GKD, arXiv 2306.13649 (on
+    the student's own outputs). Gaps are clamped to 20 nats.
     """
     return options.reward_coefficient * gain - options.teacher_coefficient * gap.clamp(-_FAR, _FAR)
 
