@@ -1,6 +1,6 @@
 """What a student learns from a teacher: by imitation, and by distillation on its own rollouts, as many of each.
 
-    python bench/distillation.py [--directory DIR] [--seeds N,N,...] [--json FILE]
+    python bench/distillation.py [--directory DIR] [--seeds N,N,...] [--quarter] [--json FILE]
 
 The student is the shipped model `tiny`, and the teacher is the same model after the SFT of `understudy demo`. Both
 work on generated tasks through the real Claude Code CLI. For each seed, with its own tasks, samples and trainings:
@@ -8,14 +8,14 @@ work on generated tasks through the real Claude Code CLI. For each seed, with it
 - SFT: the teacher works on the training tasks, and the student imitates the exact tokens that it sampled: of all
   rollouts, or only of those that solved their task.
 - Distillation: the student works on the same tasks, as many times, and learns from the teacher's logprobs of what
-  it sampled (reverse KL): in a loop that collects each step's rollouts with the newest weights, from the teacher
-  alone or with the reward; or from one batch of the shipped model's rollouts.
+  it sampled (reverse KL), in a loop that collects each step's rollouts with the newest weights.
 
 All have the same number of rollouts, of passes over them, of optimizer steps, and of rollouts in each step, but
-for SFT on solved rollouts, which has fewer, and for those on the first quarter of the rollouts. Every model is
-evaluated on the same held-out tasks with the same seeds, so that differences are paired by task; their intervals
-are Newcombe's for pairs. CPU time is that of a command and its children. The costs of an arm are those of
-collecting its rollouts and of training on them.
+for SFT on solved rollouts, which has fewer. With `--quarter` there are two arms more: SFT on the first quarter of
+the teacher's rollouts, and the loop's weights after a quarter of its steps. Every model is evaluated on the same
+held-out tasks with the same seeds, so that differences are paired by task; their intervals are Newcombe's for
+pairs. CPU time is that of a command and its children. The costs of an arm are those of collecting its rollouts and
+of training on them.
 
 A step that ended is not repeated: the same command goes on after the last one. The figures go to
 bench/results/distillation.json unless `--json` says where.
@@ -56,13 +56,11 @@ PASSES = 3
 SFT_OPTIONS = ("--learning-rate", "3e-4", "--epochs", str(PASSES), "--batch-rollouts", str(GROUPS * SAMPLES))
 AGENT = ("--tools", TOOLS, "--max-turns", "6", "--answer-tokens", "200", "--system-prompt", SYSTEM_PROMPT)
 DISTILL_OPTIONS = ("--learning-rate", "3e-4", "--epochs", str(PASSES))
-ARMS = (
-    *("SFT, quarter", "SFT", "SFT, solved", "distillation, quarter", "distillation", "distillation, reward"),
-    *("distillation, one batch", "student", "teacher"),
-)
+ARMS = ("SFT", "SFT, solved", "distillation")
+OF_A_QUARTER = ("SFT, quarter", "distillation, quarter")
 COMPARED = (
-    *(("SFT, quarter", "distillation, quarter"), ("SFT", "distillation"), ("SFT, solved", "distillation")),
-    *(("SFT", "distillation, reward"), ("SFT", "distillation, one batch"), ("SFT", "SFT, solved")),
+    *(("SFT", "distillation"), ("SFT, solved", "distillation"), ("SFT", "SFT, solved")),
+    OF_A_QUARTER,
 )
 """Pairs of arms: how many more tasks the second one solves."""
 
@@ -162,26 +160,18 @@ class Comparison:
         self.held_out = experiment.tasks(f"{seed}-held-out", "held-out", HELD_OUT, seed)
 
     def arm(self, name: str) -> Arm:
-        """Return an arm of `ARMS`, making it if needed."""
+        """Return an arm of `ARMS` or `OF_A_QUARTER`, making it if needed."""
         match name:
-            case "student":
-                return Arm(Path(TINY))
-            case "teacher":
-                return Arm(self.teacher)
-            case "SFT, quarter":
-                return self._imitation("sft-quarter", "0", quarter=True)
             case "SFT":
                 return self._imitation("sft", "0")
             case "SFT, solved":
                 return self._imitation("sft-solved", "1")
-            case "distillation, quarter":
-                return self._loop("loop", quarter=True)
+            case "SFT, quarter":
+                return self._imitation("sft-quarter", "0", quarter=True)
             case "distillation":
-                return self._loop("loop")
-            case "distillation, reward":
-                return self._loop("loop-reward", "--reward-coefficient", "1")
+                return self._loop(quarter=False)
             case _:
-                return self._batch("batch")
+                return self._loop(quarter=True)
 
     def evaluated(self, name: str, arm: Arm) -> dict[str, bool | None]:
         """Return whether an arm's model solved each held-out task; None where there is no verdict."""
@@ -192,40 +182,32 @@ class Comparison:
             counts = store.outcomes.by_task(ended.output["run_id"])
         return {task: one.solved > 0 if one.graded else None for task, one in counts.items()}
 
-    def _sampled(self, name: str, weights: str | Path) -> list[tuple[Path, Step]]:
-        """The rollouts of a model on the training tasks, in two runs: the first quarter of them, and the rest."""
+    def _sampled(self) -> list[tuple[Path, Step]]:
+        """The teacher's rollouts on the training tasks, in two runs: the first quarter of them, and the rest."""
         lines = self.tasks.read_text(encoding="utf-8").splitlines(keepends=True)
         runs: list[tuple[Path, Step]] = []
         for part, chosen in (("first", lines[: TASKS // 4]), ("rest", lines[TASKS // 4 :])):
             path = self.tasks.with_name(f"{self.number}-train-{part}.jsonl")
             path.write_text("".join(chosen), encoding="utf-8")
-            sampling = ("--weights", weights, "--temperature", "1", "--samples", str(SAMPLES))
-            runs.append(self.experiment.rollouts(f"{self.number}-{name}-{part}", path, self.number, *sampling))
+            sampling = ("--weights", self.teacher, "--temperature", "1", "--samples", str(SAMPLES))
+            runs.append(
+                self.experiment.rollouts(f"{self.number}-teacher-rollouts-{part}", path, self.number, *sampling)
+            )
         return runs
 
     def _imitation(self, name: str, threshold: str, *, quarter: bool = False) -> Arm:
-        runs = self._sampled("teacher-rollouts", self.teacher)[: 1 if quarter else 2]
+        runs = self._sampled()[: 1 if quarter else 2]
         sources = [part for run, _ in runs for part in ("--from", run)]
         options = ("--threshold", threshold, "--seed", str(self.number), *SFT_OPTIONS)
         model, trained = self.experiment.trained(f"{self.number}-{name}", "sft", TINY, *sources, *options)
         rollouts = sum(step.output["rollouts"] for _, step in runs)
         return Arm(model, (*(step for _, step in runs), trained), rollouts, trained.output["tokens"] * PASSES)
 
-    def _batch(self, name: str) -> Arm:
-        runs = self._sampled("student-rollouts", TINY)
-        sources = [part for run, _ in runs for part in ("--from", run)]
-        options = ("--groups-per-update", str(GROUPS), "--seed", str(self.number), *DISTILL_OPTIONS)
-        command = ("distill", TINY, "--teacher", self.teacher, *sources, *options)
-        model, trained = self.experiment.trained(f"{self.number}-{name}", *command)
-        return _distilled(
-            model, (*(step for _, step in runs), trained), model / "training" / "metrics.jsonl", STEPS
-        )
-
-    def _loop(self, name: str, *reward: str, quarter: bool = False) -> Arm:
-        directory = self.experiment.directory / f"{self.number}-{name}"
+    def _loop(self, *, quarter: bool) -> Arm:
+        directory = self.experiment.directory / f"{self.number}-loop"
         ended = self.experiment.step(
             directory,
-            *("train", "loop", TINY, "--teacher", self.teacher, "--tasks", self.tasks, *reward, *DISTILL_OPTIONS),
+            *("train", "loop", TINY, "--teacher", self.teacher, "--tasks", self.tasks, *DISTILL_OPTIONS),
             *("--steps", str(STEPS), "--groups", str(GROUPS), "--samples", str(SAMPLES), "--keep", str(STEPS)),
             *(*AGENT, "--seed", str(self.number), "--output-dir", directory),
         )
@@ -308,10 +290,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULTS, help="write the figures here")
     parser.add_argument("--directory", type=Path, default=Path("runs/distillation"), help="for runs and models")
     parser.add_argument("--seeds", default="1,2,3", metavar="N,N,...")
-    parser.add_argument("--without", default="", metavar="ARM;ARM...", help="arms to leave out")
+    parser.add_argument("--quarter", action="store_true", help="also with a quarter of the rollouts")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    arms = [name for name in ARMS if name not in options.without.split(";")]
+    arms = [*ARMS, *(OF_A_QUARTER if options.quarter else ())]
     seeds = [int(seed) for seed in options.seeds.split(",")]
     experiment = Experiment(options.directory.absolute())
     teacher = experiment.teacher()
@@ -330,11 +312,14 @@ def main() -> None:
     for before, after in COMPARED:
         if before not in arms or after not in arms:
             continue
-        for label, span in [*((str(seed), slice(i, i + 1)) for i, seed in enumerate(seeds)), ("all", slice(None))]:
+        for label, span in [
+            *((f"seed {seed}", slice(number, number + 1)) for number, seed in enumerate(seeds)),
+            ("all seeds", slice(None)),
+        ]:
             one = difference(solved[before][span], solved[after][span])
             differences[f"{after} - {before}, {label}"] = one
             print(
-                f"{f'{after} - {before}, seed {label}':<62}{one['gained']:>8}{one['lost']:>6}"
+                f"{f'{after} - {before}, {label}':<62}{one['gained']:>8}{one['lost']:>6}"
                 f"{one['difference']:>+12.2f}{one['low']:>+9.2f} to {one['high']:+.2f}"
             )
     options.json.parent.mkdir(parents=True, exist_ok=True)
