@@ -19,6 +19,8 @@ NEW_FILE = "new.py"
 _PATH, _NEW_PATH = f"/workspace/{FILE}", f"/workspace/{NEW_FILE}"
 _EDIT = Edit(FILE, 1, (("-", BEFORE), ("+", AFTER)))
 _MANY = 25
+_FULL = 990_000
+"""A reported length of a prompt, in tokens, after which agents compact by themselves."""
 
 Calls = Callable[[Toolset], tuple[ActionCall, ...]]
 
@@ -28,7 +30,8 @@ class ScriptStep(Struct, frozen=True):
 
     With a `status` it is an error, with `overflow` the error of a prompt that is too long. With `hangs` there is
     no answer: the agent is interrupted, as by Ctrl-C. With `breaks_after` the answer is streamed, and lost after
-    so many of its pieces. `finish_reason` "" means the usual one.
+    so many of its pieces. `finish_reason` "" means the usual one. `prompt_tokens` is the reported length of the
+    prompt; 0 stands for a short one.
     """
 
     text: str = ""
@@ -40,6 +43,7 @@ class ScriptStep(Struct, frozen=True):
     hangs: bool = False
     breaks_after: int | None = None
     finish_reason: str = ""
+    prompt_tokens: int = 0
 
 
 class Behaviour(Struct, frozen=True, kw_only=True):
@@ -67,6 +71,9 @@ class Behaviour(Struct, frozen=True, kw_only=True):
 
 def _shell(*commands: str) -> Calls:
     return lambda tools: tuple(tools.run(command, "try it") for command in commands)
+
+
+_long_output = _shell(*("seq -f 'line %g of a long output' 1 1500",) * 4)
 
 
 def _read(tools: Toolset) -> tuple[ActionCall, ...]:
@@ -210,11 +217,36 @@ BEHAVIOURS = (
         name="context overflow",
         steps=(
             ScriptStep("I look.", _read),
-            ScriptStep("I list.", _shell(*("seq -f 'line %g of a long output' 1 1500",) * 4)),
+            ScriptStep("I list.", _long_output),
             ScriptStep(overflow=True),
             ScriptStep("", _shell("echo on")),
         ),
         roles=("main", "compaction"),
+    ),
+    Behaviour(
+        name="compaction",
+        steps=(
+            ScriptStep("I look.", _read),
+            ScriptStep("", _edit),
+            ScriptStep("I list.", _long_output, prompt_tokens=_FULL),
+            ScriptStep("", _shell("echo on")),
+        ),
+        shows=("on",),
+        roles=("main", "compaction"),
+        file=AFTER,
+    ),
+    Behaviour(
+        name="compaction before a prompt",
+        steps=(
+            ScriptStep("I look.", _read),
+            ScriptStep("", _edit),
+            ScriptStep("I list.", _long_output),
+            ScriptStep("It is mended.", prompt_tokens=_FULL),
+        ),
+        resumed=(ScriptStep("", _shell("echo on")),),
+        shows=("on",),
+        roles=("main", "compaction"),
+        file=AFTER,
     ),
     Behaviour(
         name="subagent",
@@ -242,6 +274,8 @@ class AgentDifference(Struct, frozen=True, kw_only=True):
     """How an agent differs from a behaviour; None means that it does not. `missing` is why it cannot have it."""
 
     missing: str = ""
+    steps: tuple[ScriptStep, ...] | None = None
+    resumed: tuple[ScriptStep, ...] | None = None
     ends: tuple[AgentOutcome, ...] | None = None
     shows: tuple[str, ...] | None = None
     roles: tuple[Role, ...] | None = None
@@ -255,10 +289,15 @@ _NOT_RETRIED = {f"stream broken {where}": AgentDifference(ends=("crashed",), sho
 _LIMITED = {
     **{f"stream broken {where}": AgentDifference(missing="it does not stream") for where in _BREAKS},
     "resume after an interruption": AgentDifference(missing="it is started anew for each run"),
+    "compaction before a prompt": AgentDifference(missing="it is started anew for each run"),
     "subagent": AgentDifference(missing="it has none"),
 }
 
 DIFFERENCES: Mapping[str, Mapping[str, AgentDifference]] = {
+    "claude-code": {
+        name: AgentDifference(missing="without a terminal it compacts when the context overflows only")
+        for name in ("compaction", "compaction before a prompt")
+    },
     "codex": {
         "answer cut at the token limit": AgentDifference(ends=("crashed",)),
         # It compacts by the sizes that it counts, before a request, and takes the server's refusal as final.
@@ -271,6 +310,15 @@ DIFFERENCES: Mapping[str, Mapping[str, AgentDifference]] = {
         "undecodable output": AgentDifference(shows=("(empty)",)),
         # It compacts by the sizes that it counts, before a request, and takes the server's refusal as final.
         "context overflow": AgentDifference(ends=("crashed",), roles=("main",)),
+        # It replaces whole prompts only, with all that followed them.
+        "compaction": AgentDifference(
+            steps=(ScriptStep("I look.", _read), ScriptStep("", _edit), ScriptStep("It is mended.")),
+            resumed=(
+                ScriptStep("I list.", _long_output, prompt_tokens=_FULL),
+                ScriptStep("", _shell("echo on")),
+            ),
+        ),
+        "compaction before a prompt": AgentDifference(missing="it estimates a resumed session by its characters"),
         # It sends each result of the earlier run twice.
         "resume after an interruption": AgentDifference(shows=(BEFORE.strip(), BEFORE.strip(), "", "", "resumed")),
         # Its subagents end by a tool of theirs, `complete_task`; their log is read before the session's.
@@ -278,6 +326,7 @@ DIFFERENCES: Mapping[str, Mapping[str, AgentDifference]] = {
     },
     "mini-swe-agent": {
         **_LIMITED,
+        "compaction": AgentDifference(missing="it has none"),
         # Its results are JSON, with escapes.
         "new file": AgentDifference(shows=("", "\\u00fc")),
         "context overflow": AgentDifference(ends=("crashed",), roles=("main",)),
@@ -295,14 +344,17 @@ DIFFERENCES: Mapping[str, Mapping[str, AgentDifference]] = {
         # Its log is what it prints, which is neither what subagents are answered nor what the earlier run was.
         "subagent": AgentDifference(logs_differ=True),
         "resume after an interruption": AgentDifference(logs_differ=True),
+        "compaction before a prompt": AgentDifference(logs_differ=True),
     },
-    "openhands": _LIMITED,
+    "openhands": {**_LIMITED, "compaction": AgentDifference(missing="it compacts by the number of its events")},
     "pi": {**_NOT_RETRIED, "subagent": AgentDifference(missing="it has none")},
     "qwen-code": {
         **_NOT_RETRIED,
         # It puts its notes on skills and the date into the first message again, or leaves them out.
         "context overflow": AgentDifference(rewrites=True),
         "resume after an interruption": AgentDifference(rewrites=True),
+        "compaction": AgentDifference(rewrites=True),
+        "compaction before a prompt": AgentDifference(rewrites=True),
         # A subagent has a log of its own, which is read after the session's.
         "subagent": AgentDifference(logs_differ=True),
     },
@@ -342,7 +394,7 @@ def _applied(behaviour: Behaviour, difference: AgentDifference | None) -> Behavi
         return behaviour
     changed = {
         name: value
-        for name in ("ends", "shows", "roles", "logs_differ", "rewrites")
+        for name in ("steps", "resumed", "ends", "shows", "roles", "logs_differ", "rewrites")
         if (value := getattr(difference, name)) is not None
     }
     return structs.replace(behaviour, **changed)

@@ -50,6 +50,8 @@ from understudy.wire.errors import ContextOverflow
 from understudy.wire.model import ChatRequest, Delta, Emit, Generation, ToolCall
 
 _EXCERPT_LENGTH = 160
+_SUMMARY = "<summary><state_snapshot>All is well so far.</state_snapshot></summary>"
+"""The scripted model's summary of a conversation, in the form that each agent expects."""
 _VERSION = re.compile(r"\d[\w.+-]*")
 _CHANGING = re.compile(r"\b(?=\w*\d)\w{6,}\b|\d+")
 """What differs from run to run: ids, times, process numbers."""
@@ -108,7 +110,7 @@ class VersionTrial(Struct, frozen=True, kw_only=True):
 class ScriptedBackend:
     """Answers with the steps of a script, then ends the work.
 
-    Requests without tools are not part of the script.
+    Summaries and other requests without tools are not part of the script.
     """
 
     name = "script"
@@ -119,16 +121,20 @@ class ScriptedBackend:
         self.steps = list(steps)
         self.requests: list[ChatRequest] = []
         self.hanging = asyncio.Event()
+        self._prompt_tokens = 0
 
     async def generate(self, request: ChatRequest, emit: Emit | None = None) -> Generation:
         """See Backend."""
+        summary = summarises(request)
         if not request.tools:
-            record_reply(Reply(text="A title for what is done here"))
-            return Generation(model=self.model, text="A title for what is done here", finish_reason="stop")
+            text = _SUMMARY if summary else "A title for what is done here"
+            record_reply(Reply(text=text))
+            usage = Usage(prompt_tokens=self._prompt_tokens, completion_tokens=10)
+            return Generation(model=self.model, text=text, finish_reason="stop", usage=usage)
         self.requests.append(request)
         toolset = _toolset(request)
-        if summarises(request):
-            step = ScriptStep("<summary>All is well so far.</summary>")
+        if summary:
+            step = ScriptStep(_SUMMARY)
         elif self.steps:
             step = self.steps.pop(0)
         else:
@@ -162,13 +168,14 @@ class ScriptedBackend:
                 status=step.status,
                 retry_after_s=step.retry_after_s,
             )
+        self._prompt_tokens = step.prompt_tokens or 1000 + 10 * len(self.requests)
         generation = Generation(
             model=self.model,
             text=step.text,
             reasoning=step.reasoning or None,
             tool_calls=calls,
             finish_reason=finish_reason,
-            usage=Usage(prompt_tokens=1000 + 10 * len(self.requests), completion_tokens=10),
+            usage=Usage(prompt_tokens=self._prompt_tokens, completion_tokens=10),
         )
         if emit is not None:
             for delta in list(_pieces(generation))[: step.breaks_after]:
@@ -191,9 +198,11 @@ class ScriptedBackend:
 
 def summarises(request: ChatRequest) -> bool:
     """Return whether a request asks for a summary of the conversation, by the wording that agents have for it."""
-    last = request.messages[-1]
+    first, last = request.messages[0], request.messages[-1]
+    system = _text(first["content"]) if first["role"] == "system" else ""
     text = _text(last["content"]) if last["role"] == "user" else ""
-    return any(pattern("compaction", where).match(text) for where in ("question", "fork"))
+    asks = any(pattern("compaction", where).match(text) for where in ("question", "fork"))
+    return asks or pattern("compaction", "instructions").match(system) is not None
 
 
 def _pieces(generation: Generation) -> Iterator[Delta]:
@@ -395,6 +404,8 @@ def _observation(run: ScriptedRun) -> Observation:
         problems.append(f"{FILE} holds {content[:_EXCERPT_LENGTH]!r}, expected {behaviour.file!r}")
     roles = {node.role for node in nodes}
     problems += [f"no call is {role}, expected one" for role in behaviour.roles if role not in roles]
+    if "compaction" in roles and not any(node.continues for node in nodes):
+        problems.append("no call continues from the summary, expected one")
     work = [node for node in nodes if node.role in WORK_ROLES]
     rewritten = [node for node in work if node.origin == "history rewritten"]
     if rewritten and not behaviour.rewrites:

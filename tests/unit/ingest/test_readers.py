@@ -177,6 +177,46 @@ def test_codex_with_a_summary_that_is_enciphered_is_lossy(tmp_path: Path) -> Non
     assert trace.losses["hidden_summary"] == 1
 
 
+def test_codex_summaries_of_its_own_compactions_are_no_turns(tmp_path: Path) -> None:
+    """Codex 0.169 logs the summary before the compaction, but not the request for it."""
+
+    def item(role: str, text: str) -> dict[str, Any]:
+        kind = "output_text" if role == "assistant" else "input_text"
+        return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+
+    summary = "Another model made a summary of its thinking:\nx is read."
+    replacement = [item("user", "Change x."), item("user", summary)]
+    call = {"type": "function_call", "name": "exec_command", "arguments": "{}", "call_id": "c"}
+    rows: list[tuple[str, dict[str, Any]]] = [
+        ("session_meta", {"id": "s"}),
+        ("world_state", {"full": True, "state": {}}),
+        ("response_item", item("user", "Change x.")),
+        ("response_item", call),
+        ("token_usage_record", {"usage": {"input_tokens": 990_000}}),
+        ("response_item", {"type": "function_call_output", "call_id": "c", "output": "x = 1"}),
+        ("response_item", item("assistant", "x is read.")),
+        ("compacted", {"message": summary, "replacement_history": replacement}),
+        ("response_item", item("assistant", "x is mended.")),
+        # before the next prompt
+        ("response_item", item("assistant", "x is read.")),
+        ("compacted", {"message": summary, "replacement_history": replacement}),
+        ("response_item", item("user", "Go on.")),
+        ("response_item", item("assistant", "Done.")),
+    ]
+    path = tmp_path / "rollout-2026-11-27T00-00-00-s.jsonl"
+    lines = [{"timestamp": "2026-11-27T00:00:00Z", "type": kind, "payload": payload} for kind, payload in rows]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace, states = only(path)
+    assert [state.student_action.content for state in states] == [None, "x is mended.", "Done."]
+    assert [state.messages[-1]["content"] for state in states] == [
+        "Change x.",
+        f"Change x.\n\n{summary}",
+        f"Change x.\n\n{summary}\n\nGo on.",
+    ]
+    assert {state.fidelity for state in states} == {"exact"}
+    assert trace.losses == {"summary_left_out": 2}
+
+
 def test_codex_compaction_by_reference_and_the_first_versions(tmp_path: Path) -> None:
     def line(kind: str, payload: dict[str, Any]) -> str:
         return json.dumps({"timestamp": "2026-11-01T00:00:00Z", "type": kind, "payload": payload}) + "\n"

@@ -1,7 +1,7 @@
 """Reads rollouts of Codex CLI: lines of `{timestamp, type, payload}`, or bare items in older versions.
 
 All output items between two inputs form one response. `event_msg` lines repeat what the items hold, except for
-those that report that turns were rolled back.
+those that report that turns were rolled back. The response before a compaction is its summary.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from understudy.ingest.trace import Message, Trace, TraceParent, text_of, tool_c
 _TYPES = frozenset(("session_meta", "response_item", "event_msg", "turn_context", "compacted"))
 _OUTPUT = frozenset(("reasoning", "message"))
 _SILENT = frozenset(("ghost_snapshot",))
+_NOT_SHOWN = frozenset(("event_msg", "token_usage_record", "world_state"))
+"""Records that the model is not shown, or that repeat what the items hold."""
 _HIDDEN = frozenset(("compaction", "compaction_summary", "context_compaction"))
 # A compaction keeps the user's newest messages, about 20,000 tokens of them.
 _KEPT_CHARACTERS = 80_000
@@ -95,8 +97,8 @@ class _CodexRollout:
                 self.compact(payload)
             elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
                 self.roll_back(payload.get("num_turns"))
-            elif kind == "event_msg":
-                continue  # it repeats what the items hold
+            elif kind in _NOT_SHOWN:
+                continue
             elif "record_type" not in record:
                 self.losses[f"unknown_record:{str(kind)[:60]}"] += 1
         self.flush()
@@ -193,6 +195,7 @@ class _CodexRollout:
         """Apply a compaction: the conversation becomes the messages that the log lists, else the newest user
         messages and the summary.
         """
+        self.leave_out_summary(string(payload.get("message")) or "")
         self.flush()
         replacement = items(payload.get("replacement_history"))
         for raw in items(payload.get("replacement_history_entries")):
@@ -227,6 +230,16 @@ class _CodexRollout:
                 self.add_result(item)
             elif (message := _message([item], self.losses)) is not None:
                 self.builder.add(message)
+
+    def leave_out_summary(self, replacement: str) -> None:
+        """Leave out the last response if it is the summary with which a compaction replaces the conversation.
+
+        It answers a request that the log does not hold.
+        """
+        text = content(items(self.pending[-1].get("content")), self.losses) if self.pending else None
+        if isinstance(text, str) and text.strip() and replacement.endswith(text):
+            del self.pending[-1]
+            self.losses["summary_left_out"] += 1
 
     def newest_user_messages(self) -> list[Message]:
         """Return the user's messages, newest first, as far back as the program keeps them."""
