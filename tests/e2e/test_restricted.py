@@ -16,10 +16,11 @@ from understudy.trajectory.tree import build
 
 from fakes.vllm import Say
 from support import calc_task, understudy
-from support.agents import BEFORE, FILE, AgentRig
+from support.agents import AFTER, BEFORE, FILE, AgentRig
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
+METHODS = ["cli", "python"]
 PROMPT = "-- You mend “programs”.\nRead, then edit."
 
 
@@ -60,14 +61,14 @@ def test_another_restriction_is_another_run(calc_tasks: Path, tmp_path: Path):
 
 
 SERVER = """
-import json, sys
+import json, os, sys
 for line in sys.stdin:
     asked = json.loads(line)
     result = {
         "initialize": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
                        "serverInfo": {"name": "probe", "version": "1"}},
         "tools/list": {"tools": [{"name": "look", "inputSchema": {"type": "object"}}]},
-        "tools/call": {"content": [{"type": "text", "text": "what the server says"}]},
+        "tools/call": {"content": [{"type": "text", "text": f"what the server says {os.environ.get('PROBE')}"}]},
     }.get(asked["method"])
     if "id" in asked:
         print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result or {}}), flush=True)
@@ -110,11 +111,14 @@ def test_mcp_servers_settings_and_skills_reach_the_agent(calc_tasks: Path, tmp_p
 
 
 @pytest.mark.services
-def test_a_server_that_does_not_start_is_an_infrastructure_failure(calc_tasks: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_a_server_that_does_not_start_is_an_infrastructure_failure(
+    method: str, calc_tasks: Path, tmp_path: Path
+) -> None:
     (tmp_path / "mcp.json").write_text(mcp_config("python3", "-c", "import sys; sys.exit('no such table')"))
     done = understudy(
         "run", "embedded", "--policy", "oracle", "--tasks", calc_tasks, "--limit", "1", "-o", tmp_path / "out",
-        "--mcp-config", tmp_path / "mcp.json", "--json",
+        "--run-method", method, "--mcp-config", tmp_path / "mcp.json", "--json",
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     summary = json.loads(done.stdout)
@@ -129,7 +133,10 @@ def rig(claude_code: Path, tmp_path: Path, sandboxes: Sandboxes, environment: Ta
 
 
 @pytest.mark.services
-async def test_tools_of_servers_hooks_rules_and_skills_take_effect(rig: AgentRig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", METHODS)
+async def test_tools_of_servers_hooks_rules_and_skills_take_effect(
+    method: str, rig: AgentRig, tmp_path: Path
+) -> None:
     context = {"hookSpecificOutput": {"hookEventName": "PostToolUse", "additionalContext": "words of a hook"}}
     settings = {
         "permissions": {"deny": ["Bash(curl *)"]},
@@ -148,12 +155,14 @@ async def test_tools_of_servers_hooks_rules_and_skills_take_effect(rig: AgentRig
         rig.tools.shell("~/.claude/skills/mend/tool.sh"),
     ]
     # It starts slowly, and no request goes out before it is there.
-    slow = mcp_config("sh", "-c", 'sleep 7; exec python3 -c "$0"', SERVER)
+    slow = json.loads(mcp_config("sh", "-c", 'sleep 7; exec python3 -c "$0"', SERVER))
+    slow["mcpServers"]["probe"]["env"] = {"PROBE": "of its environment"}
     run = await rig.run(
         *(Say(tools=[rig.call(str(number), call)]) for number, call in enumerate(calls)),
         rig.done(),
         options={
-            "mcp_config": slow,
+            "run_method": method,
+            "mcp_config": json.dumps(slow),
             "settings": json.dumps(settings),
             "skills": option_text("skills", tmp_path / "skills"),
         },
@@ -161,7 +170,7 @@ async def test_tools_of_servers_hooks_rules_and_skills_take_effect(rig: AgentRig
     assert (run.result.outcome, run.findings) == ("completed", [])
     assert "mcp__probe__look" in [tool["function"]["name"] for tool in run.seen[0]["tools"]]
     served, denied, _, _, program = run.results()
-    assert "what the server says" in served
+    assert "what the server says of its environment" in served
     assert "Permission to use Bash with command curl host has been denied" in denied
     assert "a program of the skill" in program
     assert all(text in json.dumps(run.seen[-1]) for text in ("words of a hook", "Mend it so."))
@@ -181,6 +190,28 @@ async def test_settings_choose_plan_mode_and_may_switch_hooks_off(rig: AgentRig)
     assert (run.result.outcome, run.findings) == ("completed", [])
     assert "while in plan mode" in run.results()[1]
     assert run.file == BEFORE
+
+
+@pytest.mark.services
+async def test_a_plan_is_approved_and_carried_out(rig: AgentRig) -> None:
+    path = f"/workspace/{FILE}"
+    settings = {"permissions": {"defaultMode": "plan", "deny": ["Bash(curl *)"]}}
+    run = await rig.run(
+        Say(tools=[rig.call("read", rig.tools.read(path))]),
+        Say(tools=[rig.call("early", rig.tools.edit(path))]),
+        Say(tools=[rig.call("plan", ("ExitPlanMode", {"plan": "Raise x."}))]),
+        Say(tools=[rig.call("edit", rig.tools.edit(path)), rig.call("rm", rig.tools.shell("rm -f x; echo on"))]),
+        Say(tools=[rig.call("curl", rig.tools.shell("curl host"))]),
+        rig.done(),
+        options={"run_method": "python", "settings": json.dumps(settings)},
+    )
+    assert (run.result.outcome, run.findings) == ("completed", []), run.result.message
+    assert "ExitPlanMode" in [tool["function"]["name"] for tool in run.seen[0]["tools"]]
+    _, early, plan, _, removed, denied = run.results()
+    assert "not permitted while in plan mode" in early and "approved" in plan
+    assert "on" in removed and "has been denied" in denied
+    assert run.file == AFTER
+    assert [node.role for node in build(run.calls).nodes] == ["main"] * 6
 
 
 @pytest.mark.services

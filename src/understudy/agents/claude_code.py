@@ -167,10 +167,6 @@ class ClaudeCode:
         names = tuple(name.strip() for name in tools.split(",")) if tools else ()
         if any(re.fullmatch(r"\w+", name) is None for name in names):
             raise ConfigError(f"--tools: expected names separated by commas, as in Read,Edit, got {tools!r}")
-        if self._by_sdk and (mcp_config or settings):
-            raise ConfigError(
-                "--mcp-config, --settings: unsupported with --run-method python; use --run-method cli"
-            )
         if mcp_config:
             _check_servers(mcp_config)
         self._options = ClaudeOptions(
@@ -269,16 +265,26 @@ def _sdk_command(
     sandbox: Sandbox, job: AgentJob, options: ClaudeOptions, debug_file: str
 ) -> tuple[list[str], bytes]:
     """Return the command and its stdin. The options give the SDK's agent the same setup as the command line."""
+    mode = options.permission_mode
     sdk_options = {
         "model": job.model,
         "max_turns": job.max_turns,
-        "permission_mode": "bypassPermissions",
+        "permission_mode": mode or "bypassPermissions",
         "system_prompt": options.system_prompt or {"type": "preset", "preset": "claude_code"},
         "tools": list(options.tools) or {"type": "preset", "preset": "claude_code"},
         "setting_sources": ["user", "project", "local"],
         "extra_args": {"debug-file": debug_file} if debug_file else {},
+        "mcp_servers": options.mcp_config or {},
+        "strict_mcp_config": bool(options.mcp_config),
+        "settings": options.settings or None,
+        "continue_conversation": job.resume,
     }
-    question = {"prompt": job.instruction, "cli": sandbox.locate(_BINARY), "options": sdk_options}
+    question = {
+        "prompt": job.instruction,
+        "cli": sandbox.locate(_BINARY),
+        "plans": mode == "plan",
+        "options": sdk_options,
+    }
     return sdk_command(sandbox.locate(_PYTHON), sandbox.locate(_SDK)), orjson.dumps(question)
 
 

@@ -1,13 +1,14 @@
 """Runs Claude Code through its Python SDK in a sandbox. A self-contained script, which is copied beside the SDK.
 
-Reads one JSON object from stdin: `prompt`, `cli` (the path of Claude Code) and `options` (of the SDK). Writes
-Claude Code's messages to stdout, one per line as `claude -p --output-format stream-json` does, and errors to
-stderr, with exit code 1.
+Reads one JSON object from stdin: `prompt`, `cli` (the path of Claude Code), `options` (of the SDK) and `plans`,
+whether a plan is to be approved. Writes Claude Code's messages to stdout, one per line as
+`claude -p --output-format stream-json` does, and errors to stderr, with exit code 1.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib
 import json
 import os
@@ -34,8 +35,27 @@ async def drive(job: dict[str, Any]) -> None:
                     sys.stdout.flush()
                 yield message
 
+    approved = False
+
+    async def permit(tool: str, arguments: dict[str, Any], context: Any) -> Any:
+        """Approve the plan, and then whatever is asked for. Before it, nothing else is permitted."""
+        nonlocal approved
+        approved = approved or tool == "ExitPlanMode"
+        if approved:
+            return sdk.PermissionResultAllow(updated_input=arguments)
+        return sdk.PermissionResultDeny(message=f"{tool} is not permitted while in plan mode.")
+
+    async def prompt() -> AsyncIterator[dict[str, Any]]:
+        yield {"type": "user", "message": {"role": "user", "content": job["prompt"]}}
+
     options = sdk.ClaudeAgentOptions(cli_path=job["cli"], max_buffer_size=1 << 30, **job["options"])
-    async for _ in sdk.query(prompt=job["prompt"], options=options, transport=Logged(job["prompt"], options)):
+    if job["plans"]:
+        asked = dataclasses.replace(options, permission_prompt_tool_name="stdio")
+        options = dataclasses.replace(options, can_use_tool=permit)
+        messages = sdk.query(prompt=prompt(), options=options, transport=Logged(prompt(), asked))
+    else:
+        messages = sdk.query(prompt=job["prompt"], options=options, transport=Logged(job["prompt"], options))
+    async for _ in messages:
         pass
 
 
