@@ -86,6 +86,8 @@ def _authorization(text: str, position: int) -> Hits:
     if match is not None:
         start, end = match.span("value")
         for part in _PART.finditer(text, start, _up_to(text, "uthorization", start, end)):
+            # Its end may be the beginning of another name: `proxy_opts.proxy_authorization`.
+            part = _PART.match(text, part.start()) or part
             value = part.group()
             random = looks_random(value) and not is_encoded_example(value)
             if not is_reference(value) and (random or _HEX.fullmatch(value)):

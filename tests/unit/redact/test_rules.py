@@ -134,6 +134,7 @@ _PLAIN = (
     "data:\n  key: dGhpc19pc190aGVfdmVyeV9kZWVwX3NlY3JldA==\n  password: c2VjdXJlLXBhc3N3b3Jk\n",
     "tls.key: LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0tCi0tLS0tRU5EIFBSSVZBVEUgS0VZLS0tLS0=\n",
     "Authorization: Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==",
+    "wss_proxy_authorization = proxy_opts.proxy_authorization,",
     'config.secret_key = "#{SecureRandom.hex(64)}"',
     '{"hostname":"whoami-api-67d97b4868-dvvll", "router": "default-api-route-29f28a463fb5d5ba16d2"}',
     'parse("http://a%20b:c%20d@host/"); "http://alice:pass1@api.example.com/"; "https://%3D%5B%5D:%3B%22%7E@x.io/"',
