@@ -53,7 +53,12 @@ class End(Struct, frozen=True):
 
 
 def put_run(
-    directory: Path, ends: Mapping[str, Sequence[End]], *, run_id: str = "run1", version: str | None = None
+    directory: Path,
+    ends: Mapping[str, Sequence[End]],
+    *,
+    run_id: str = "run1",
+    version: str | None = None,
+    agent: str = "claude-code",
 ) -> Path:
     """A run with these rollouts: task id → the end of each sample."""
     with Store.open(directory) as store:
@@ -63,7 +68,7 @@ def put_run(
             for number, (task_id, of_task) in enumerate(ends.items())
             for sample, end in enumerate(of_task)
         ]
-        store.runs.create(run_id, CONFIG).result()
+        store.runs.create(run_id, CONFIG | {"agent": agent}).result()
         store.runs.add_tasks(run_id, tasks).result()
         store.runs.create_rollouts(run_id, [row[:3] for row in ids]).result()
         started = [row for row in ids if row[3].reward is not None or row[3].boundary]

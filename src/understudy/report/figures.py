@@ -20,6 +20,8 @@ from understudy.util.statistics import (
 )
 
 SIGNIFICANT = 0.05
+MAX_HEADLINE = 2
+"""How many agents a headline compares."""
 MIN_TASKS = 6
 """With fewer tasks in common even tasks that all got better could have done so by chance: 2 / 2⁵ > 0.05."""
 
@@ -122,6 +124,18 @@ def permutation_p_value(pairs: Sequence[tuple[SolveCounts, SolveCounts]]) -> flo
                 following[signed] = following.get(signed, 0.0) + probability / 2
         probabilities = following
     return min(1.0, sum(share for total, share in probabilities.items() if abs(total) >= observed))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for the number of comparisons by Holm's step-down method (1979).
+
+    Below 0.05 each, they are wrong about any of the comparisons in at most 5 % of such families.
+    """
+    adjusted, least = [1.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        least = max(least, min(1.0, p_values[index] * (len(p_values) - rank)))
+        adjusted[index] = least
+    return adjusted
 
 
 def compare_by_task(
@@ -228,7 +242,9 @@ class AgentRow(Struct, frozen=True, kw_only=True):
     """How well a model does with the agent of one run. `label` is the run's, `solve_rate` the mean over its tasks.
 
     `difference` is the difference to the first run over the tasks that both have, task by task. It is None for the
-    first run, and if there is no common task. `p_by_task` is as in RateDifference.
+    first run, and if there is no common task. `p_by_task` is as in RateDifference; `p_adjusted` is adjusted for
+    the number of such comparisons (`holm`). `judgement` is "open" unless `p_adjusted` is below 0.05 and zero is
+    outside the interval, which is not adjusted.
     """
 
     label: str
@@ -238,6 +254,8 @@ class AgentRow(Struct, frozen=True, kw_only=True):
     common_tasks: int = 0
     difference: ConfidenceInterval | None = None
     p_by_task: float | None = None
+    p_adjusted: float | None = None
+    judgement: Judgement = "open"
 
 
 class ReportFigures(Struct, frozen=True, kw_only=True):
@@ -246,7 +264,8 @@ class ReportFigures(Struct, frozen=True, kw_only=True):
     `points` are compared with each other: the evaluations of a loop, or the given runs. `collected` are a loop's
     steps on its training tasks. `tasks` are the tasks of `points`. `about` describes what was run, `unsolved`
     counts why graded rollouts were not solved, and `notes` name what is missing or contradicts. `made_at` is in
-    Unix seconds. `agents` compares the agents of several runs; it is empty if there is only one.
+    Unix seconds. `agents` compares the agents of several runs; it is empty if there is only one. With three or
+    more rows there, each is compared with the first, and there is no headline.
     """
 
     title: str
@@ -264,3 +283,8 @@ class ReportFigures(Struct, frozen=True, kw_only=True):
     versions: tuple[VersionUse, ...] = ()
     agents: tuple[AgentRow, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def compares_many(self) -> bool:
+        """Return whether several agents are each compared with the first, in place of a headline."""
+        return len(self.agents) > MAX_HEADLINE

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from understudy.report.figures import MIN_TASKS, SIGNIFICANT, Headline, Judgement, ReportFigures
+from understudy.report.figures import MIN_TASKS, SIGNIFICANT, AgentRow, Headline, Judgement, ReportFigures
 from understudy.util.statistics import ConfidenceInterval
 
 NOTHING = "–"
@@ -65,6 +66,8 @@ def describe_judgement(figures: ReportFigures) -> tuple[str, Judgement]:
     """Return the judgement in a few words, and its class for colours: better, worse or open."""
     headline = figures.headline
     if headline is None:
+        if figures.compares_many and any(row.difference for row in figures.agents):
+            return (_many_agents(figures.agents), "open")
         last = next((point for point in reversed(figures.points) if point.solve_rate), None)
         if last is None or last.solve_rate is None:
             return ("Nothing is graded yet", "open")
@@ -86,7 +89,7 @@ def sentence(figures: ReportFigures) -> str:
     """Return a sentence that says what the judgement is based on."""
     headline = figures.headline
     if headline is None:
-        return _alone(figures)
+        return _each_agent(figures.agents) if figures.compares_many else _alone(figures)
     first, last, difference = headline.before, headline.after, headline.difference
     assert first.solve_rate is not None and last.solve_rate is not None
     what = "held-out rollouts" if figures.kind == "loop" else "rollouts"
@@ -120,6 +123,31 @@ def reasons(headline: Headline) -> list[tuple[bool, str]]:
     if suspicious:
         lines.append((False, f"{suspicious} of the solved patches may deceive the grader"))
     return lines
+
+
+def agent_name(row: AgentRow) -> str:
+    """Return the name of a row of agents: its label, with the agent if it has another name."""
+    return row.label if row.label == row.agent else f"{row.label} ({row.agent})"
+
+
+def _many_agents(rows: Sequence[AgentRow]) -> str:
+    first, *others = rows
+    apart = sum(row.judgement != "open" for row in others)
+    if not apart:
+        return f"No agent differs from {first.label} beyond chance"
+    return (
+        f"{apart} of {len(others)} agents {'differs' if apart == 1 else 'differ'} from {first.label} beyond chance"
+    )
+
+
+def _each_agent(rows: Sequence[AgentRow]) -> str:
+    first, *others = rows
+    rates = ", ".join(f"{percent(row.solve_rate)} with {agent_name(row)}" for row in rows if row.tasks)
+    tested = sum(row.p_adjusted is not None for row in others)
+    return (
+        f"Mean over tasks: {rates or 'nothing graded yet'}. Each is compared with {first.label} over the tasks "
+        f"that both have; p-values are adjusted for {tested} comparisons (Holm), intervals are not."
+    )
 
 
 def _alone(figures: ReportFigures) -> str:

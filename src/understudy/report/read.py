@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from understudy.errors import ConfigError, StoreError
-from understudy.report.figures import Point, ReportFigures, SolveCounts, TrainingStep, rate
+from understudy.report.figures import MAX_HEADLINE, Point, ReportFigures, SolveCounts, TrainingStep, rate
 from understudy.report.runs import (
     RunFigures,
     agent_rows,
@@ -320,21 +320,29 @@ def _of_runs(directories: Sequence[StoreLocation], names: Sequence[str]) -> Repo
     runs = [read_run_figures(directory, name) for directory, name in zip(directories, names, strict=True)]
     several = len(runs) > 1
     notes = tuple(note for one in runs for note in one.notes)
+    agents = agent_rows(runs)
+    many = len(agents) > MAX_HEADLINE
     return ReportFigures(
-        title=f"{names[0]} → {names[-1]}" if several else names[0],
+        title=", ".join(names) if many else f"{names[0]} → {names[-1]}" if several else names[0],
         kind="runs" if several else "run",
         directory=str(directories[-1]),
         made_at=time.time(),
-        about=runs[-1].about,
+        about=_common_settings(runs) if many else runs[-1].about,
         points=tuple(one.point for one in runs),
-        headline=headline(runs[0], runs[-1]) if several else None,
+        headline=headline(runs[0], runs[-1]) if several and not many else None,
         tasks=task_rows(runs),
         boundaries=boundary_rows(runs),
-        unsolved=unsolved_reasons(runs[-1:]),
+        unsolved=unsolved_reasons(runs if many else runs[-1:]),
         versions=version_rows(runs),
-        agents=agent_rows(runs),
+        agents=agents,
         notes=notes + _single_notes([one.point for one in runs]),
     )
+
+
+def _common_settings(runs: Sequence[RunFigures]) -> dict[str, str]:
+    """Return the settings that all runs have."""
+    first, *others = (one.about for one in runs)
+    return {name: value for name, value in first.items() if all(one.get(name) == value for one in others)}
 
 
 def _of_trainer(directory: Path, metrics: Path) -> ReportFigures:

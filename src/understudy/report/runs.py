@@ -12,14 +12,17 @@ from msgspec import Struct, structs
 
 from understudy.grade.reports import current_reason
 from understudy.report.figures import (
+    SIGNIFICANT,
     AgentRow,
     BoundaryRow,
     Headline,
+    Judgement,
     Point,
     SolveCounts,
     TaskRow,
     compare,
     compare_by_task,
+    holm,
     mean_reward,
     rate,
 )
@@ -164,7 +167,18 @@ def agent_rows(gathered: Sequence[RunFigures]) -> tuple[AgentRow, ...]:
                 p_by_task=p,
             )
         )
+    tested = [number for number, row in enumerate(rows) if row.p_by_task is not None]
+    adjusted = holm([p for row in rows if (p := row.p_by_task) is not None])
+    for number, p in zip(tested, adjusted, strict=True):
+        rows[number] = structs.replace(rows[number], p_adjusted=p, judgement=_judgement(rows[number], p))
     return tuple(rows)
+
+
+def _judgement(row: AgentRow, p_adjusted: float) -> Judgement:
+    difference = row.difference
+    if difference is None or difference.low <= 0 <= difference.high or p_adjusted >= SIGNIFICANT:
+        return "open"
+    return "better" if difference.estimate > 0 else "worse"
 
 
 def gain(row: TaskRow) -> float:

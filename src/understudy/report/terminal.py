@@ -75,13 +75,15 @@ def _plot(title: str, points: Sequence[Point], width: int, style: str) -> Table:
 def _agents(rows: Sequence[AgentRow]) -> Table:
     """Return a table with a row for each agent, and its difference to the first over the tasks in common."""
     table = Table(box=None, show_header=True, header_style="dim", pad_edge=False, padding=(0, 1))
-    for title in ("agent", "by task", "tasks", f"to {_plain(rows[0].agent)}", "95 %", "p by task"):
+    names = ("agent", "by task", "tasks", f"to {_plain(rows[0].label)}", "95 %", "p by task", "adjusted")
+    for title in names:
         table.add_column(Text(title), no_wrap=True)
     for row in rows:
-        cells = [_plain(row.agent), formatting.percent(row.solve_rate), str(row.tasks)]
-        if row.difference is not None and row.p_by_task is not None:
+        cells = [_plain(formatting.agent_name(row)), formatting.percent(row.solve_rate), str(row.tasks)]
+        if row.difference is not None and row.p_by_task is not None and row.p_adjusted is not None:
             low, high = (formatting.points(bound) for bound in (row.difference.low, row.difference.high))
-            cells += [formatting.points(row.difference.estimate), f"{low} to {high}", f"{row.p_by_task:.3f}"]
+            cells += [formatting.points(row.difference.estimate), f"{low} to {high}"]
+            cells += [f"{row.p_by_task:.3f}", f"{row.p_adjusted:.3f}"]
         table.add_row(*map(Text, cells))
     return table
 
@@ -122,7 +124,7 @@ def _lines(figures: ReportFigures) -> list[Text]:
                 f"{formatting.number(sum(point.completion_tokens for point in every))} sampled tokens",
             )
         )
-    if len(figures.points) > 1 and figures.tasks:
+    if len(figures.points) > 1 and figures.tasks and not figures.compares_many:
         changes = [gain(row) for row in figures.tasks]
         up, down = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
         lines.append(("by task", f"{up} solved more often, {down} less often, of {len(changes)}"))

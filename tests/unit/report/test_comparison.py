@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from understudy.errors import ConfigError
-from understudy.report.figures import SolveCounts, compare, compare_by_task, mean_reward, permutation_p_value, rate
-from understudy.report.formatting import sentence
+from understudy.report.figures import (
+    SolveCounts,
+    compare,
+    compare_by_task,
+    holm,
+    mean_reward,
+    permutation_p_value,
+    rate,
+)
+from understudy.report.formatting import describe_judgement, sentence
 from understudy.report.read import read_figures, run_locations
 from understudy.report.runs import agent_rows, read_run_figures
 from understudy.util.statistics import MeanEstimate, mean_estimate, wilson
@@ -145,6 +153,39 @@ def test_agents_are_compared_with_that_of_the_first_run(tmp_path: Path):
         "25.0\u00a0% of rollouts solved (4 of 16, pi), 100\u00a0% with the first agent (16 of 16, codex)"
         in compared
     )
+
+
+def test_adjusted_p_values_are_holms() -> None:
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0] and holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_adjusted_p_values_keep_their_order_and_lie_between_the_plain_ones_and_bonferronis(plain: list[float]):
+    adjusted = holm(plain)
+    assert all(p <= after <= min(1.0, p * len(plain)) for p, after in zip(plain, adjusted, strict=True))
+    assert [after for _, after in sorted(zip(plain, adjusted, strict=True))] == sorted(adjusted)
+
+
+def test_each_of_three_agents_is_compared_with_the_first(tmp_path: Path) -> None:
+    """One that differs at p = 0.03 alone does not once two comparisons are made; the last one has no say in it."""
+    solves = {"codex": 8, "gemini": 2, "pi": 8, "qwen": 0}
+    for name, number in solves.items():
+        put_run(tmp_path / name, solved({f"t{n}": (n < number, 1) for n in range(8)}), agent=name)
+    three = read_figures([tmp_path / name for name in ("codex", "gemini", "pi")])
+    assert three.headline is None and three.title == "codex, gemini, pi"
+    assert [(row.p_by_task, row.p_adjusted, row.judgement) for row in three.agents] == [
+        (None, None, "open"),
+        (2 / 2**6, 4 / 2**6, "open"),
+        (1.0, 1.0, "open"),
+    ]
+    assert describe_judgement(three) == ("No agent differs from codex beyond chance", "open")
+    assert "25.0\u00a0% with gemini" in sentence(three) and "adjusted for 2 comparisons (Holm)" in sentence(three)
+    last = read_figures([tmp_path / name for name in ("codex", "qwen", "pi")])
+    assert [row.judgement for row in last.agents] == ["open", "worse", "open"]
+    assert describe_judgement(last)[0] == "1 of 2 agents differs from codex beyond chance"
+    two = read_figures([tmp_path / "codex", tmp_path / "qwen"])
+    assert two.headline is not None and [row.p_adjusted for row in two.agents] == [None, 2 / 2**8]
 
 
 def test_a_directory_that_holds_nothing_is_still_refused(tmp_path: Path):

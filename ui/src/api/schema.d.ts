@@ -1226,7 +1226,8 @@ export interface components {
          *         `points` are compared with each other: the evaluations of a loop, or the given runs. `collected` are a loop's
          *         steps on its training tasks. `tasks` are the tasks of `points`. `about` describes what was run, `unsolved`
          *         counts why graded rollouts were not solved, and `notes` name what is missing or contradicts. `made_at` is in
-         *         Unix seconds. `agents` compares the agents of several runs; it is empty if there is only one.
+         *         Unix seconds. `agents` compares the agents of several runs; it is empty if there is only one. With three or
+         *         more rows there, each is compared with the first, and there is no headline.
          */
         ReportFigures: {
             title: string;
@@ -1410,7 +1411,9 @@ export interface components {
          * @description How well a model does with the agent of one run. `label` is the run's, `solve_rate` the mean over its tasks.
          *
          *         `difference` is the difference to the first run over the tasks that both have, task by task. It is None for the
-         *         first run, and if there is no common task. `p_by_task` is as in RateDifference.
+         *         first run, and if there is no common task. `p_by_task` is as in RateDifference; `p_adjusted` is adjusted for
+         *         the number of such comparisons (`holm`). `judgement` is "open" unless `p_adjusted` is below 0.05 and zero is
+         *         outside the interval, which is not adjusted.
          */
         AgentRow: {
             label: string;
@@ -1423,6 +1426,13 @@ export interface components {
             difference: components["schemas"]["ConfidenceInterval"] | null;
             /** @default null */
             p_by_task: number | null;
+            /** @default null */
+            p_adjusted: number | null;
+            /**
+             * @default open
+             * @enum {unknown}
+             */
+            judgement: "better" | "open" | "worse";
         };
         /**
          * ReportReason

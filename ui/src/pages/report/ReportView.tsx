@@ -15,7 +15,7 @@ import { useUrlState } from "../../components/useUrlState";
 import { count, counted, duration, moment, money, percent, short } from "../../text/format";
 import { figure } from "../loop/curves";
 import table from "../store/HealthView.module.css";
-import { chartOf, pointNotes, sums, type TaskLine, taskLines, type Tried } from "./report";
+import { agentName, chartOf, comparesMany, pointNotes, sums, type TaskLine, taskLines, type Tried } from "./report";
 import styles from "./ReportView.module.css";
 
 const TONES: Record<Report["mood"], Tone> = { better: "good", worse: "bad", open: "muted" };
@@ -131,8 +131,10 @@ function Points({ report, title, points, stores }: { report: Report; title: stri
 
 const tried = ({ solved, graded }: Tried) => (graded === 0 ? "–" : `${solved}/${graded}`);
 
+const TASK: Column<TaskLine> = { id: "task", header: "Task", grows: true, cell: (row) => <Text>{row.task}</Text> };
+
 const TASK_COLUMNS: Column<TaskLine>[] = [
-  { id: "task", header: "Task", grows: true, cell: (row) => <Text>{row.task}</Text> },
+  TASK,
   { id: "first", header: "First", numeric: true, cell: (row) => tried(row.first) },
   { id: "last", header: "Last", numeric: true, cell: (row) => tried(row.last) },
   {
@@ -144,23 +146,71 @@ const TASK_COLUMNS: Column<TaskLine>[] = [
   { id: "turns", header: "Turns", numeric: true, cell: (row) => (row.turns === null ? "–" : figure(row.turns)) },
 ];
 
+/** A column for each of several agents. */
+const agentColumns = (figures: ReportFigures): Column<TaskLine>[] => [
+  TASK,
+  ...figures.agents.map(
+    (row, index): Column<TaskLine> => ({
+      id: `agent-${index}`,
+      header: row.label,
+      numeric: true,
+      cell: (line) => tried(line.tried[index] ?? { solved: 0, graded: 0 }),
+    }),
+  ),
+];
+
+const signed = (share: number) => `${share > 0 ? "+" : share < 0 ? "−" : ""}${Math.abs(share * 100).toFixed(1)}`;
+
+function Agents({ figures }: { figures: ReportFigures }) {
+  const [first, ...others] = figures.agents;
+  if (first === undefined) return null;
+  return (
+    <Card
+      title="Agents"
+      note={`Each is compared with ${first.label}, task by task, over the tasks that both have. The interval takes tasks, not rollouts, for independent.`}
+    >
+      <Rows
+        head={["Agent", "Mean over tasks", "Tasks", "Tasks in both", `To ${first.label}, points`, "95 %", "p by task", others.length > 1 ? "p adjusted" : "", ""]}
+        rows={figures.agents.map((row) => [
+          agentName(row),
+          row.tasks === 0 ? "–" : percent(row.solve_rate),
+          count(row.tasks),
+          row === first ? "" : count(row.common_tasks),
+          row.difference === null ? "" : signed(row.difference.estimate),
+          row.difference === null ? "" : `${signed(row.difference.low)} to ${signed(row.difference.high)}`,
+          row.p_by_task === null ? "" : row.p_by_task.toPrecision(2),
+          row.p_adjusted === null || others.length < 2 ? "" : row.p_adjusted.toPrecision(2),
+          row === first || row.difference === null ? (
+            ""
+          ) : (
+            <Badge key="judgement" tone={TONES[row.judgement]}>
+              {row.judgement === "open" ? "no difference beyond chance" : `${row.judgement}, beyond chance`}
+            </Badge>
+          ),
+        ])}
+      />
+    </Card>
+  );
+}
+
 function Tasks({ report }: { report: Report }) {
   const [url, setUrl] = useUrlState();
   const navigate = useNavigate();
   const lines = taskLines(report.figures);
   const store = report.point_stores.at(-1);
   if (lines.length === 0) return null;
+  const many = comparesMany(report.figures);
   const changes = lines.flatMap((line) => (line.change === null ? [] : [line.change]));
   const [more, less] = [changes.filter((change) => change > 0).length, changes.filter((change) => change < 0).length];
   return (
     <Card
       title={counted(lines.length, "task")}
-      note={changes.length > 0 && `${count(more)} of ${count(changes.length)} are solved more often than at first, ${count(less)} less often.`}
+      note={!many && changes.length > 0 && `${count(more)} of ${count(changes.length)} are solved more often than at first, ${count(less)} less often.`}
     >
       <div className={styles.tasks}>
         <DataTable
           label="Tasks"
-          columns={TASK_COLUMNS}
+          columns={many ? agentColumns(report.figures) : TASK_COLUMNS}
           rows={lines}
           rowKey={(row) => row.task}
           selected={url["task"]}
@@ -219,7 +269,14 @@ function Notes({ report }: { report: Report }) {
           of a rate, Student's of a mean, Newcombe's of a difference of two rates. They take rollouts for independent, which several of one task
           are not. So a difference is called beyond chance only where its interval excludes 0 and a permutation test by task gives p below 0.05.
         </li>
-        <li>The first point is compared with the last, never with the best: choosing the best of several makes a gain out of chance.</li>
+        {comparesMany(report.figures) ? (
+          <li>
+            Each agent is compared with the first. The p-values are adjusted for the number of these comparisons by Holm's method, the
+            intervals are not: of many 95 % intervals, some miss the true difference. Differences between two other agents are not tested.
+          </li>
+        ) : (
+          <li>The first point is compared with the last, never with the best: choosing the best of several makes a gain out of chance.</li>
+        )}
         <li>Rewards are those of graded rollouts in the stores, not what the trainer reports. Made {moment(report.figures.made_at)}.</li>
       </ul>
     </Card>
@@ -234,6 +291,7 @@ function Content({ stores }: { stores: string }) {
       {(report) => (
         <div className={styles.page}>
           <Verdict report={report} />
+          <Agents figures={report.figures} />
           <Totals figures={report.figures} />
           <Charts charts={report.charts} />
           <Points report={report} title={report.figures.kind === "loop" ? "Evaluations" : "Runs"} points={report.figures.points} stores={report.point_stores} />

@@ -28,9 +28,10 @@ export function pointNotes(point: Point): string {
 /** How many rollouts of a task are solved, of how many graded ones. */
 export type Tried = { solved: number; graded: number };
 
-/** A task in the first and the last point; `change` of its solve rate is null where one of them has none. */
+/** A task in each point; `change` of its solve rate from the first to the last is null where one of them has none. */
 export type TaskLine = {
   task: string;
+  tried: Tried[];
   first: Tried;
   last: Tried;
   change: number | null;
@@ -39,12 +40,19 @@ export type TaskLine = {
 
 const triedOf = (counts: number[] | undefined): Tried => ({ solved: counts?.[0] ?? 0, graded: counts?.[1] ?? 0 });
 
+/** Returns whether each of several agents is compared with the first, in place of a headline. */
+export const comparesMany = (figures: ReportFigures) => figures.agents.length > 2;
+
+/** Returns the name of a row of agents: its label, with the agent if it has another name. */
+export const agentName = (row: ReportFigures["agents"][number]) => (row.label === row.agent ? row.label : `${row.label} (${row.agent})`);
+
 export function taskLines(figures: ReportFigures): TaskLine[] {
   return figures.tasks.map((row) => {
+    const tried = row.tried.map(triedOf);
     const [first, last] = [triedOf(row.tried[0]), triedOf(row.tried.at(-1))];
     const isCompared = row.tried.length > 1 && first.graded > 0 && last.graded > 0;
     const change = isCompared ? last.solved / last.graded - first.solved / first.graded : null;
-    return { task: row.task_id, first, last, change, turns: row.turns };
+    return { task: row.task_id, tried, first, last, change, turns: row.turns };
   });
 }
 
