@@ -81,7 +81,7 @@ def test_grpo_of_an_adapter_and_dpo(place: Path, tmp_path: Path):
 def test_unusable_training_inputs_are_refused_before_torch_is_imported(place: Path, tmp_path: Path):
     put_rollouts(tmp_path / "foreign", tokens=False)
     for arguments, expected in (
-        (("grpo", place / "model", "--from", place / "without"), "GRPO needs token ids and logprobs"),
+        (("grpo", place / "model", "--from", place / "without"), "expected token ids and logprobs"),
         (("sft", place / "model", "--from", tmp_path / "foreign"), "no solved rollouts to learn from"),
         (("sft", tmp_path, "--from", place / "run"), "no config.json"),
         (("sft", place / "model", "--from", place / "run", "--track", "x"), "'x' is not supported"),

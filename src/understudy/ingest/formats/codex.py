@@ -20,8 +20,8 @@ from understudy.ingest.trace import Message, Trace, TraceParent, text_of, tool_c
 _TYPES = frozenset(("session_meta", "response_item", "event_msg", "turn_context", "compacted"))
 _OUTPUT = frozenset(("reasoning", "message"))
 _SILENT = frozenset(("ghost_snapshot",))
-_NOT_SHOWN = frozenset(("event_msg", "token_usage_record", "world_state"))
-"""Records that the model is not shown, or that repeat what the items hold."""
+_NOT_SHOWN = ("event_msg", "token_usage_record", "world_state")
+"""Records that the model is not shown, or that repeat what the items hold. A tuple: a type may be a list, say."""
 _HIDDEN = frozenset(("compaction", "compaction_summary", "context_compaction"))
 # A compaction keeps the user's newest messages, about 20,000 tokens of them.
 _KEPT_CHARACTERS = 80_000
