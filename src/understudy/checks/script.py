@@ -144,7 +144,7 @@ def _names_reward(checks: ScriptChecks, hidden: Path | None) -> bool:
 async def _written_reward(sandbox: Sandbox, path: str) -> float | None:
     """Return the reward in a script's file, or in the `.json` beside it; None if neither exists.
 
-    Raises ValueError if the file is not a regular one of at most `_REWARD_BYTES` bytes with a number in it.
+    Raises ValueError if the file is not a regular one of at most `_REWARD_BYTES` bytes with a number up to 1 in it.
     """
     beside = posixpath.splitext(path)[0] + ".json"
     for name in (path, beside):
@@ -161,5 +161,7 @@ async def _written_reward(sandbox: Sandbox, path: str) -> float | None:
                 raise ValueError(f"{name}: expected a number: {error}") from error
         if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
             raise ValueError(f"{name}: expected a finite number, got {text[:40]!r}")
+        if float(text) > 1:  # what tested code prints may stand before the script's own digits: 1 and 0.0 are 10
+            raise ValueError(f"{name}: expected at most 1, the reward of a solved task, got {text[:40]!r}")
         return float(text)
     return None

@@ -607,6 +607,7 @@ SCRIPTS = {
     "nonsense": ("echo many > /logs/verifier/reward.txt", 0.0),
     "exponent": ("echo 1e0 > /logs/verifier/reward.txt", 1.0),
     "not a number": ("echo nan > /logs/verifier/reward.txt", 0.0),
+    "above 1": ("echo 10.0 > /logs/verifier/reward.txt", 0.0),
     "infinite": ("echo inf > /logs/verifier/reward.txt", 0.0),
     "too large for a number": ("echo 1e999 > /logs/verifier/reward.txt", 0.0),
     "digits that Python reads": ("echo 1_0 > /logs/verifier/reward.txt", 0.0),

@@ -173,6 +173,12 @@ async def test_proc_shows_only_the_run(sandbox: LocalSandbox) -> None:
     await task
 
 
+async def test_counters_of_the_whole_machine_are_not_shown(sandbox: LocalSandbox) -> None:
+    files = "/proc/vmstat /proc/sys/fs/dentry-state /proc/sys/fs/inode-nr /proc/sys/fs/inode-state"
+    done = await sh(sandbox, f"cat {files} | wc -c; echo 1 > /proc/vmstat || echo read-only")
+    assert done.stdout.split() == [b"0", b"read-only"]
+
+
 async def test_the_environment_is_in_no_command_line(sandbox: LocalSandbox) -> None:
     task = asyncio.create_task(sandbox.run(["sleep", "0.5"], timeout_s=20, env={"KEY": "sk-very-secret"}))
     await asyncio.sleep(0.25)

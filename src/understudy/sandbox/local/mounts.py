@@ -46,11 +46,19 @@ ETC_WRITTEN = {
     "hosts": "127.0.0.1 localhost\n::1 localhost\n",
 }
 
+_MACHINE_COUNTERS = ("vmstat", "sys/fs/dentry-state", "sys/fs/inode-nr", "sys/fs/inode-state")
+"""Files of /proc that are empty in a sandbox.
+
+They count exactly what the whole machine did, so a program could leave a number there for a later sandbox, as so
+many locked pages or looked-up names.
+"""
+
 _BYTES_PER_FILE = 8192
 _FEWEST_FILES = 4096
 
 SETUP = """set -e
 mount --options-mode=ignore -o "remount,nosuid,nodev,nr_inodes=$1" /state
+: > /state/empty
 shift
 mount -t overlay overlay -o "$1" "$2"
 shift 2
@@ -197,6 +205,9 @@ def inner(
     # because a command that can write to its memory could forge the reported exit code, and because its command
     # line and environment belong to this machine.
     args += ["--proc", "/proc", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1", "--dev", "/dev"]
+    for name in _MACHINE_COUNTERS:
+        if Path("/proc", name).exists():
+            args += ["--ro-bind", "/state/empty", f"/proc/{name}"]
     for area in (*AREAS, spec.workdir):
         args += ["--bind", f"{BOX}{area}", area]
     # Every directory above a sealed file becomes a mount point, because a mount point cannot be renamed.
