@@ -144,7 +144,7 @@ def _names_reward(checks: ScriptChecks, hidden: Path | None) -> bool:
 async def _written_reward(sandbox: Sandbox, path: str) -> float | None:
     """Return the reward in a script's file, or in the `.json` beside it; None if neither exists.
 
-    Raises ValueError if the file is not a regular one of at most `_REWARD_BYTES` bytes with a number up to 1 in it.
+    Raises ValueError if the file is not a regular one of at most `_REWARD_BYTES` bytes with a number up to 1.
     """
     beside = posixpath.splitext(path)[0] + ".json"
     for name in (path, beside):
