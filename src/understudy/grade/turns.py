@@ -45,7 +45,8 @@ async def turn(task: Task, cache: Path) -> AsyncGenerator[None]:
 def _lock_names(task: Task) -> set[str]:
     """Return a name for each hidden file that decides; two tasks have one in common if they share such a file.
 
-    They are short, so that the cache holds a bounded number of them.
+    They are short, so that the cache has 65,536 of these empty files at most, and long enough that other tasks seldom
+    wait by chance.
     """
     checks = task.checks
     if isinstance(checks, PytestChecks):
@@ -54,4 +55,4 @@ def _lock_names(task: Task) -> set[str]:
         shared = [f"{task.repo} {name}" for name in suite_files(checks)]
     else:
         shared = []
-    return {hashlib.sha256(each.encode(errors="replace")).hexdigest()[:3] for each in (task.instance_id, *shared)}
+    return {hashlib.sha256(each.encode(errors="replace")).hexdigest()[:4] for each in (task.instance_id, *shared)}
