@@ -45,8 +45,8 @@ async def turn(task: Task, cache: Path) -> AsyncGenerator[None]:
 def _lock_names(task: Task) -> set[str]:
     """Return a name for each hidden file that decides; two tasks have one in common if they share such a file.
 
-    They are short, so that the cache has 65,536 of these empty files at most, and long enough that other tasks seldom
-    wait by chance.
+    They are short, so that the cache has 65,536 of these empty files at most, and long enough that other tasks
+    seldom wait by chance.
     """
     checks = task.checks
     if isinstance(checks, PytestChecks):
