@@ -121,13 +121,13 @@ def require_agent(name: str) -> None:
 
 
 class AgentModel(FakeVLLM):
-    """Answers the script; requests without tools, as for a title, are not part of it."""
+    """Answers the script; requests without tools, as for a title or a summary, are not part of it."""
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if body.get("tools"):
             return await super()._chat(request)
-        return await self._say(request, body, Say(text="A title"))
+        return await self._say(request, body, Say(text="A title of the work, and all of its summary"))
 
 
 @dataclass(frozen=True, kw_only=True)
