@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from understudy.gateway.keys import PREFIX
 from understudy.sandbox.base import Sandboxes
 from understudy.tasks.environment import TaskEnvironment
+from understudy.trajectory.tree import build
+from understudy.types import WORK_ROLES
 
 from fakes.vllm import Refuse, Say
 from support.agents import AFTER, BEFORE, FILE, AgentRig, require_agent
@@ -16,7 +19,7 @@ from support.agents import AFTER, BEFORE, FILE, AgentRig, require_agent
 pytestmark = [pytest.mark.e2e, pytest.mark.services]
 
 
-COMMANDS = ("gemini --acp --model big", "opencode acp")
+COMMANDS = ("gemini --acp --model big", "opencode acp", "qwen-code --acp")
 
 
 @pytest.fixture(params=COMMANDS)
@@ -40,10 +43,12 @@ async def test_it_reads_edits_and_ends(rig: AgentRig) -> None:
     assert BEFORE.strip() in run.results()[0]
     assert "one" in run.results()[2]
     assert [call.status for call in run.work] == ["ok"] * 4
-    assert not any(b"sk-" in log for log in run.result.logs.values())
+    work = [node for node in build(run.calls).nodes if node.role in WORK_ROLES]
+    assert [node.branch for node in work] == ["main"] * 4, "what is not the work is taken for it"
+    assert not any(PREFIX.encode() in log for log in run.result.logs.values())
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "qwen-code --acp"])
+@pytest.mark.parametrize("command", COMMANDS)
 async def test_the_model_is_shown_the_instruction_unchanged(
     command: str, tmp_path: Path, sandboxes: Sandboxes, environment: TaskEnvironment
 ) -> None:
@@ -69,5 +74,7 @@ async def test_a_fault_that_stays_is_a_crash(rig: AgentRig) -> None:
 
 
 async def test_an_agent_that_hangs_is_stopped(rig: AgentRig) -> None:
-    run = await rig.run(Say(text="Wait.", tools=[rig.call("a", rig.tools.shell("sleep 600"))]), timeout_s=25.0)
+    run = await rig.run(
+        Say(text="Wait.", tools=[rig.call("a", rig.tools.shell("tail -f /dev/null"))]), timeout_s=25.0
+    )
     assert run.result.outcome == "timeout"

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.services, pytest.mark.usefixtures("is
 
 CHOSEN = [
     "edit", "parallel tools", "failing command", "passing faults", "refusal", "turn limit", "many turns",
-    "stream broken in a tool call", "context overflow", "interruption", "resume after an interruption",
+    "stream broken in a tool call", "context overflow", "subagent", "interruption", "resume after an interruption",
 ]  # fmt: skip
 
 
@@ -28,16 +28,16 @@ def test_another_version_is_tried(tmp_path: Path) -> None:
     require_agent("claude-code")
     chosen = [part for name in CHOSEN for part in ("--behaviour", name)]
     done = understudy(
-        "agents", "try", "claude-code@2.1.330", "--json", "--record", str(tmp_path), *chosen, timeout=800
+        "agents", "try", "claude-code@2.1.332", "--json", "--record", str(tmp_path), *chosen, timeout=800
     )
     assert done.returncode == 0, done.stderr or done.stdout
     report = json.loads(done.stdout)
-    assert [trial["version"] for trial in report["trials"]] == ["2.1.197", "2.1.330"]
+    assert [trial["version"] for trial in report["trials"]] == ["2.1.197", "2.1.332"]
     assert report["problems"] == []
     assert all([each["behaviour"] for each in trial["observations"]] == CHOSEN for trial in report["trials"])
     assert "tool ToolSearch: new" in report["changes"]
     records = read_records(tmp_path / "claude-code.jsonl.xz")
-    assert [(record.version, record.behaviour) for record in records] == [("2.1.330", name) for name in CHOSEN]
+    assert [(record.version, record.behaviour) for record in records] == [("2.1.332", name) for name in CHOSEN]
     assert all(record.exchanges for record in records)
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from understudy import plugins
 from understudy.agents.base import Agent, AgentJob, AgentOutcome, AgentResult
+from understudy.agents.claude_code import ClaudeCode
 from understudy.agents.packaged import (
     GATEWAY,
     Launch,
@@ -70,6 +71,11 @@ class AcpAgent:
         if not self._argv:
             raise ConfigError(
                 '--agent acp: a command is missing; expected one after the colon, as in --agent "acp:gemini --acp"'
+            )
+        if self._argv[0] == ClaudeCode.name:
+            raise ConfigError(
+                f"--agent acp:{command}: Claude Code does not speak the Agent Client Protocol; use --agent "
+                f"{ClaudeCode.name}, or an image that has an adapter for it and --agent acp:claude-agent-acp"
             )
         agent = plugins.load("agents", self._argv[0])() if self._argv[0] in AGENT_PACKAGES else None
         self._packaged: PackagedAgent | None = agent if isinstance(agent, PackagedAgent) else None

@@ -1,7 +1,7 @@
 """Drives an agent over the Agent Client Protocol in a sandbox. A script of its own, without other modules of ours.
 
-Reads one JSON object from stdin: `argv` (the agent) and `prompt`. The agent gets one session and one prompt,
-and every permission that it asks for. Each message that it sends is a line of stdout; the last line is an object
+Reads one JSON object from stdin: `argv` (the agent) and `prompt`. The agent gets one session, in a mode in which it
+decides nothing about permissions, one prompt, and every permission that it asks for. Each message that it sends is a line of stdout; the last line is an object
 whose `type` is `result`, with the `stopReason`, or `error`, with a `message`.
 """
 
@@ -20,6 +20,11 @@ METHOD_NOT_FOUND = -32601
 LINE_LIMIT = 256 << 20
 END_S = 5.0
 ALLOWING = ("allow_always", "allow_once")
+UNASKED_MODES = ("bypasspermissions", "yolo", "fullaccess", "default")
+"""Modes of sessions by preference, in lower case without separators: all tools are allowed, or the client is asked.
+
+In others an agent asks a model whether a tool call is safe (Claude Code's and Qwen Code's `auto`), or refuses it.
+"""
 
 
 class AcpError(Exception):
@@ -85,6 +90,16 @@ class AcpConnection:
         await self._writer.drain()
 
 
+def unasked_mode(session: dict[str, Any]) -> str | None:
+    """Return the id of the mode to be set in a new session; None if it has no such mode, or is in it."""
+    modes = session.get("modes") or {}
+    ids = {
+        "".join(filter(str.isalnum, mode["id"])).lower(): mode["id"] for mode in modes.get("availableModes", ())
+    }
+    chosen = next((ids[mode] for mode in UNASKED_MODES if mode in ids), None)
+    return None if chosen == modes.get("currentModeId") else chosen
+
+
 def allowed(params: dict[str, Any]) -> dict[str, Any]:
     """Return the response to a permission request: allowed permanently if that is offered, otherwise once."""
     options = {option.get("kind"): option["optionId"] for option in params.get("options", ())}
@@ -118,6 +133,8 @@ async def converse(connection: AcpConnection, job: dict[str, Any]) -> str:
             ) from error
         await connection.request("authenticate", {"methodId": by_key})
         session = await connection.request("session/new", setting)
+    if (mode := unasked_mode(session)) is not None:
+        await connection.request("session/set_mode", {"sessionId": session["sessionId"], "modeId": mode})
     prompt = [{"type": "text", "text": job["prompt"]}]
     result = await connection.request("session/prompt", {"sessionId": session["sessionId"], "prompt": prompt})
     return str(result["stopReason"])

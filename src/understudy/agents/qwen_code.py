@@ -37,6 +37,9 @@ _SETTINGS: dict[str, Any] = {
     "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
     "privacy": {"usageStatisticsEnabled": False},
     "telemetry": {"enabled": False},
+    "ui": {"enableFollowupSuggestions": False},
+    # Over the Agent Client Protocol it would otherwise ask the model whether a tool call is safe.
+    "tools": {"approvalMode": "yolo"},
     "security": {"auth": {"selectedType": "openai"}},
 }
 
@@ -76,7 +79,8 @@ class QwenCode(PackagedAgent):
             arguments += ["--core-tools", tool]
         settings = dict(_SETTINGS)
         if self._tools:
-            settings["tools"] = {"disabled": [name for name in _NOT_CORE if name not in self._tools]}
+            disabled = [name for name in _NOT_CORE if name not in self._tools]
+            settings["tools"] = {**_SETTINGS["tools"], "disabled": disabled}
         return Launch(
             arguments=arguments,
             env={

@@ -91,7 +91,13 @@ def _write(tools: Toolset) -> tuple[ActionCall, ...]:
 
 
 _SUBAGENT_TOOLS: dict[str, dict[str, Any]] = {
-    "Agent": {"description": "Look", "prompt": "Print it.", "subagent_type": "general-purpose"},
+    # Newer versions start it in the background unless they are told otherwise.
+    "Agent": {
+        "description": "Look",
+        "prompt": "Print it.",
+        "subagent_type": "general-purpose",
+        "run_in_background": False,
+    },
     "task": {"description": "Look", "prompt": "Print it.", "subagent_type": "general"},
     "agent": {
         "description": "Look",

@@ -53,7 +53,9 @@ _EXCERPT_LENGTH = 160
 _SUMMARY = "<summary><state_snapshot>All is well so far.</state_snapshot></summary>"
 """The scripted model's summary of a conversation, in the form that each agent expects."""
 _VERSION = re.compile(r"\d[\w.+-]*")
-_CHANGING = re.compile(r"\b(?=\w*\d)\w{6,}\b|\d+")
+_CHANGING = re.compile(
+    r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|(?<=/tool-results/)\w+|\b(?=\w*\d)\w{6,}\b|\d+"
+)
 """What differs from run to run: ids, times, process numbers."""
 
 

@@ -82,7 +82,8 @@ HABITS = (
         "qwen-code", "0.24.4", "auxiliary", "instructions",
         r"You are now acting as the managed memory extraction subagent\b"
         r"|You are selecting memories that will be useful"
-        r"|You are an assistant that rewrites raw coding-agent output",
+        r"|You are an assistant that rewrites raw coding-agent output"
+        r"|You are a security classifier for an AI coding agent operating in auto mode\b",
     ),
     Habit("opencode", "1.18.33", "auxiliary", "instructions", r"You are a title generator\b"),
     Habit(

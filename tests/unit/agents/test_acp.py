@@ -43,6 +43,19 @@ ORDINARY = """
             send({"method": "session/update", "params": {"answer": json.loads(sys.stdin.readline())}})
         send({"id": id_, "result": {"stopReason": "end_turn"}})
 """
+MODES = """
+    if method == "initialize":
+        send({"id": id_, "result": {"protocolVersion": 1}})
+    elif method == "session/new":
+        modes = {"currentModeId": %r, "availableModes": [{"id": mode} for mode in %r]}
+        send({"id": id_, "result": {"sessionId": "s", "modes": modes}})
+        chosen = "unchanged"
+    elif method == "session/set_mode":
+        chosen = asked["params"]["modeId"]
+        send({"id": id_, "result": {}})
+    else:
+        send({"id": id_, "result": {"stopReason": chosen}})
+"""
 LOGIN = """
     if method == "initialize":
         send({"id": id_, "result": {"protocolVersion": 1, "authMethods": [{"id": "browser"}%s]}})
@@ -92,6 +105,24 @@ def test_a_login_by_key_is_made_and_any_other_is_an_error(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("current", "modes", "chosen"),
+    [
+        ("auto", ["default", "plan", "auto", "bypassPermissions"], "bypassPermissions"),
+        ("auto", ["default", "acceptEdits", "auto"], "default"),
+        ("default", ["plan", "default", "yolo"], "yolo"),
+        ("read-only", ["read-only", "auto", "full-access"], "full-access"),
+        ("yolo", ["default", "yolo"], "unchanged"),
+        ("code", ["ask", "code"], "unchanged"),
+    ],
+)
+def test_the_session_asks_no_model_for_permission(
+    current: str, modes: list[str], chosen: str, tmp_path: Path
+) -> None:
+    code, lines = driven(MODES % (current, modes), tmp_path)
+    assert (code, lines[-1]) == (0, {"type": "result", "stopReason": chosen})
+
+
+@pytest.mark.parametrize(
     ("behaviour", "message"),
     [
         ("sys.exit(3)", "ended before it answered"),
@@ -125,6 +156,7 @@ def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         ("acp:'x", {}, "quotation"),
         ("acp:x", {"tools": "read"}, "--tools: unsupported"),
         ("acp:x", {"system_prompt": "x"}, "--system-prompt: unsupported"),
+        ("acp:claude-code --acp", {}, "does not speak the Agent Client Protocol; use --agent claude-code"),
         ("codex:x", {}, "only acp takes a command"),
         ("moon", {}, "unknown agent 'moon'; expected one of: acp:COMMAND, claude-code, codex"),
     ],

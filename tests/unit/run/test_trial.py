@@ -39,6 +39,19 @@ def test_what_differs_in_every_run_is_no_change() -> None:
     assert said(results=["PID 2391 in z81kk0q: x = 1"], system="It is 2026-12-01.") == []
 
 
+def test_names_of_sessions_and_of_long_outputs_are_no_change() -> None:
+    names = [
+        ("8c962495-f71e-4a07-a496-b36415647580", "bmxyzwabc"),
+        ("bd2fcbc4-0f64-4e4e-abcd-854cddef9908", "b0a1"),
+    ]
+    one, other = ([f"Saved to /h/{session}/tool-results/{file}.txt"] for session, file in names)
+    trials = [
+        VersionTrial(agent="a", version="1", observations=[structs.replace(SEEN, results=results)])
+        for results in (one, other)
+    ]
+    assert changes(*trials) == []
+
+
 def test_each_change_is_said() -> None:
     assert said(outcome="crashed") == ["edit: it ends as: completed, now crashed"]
     assert said(statuses=["ok"]) == ["edit: calls of the work: ['ok', 'ok'], now ['ok']"]

@@ -146,6 +146,20 @@ def test_single_questions_without_tools_are_auxiliary_where_others_have_tools():
     assert build([changed(title, output_config=schema)]).nodes[0].role == "auxiliary"
 
 
+def test_a_check_whether_a_tool_call_is_safe_is_auxiliary():
+    """Qwen Code's, which repeats the conversation and has one tool, for the verdict."""
+    session = Session()
+    work = session.ask([ASK], [tool_use("t1", "run_shell_command", command="make")])
+    pending = user(text("## Pending tool call to classify"))
+    system = (
+        "You are a security classifier for an AI coding agent operating in auto mode.\n\nGiven the conversation"
+    )
+    check = session.ask([ASK, pending], [tool_use("t2", "respond_in_schema", shouldBlock=False)], system=system)
+    after = session.ask([ASK, TURN, user(tool_result("t1"))], [text("Done.")])
+    tree = build(headerless(work, check, after))
+    assert [node.role for node in tree.nodes] == ["main", "auxiliary", "main"]
+
+
 def test_an_agent_that_never_has_tools_is_main():
     session = Session()
     calls = [session.ask([ASK], [text("ls")])]
