@@ -1,8 +1,9 @@
 """Drives an agent over the Agent Client Protocol in a sandbox. A script of its own, without other modules of ours.
 
-Reads one JSON object from stdin: `argv` (the agent) and `prompt`. The agent gets one session, in a mode in which it
-decides nothing about permissions, one prompt, and every permission that it asks for. Each message that it sends is a line of stdout; the last line is an object
-whose `type` is `result`, with the `stopReason`, or `error`, with a `message`.
+Reads one JSON object from stdin: `argv` (the agent) and `prompt`. The agent gets one session, in a mode in which
+it does not decide on permissions itself, one prompt, and every permission that it asks for. Each message that it
+sends is a line of stdout; the last line is an object whose `type` is `result`, with the `stopReason`, or `error`,
+with a `message`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LINE_LIMIT = 256 << 20
 END_S = 5.0
 ALLOWING = ("allow_always", "allow_once")
 UNASKED_MODES = ("bypasspermissions", "yolo", "fullaccess", "default")
-"""Modes of sessions by preference, in lower case without separators: all tools are allowed, or the client is asked.
+"""Modes of sessions by preference, in lower case without separators: all is allowed, or the client is asked.
 
 In others an agent asks a model whether a tool call is safe (Claude Code's and Qwen Code's `auto`), or refuses it.
 """
@@ -92,10 +93,9 @@ class AcpConnection:
 
 def unasked_mode(session: dict[str, Any]) -> str | None:
     """Return the id of the mode to be set in a new session; None if it has no such mode, or is in it."""
-    modes = session.get("modes") or {}
-    ids = {
-        "".join(filter(str.isalnum, mode["id"])).lower(): mode["id"] for mode in modes.get("availableModes", ())
-    }
+    modes: dict[str, Any] = session.get("modes") or {}
+    names: list[str] = [mode["id"] for mode in modes.get("availableModes", ())]
+    ids = {"".join(filter(str.isalnum, name)).lower(): name for name in names}
     chosen = next((ids[mode] for mode in UNASKED_MODES if mode in ids), None)
     return None if chosen == modes.get("currentModeId") else chosen
 

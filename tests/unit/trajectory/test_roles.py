@@ -151,9 +151,7 @@ def test_a_check_whether_a_tool_call_is_safe_is_auxiliary():
     session = Session()
     work = session.ask([ASK], [tool_use("t1", "run_shell_command", command="make")])
     pending = user(text("## Pending tool call to classify"))
-    system = (
-        "You are a security classifier for an AI coding agent operating in auto mode.\n\nGiven the conversation"
-    )
+    system = "You are a security classifier for an AI coding agent operating in auto mode.\n\nGiven the"
     check = session.ask([ASK, pending], [tool_use("t2", "respond_in_schema", shouldBlock=False)], system=system)
     after = session.ask([ASK, TURN, user(tool_result("t1"))], [text("Done.")])
     tree = build(headerless(work, check, after))
