@@ -18,7 +18,7 @@ from hypothesis import settings
 from understudy.store.address import StoreLocation, StoreUrl
 from understudy.tasks.records import dump
 
-from support import calc_task, docker_engine, example_count, imports_torch, postgresql, require
+from support import calc_task, docker_engine, example_count, imports_torch, kubernetes_server, postgresql, require
 
 if TYPE_CHECKING:
     from understudy.sandbox.base import Sandboxes
@@ -162,6 +162,14 @@ def pytest_collection_finish() -> None:
     """From now on the garbage collector works, and passes over what was imported."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kubernetes_server.Cluster]:
+    """A server of Kubernetes' API for the real kubectl; the test is skipped where there is none."""
+    require(kubernetes_server.problems())
+    with kubernetes_server.cluster(tmp_path_factory.mktemp("kubernetes")) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ DOCKER = pytest.param("docker", marks=pytest.mark.services)
 
 
 SSH = pytest.param("ssh", marks=pytest.mark.services)
+KUBERNETES = pytest.param("kubernetes", marks=pytest.mark.services)
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +32,13 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ssh_server.Ssh
         yield started
 
 
-@pytest.fixture(params=["local", "unsafe-local", DOCKER, SSH])
+@pytest.fixture(params=["local", "unsafe-local", DOCKER, SSH, KUBERNETES])
 async def kind(request: pytest.FixtureRequest) -> AsyncIterator[Sandboxes]:
     options: dict[str, Any] = {}
     if request.param == "ssh":
         options = request.getfixturevalue("machine").options
+    if request.param == "kubernetes":
+        options = request.getfixturevalue("cluster").options
     if request.param == "docker":
         options = {"image": test_image(request.getfixturevalue("engine"))}
     sandboxes: Sandboxes = plugins.load("sandboxes", request.param)(**options)
@@ -367,4 +370,6 @@ async def test_descriptors_are_given_back(kind: Sandboxes, tree: Path) -> None:
     before = descriptors()
     for _ in range(3):
         await life()
-    assert descriptors() == before
+    async with asyncio.timeout(10):  # a server of the tests may still be closing its own
+        while descriptors() > before:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)

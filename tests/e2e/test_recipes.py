@@ -40,7 +40,8 @@ for document in json.load(sys.stdin):
 def manifests() -> list[dict[str, Any]]:
     """What is in the manifests; of what Kubernetes itself does not have, a pod for each template."""
     (deployment,) = yaml.safe_load_all((RECIPES / "deployment.yaml").read_text())
-    return [deployment, *ray_pods()]
+    (sandbox,) = yaml.safe_load_all((RECIPES / "sandbox-pod.yaml").read_text())
+    return [deployment, {**sandbox, "metadata": {**sandbox["metadata"], "name": "one"}}, *ray_pods()]
 
 
 def ray_pods() -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ _KINDS = {
     **dict.fromkeys(("trees", "checks", "records"), "trees of tasks"),
     "sdists": "packages",
     "models": "models",
-    **dict.fromkeys(("remote/files", "remote/trees-*"), "files of ssh sandboxes"),
+    **dict.fromkeys(("remote/files", "remote/trees-*"), "files of remote sandboxes"),
     VIEW_INDEXES: "indexes of the viewer",
 }
 """The directories of the cache whose entries can be removed, and what they contain. Measurements of tasks are

@@ -367,12 +367,12 @@ def open_kind(name: str, options: Mapping[str, Any] | None = None) -> Sandboxes:
     here.
 
     From then on until this process ends, nothing in the cache directory is removed, because sandboxes mount files
-    of it. `name` is a kind, or KIND:TARGET?OPTION=VALUE&… with further options. Raises ConfigError for an unknown
-    kind, or options that it does not have.
+    of it. `name` is a kind, or KIND:TARGET?OPTION=VALUE&… Raises ConfigError for an unknown kind, or
+    options that it does not have.
     """
     share_lock(cache_dir() / CACHE_LOCK)
-    kind_name, _, rest = name.partition(":")
-    target, _, query = rest.partition("?")
+    address, _, query = name.partition("?")
+    kind_name, _, target = address.partition(":")
     named = ({"target": target} if target else {}) | dict(parse_qsl(query, keep_blank_values=True))
     adapter = plugins.load("sandboxes", kind_name)
     if named and (unknown := set(named) - set(inspect.signature(adapter).parameters)):

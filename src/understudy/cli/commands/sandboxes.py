@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 app = command_group("List and end the sandboxes on other machines; serve one of this machine.")
 
 _Kind = Annotated[
-    str, typer.Option("--sandbox", help="Where the sandboxes are, as in `understudy run --sandbox`: ssh:MACHINE.")
+    str,
+    typer.Option(
+        "--sandbox", help="Where they are, as in `understudy run --sandbox`: ssh:MACHINE or kubernetes:NAMESPACE."
+    ),
 ]
 
 
@@ -67,7 +70,7 @@ def reap_sandboxes(
 
 @app.command("serve")
 def serve() -> None:
-    """Serve one local sandbox over stdin and stdout until stdin closes. `--sandbox ssh:MACHINE` starts this."""
+    """Serve one local sandbox over stdin and stdout until stdin closes. ssh and kubernetes sandboxes start this."""
     from understudy.config import cache_dir
     from understudy.sandbox.remote.worker import serve_sandbox
 

@@ -1,13 +1,12 @@
-"""The connection to a worker on another machine, over stdin and stdout of a local program such as ssh."""
+"""The connection to a worker on another machine, over stdin and stdout of a local program (ssh, kubectl)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,11 +42,19 @@ class WorkerConnection:
     """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, name: str, sockets: Sequence[Path], silence_s: float
+        self,
+        process: asyncio.subprocess.Process,
+        name: str,
+        sockets: Sequence[Path],
+        silence_s: float,
+        advice: str,
+        on_close: Callable[[], Awaitable[None]] | None,
     ) -> None:
         assert process.stdin is not None and process.stdout is not None
         self._process = process
         self._name = name
+        self._advice = advice
+        self._on_close = on_close
         self._silence_s = silence_s
         self._relay = SocketRelay(sockets)
         self._multiplexer = Multiplexer(process.stdout, process.stdin, self._accept)
@@ -69,10 +76,7 @@ class WorkerConnection:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._process.wait()
-            raise SandboxError(
-                f"{self._name}: {self._last_words() or error}; check that ssh works without a password, that the "
-                "same release of Understudy is installed there, and that the login shell prints nothing"
-            ) from error
+            raise SandboxError(f"{self._name}: {self._error_output() or error}; {self._advice}") from error
         self._tasks += [asyncio.create_task(self._read()), asyncio.create_task(self._keep_alive())]
         self._tasks.append(asyncio.create_task(self._end_when_silent()))
         try:
@@ -197,11 +201,11 @@ class WorkerConnection:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
-    def _last_words(self) -> str:
+    def _error_output(self) -> str:
         return bytes(self._stderr).decode(errors="replace").strip()[-500:]
 
     def _lost(self) -> SandboxLost:
-        return SandboxLost(f"{self._name}: {self._reason or 'the connection was closed'}; {self._last_words()}")
+        return SandboxLost(f"{self._name}: {self._reason or 'the connection was closed'}; {self._error_output()}")
 
     async def _close(self) -> None:
         assert self._process.stdin is not None
@@ -216,16 +220,28 @@ class WorkerConnection:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._on_close is not None:
+            await self._on_close()
         self._process._transport.close()  # pyright: ignore  # a child of it may hold the pipes open
 
 
 async def connect(
-    argv: Sequence[str], name: str, sockets: Sequence[Path] = (), silence_s: float = messages.LEASE_S
+    argv: Sequence[str],
+    name: str,
+    sockets: Sequence[Path] = (),
+    *,
+    silence_s: float = messages.LEASE_S,
+    env: Mapping[str, str] | None = None,
+    advice: str = "install the same release of Understudy on both machines",
+    on_close: Callable[[], Awaitable[None]] | None = None,
 ) -> WorkerConnection:
-    """Start a program that connects to a worker, and wait until the worker responds. `name` is used in errors.
+    """Start a program that connects to a worker, and wait until the worker responds.
 
     The worker's socket number n is relayed to `sockets[n]`. A worker that sends nothing for `silence_s` seconds
-    counts as lost. Raises SandboxError. When cancelled, nothing stays behind.
+    counts as lost. `env` is the program's whole environment (None: this process's). `name` stands at the beginning
+    of errors, and `advice` at the end of the one for a worker that does not start. `on_close` is called after the
+    program has ended, and must not raise. Raises SandboxError. When cancelled, nothing stays behind; `on_close` is
+    called unless the program could not be started at all.
     """
     seal_descriptors()
     pipe = asyncio.subprocess.PIPE
@@ -236,21 +252,15 @@ async def connect(
             stdout=pipe,
             stderr=pipe,
             limit=2 * FRAME_BYTES,
-            env=_environment(),
+            env=env,
             start_new_session=True,
         )
     except OSError as error:
         raise SandboxError(f"{name}: cannot start {argv[0]}: {error}; install it on this machine") from error
-    connection = WorkerConnection(process, name, sockets, silence_s)
+    connection = WorkerConnection(process, name, sockets, silence_s, advice, on_close)
     try:
         await connection.start()
     except BaseException:
         await asyncio.shield(connection.close())
         raise
     return connection
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment variables that ssh needs to find its keys; no others are passed on."""
-    names = ("HOME", "PATH", "USER", "LOGNAME", "SSH_AUTH_SOCK", "LANG")
-    return {name: os.environ[name] for name in names if name in os.environ}
