@@ -70,7 +70,7 @@ def reap_sandboxes(
 
 @app.command("serve")
 def serve() -> None:
-    """Serve one local sandbox over stdin and stdout until stdin closes. ssh and kubernetes sandboxes start this."""
+    """Serve one local sandbox over stdin and stdout until stdin closes; ssh and kubernetes sandboxes start it."""
     from understudy.config import cache_dir
     from understudy.sandbox.remote.worker import serve_sandbox
 
