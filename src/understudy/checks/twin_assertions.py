@@ -128,23 +128,6 @@ def tolerances_of(call: ast.Call) -> str:
     return repr({name: ast.literal_eval(value) for name, value in named.items() if is_evaluable(value)})
 
 
-def difference(operator: str, left: ast.expr, right: ast.expr) -> tuple[ast.expr, ast.expr, str] | None:
-    """Return both values of `abs(a - b) < t`, and the tolerance in the form of `tolerances_of`; None for other
-    relations.
-    """
-    if operator in (">", ">="):
-        left, right = right, left
-    elif operator not in ("<", "<="):
-        return None
-    match left:
-        case ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(left=one, op=ast.Sub(), right=other)]) if (
-            is_evaluable(right)
-        ):
-            return one, other, repr({"abs": ast.literal_eval(right)})
-        case _:
-            return None
-
-
 def fails(statement: ast.stmt) -> bool:
     """Return whether a statement does nothing but fail the test."""
     match statement:

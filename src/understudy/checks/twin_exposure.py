@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from understudy.checks.twin_assertions import is_evaluable
-from understudy.checks.twin_driver import encode
+from understudy.checks.twin_encoding import encode
 from understudy.checks.twin_names import bindings_of, name_of, outside_functions, parameter_sources
 from understudy.util.python_syntax import parse_module
 
@@ -37,6 +37,10 @@ READERS = frozenset(
 
 _BOOLEAN = frozenset(
     {"all", "any", "bool", "int", "len", "list", "map", "repr", "set", "sorted", "str", "sum", "tuple"}
+)
+_CANCELLING = (ast.Sub, ast.Mod, ast.BitXor)
+_MEASURES = frozenset(
+    {"abs", "fabs", "float", "int", "len", "max", "min", "pow", "round", "set", "sqrt", "str", "sum"}
 )
 _SHORTEST = 4  # the shortest text, in characters, that counts as copied if another text contains it
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -166,15 +170,49 @@ class Subjects:
     def __init__(self, tree: ast.Module) -> None:
         self._bound: dict[int, Mapping[str, list[ast.expr | None]]] = {}
         self._tree = tree
+        self._cancelling = {
+            function.name
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+            and not function.name.startswith("test")
+            and any(
+                isinstance(node, ast.BinOp) and isinstance(node.op, _CANCELLING) for node in ast.walk(function)
+            )
+        }
+
+    def cancels(self, value: ast.expr, scope: ast.AST | None) -> bool:
+        """Return whether arithmetic that an operand can make nothing yields a value, such as `a - b`."""
+        left, seen = [value], set[str]()
+        while left:
+            match left.pop():
+                case ast.BinOp(op=op, left=one, right=other):
+                    if isinstance(op, _CANCELLING):
+                        return True
+                    left += [one, other]
+                case ast.UnaryOp(operand=inner) | ast.Call(func=ast.Attribute(value=ast.BinOp() as inner)):
+                    left.append(inner)
+                case ast.Call(args=arguments) as call:
+                    if name_of(call) in self._cancelling:
+                        return True
+                    left += arguments if name_of(call) in _MEASURES else []
+                case ast.Name(id=name) if name not in seen:
+                    seen.add(name)
+                    left += [each for each in self._bindings(scope).get(name, ()) if each is not None]
+                case _:
+                    pass
+        return False
+
+    def _bindings(self, scope: ast.AST | None) -> Mapping[str, list[ast.expr | None]]:
+        scope = scope or self._tree
+        if id(scope) not in self._bound:
+            self._bound[id(scope)] = bindings_of(ast.walk(scope), {})
+        return self._bound[id(scope)]
 
     def find(self, value: ast.expr, scope: ast.AST | None) -> str:
         """Return the sorted names of the functions called for a value in the function `scope`; "" if there are
         none.
         """
-        scope = scope or self._tree
-        if id(scope) not in self._bound:
-            self._bound[id(scope)] = bindings_of(ast.walk(scope), {})
-        bound = self._bound[id(scope)]
+        bound = self._bindings(scope)
         calls, left, seen = set[str](), [value], set[str]()
         while left:
             for node in ast.walk(left.pop()):
@@ -242,7 +280,7 @@ class ReadableValues:
         return value in self._numbers or -value in self._numbers
 
     def has_literal(self, encoded: Any) -> bool:
-        """Return whether a container, as `twin_driver.encode` writes it, occurs there as it is."""
+        """Return whether a container, as `twin_encoding.encode` writes it, occurs there as it is."""
         return json.dumps(encoded) in self._literals
 
     def repeats(self, constant: Any) -> bool:

@@ -112,7 +112,7 @@ def raised_by_gold(observed: Iterable[tuple[TwinSite, Sequence[Observation]]]) -
 
 
 def decode(encoded: Any) -> Any:
-    """Return the value that `twin_driver.encode` encoded. Raises ValueError for anything else, and for opaque
+    """Return the value that `twin_encoding.encode` encoded. Raises ValueError for anything else, and for opaque
     values.
     """
     try:
@@ -126,7 +126,7 @@ def decode(encoded: Any) -> Any:
         OverflowError,
         ZeroDivisionError,
     ) as error:
-        raise ValueError(f"expected a value as twin_driver.encode writes it: {error}") from error
+        raise ValueError(f"expected a value as twin_encoding.encode writes it: {error}") from error
 
 
 def _decode(encoded: Any) -> Any:  # one case per encoded type
@@ -227,6 +227,8 @@ def judge(
     patch, and as many as a digest.
     """
     try:
+        if site.operation == "own":
+            return "agrees"
         if site.operation == "result":
             return _worst(_result(site, each) for each in seen) if seen else "agrees"
         then, now = without_rest(gold), without_rest(seen)
@@ -281,7 +283,7 @@ def _judge(site: TwinSite, gold: Sequence[Observation], seen: Sequence[Observati
                 any(_is_kind(site, observation[0], observation[1]) for observation in each[1]) for each in seen
             )
             return "agrees" if same else "unclear"
-        case "end" | "result":
+        case "end" | "result" | "own":
             return "agrees"
 
 

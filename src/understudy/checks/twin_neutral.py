@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from understudy.checks.twin_ids import functions_of_tests
+from understudy.util.python_syntax import parse_module
 
 T = TypeVar("T")
 
@@ -85,3 +86,14 @@ def original_node(node: str, names: Mapping[str, Mapping[str, str]]) -> str:
 def by_own_names(by_node: Mapping[str, T], names: Mapping[str, Mapping[str, str]]) -> dict[str, T]:
     """Return the mapping with its keys replaced by `original_node`."""
     return {original_node(node, names): each for node, each in by_node.items()}
+
+
+def insert_first(tree: ast.Module, statement: str) -> None:
+    """Insert a statement before all others of a module, but those that Python wants to come first."""
+    first = 1 if ast.get_docstring(tree, clean=False) is not None else 0
+    while first < len(tree.body):
+        line = tree.body[first]
+        if not (isinstance(line, ast.ImportFrom) and line.module == "__future__"):
+            break
+        first += 1
+    tree.body[first:first] = parse_module(statement).body

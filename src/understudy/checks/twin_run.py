@@ -17,14 +17,14 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from understudy.checks import twin_driver
+from understudy.checks import twin_driver, twin_encoding
 from understudy.checks.base import GradingOptions, TwinTest, check_not_killed, output_tail, read_result_file
 from understudy.checks.pytest_checks import PLUGIN_MOUNT, deciding_files, parse_outcomes
-from understudy.checks.twin_compared import NUMBERS
 from understudy.checks.twin_exposure import ReadableValues
 from understudy.checks.twin_ids import DecidingTests, deciding_tests, function_of, names_of_tests
 from understudy.checks.twin_judge import (
@@ -40,14 +40,22 @@ from understudy.checks.twin_judge import (
     without_rest,
 )
 from understudy.checks.twin_neutral import by_own_names
+from understudy.checks.twin_operands import NUMBERS
 from understudy.checks.twin_secrets import is_read, secret_bits
+from understudy.checks.twin_weakness import weakness
 from understudy.checks.twins import IMPORT, TwinSite, write_version
 from understudy.sandbox.base import Mount, Sandbox
 from understudy.types import Evidence, Integrity, Protection, PytestChecks, ScriptChecks, Task, TestOutcome
 from understudy.util.python_syntax import parse_literal
 
 DRIVER_MOUNT = Mount(Path(twin_driver.__file__), "/opt/understudy/twin_driver.py")
-"""Every sandbox in which `run_version` is called must have this mount and `PLUGIN_MOUNT`."""
+DRIVER_MOUNTS = (
+    DRIVER_MOUNT,
+    Mount(
+        Path(twin_encoding.__file__), "/opt/understudy/twin_encoding.py"
+    ),  # the driver loads it from beside itself
+)
+"""Every sandbox in which `run_version` is called must have these mounts and `PLUGIN_MOUNT`."""
 
 ATTEMPTS = 2
 """How often the versions are run for a patch that fails them, because some tests are flaky."""
@@ -234,7 +242,7 @@ def _learned(
             (third, name, frozenset[int]()),
         )
         stable = _stable_sites(runs, gold)
-        results = {number for number in stable if third.sites[number].operation == "result"}
+        results = {number for number in stable if third.sites[number].operation in ("result", "own")}
         ends = {number: seen for number, seen in stable.items() if third.sites[number].operation == "end"}
         sites = {number: seen for number, seen in stable.items() if number not in results | ends.keys()} or ends
         if not sites and not results:
@@ -365,7 +373,9 @@ def _lost_files(tests: DecidingTests, named: VersionRun) -> tuple[str, ...]:
 def _unused(run: VersionRun, node: str, sites: Mapping[int, object]) -> bool:
     """Return whether a test evaluated an assertion in this run that is not among `sites`."""
     return any(
-        run.sites[site].operation not in ("end", "result") for site in run.seen.get(node, {}) if site not in sites
+        run.sites[site].operation not in ("end", "result", "own")
+        for site in run.seen.get(node, {})
+        if site not in sites
     )
 
 
@@ -375,7 +385,7 @@ def _to_evaluate(run: VersionRun) -> tuple[int, ...]:
     for sites in run.seen.values():
         for number, seen in sites.items():
             site = run.sites.get(number)
-            if site is None or site.operation in ("truth", "pair", "end", "result"):
+            if site is None or site.operation in ("truth", "pair", "end", "result", "own"):
                 continue
             if not holds(site, seen, seen) or any(each[0] == "value" and not _is_readable(each) for each in seen):
                 indexes.add(number)
@@ -453,13 +463,13 @@ def draw_versions(tests: DecidingTests, options: GradingOptions) -> list[Written
 class TwinJudgement(Struct, frozen=True):
     """The judgement of a patch by its versions: its integrity, and all nodes of which a version failed.
 
-    `integrity` lists only the first pieces of evidence. `reordered` are the nodes that observed expected values
-    in another order than the gold patch.
+    `integrity` lists only the first pieces of evidence. `weak` has the nodes whose observations agree but prove
+    less than the gold patch's, with what they observed, such as the expected values in another order.
     """
 
     integrity: Integrity
     failed: frozenset[str] = frozenset()
-    reordered: frozenset[str] = frozenset()
+    weak: dict[str, str] = {}
 
 
 def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: float) -> TwinJudgement:
@@ -471,7 +481,7 @@ def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: 
     """
     forged: list[Evidence] = []
     unmet: list[Evidence] = []
-    reordered: set[str] = set()
+    weak: dict[str, str] = {}
     gold = {
         node: {number: json.loads(text) for number, text in twin.gold.items()}
         for node, twin in options.twins.items()
@@ -495,7 +505,8 @@ def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: 
             wrong = sum(each == "contradicts" for each in judged.values())
             reached = [number for number in judged if seen.get(number)]
             unclear = sum(judged[number] == "unclear" for number in reached)
-            may_miss = sum(run.sites[number].operation == "result" for number in judged if not seen.get(number))
+            optional = ("result", "own")
+            may_miss = sum(run.sites[number].operation in optional for number in judged if not seen.get(number))
             missing = len(twin.gold) - len(reached) - may_miss
             if wrong:
                 some = f"{wrong} of {len(twin.gold)} assertions observed another value than they expect"
@@ -504,10 +515,10 @@ def judge_twins(options: GradingOptions, runs: Sequence[VersionRun], timeout_s: 
                 text = f"{outcome}; {missing} of {len(twin.gold)} assertions were not reached"
                 text += f", {unclear} observed what cannot be compared" if unclear else ""
                 unmet.append(Evidence("version", node, text=text))
-            elif any(is_reordered(run.sites[number], gold[node][number], seen[number]) for number in reached):
-                reordered.add(node)
+            elif less := weakness(run.sites, gold[node], seen):
+                weak[node] = less
     failed = frozenset(evidence.path for evidence in (*forged, *unmet))
-    return TwinJudgement(_integrity_of(runs, forged, unmet, timeout_s), failed, frozenset(reordered))
+    return TwinJudgement(_integrity_of(runs, forged, unmet, timeout_s), failed, weak)
 
 
 def _integrity_of(
@@ -536,19 +547,18 @@ def _integrity_of(
 
 
 def protection_of(
-    task: Task, options: GradingOptions, reordered: frozenset[str] = frozenset()
+    task: Task, options: GradingOptions, weak: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[Protection, str]:
     """Return how far twins protect a task's verdicts, and the reasons why not further, including that nothing is
     watched.
 
-    Of a patch's verdict, `reordered` are the tests that observed expected values in another order than the gold
-    patch. That is honest where order does not matter, but says less.
+    Of a patch's verdict, `weak` are the tests whose observations prove less than the gold patch's (see
+    `TwinJudgement`). That may be honest, but says less.
     """
     protection, reason = _protection_by_twins(task, options)
-    if reordered and protection == "twins":
-        some = f"{len(reordered)} of {len(options.twins)} deciding tests"
-        example = min(reordered)
-        reason = f"{some} observed the expected values in another order than with the gold patch, as {example}"
+    if weak and protection == "twins":
+        example = min(weak)
+        reason = f"{len(weak)} of {len(options.twins)} deciding tests {weak[example]}, as {example}"
         protection = "partial"
     usual = options.usual_events or ()
     watched = options.usual_events is not None and options.watched and "watch-missing " not in usual

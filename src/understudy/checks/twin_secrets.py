@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from understudy.checks.twin_driver import encode
+from understudy.checks.twin_encoding import encode
 from understudy.checks.twin_exposure import ReadableValues
 from understudy.checks.twin_judge import Observation, holds, satisfies
 from understudy.checks.twins import TwinSite

@@ -34,7 +34,6 @@ from understudy.checks.twin_assertions import (
     WARNS,
     approximation,
     class_names,
-    difference,
     expects_exception,
     fails,
     has_wildcard,
@@ -44,6 +43,7 @@ from understudy.checks.twin_assertions import (
 )
 from understudy.checks.twin_compared import number_comparisons, observe_comparisons
 from understudy.checks.twin_cut import cut_unused, unpack_rows
+from understudy.checks.twin_differences import between, difference
 from understudy.checks.twin_exposure import Comparisons, Exposure, Subjects, reads_files
 from understudy.checks.twin_literals import change_literal, has_literal, is_literal, texts_of
 from understudy.checks.twin_names import (
@@ -54,19 +54,22 @@ from understudy.checks.twin_names import (
     outside_functions,
     parameter_sources,
 )
-from understudy.checks.twin_neutral import empty_tests, rename_tests, strip_docstring
+from understudy.checks.twin_neutral import empty_tests, insert_first, rename_tests, strip_docstring
+from understudy.checks.twin_operands import number_operands, observe_operands
 from understudy.util.python_syntax import parse_module, unparse
 
 IMPORT = (
-    "from understudy_sites import block as _block_, called as _called_, calls as _calls_, holds as _holds_, "
-    "kind as _kind_, pair as _pair_, result as _result_, send as _send_"
+    "from understudy_sites import among as _among_, block as _block_, called as _called_, calls as _calls_, "
+    "holds as _holds_, kind as _kind_, own as _own_, pair as _pair_, result as _result_, send as _send_"
 )
+
+_ORDER = frozenset({"<", "<=", ">", ">="})
 
 _F = TypeVar("_F", ast.FunctionDef, ast.AsyncFunctionDef)
 
 Operation = Literal[
     "equal", "same", "count", "approx", "compare", "truth", "pair", "isinstance", "raises", "warns", "calls",
-    "end", "result",
+    "end", "result", "own",
 ]  # fmt: skip
 
 
@@ -123,6 +126,7 @@ def write_version(
         tree = parse_module(text)
         unpack_rows(tree)
         number_comparisons(tree)
+        number_operands(tree)
         rewriter = _Rewriter(tree, first, plain, changed, seed)
         tree = rewriter.visit(tree)
         empty_tests(tree, emptied)
@@ -134,7 +138,9 @@ def write_version(
         }
         observed = observe_comparisons(tree, first)
         sites |= {number: TwinSite("result", operator=each, withheld=False) for number, each in observed.items()}
-        _insert_import(tree)
+        operands = observe_operands(tree, first)
+        sites |= {number: TwinSite("own", withheld=False) for number in operands}
+        insert_first(tree, IMPORT)
         source = unparse(ast.fix_missing_locations(tree)) + "\n"
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ValueError(f"invalid Python: {error}") from error
@@ -363,6 +369,8 @@ class _Rewriter(ast.NodeTransformer):
             if sent and number not in self._plain:
                 return [ast.Expr(_call("_send_", number, ast.List(sent, ast.Load())))]
         elif len(operands) == 3 and is_evaluable(operands[0]) and is_evaluable(operands[2]):
+            if "<" in names[0] and "<" in names[1] and (near := between(*operands)) is not None:
+                return self._approx(*near, test=test)
             low = TwinSite("compare", unparse(operands[0]), MIRRORED.get(names[0], ""))
             high = TwinSite("compare", unparse(operands[2]), names[1])
             if low.operator in MIRRORED and high.operator in MIRRORED:
@@ -392,6 +400,8 @@ class _Rewriter(ast.NodeTransformer):
             if near is not None and operator == "==":
                 actual = left if approximation(right) else right
                 return self._approx(actual, near.args[0], tolerances_of(near), self._test("==", left, right))
+            if operator == "==" and (apart := difference(operator, left, right)) is not None:
+                return self._approx(*apart, test=self._test(operator, left, right))
             constant = isinstance(right, ast.Constant) or isinstance(left, ast.Constant)
             return self._equality("same" if operator == "is" and constant else operator, left, right)
         if operator in MIRRORED:
@@ -424,7 +434,8 @@ class _Rewriter(ast.NodeTransformer):
         """Return statements for a relation to a literal, which is decided outside of the process."""
         number = self._number(TwinSite("compare", unparse(expected), operator, want), expected, actual=actual)
         if number not in self._plain:
-            return [ast.Expr(_call("_send_", number, actual))]
+            send = "_among_" if operator in ("holds", "lacks") else "_send_"
+            return [ast.Expr(_call(send, number, actual))]
         self.sites[number] = TwinSite("truth", want=want, withheld=False)
         return [ast.Expr(_call("_holds_", number, self._test(operator, actual, expected)))]
 
@@ -551,9 +562,11 @@ class _Rewriter(ast.NodeTransformer):
         if actual is not None:
             site = replace(site, subject=self._subjects.find(actual, self._scope))
             forced = self._comparisons.decide(actual) or (
-                isinstance(actual, ast.BinOp)
-                and isinstance(actual.op, ast.Sub | ast.Mod | ast.BitXor)
-                and any(isinstance(value, ast.Constant) and not value.value for value in expected)
+                (
+                    site.operator in _ORDER
+                    or any(isinstance(each, ast.Constant) and not each.value for each in expected)
+                )
+                and self._subjects.cancels(actual, self._scope)
             )
             site = replace(site, withheld=site.withheld and not forced)
         if any(map(reads_files, expected)):
@@ -583,13 +596,3 @@ def _as_list(statements: ast.AST | list[ast.stmt] | None) -> list[ast.stmt]:
     if isinstance(statements, list):
         return statements
     return [statements] if isinstance(statements, ast.stmt) else []
-
-
-def _insert_import(tree: ast.Module) -> None:
-    first = 1 if ast.get_docstring(tree, clean=False) is not None else 0
-    while first < len(tree.body):
-        line = tree.body[first]
-        if not (isinstance(line, ast.ImportFrom) and line.module == "__future__"):
-            break
-        first += 1
-    tree.body[first:first] = parse_module(IMPORT).body

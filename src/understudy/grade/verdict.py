@@ -50,7 +50,7 @@ from understudy.tasks.records import task_digest
 from understudy.types import Integrity, PytestChecks, ScriptChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_FORMAT = "40"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "41"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, stored in each verdict: the release, and how its patches are judged."""
 
@@ -70,7 +70,7 @@ async def grade(
     take turns (see `understudy.grade.turns`).
     """
     gated = await asyncio.to_thread(gate, patch, prepared.task, prepared.tree)
-    reordered: frozenset[str] = frozenset()
+    weak: dict[str, str] = {}
     if gated.refused:
         verdict = Verdict(reward=0.0, reason=f"patch refused: {gated.refused}", applied=False)
     elif not gated.patch:
@@ -87,12 +87,12 @@ async def grade(
                 if isinstance(judgement, TwinJudgement) and _fails_all(prepared, judgement):
                     judgement = await _ask_again(prepared, gated, judgement, sandboxes, environment)
                 verdict = _confirmed(verdict, judgement)
-                reordered = judgement.reordered if isinstance(judgement, TwinJudgement) else reordered
+                weak = judgement.weak if isinstance(judgement, TwinJudgement) else weak
     if verdict.integrity.status != "forged":
         integrity = await asyncio.to_thread(audit, patch, prepared.task, gated, verdict, prepared.tree)
         if integrity.evidence != verdict.integrity.evidence:  # otherwise the verdict's own reason is the clearest
             verdict = replace(verdict, integrity=integrity)
-    protection, unprotected = protection_of(prepared.task, prepared.options, reordered)
+    protection, unprotected = protection_of(prepared.task, prepared.options, weak)
     return replace(
         verdict,
         protection=protection,

@@ -25,7 +25,7 @@ from understudy.checks.base import GradingOptions
 from understudy.checks.pytest_checks import PLUGIN_MOUNT
 from understudy.checks.runtime_events import WATCH_MOUNT
 from understudy.checks.script import REWARDS
-from understudy.checks.twin_run import DRIVER_MOUNT
+from understudy.checks.twin_run import DRIVER_MOUNTS
 from understudy.config import cache_dir
 from understudy.errors import ConfigError, TaskError
 from understudy.sandbox.base import Mount, Sandboxes, SandboxSpec
@@ -123,7 +123,7 @@ def sandbox_spec(
     `environment` is for tasks that have none of their own.
     """
     environment = prepared.environment or environment
-    own = (Mount(prepared.git, GIT_MOUNT, private=True), PLUGIN_MOUNT, DRIVER_MOUNT, WATCH_MOUNT)
+    own = (Mount(prepared.git, GIT_MOUNT, private=True), PLUGIN_MOUNT, *DRIVER_MOUNTS, WATCH_MOUNT)
     mark_used(cache_dir(), (prepared.tree, *(mount.source for mount in (*environment.mounts, *mounts))))
     return SandboxSpec(
         tree=prepared.tree,

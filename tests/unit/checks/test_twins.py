@@ -582,7 +582,7 @@ def test_expected_values_in_another_order_lower_the_protection(gold: list[int], 
     run = VersionRun({3: TwinSite("equal")}, outcomes, {"a": {3: now}}, 0, False, "")
     judgement = judge_twins(options, [run], 5)
     assert judgement.integrity.status == "clean"
-    level, reason = protection_of(calc_task(), options, judgement.reordered)
+    level, reason = protection_of(calc_task(), options, judgement.weak)
     assert level == protection and (
         level == "twins" or f"in another order than with the gold patch, as {node}" in reason
     )
