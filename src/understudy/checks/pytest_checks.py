@@ -77,8 +77,10 @@ def deciding_files(checks: PytestChecks) -> tuple[str, ...]:
     return tuple(sorted({id.partition("::")[0] for id in ids} or checks.files))
 
 
-async def run_pytest(sandbox: Sandbox, files: Sequence[str], *, timeout_s: float) -> PytestReport:
-    """Run pytest on `files` (relative to the working directory) in one command.
+async def run_pytest(
+    sandbox: Sandbox, files: Sequence[str], *, timeout_s: float, hidden: Sequence[str] = ()
+) -> PytestReport:
+    """Run pytest on `files` (relative to the working directory) in one command; `hidden` are other hidden files.
 
     The tree's plugins, cache and entry points are disabled; its configuration is used. Raises GraderError when
     pytest could not be started, SandboxError when the sandbox broke.
@@ -86,11 +88,12 @@ async def run_pytest(sandbox: Sandbox, files: Sequence[str], *, timeout_s: float
     report = posixpath.join(sandbox.home, f".report-{secrets.token_hex(16)}.jsonl")
     driver = sandbox.locate(PLUGIN_MOUNT.target)
     paths = [posixpath.join(sandbox.workdir, file) for file in files]
+    others = msgspec.json.encode([posixpath.join(sandbox.workdir, name) for name in hidden])
     token = f"understudy-event-{secrets.token_hex(16)}"
     done = await sandbox.run(
         ["python", "-P", "-s", driver, report, sandbox.workdir, *paths],
         timeout_s=timeout_s,
-        stdin=f"{token}\n".encode(),
+        stdin=b"\n".join((token.encode(), others, b"")),
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=sandbox.workdir,
     )
@@ -145,6 +148,12 @@ def _outcome(phases: dict[str, set[str]]) -> TestOutcome | None:
     if not call and setup == "passed":
         return None
     return cast("TestOutcome", call or setup) if (call or setup) in _BY_CALL else "error"
+
+
+def other_files(checks: PytestChecks) -> tuple[str, ...]:
+    """Return the hidden files that are not run: data, and modules that the tests import."""
+    run = {posixpath.normpath(name) for name in deciding_files(checks)}
+    return tuple(sorted({posixpath.normpath(name) for name in checks.files} - run))
 
 
 def judge_pytest(checks: PytestChecks, report: PytestReport) -> CheckResult:

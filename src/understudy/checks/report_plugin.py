@@ -4,9 +4,10 @@ This file is mounted into sandboxes and run there by the task's own Python, so i
 It writes JSON lines: `{"start": version}`, one `{"id", "when", "outcome", "message"}` for every phase of every
 test or failed collection, and `{"end": exit code}`.
 
-Run as a program, it reads a line from stdin, the channel's token, and watches what happens in its process by an
-audit hook, which cannot be removed. What only somebody does who works on the tests instead of passing them is
-written to a copy of stderr, which no code can take back: lines of TOKEN RULE LINE PATH (see `runtime_events`).
+Run as a program, it reads two lines from stdin, the channel's token and the paths of the other hidden files as
+JSON, and watches what happens in its process by an audit hook, which cannot be removed. What only somebody does
+who works on the tests instead of passing them is written to a copy of stderr, which no code can take back: lines
+of TOKEN RULE LINE PATH (see `runtime_events`).
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ def _message(report: Any) -> str:
     return "\n".join(lines)[:_MESSAGE_CHARS]
 
 
-def _watch(token: str, root: str, report: str, tests: tuple[str, ...], library_paths: list[str]) -> None:
+def _watch(
+    token: str, root: str, report: str, tests: tuple[str, ...], hidden: tuple[str, ...], library_paths: list[str]
+) -> None:
     """Let the program in the directory beside this file watch this process until the caller raises the
     end event.
     """
@@ -119,12 +122,12 @@ def _watch(token: str, root: str, report: str, tests: tuple[str, ...], library_p
     import pluggy
     import pytest
 
-    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "watch")  # noqa: PTH100, PTH118, PTH120
-    sys.path.insert(0, beside)
+    home = os.path.join(os.path.dirname(os.path.abspath(__file__)), "watch")  # noqa: PTH100, PTH118, PTH120
+    sys.path.insert(0, home)
     import code_owners  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
     import process_watch  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
 
-    sys.path.remove(beside)
+    sys.path.remove(home)
     for name in ("process_watch", "code_owners", "code_files", "audited_functions", "audit_events"):
         del sys.modules[name]
     modules: tuple[Any, ...] = (pytest, _pytest, pluggy)
@@ -134,7 +137,7 @@ def _watch(token: str, root: str, report: str, tests: tuple[str, ...], library_p
     caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     program = vars(process_watch)
     owners: Any = vars(code_owners)["CodeOwners"](own, runner[1], libraries)
-    program["watch"](token, os.dup(2), root, tests, owners, report=report, caller_frame=caller)
+    program["watch"](token, os.dup(2), root, tests, owners, beside=hidden, report=report, caller_frame=caller)
 
 
 def main(
@@ -143,10 +146,11 @@ def main(
     *files: str,
     plugins: Callable[[Reporter], list[Any]] = lambda _: [],
     token: str = "",
+    hidden: tuple[str, ...] = (),
 ) -> int:
     """Run pytest on `files` below `root`, with the reporter and `plugins` made for it; return its exit code.
 
-    With a `token` the process is watched, if this Python has audit hooks (3.8).
+    With a `token` the process is watched, if this Python has audit hooks (3.8); `hidden` are other hidden files.
     """
     # The tree is added to sys.path only after pytest is loaded, so that it cannot replace pytest.
     foreign = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -182,7 +186,7 @@ def main(
         watched = token and hasattr(sys, "addaudithook")
         audit = sys.audit if watched else None
         if watched:
-            _watch(token, root, report, files, libraries)
+            _watch(token, root, report, files, hidden, libraries)
         del token  # the tested code can read the variables of this function
         code = pytest.main([*options, f"--rootdir={root}", f"--confcutdir={root}", *files], plugins=joined)
         reporter.write(end=int(code))
@@ -192,4 +196,6 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:], token=sys.stdin.readline().strip()))
+    # The arguments are read in this order, and no name here keeps them: the tested code can read names of modules.
+    read = sys.stdin.readline
+    sys.exit(main(*sys.argv[1:], token=read().strip(), hidden=tuple(json.loads(read() or "[]"))))

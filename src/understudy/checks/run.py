@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from understudy.checks.base import CheckResult, GradingOptions
 from understudy.checks.canaries import canary_problem, pytest_canaries
-from understudy.checks.pytest_checks import deciding_files, judge_pytest, run_pytest
+from understudy.checks.pytest_checks import deciding_files, judge_pytest, other_files, run_pytest
 from understudy.checks.runtime_events import opened_unseen, with_events
 from understudy.checks.script import run_script
 from understudy.checks.seal import HiddenFiles, changed_files, read_hidden, with_unchanged
@@ -92,8 +92,9 @@ async def _run_pytest(
         await sandbox.write(posixpath.join(sandbox.workdir, canaries.path), canaries.text.encode())
         run = (*run, canaries.path)
     await sandbox.seal(sorted(files))
-    await sandbox.count_opens(deciding_files(checks))
-    report = await run_pytest(sandbox, run, timeout_s=checks.timeout_s)
+    hidden = other_files(checks)
+    await sandbox.count_opens((*deciding_files(checks), *hidden))
+    report = await run_pytest(sandbox, run, timeout_s=checks.timeout_s, hidden=hidden)
     events = (*report.events, *opened_unseen(sandbox.opens() or {}, report.opened))
     result = with_events(judge_pytest(checks, report), events, options.usual_events)
     results = {id: (outcome.upper(),) for id, outcome in report.outcomes.items()}

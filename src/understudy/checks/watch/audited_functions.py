@@ -110,6 +110,21 @@ def hidden_finder(hidden: frozenset[Any]) -> Callable[[str], Any]:
     return find
 
 
+def directories_above(paths: tuple[str, ...], root: str) -> dict[Any, str]:
+    """Return the directories below `root` that hold files: their paths from there, by their identities."""
+    above: dict[Any, str] = {}
+    for path in paths:
+        directory = os.path.dirname(os.path.relpath(path, root))
+        while directory.strip("./"):
+            try:
+                status = os.stat(os.path.join(root, directory))
+            except OSError:
+                break
+            above[status.st_dev, status.st_ino] = directory
+            directory = os.path.dirname(directory)
+    return above
+
+
 def find_sha256() -> Any:
     """Return Python's own sha256 function, which loads no library; its module's name depends on the version."""
     try:

@@ -38,6 +38,7 @@ def watch(
     tests: tuple[str, ...],
     owners: CodeOwners,
     *,
+    beside: tuple[str, ...] = (),
     report: str = "",
     rewards: tuple[str, ...] = (),
     walled: bool = False,
@@ -49,9 +50,10 @@ def watch(
     The first line says "start", the SHA-256 of a secret, and the ids of this process and its parent; the last line
     has the secret after "end": where the watch is of one call, when its `caller_frame` raises the event
     `TESTS_ENDED`, else when the interpreter ends. The lines are numbered and have an authentication code by that
-    secret, so that one that was taken out of the pipe is missed. `tests` are the hidden files, `report` that of
-    outcomes, which must be open already, `rewards` the paths that a check script may write its reward to; `walled`
-    says that this process cannot; `serves` that it is a server of multiprocessing, from which others are forked.
+    secret, so that one that was taken out of the pipe is missed. `tests` are the hidden files that run, `beside`
+    the other hidden ones, `report` is the file of outcomes, which must be open already, `rewards` the paths that a
+    check script may write its reward to; `walled` says that this process cannot; `serves` that it is a server of
+    multiprocessing, from which others are forked.
 
     Whose code does something is decided by the innermost frame that is not of the test runner or the standard
     library. Where all frames are theirs, it is the runner's only in the thread that runs the tests, and for what
@@ -90,7 +92,7 @@ def watch(
     unittest, importers = standard + "unittest/", ("<frozen importlib.", standard + "importlib/")
     compilers = (*importers, standard + "ast.py")
     packages = tuple(standard + name for name in ("site-packages/", "dist-packages/"))
-    test_files = frozenset(tests) | {os.path.realpath(path) for path in tests}
+    test_files = frozenset((*tests, *beside)) | {os.path.realpath(path) for path in (*tests, *beside)}
     base = root.rstrip("/") + "/"
     starts, fork_event, workers = audit_events.STARTS, audit_events.FORK_EXEC, audit_events.WORKERS
     start_program = audited_functions.replace_fork_exec()
@@ -111,7 +113,10 @@ def watch(
     places = {os.path.dirname(path) for path in rewards}
     reward_places = frozenset(identity(place) for place in places if os.path.isdir(place))
     hidden = {identity(path): os.path.relpath(path, root) for path in tests if os.path.exists(path)}
-    hidden_beside, opened = audited_functions.hidden_finder(frozenset(hidden)), dict.fromkeys(hidden, 0)
+    data = {identity(path): os.path.relpath(path, root) for path in beside if os.path.exists(path)}
+    above = audited_functions.directories_above((*tests, *beside), root)
+    hidden_beside = audited_functions.hidden_finder(frozenset(hidden) | frozenset(data))
+    opened = dict.fromkeys((*hidden, *data), 0)
     processes = stat("/proc").st_dev if os.path.isdir("/proc/self") else None
     writing = os.O_WRONLY | os.O_RDWR
     sent: set[str] = set()
@@ -224,6 +229,31 @@ def watch(
         except os_error:
             return
 
+    def look_at_data(name: str, frame: Any) -> None:
+        """Report a hidden file, or a directory of such files, that the tested code reads or makes a link to."""
+        last, by_whom = frame, frame
+        while by_whom is not None and owner(by_whom.f_code.co_filename) not in ("test", "tested"):
+            last, by_whom = by_whom, by_whom.f_back
+        if by_whom is None:
+            in_turn = last is first_frame and (shows_lines(frame) or runner_reads(frame) or is_imported(frame))
+            if not in_turn:
+                send("hidden-read", name)
+        elif owner(by_whom.f_code.co_filename) == "tested":
+            send("hidden-read", name, by_whom.f_lineno or 0)
+
+    def look_at_link(event: str, target: Any, link: Any, frame: Any) -> None:
+        if kind_of(target) is octets:
+            target = target.decode("utf-8", "surrogateescape")
+        name = string.__str__(target)
+        if event == "os.symlink" and name[:1] != "/" and kind_of(link) is string:
+            name = basename_of(link, "/")[0] + "/" + name if "/" in link else name
+        try:
+            which = identity(name)
+        except os_error:
+            return
+        if which in hidden or which in data or which in above:
+            look_at_data(hidden.get(which) or data.get(which) or above[which], frame)
+
     def look_at_path(event: str, path: Any, opened_to_write: bool, frame: Any, by_number: bool = False) -> None:
         if kind_of(path) is octets:
             path = path.decode("utf-8", "surrogateescape")
@@ -246,6 +276,10 @@ def watch(
             if not shows_lines(frame) and not runner_reads(frame):
                 imported = not by_frame and is_imported(frame)
                 accuse("tests-read", frame, spared=("library", "runner", "test") if imported else ())
+        elif event == "open" and which in data:
+            if getpid() == pid:
+                opened[which] += 1
+            look_at_data(data[which], frame)
         elif event == "open" and which[0] == processes and (name.endswith("/mem") or name[:6] != "/proc/"):
             accuse("memory-used", frame)
 
@@ -424,6 +458,8 @@ def watch(
             if args[1] and getpid() == pid:
                 look_at_kill(string(args[0]).lstrip("-"), frame)
         elif event.startswith("os."):
+            if event in ("os.symlink", "os.link"):
+                look_at_link(event, args[0], args[1], frame)
             for each in args[:2]:
                 if kind_of(each) is not integer:
                     look_at_path(event, each, True, frame)
@@ -479,7 +515,7 @@ def watch(
                 if by_frame and frame is caller_frame and not lost and getpid() == pid:
                     look_at_memory(True)
                     for which, count in opened.items():
-                        send("opened", hidden[which], count)
+                        send("opened", hidden.get(which) or data[which], count)
                     send("end", secret)
                 return
             if event == "cpython.PyInterpreterState_Clear":
@@ -525,6 +561,8 @@ def watch(
         runner_reads,
         is_imported,
         look_at_reward,
+        look_at_data,
+        look_at_link,
         hidden_beside,
         look_at_code,
         look_at_import,
