@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from understudy.sandbox.docker.sandboxes import DockerSandboxes
 from understudy.store import Store
+from understudy.tasks.environment import TaskEnvironment
 from understudy.tasks.records import dump
 
 from fakes.turns import ChatModel, bash, say, tool
+from fakes.vllm import Say
 from support import understudy
-from support.agents import AGENTS, require_agent
-from support.docker_engine import Engine
+from support.agents import AFTER, AGENTS, FILE, AgentRig, require_agent
+from support.docker_engine import Engine, bare_image
 from support.grading import calc_instance
 
 pytestmark = [pytest.mark.services, pytest.mark.e2e]
@@ -36,6 +39,25 @@ def test_each_agent_solves_a_task_in_a_container(agents: tuple[str, ...], engine
     assert done.returncode == 0, done.stderr
     summaries = [json.loads(line) for line in done.stdout.splitlines()]
     assert [summary["solved"] for summary in summaries] == [1] * len(agents)
+
+
+@pytest.mark.parametrize("agent", ["claude-code", *AGENTS, "openhands"])
+async def test_an_image_needs_neither_python_nor_node(agent: str, engine: Engine, tmp_path: Path) -> None:
+    require_agent(agent)
+    sandboxes = DockerSandboxes(image=bare_image(engine), pull_wait_s=0.01)
+    try:
+        rig = AgentRig(agent, tmp_path, sandboxes, TaskEnvironment())
+        path = f"/workspace/{FILE}"
+        programs = rig.tools.shell("command -v python3 node || echo nei''ther")
+        run = await rig.run(
+            Say(text="I look.", tools=[rig.call("a", programs), rig.call("b", rig.tools.read(path))]),
+            Say(text="I mend.", tools=[rig.call("c", rig.tools.edit(path))]),
+            rig.done(),
+        )
+    finally:
+        await sandboxes.aclose()
+    assert (run.result.outcome, run.file, run.findings) == ("completed", AFTER, []), run.result.message
+    assert "neither" in run.results()[0]
 
 
 SERVER = """

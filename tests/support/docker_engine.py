@@ -299,7 +299,7 @@ def _system_library(name: str) -> Path | None:
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def _root() -> _Root:
+def _root(*, with_python: bool = True) -> _Root:
     root = _Root()
     for name in ("bin", "sbin", "lib", "lib64"):
         root.links[f"/{name}"] = f"usr/{name}"
@@ -317,8 +317,10 @@ def _root() -> _Root:
         subprocess.run(["git", "--exec-path"], capture_output=True, text=True, check=True).stdout.strip()
     )
     root.copy_tree(git_core, git_core, without=("mergetools",))
-    python, stdlib = _python(root)
-    binaries = {*programs, python, *stdlib.glob("lib-dynload/*.so"), *map(Path, git_core.glob("git-remote-http*"))}
+    binaries = {*programs, *map(Path, git_core.glob("git-remote-http*"))}
+    if with_python:
+        python, stdlib = _python(root)
+        binaries |= {python, *stdlib.glob("lib-dynload/*.so")}
     binaries |= {library for name in LIBRARIES if (library := _system_library(name))}
     for library in (*_libraries(binaries), *(str(library) for library in binaries if ".so" in library.name)):
         root.copy(Path(library))
@@ -383,20 +385,29 @@ def _has(client: docker.DockerClient, name: str, digest: str) -> bool:
 @cache
 def test_image(engine: Engine) -> str:
     """The name of an image with a shell, git, patch and this Python with pytest; made once for each engine."""
-    root = _root()
+    return _made(engine, "understudy-test/base", _root())
+
+
+test_image.__test__ = False  # type: ignore[attr-defined]
+
+
+@cache
+def bare_image(engine: Engine) -> str:
+    """The name of such an image without Python."""
+    return _made(engine, "understudy-test/bare", _root(with_python=False))
+
+
+def _made(engine: Engine, repository: str, root: _Root) -> str:
     digest = root.digest()
-    name = f"understudy-test/base:{digest}"
+    name = f"{repository}:{digest}"
     with contextlib.closing(engine.client) as client, _lock("image.lock"):
         if not _has(client, name, digest):
             with tempfile.TemporaryFile(dir=HOME) as archive:
                 root.tar(archive)
                 archive.seek(0)
                 changes = [f"ENV PATH={BASE_PATH}", f"LABEL {_LABEL}={digest}", 'CMD ["/bin/bash"]']
-                client.api.import_image_from_data(archive, "understudy-test/base", digest, changes)
+                client.api.import_image_from_data(archive, repository, digest, changes)
     return name
-
-
-test_image.__test__ = False  # type: ignore[attr-defined]
 
 
 # --- images as SWE-bench has them -----------------------------------------------------------------------
