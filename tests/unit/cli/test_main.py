@@ -12,6 +12,7 @@ import pytest
 
 import understudy as package
 from understudy import plugins
+from understudy.agents.packages import AGENT_PACKAGES
 from understudy.errors import ConfigError
 
 from support import understudy
@@ -98,6 +99,13 @@ def test_doctor_on_a_machine_that_lacks_things(tmp_path: Path):
     missing = {check["name"] for check in report["checks"] if not check["ok"]}
     assert {"git", "Claude Code"} <= missing
     assert report["ok"] is False
+    for each in AGENT_PACKAGES.values():
+        if each.agent == "claude-code" or each.unsupported or each.requires_python > sys.version_info[:2]:
+            continue
+        (check,) = (check for check in report["checks"] if check["name"] == f"agent: {each.title}")
+        assert (check["ok"], check["required"]) == (False, False)
+        assert check["found"] == f"{each.version} is not fetched"
+        assert check["remedy"] == f"understudy setup --agent {each.agent}"
 
 
 def test_a_key_with_an_invalid_budget_is_refused_and_the_old_key_stays_valid(tmp_path: Path):
