@@ -99,13 +99,19 @@ def test_doctor_on_a_machine_that_lacks_things(tmp_path: Path):
     missing = {check["name"] for check in report["checks"] if not check["ok"]}
     assert {"git", "Claude Code"} <= missing
     assert report["ok"] is False
-    for each in AGENT_PACKAGES.values():
-        if each.agent == "claude-code" or each.unsupported or each.requires_python > sys.version_info[:2]:
-            continue
-        (check,) = (check for check in report["checks"] if check["name"] == f"agent: {each.title}")
+
+
+def test_doctor_shows_each_agent_and_how_it_is_installed(tmp_path: Path):
+    done = understudy("doctor", "--json", env={"UNDERSTUDY_CACHE": str(tmp_path / "cache")})
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    others = [package for package in AGENT_PACKAGES.values() if package.agent != "claude-code"]
+    assert len(others) == 7
+    for agent in others:
+        check = checks[f"agent: {agent.title}"]
         assert (check["ok"], check["required"]) == (False, False)
-        assert check["found"] == f"{each.version} is not fetched"
-        assert check["remedy"] == f"understudy setup --agent {each.agent}"
+        if not agent.unsupported:
+            assert check["found"] == f"{agent.version} is not fetched"
+            assert check["remedy"] == f"understudy setup --agent {agent.agent}"
 
 
 def test_a_key_with_an_invalid_budget_is_refused_and_the_old_key_stays_valid(tmp_path: Path):
