@@ -45,6 +45,7 @@ async def test_it_reads_edits_and_ends(rig: AgentRig) -> None:
     assert [call.status for call in run.work] == ["ok"] * 4
     work = [node for node in build(run.calls).nodes if node.role in WORK_ROLES]
     assert [node.branch for node in work] == ["main"] * 4, "what is not the work is taken for it"
+    assert run.findings == []
     assert not any(PREFIX.encode() in log for log in run.result.logs.values())
 
 
@@ -61,6 +62,18 @@ async def test_the_model_is_shown_the_instruction_unchanged(
     shown = json.dumps([message["content"] for message in run.seen[0]["messages"] if message["role"] == "user"])
     assert json.dumps(instruction)[1:-1] in shown
     assert BEFORE.strip() not in shown, "a file is added"
+
+
+async def test_a_log_of_its_own_is_compared(
+    tmp_path: Path, sandboxes: Sandboxes, environment: TaskEnvironment
+) -> None:
+    require_agent("qwen-code")
+    rig = AgentRig("acp:qwen-code --acp", tmp_path, sandboxes, environment)
+    look = rig.call("a", rig.tools.read(f"/workspace/{FILE}"))
+    remove = rig.call("b", rig.tools.shell("rm -r ~/.qwen/projects"))
+    run = await rig.run(Say(text="I look.", tools=[look]), Say(text="I remove it.", tools=[remove]), rig.done())
+    assert run.result.outcome == "completed"
+    assert any("the answer of call 0 is not in the log" in finding.message for finding in run.findings)
 
 
 async def test_a_fault_that_stays_is_a_crash(rig: AgentRig) -> None:

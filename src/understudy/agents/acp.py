@@ -132,8 +132,10 @@ class AcpAgent:
         )
 
     def check(self, result: AgentResult, calls: Iterable[Call]) -> list[Finding]:
-        """See Agent. Returns no findings, because the protocol has no log."""
-        return []
+        """See Agent. The protocol has no log; an agent's own is compared if it is the usual one."""
+        if self._packaged is None or not self._packaged.logs_over_acp:
+            return []
+        return self._packaged.check(result, calls)
 
 
 def _launch(job: AgentJob) -> Launch:

@@ -62,6 +62,8 @@ class PackagedAgent(ABC):
     program_mount: ClassVar[str] = _AGENT
     log_directories: ClassVar[tuple[str, ...]] = ()
     """The directories of its logs, relative to the home."""
+    logs_over_acp: ClassVar[bool] = False
+    """Whether its log is the same if it is driven over the Agent Client Protocol."""
     tools_missing: ClassVar[str] = ""
     """Why `tools` is unsupported; "" if it is supported."""
 

@@ -68,6 +68,7 @@ class QwenCode(PackagedAgent):
     name: ClassVar[str] = "qwen-code"
     version: ClassVar[str | None] = AGENT_PACKAGES["qwen-code"].version
     log_directories: ClassVar[tuple[str, ...]] = (".qwen/projects",)
+    logs_over_acp: ClassVar[bool] = True
 
     def launch(self, sandbox: Sandbox, job: AgentJob) -> Launch:
         """See PackagedAgent."""
