@@ -139,23 +139,30 @@ APART = "exec 8>&2 2>&1\n"
 """What a shell runs first: all output goes to stdout from now on, and evidence can go to what was stderr."""
 
 
+_MOST_NAMES = 100_000
+
+
 class Watch(Struct, frozen=True):
     """How the Pythons of a command are watched: each loads `watch/sitecustomize.py`, whatever starts it.
 
     The evidence goes to the command's stderr, which nothing else may write to. `tests` are the paths of the hidden
-    files, `rewards` the files that the command may write its reward to. If `walled`, neither the Pythons that it
-    starts nor their children can write the rewards.
+    files that run, `beside` those of others, `rewards` the files that the command may write its reward to. If
+    `walled`, neither the Pythons that it starts nor their children can write the rewards.
     """
 
     tests: tuple[str, ...]
+    beside: tuple[str, ...] = ()
     rewards: tuple[str, ...] = ()
     walled: bool = False
 
     def env(self, sandbox: Sandbox) -> dict[str, str]:
         """Return the environment variables that tell the Pythons what to watch."""
-        paths = [path for path in (*self.rewards, *self.tests) if "\n" not in path]
-        walled = "1" if self.walled else ""
-        return {"UNDERSTUDY_WATCH": "\n".join((sandbox.workdir, walled, str(len(self.rewards)), *paths))}
+        tests, beside = ([path for path in paths if "\n" not in path] for paths in (self.tests, self.beside))
+        counts = str(len(self.rewards)), str(len(tests))
+        head = (sandbox.workdir, "1" if self.walled else "", *counts, *self.rewards, *tests)
+        text = "\n".join((*head, *beside))
+        # The kernel limits a variable's length; the files whose names are behind that are not watched.
+        return {"UNDERSTUDY_WATCH": text if len(text) < _MOST_NAMES else "\n".join(head)}
 
     def exports(self, sandbox: Sandbox) -> str:
         """Return the commands for a shell whose output APART has separated, to run before what is to be

@@ -93,11 +93,13 @@ async def run_script(
 def _watch(sandbox: Sandbox, checks: ScriptChecks, options: GradingOptions, hidden: Path | None) -> Watch | None:
     if not options.watched or hidden is None:
         return None
-    names = [path.relative_to(hidden) for path in sorted(hidden.rglob("*.py"))]
+    files = [path for path in sorted(hidden.rglob("*")) if path.is_file()]
+    names = {path: posixpath.join(checks.target, *path.relative_to(hidden).parts) for path in files}
     beside = posixpath.splitext(checks.reward_file)[0] + ".json"
     apart = not any(below(checks.reward_file, area) for area in (sandbox.workdir, "/tmp"))
     return Watch(
-        tests=tuple(posixpath.join(checks.target, *name.parts) for name in names),
+        tests=tuple(name for path, name in names.items() if path.suffix == ".py"),
+        beside=tuple(name for path, name in names.items() if path.suffix != ".py"),
         rewards=(checks.reward_file, beside),
         walled=options.walled and apart,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec import Struct
@@ -79,6 +80,9 @@ _EDITABLE = re.compile(
 )
 
 _TEST_BYTES = 8 << 20
+_GLUED = re.compile(
+    r"(?<=[^\n])(?:FAILED|ERROR) (\S+)"
+)  # what tested code printed may stand before a runner's line
 _NOT_LOADED = re.compile(r"^ERROR: (\S+) \(unittest\.loader\._FailedTest", re.MULTILINE)
 
 # A sandbox has no network, so pip must not retry, nor look for a newer pip.
@@ -284,7 +288,10 @@ def judge_suite(
     cut = "the output was cut, because it exceeds the sandbox's limit; " if run.truncated else ""
     if reason := cut + _unsolved_reason(checks, parsed, logged, tests):
         return CheckResult(replace(verdict, reason=reason.removesuffix("; ")))
-    failed = {id: sum(test.counts.get(status, 0) for status in _FAILS) for id, test in logged.items() if test}
+    glued = Counter(match[1] for match in _GLUED.finditer(run.log))
+    failed = {
+        id: sum(test.counts.get(status, 0) for status in _FAILS) + glued[id] for id, test in logged.items() if test
+    }
     counts = {id: count for id, count in failed.items() if count}
     conflicts = {id: count for id, count in counts.items() if count > (allowed or {}).get(id, 0)}
     conflict_text = (

@@ -67,6 +67,7 @@ NOT_VALIDATED = "the task was not validated as it is graded here"
 """The beginning of the reason why a task's tests have no twins, if validation would make some."""
 _REWARD_OPEN = "the tested code runs where it can write the reward"
 _NO_PYTHON = "no Python file or here-document of the script asserts what could have twins"
+_SHELL_DECIDES = "what decides is none of the Pythons that are watched"
 _UNWATCHED = "what the code does in the process of the tests is not watched"
 
 
@@ -564,7 +565,8 @@ def protection_of(
     watched = options.usual_events is not None and options.watched and "watch-missing " not in usual
     watched = watched and (options.sealed or isinstance(task.checks, ScriptChecks))
     if not isinstance(task.checks, PytestChecks) and not watched:
-        reason = "; ".join(filter(None, (reason, _UNWATCHED)))
+        by_shell = isinstance(task.checks, ScriptChecks) and options.watched and "watch-missing " in usual
+        reason = "; ".join(filter(None, (reason, _SHELL_DECIDES if by_shell else _UNWATCHED)))
     if isinstance(task.checks, ScriptChecks) and ("reward-open " in usual or not options.walled):
         reason = f"{reason}; {_REWARD_OPEN}"
     return protection, reason

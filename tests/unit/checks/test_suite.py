@@ -386,6 +386,8 @@ async def test_a_gold_patch_that_does_not_solve_is_a_task_error_with_the_reason(
         ("FAILED a\nPASSED a\nPASSED b\n", 1, 0.0),
         ("PASSED a\nERROR b\nPASSED b\n", 1, 0.0),
         ("PASSEDLY a\nPASSED b\n", 0, 0.0),
+        ("PASSED a\nnote: FAILED a\nPASSED b\n", 1, 0.0),
+        ("PASSED a\nnote: FAILED c\nPASSED b\n", 0, 1.0),
         ("", 0, 0.0),
     ],
 )

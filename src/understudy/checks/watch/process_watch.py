@@ -235,8 +235,8 @@ def watch(
         while by_whom is not None and owner(by_whom.f_code.co_filename) not in ("test", "tested"):
             last, by_whom = by_whom, by_whom.f_back
         if by_whom is None:
-            in_turn = last is first_frame and (shows_lines(frame) or runner_reads(frame) or is_imported(frame))
-            if not in_turn:
+            in_turn = last is first_frame if by_frame else thread_id() == first_thread
+            if not in_turn or not (shows_lines(frame) or runner_reads(frame) or is_imported(frame)):
                 send("hidden-read", name)
         elif owner(by_whom.f_code.co_filename) == "tested":
             send("hidden-read", name, by_whom.f_lineno or 0)

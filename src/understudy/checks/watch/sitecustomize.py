@@ -45,8 +45,9 @@ def _begin():
         return
     _hand_on()
     fields = os.environ["UNDERSTUDY_WATCH"].split("\n")
-    root, walled, tests_begin = fields[0], fields[1], 3 + int(fields[2])
-    rewards, tests = tuple(fields[3:tests_begin]), tuple(fields[tests_begin:])
+    root, walled, tests_begin = fields[0], fields[1], 4 + int(fields[2])
+    beside_begin = tests_begin + int(fields[3])
+    rewards, tests = tuple(fields[4:tests_begin]), tuple(fields[tests_begin:beside_begin])
     if rewards and walled:
         walled = _wall({os.path.dirname(path) for path in rewards})
     import code_owners
@@ -60,6 +61,7 @@ def _begin():
         root,
         tests,
         code_owners.owners_in(root),
+        beside=tuple(fields[beside_begin:]),
         rewards=rewards,
         walled=bool(walled),
         serves=_is_fork_server(),
