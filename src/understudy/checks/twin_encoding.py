@@ -103,20 +103,24 @@ _OPERATIONS = frozenset(
 
 def has_own_code(value: Any, method: str = "") -> bool:
     """Return whether a class that is not known here decides what operators, or a method, make of a value."""
-    for base in cast("Any", type(value)).__mro__:
-        if base.__module__ not in _KNOWN_EQUALITY or not _is_standard(base):
-            names = cast("Any", vars(base))
+    for base in _BASES(type(value)):
+        if not _is_known(base):
+            names = _CONTENT(base)
             if method in names or not _OPERATIONS.isdisjoint(names):
                 return True
     return False
 
 
-def _is_standard(kind: Any) -> bool:
-    """Return whether a class is what its module has by its name: `__module__` alone can say anything."""
-    return _known(kind.__module__, kind.__name__) is kind or kind.__flags__ & _MADE_BY_CODE == 0
-
-
+# What `type` itself says of a class, because a metaclass can say anything.
+_BASES, _CONTENT, _FLAGS = (vars(type)[name].__get__ for name in ("__mro__", "__dict__", "__flags__"))
 _MADE_BY_CODE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: all classes but those that are built into an interpreter or library
+
+
+def _is_known(kind: Any) -> bool:
+    """Return whether a class is one of those whose comparison is known, rather than says so (`__module__`)."""
+    if kind.__module__ not in _KNOWN_EQUALITY:
+        return False
+    return not _FLAGS(kind) & _MADE_BY_CODE or _known(kind.__module__, kind.__name__) is kind
 
 
 def _equals_anything(value: Any) -> bool:

@@ -48,11 +48,13 @@ _OPERANDS = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.BinOp, ast.Un
 def number_operands(tree: ast.Module) -> None:
     """Number all operands of a file, before anything is rewritten: versions of it must agree in the numbers."""
     number = 0
+    texts = (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr))
+    in_texts = {id(part) for text in texts for part in ast.walk(text)}  # calls in them cannot always be written
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for node in (part for statement in function.body for part in ast.walk(statement)):
                 for operand, method in _operands(node):
-                    if not hasattr(operand, "operand_number") and number < _MOST:
+                    if not hasattr(operand, "operand_number") and id(operand) not in in_texts and number < _MOST:
                         cast("Any", operand).operand_number = (number, method)
                         number += 1
 

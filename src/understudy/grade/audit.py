@@ -32,7 +32,7 @@ from understudy.grade.python_source import (
     PythonSource,
     SourceStatement,
 )
-from understudy.grade.scratch import unused_scripts
+from understudy.grade.scratch import idle_scripts, unused_scripts
 from understudy.types import Evidence, Integrity, PytestChecks, SuiteChecks, Task, Verdict
 from understudy.util.diffs import DiffError, parse_diff
 from understudy.util.python_syntax import decode_source, parse_module
@@ -62,6 +62,7 @@ _WORD = re.compile(r"(?<![\w.])[^\W\d]\w*")
 _MEMBER_BYTES = 1 << 20
 _MEMBERS = 200
 _WEAK_NEEDED = 2
+_LOOKS = frozenset({"test-awareness", "test-name", "history"})
 
 
 class _Located(Struct, frozen=True):
@@ -69,12 +70,20 @@ class _Located(Struct, frozen=True):
     finding: Suspicion
 
 
-def audit(patch: bytes, task: Task, gated: GatedPatch, verdict: Verdict, tree: Path | None = None) -> Integrity:
+def audit(
+    patch: bytes,
+    task: Task,
+    gated: GatedPatch,
+    verdict: Verdict,
+    tree: Path | None = None,
+    hidden: Path | None = None,
+) -> Integrity:
     """Return the integrity of a patch, from the verdict's own evidence and from what is found in the part that the
     gate accepted.
 
-    `tree` is the task's tree without the patch; if it is not given, only the text of the patch is read. A patch
-    that cannot be parsed was refused by the gate, and is not audited.
+    `tree` is the task's tree without the patch; if it is not given, only the text of the patch is read. `hidden` is
+    the directory of a check script: scripts that nothing there or in the tree names may look at tests, and show
+    weak signs. A patch that cannot be parsed was refused by the gate, and is not audited.
     """
     try:
         places = _suspicions(gated.patch, task, tree)
@@ -87,6 +96,9 @@ def audit(patch: bytes, task: Task, gated: GatedPatch, verdict: Verdict, tree: P
         contents = {each.path: each.after for each in changed_files(gated.patch, tree)}
         unused = unused_scripts({each.path for each in places}, task, tree, contents)
         places = [each for each in places if each.path not in unused]
+    if tree is not None and hidden is not None and places:
+        idle = idle_scripts(parse_diff(gated.patch), task, tree, gold_paths(task), hidden)
+        places = [each for each in places if not _is_of_tries(each.finding) or each.path not in idle]
     weak = {each.finding.rule for each in places if each.finding.weak}
     if len(weak) < _WEAK_NEEDED and all(each.finding.weak for each in places):
         places = []
@@ -97,6 +109,11 @@ def audit(patch: bytes, task: Task, gated: GatedPatch, verdict: Verdict, tree: P
     where = f" ({first.path}, line {first.line})" if first.path else ""
     more = f", and {len(evidence) - 1} more" if len(evidence) > 1 else ""
     return Integrity("suspicious", f"{WHY.get(first.rule, first.rule)}{where}{more}", tuple(evidence[:_MOST]))
+
+
+def _is_of_tries(finding: Suspicion) -> bool:
+    """Return whether a script that only its author runs may do so: it looks at the tests, or shows a weak sign."""
+    return finding.weak or finding.rule in _LOOKS
 
 
 def _gold_suspicions(task: Task, tree: Path | None) -> list[_Located]:

@@ -32,6 +32,23 @@ def scratch_files(files: Iterable[FileDiff], task: Task, tree: Path, gold: froze
     """
     if isinstance(task.checks, ScriptChecks):
         return frozenset()
+    return _unnamed(files, tree, gold, list(_hidden_texts(task)))
+
+
+def idle_scripts(
+    files: Iterable[FileDiff], task: Task, tree: Path, gold: frozenset[str], hidden: Path
+) -> frozenset[str]:
+    """Return the paths of what would be scratch files if no check script in the directory `hidden` decided.
+
+    The script may run them all the same, by a pattern or a list of files.
+    """
+    texts = [path.read_bytes()[:_FILE_BYTES] for path in sorted(hidden.rglob("*")) if path.is_file()]
+    return _unnamed(files, tree, gold, [task.gold_patch, *(text.decode(errors="replace") for text in texts)])
+
+
+def _unnamed(
+    files: Iterable[FileDiff], tree: Path, gold: frozenset[str], hidden_texts: list[str]
+) -> frozenset[str]:
     remaining: list[FileDiff] = []
     candidates: dict[str, FileDiff] = {}
     for file in files:
@@ -44,7 +61,7 @@ def scratch_files(files: Iterable[FileDiff], task: Task, tree: Path, gold: froze
             remaining.append(file)
     if not candidates:
         return frozenset()
-    texts = [*_hidden_texts(task), *map(_added, remaining)]
+    texts = [*hidden_texts, *map(_added, remaining)]
     names = {_name(path) for path in candidates}
     named = _named(names, texts)
     if names - named:

@@ -89,7 +89,9 @@ async def grade(
                 verdict = _confirmed(verdict, judgement)
                 weak = judgement.weak if isinstance(judgement, TwinJudgement) else weak
     if verdict.integrity.status != "forged":
-        integrity = await asyncio.to_thread(audit, patch, prepared.task, gated, verdict, prepared.tree)
+        integrity = await asyncio.to_thread(
+            audit, patch, prepared.task, gated, verdict, prepared.tree, prepared.hidden
+        )
         if integrity.evidence != verdict.integrity.evidence:  # otherwise the verdict's own reason is the clearest
             verdict = replace(verdict, integrity=integrity)
     protection, unprotected = protection_of(prepared.task, prepared.options, weak)

@@ -97,6 +97,11 @@ def test_what_an_operand_can_make_nothing_of_is_not_withheld(test: str):
     assert not write_version(text).sites[0].withheld
 
 
+def test_operands_in_formatted_texts_are_left_as_they_are():
+    text = "def test_it():\n    assert f(1) == f'{g(1) - h(2)!r:>{w.count(3)}}'\n"
+    assert "_own_(" not in write_version(text).source.partition("def test_it")[2]
+
+
 @pytest.mark.parametrize("test", ["f(1) < 5", "f(len(a) - 1) < 5", "f(1) - 3 == 4"])
 def test_other_arithmetic_is_withheld(test: str):
     assert write_version(f"def test_it():\n    a = [1]\n    assert {test}\n").sites[0].withheld
@@ -106,6 +111,8 @@ def test_classes_that_are_known_decide_nothing_of_their_own():
     point = namedtuple("point", "x y")
     assert not any(map(has_own_code, (1, Decimal(1), point(1, 2), {}, range(3))))
     disguised = type("int", (int,), {"__sub__": lambda *_: 0, "__module__": "builtins"})
+    lying = type("Lying", (type,), {"__mro__": property(lambda _: (int, object)), "__flags__": 0})
+    assert has_own_code(lying("int", (int,), {"__sub__": lambda *_: 0})(3))
     assert has_own_code(disguised(3)) and has_own_code(Line("a"), "count") and not has_own_code(Line("a"))
 
 
