@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain
@@ -292,6 +292,21 @@ class Corpus:
                 for _ in range(copies):
                     tally.count_item(piece)
                     yield piece
+
+    def count_row_lengths(self, example: Example, ends: Sequence[int]) -> None:
+        """Count the lengths of the rows that end with these of an example's messages, instead of its own
+        length.
+        """
+        if example.length is None:
+            return
+        self.counts.lengths[example.length] -= 1
+        for end in ends:
+            last = end + 1 == len(example.messages)
+            length = (
+                example.length if last else self.length_rule.measure(example.messages[: end + 1], example.tools)
+            )
+            if length is not None:
+                self.counts.lengths[length] += 1
 
     def _copies(self, example: Example) -> int:
         """Return how often an example is written."""

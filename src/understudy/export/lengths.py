@@ -7,6 +7,7 @@ prompt and the first user message are kept, and of the rest the newest complete 
 from __future__ import annotations
 
 import json
+import operator
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,11 @@ PIECES = "rows that were made of them"
 
 _SMALLEST_BUCKET = 256
 _BAR = 40
+
+_TOKENS_PER_CHARACTER = 0.3
+"""The first estimate, which measured conversations correct."""
+_FAR_TOO_LONG = 8
+"""A conversation with so many characters for each token of the limit is cut without counting all its tokens."""
 
 
 class LengthFigures(Struct, frozen=True, kw_only=True):
@@ -116,15 +122,11 @@ class LengthRule:
         self._template = template
         self.limit = max_chars if template is None else max_tokens
         self.unit: LengthUnit = "characters" if template is None else "tokens"
+        self._per_character = 1.0 if template is None else _TOKENS_PER_CHARACTER
 
     def measure(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> int | None:
         """Return the length of a conversation with its tools; None if the chat template rejects it."""
-        if self._template is None:
-            return sum(map(_characters, messages)) + (len(json.dumps(tools, ensure_ascii=False)) if tools else 0)
-        tokens = self._template.render(
-            [_renderable(each) for each in messages], tools or (), generation_prompt=False
-        )
-        return None if tokens is None else len(tokens)
+        return self._measure([_renderable(each) for each in messages] if self._template else messages, tools)
 
     def pieces(self, example: Example, left_out: Counter[str], notes: Counter[str]) -> Iterator[Example]:
         """Yield the example with its length, in the rule's unit, or, if it is too long, pieces that fit.
@@ -134,43 +136,61 @@ class LengthRule:
         message, or an answer with the results of its calls. What cannot be rendered or cut is left out and
         counted in `left_out`; `notes` counts what was cut.
         """
-        length = self.measure(example.messages, example.tools)
-        if length is None:
-            left_out[NOT_RENDERED] += 1
-        elif self.limit is None or length <= self.limit:
-            yield replace(example, length=length)
-        else:
-            notes[CUT] += 1
-            for piece in self._cut(example, length, self.limit, left_out):
-                notes[PIECES] += 1
-                yield piece
+        if self.limit is None or not self._is_far_too_long(example, self.limit):
+            length = self.measure(example.messages, example.tools)
+            if length is None:
+                left_out[NOT_RENDERED] += 1
+                return
+            if self.limit is None or length <= self.limit:
+                yield replace(example, length=length)
+                return
+        pieces = self._cut(example, self.limit, left_out)
+        for number, piece in enumerate(pieces):
+            if number == 0 and len(piece.messages) == len(example.messages):
+                yield piece  # shorter than estimated
+                return
+            notes[PIECES] += 1
+            yield piece
+        notes[CUT] += 1
 
-    def _cut(self, example: Example, length: int, limit: int, left_out: Counter[str]) -> Iterator[Example]:
+    def _measure(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> int | None:
+        """Return the length of messages that `_renderable` has prepared."""
+        if self._template is None:
+            return sum(map(_characters, messages)) + (len(json.dumps(tools, ensure_ascii=False)) if tools else 0)
+        tokens = self._template.render(messages, tools or (), generation_prompt=False)
+        return None if tokens is None else len(tokens)
+
+    def _is_far_too_long(self, example: Example, limit: int) -> bool:
+        """Return whether an example is so long that it need not be rendered as a whole.
+
+        To render each of a conversation's turns with all that came before it would take quadratic time.
+        """
+        return self._template is not None and sum(map(_characters, example.messages)) > limit * _FAR_TOO_LONG
+
+    def _cut(self, example: Example, limit: int, left_out: Counter[str]) -> Iterator[Example]:
         messages = example.messages
+        prepared = [_renderable(each) for each in messages] if self._template else messages
         head = _head_length(messages)
         turns = [at for at in range(head, len(messages)) if messages[at]["role"] in ("assistant", "user")]
         sizes = list(accumulate(map(_characters, messages), initial=0))
-        characters_a_unit = max(sizes[-1], 1) / max(length, 1)
+        names = dict(zip(example.trained, example.answer_ids, strict=True))
         pending = list(example.trained)
         while pending:
             last = pending[-1]
             starts = [at for at in turns if at < last] or [last]
 
             def measured(start: int, end: int = last + 1) -> int | None:
-                return self.measure(_joined(messages, head, start, end)[0], example.tools)
+                return self._measure(_joined(prepared, head, start, end)[0], example.tools)
 
-            # Estimate where to cut, as if all messages had the same number of characters per token.
-            room = sizes[last + 1] - (limit * characters_a_unit - sizes[head])
-            guess = min(bisect_left([sizes[at] for at in starts], room), len(starts) - 1)
-            start, size = _earliest(starts, guess, limit, measured)
+            characters = [sizes[head] + sizes[last + 1] - sizes[at] for at in starts]
+            start, size = self._earliest(starts, characters, limit, measured)
             if size is None:
-                left_out[CANNOT_BE_CUT] += 1
+                left_out[NOT_RENDERED if measured(starts[-1]) is None else CANNOT_BE_CUT] += 1
                 pending.pop()
                 continue
             piece, shift = _joined(messages, head, start, last + 1)
             # The turn that a piece begins with is only context, because what it answers may be cut off.
             learned = [at for at in pending if at > start or at == last or at == start == head]
-            names = dict(zip(example.trained, example.answer_ids, strict=True))
             yield replace(
                 example,
                 example_id=names[last],
@@ -181,20 +201,30 @@ class LengthRule:
             )
             pending = [at for at in pending if at not in learned]
 
+    def _earliest(
+        self, starts: Sequence[int], characters: Sequence[int], limit: int, measure: Callable[[int], int | None]
+    ) -> tuple[int, int | None]:
+        """Return the first of the starts from which a piece fits, and its length; None if there is none.
 
-def _earliest(
-    starts: Sequence[int], guess: int, limit: int, measure: Callable[[int], int | None]
-) -> tuple[int, int | None]:
-    """Return the first of the starts from which a piece fits, and its length; None if there is none."""
-    at, size = guess, measure(starts[guess])
-    while (size is None or size > limit) and at + 1 < len(starts):
-        at += 1
-        size = measure(starts[at])
-    if size is None or size > limit:
-        return starts[at], None
-    while at == guess and at > 0 and (more := measure(starts[at - 1])) is not None and more <= limit:
-        at, size, guess = at - 1, more, guess - 1
-    return starts[at], size
+        `characters` of the pieces tell where to measure first, and each measurement where to measure next, so
+        that a few suffice: at last one that fits, and one with another turn that does not.
+        """
+        too_long, fits, size = -1, len(starts), None
+        characters_at, length_at = 0, 0
+        while too_long + 1 < fits:
+            # The first start that should fit, among those that are still possible.
+            room = characters_at + (limit - length_at) / self._per_character
+            guess = bisect_left(characters, -room, key=operator.neg)
+            at = min(max(guess, too_long + 1), fits - 1)
+            length = measure(starts[at])
+            if length is None or length > limit:
+                too_long = at
+            else:
+                fits, size = at, length
+            if length and characters[at]:
+                characters_at, length_at = characters[at], length
+                self._per_character = length / characters[at]
+        return starts[min(fits, len(starts) - 1)], size
 
 
 def _head_length(messages: Sequence[Message]) -> int:

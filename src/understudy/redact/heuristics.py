@@ -7,6 +7,7 @@ import binascii
 import re
 from functools import lru_cache
 from math import log2
+from urllib.parse import unquote
 
 PSEUDONYM = re.compile(r"\[[A-Z][A-Z0-9_]*_[0-9a-f]{6}\]|user_[0-9a-f]{6}(?:@example\.com)?")
 """A pseudonym of ours."""
@@ -135,6 +136,7 @@ def is_example(password: str) -> bool:
     """Return whether a password is an example: made of words such as `test`, `my` and `secret`, or of capitals
     only.
     """
+    password = unquote(password)  # in a URL, signs are escaped: `p%40ss`
     return len(_PLAIN_WORDS.sub("", password)) < 2 or (
         password.isascii() and password.isalpha() and password.isupper()
     )
@@ -169,7 +171,7 @@ def is_password(value: str, quoted: bool) -> bool:
     """
     if looks_random(value):
         return True
-    value = value[:80]
+    value = unquote(value[:80])
     several = count_character_classes(value)
     if several < 2 or len(value) < (6 if quoted else 8):
         return False

@@ -36,7 +36,7 @@ github-token       ghp_|gho_|ghu_|ghs_|ghr_                       [A-Za-z0-9]{30
 github-token       github_pat_                                    [A-Za-z0-9_]{22,255}
 gitlab-token glpat-|glptt-|gldt-|glrt-|glcbt-|gloas-|glsoat-|glft-|glimt-|glagent-|glffct-|GR1348941 [\w-]{20,200}
 slack-token        xoxa-|xoxb-|xoxc-|xoxe-|xoxo-|xoxp-|xoxr-|xoxs- [A-Za-z0-9-]{15,250}
-slack-token        xapp-                                          \d-[A-Za-z0-9-]{20,250}
+slack-token        xapp-                                          \d{1,3}-[\w-]{20,250}
 stripe-key sk_live_|sk_test_|sk_prod_|rk_live_|rk_test_|rk_prod_ [A-Za-z0-9]{12,250}
 stripe-key         whsec_                                         [A-Za-z0-9]{20,100}
 anthropic-key      sk-ant-                                        [a-z]+\d*-[\w-]{20,250}
@@ -48,7 +48,8 @@ google-key         GOCSPX-                                        [\w-]{20,40}
 npm-token          npm_                                           [A-Za-z0-9]{36,64}
 pypi-token         pypi-                                          [A-Za-z0-9_-]{50,1000}
 huggingface-token  hf_|api_org_                                   [A-Za-z0-9]{30,80}
-twilio-key SK0|SK1|SK2|SK3|SK4|SK5|SK6|SK7|SK8|SK9|SKa|SKb|SKc|SKd|SKe|SKf [0-9a-f]{31}(?![A-Za-z0-9])
+twilio-key SK0|SK1|SK2|SK3|SK4|SK5|SK6|SK7|SK8|SK9|SKa|SKb|SKc|SKd|SKe|SKf [0-9a-fA-F]{31}(?![A-Za-z0-9])
+twilio-key SKA|SKB|SKC|SKD|SKE|SKF [0-9a-fA-F]{31}(?![A-Za-z0-9])
 twilio-account AC0|AC1|AC2|AC3|AC4|AC5|AC6|AC7|AC8|AC9|ACa|ACb|ACc|ACd|ACe|ACf [0-9a-f]{31}(?![A-Za-z0-9])
 digitalocean-token doo_v1_|dop_v1_|dor_v1_|dot_v1_                [0-9a-f]{64}
 shopify-token      shpat_|shpca_|shppa_|shpss_|shptka_            [0-9a-fA-F]{32}
@@ -70,44 +71,53 @@ figma-token        figd_|figu_|figo_|figdr_|figur_|figor_         [\w-]{38,64}
 rubygems-key       rubygems_                                      [0-9a-f]{48}
 tailscale-key      tskey-                                         [a-z]+-[A-Za-z0-9-]{16,100}
 age-key            AGE-SECRET-KEY-1                               [A-Z0-9]{58}
-pulumi-token       pul-                                           [0-9a-f]{40}
+pulumi-token       pul-                                           [0-9a-z]{40}
 heroku-key         HRKU-                                          [\w-]{36,64}
 netlify-token      nfp_                                           [A-Za-z0-9]{36,64}
 render-key         rnd_                                           [A-Za-z0-9]{26,40}
 posthog-key        phc_|phx_                                      [A-Za-z0-9]{40,64}
 nvidia-key         nvapi-                                         [\w-]{40,100}
 tavily-key         tvly-                                          (?:dev-|prod-)?[A-Za-z0-9]{28,64}
-sonar-token        sqp_|squ_|sqa_                                 [0-9a-f]{40}
+sonar-token        sqp_|squ_|sqa_                                 [0-9a-z]{40}
 1password-token    ops_eyJ                                        [\w+/=-]{60,2000}
 1password-key A3- [A-Z0-9]{6}-(?:[A-Z0-9]{11}|[A-Z0-9]{6}-[A-Z0-9]{5})(?:-[A-Z0-9]{5}){3}
 adobe-secret       p8e-                                           [A-Za-z0-9_-]{32}
+adafruit-key       aio_                                           [A-Za-z0-9]{28}(?![A-Za-z0-9])
 alibaba-key        LTAI                                           [A-Za-z0-9]{16,24}(?![A-Za-z0-9])
-artifactory-key    AKCp                                           [A-Za-z0-9]{60,80}(?![A-Za-z0-9])
+artifactory-key    AKC                                            [A-Za-z0-9]{61,81}(?![A-Za-z0-9])
+artifactory-token  cmVmd                                          [A-Za-z0-9]{59}(?![A-Za-z0-9])
 artifactory-token  cmVmdGtu                                       [A-Za-z0-9]{50,64}(?![A-Za-z0-9])
+authress-key sc_|ext_|scauth_|authress_ [a-z0-9]{5,30}\.[a-z0-9]{4,6}\.acc[_-][a-z0-9-]{10,32}\.[\w+/=-]{30,120}
 aws-bedrock-key    ABSK|bedrock-api-key-                          [A-Za-z0-9+/]{60,300}={0,2}
 buildkite-token    bkua_|bkaj_|bkct_|bkpt_                        [A-Za-z0-9]{30,64}
 cerebras-key       csk-                                           [a-z0-9]{40,64}
 circleci-token     CCIPAT_|CCIPRJ_                                [A-Za-z0-9_-]{40,100}
+clickup-token      pk_                                            \d{5,10}_[A-Z0-9]{32}(?![A-Za-z0-9])
 clickhouse-key     4b1d                                           [A-Za-z0-9]{38}(?![A-Za-z0-9])
 clojars-token      CLOJARS_                                       [a-z0-9]{50,64}
 cloudflare-token   cfk_|cfut_|cfat_                               [A-Za-z0-9_-]{36,64}
 contentful-token   CFPAT-                                         [\w-]{40,64}
+crates-token       cio                                            [A-Za-z0-9]{32}(?![A-Za-z0-9])
 defined-key        dnkey-                                         [\w-]{20,30}-[\w-]{40,60}
-duffel-token       duffel_live_|duffel_test_                      [\w-]{40,48}
+dependency-track-key odt_ (?:[A-Za-z0-9]{8}_)?[A-Za-z0-9]{32}(?![A-Za-z0-9])
+duffel-token       duffel_live_|duffel_test_                      [\w=-]{40,48}
 e2b-key            e2b_                                           [0-9a-f]{36,48}
 easypost-key       EZAK|EZTK                                      [A-Za-z0-9]{50,60}(?![A-Za-z0-9])
 facebook-token     EAAC|EAAM|EAAG|EAAB|EAAJ|EAAE|EAAF|EAAI        [A-Za-z0-9]{60,300}
+facebook-token     EAACEdEose0cBA                                 [A-Za-z0-9]{20,60}(?![A-Za-z0-9])
 firecrawl-key      fc-                                            [0-9a-f]{32}(?![A-Za-z0-9])
 fireworks-key      fw_                                            [A-Za-z0-9]{22,30}(?![A-Za-z0-9])
 flutterwave-key    FLWSECK_TEST-|FLWSECK-|FLWPUBK_TEST-|FLWPUBK-  [A-Za-z0-9]{12,40}(?:-X)?
 fly-token          fo1_|fm1a_|fm1r_|fm2_                          [\w+/=-]{40,600}
-frameio-token      fio-u-                                         [\w-]{60,68}
+frameio-token      fio-u-                                         [\w=-]{60,68}
+freemius-key       sk_                                            [\w-]{29}(?![\w-])
 google-refresh     1//0                                           [\w-]{40,120}
 grafana-key        eyJrIjoi                                       [A-Za-z0-9+/]{60,400}={0,2}
 grafana-token      glsa_|glc_                                     [\w+/=-]{32,250}
 hubspot-token pat-na1-|pat-na2-|pat-eu1-|pat-ap1- [0-9A-Za-z]{8}(?:-[0-9A-Za-z]{4}){3}-[0-9A-Za-z]{12}
 infracost-key      ico-                                           [A-Za-z0-9]{32}(?![A-Za-z0-9])
 intra42-secret     s-s4t2ud-|s-s4t2af-                            [0-9a-f]{64}
+ionic-token        ion_                                           [a-z0-9]{42}(?![A-Za-z0-9])
 jina-key           jina_                                          [A-Za-z0-9_-]{50,70}
 klaviyo-key pk_ (?:[A-Za-z0-9]{6}_)?[0-9a-f]{34}(?![A-Za-z0-9])
 launchdarkly-key sdk-|mob-|api- [0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![\w-])
@@ -128,13 +138,14 @@ replicate-token    r8_                                            [\w-]{36,42}
 resend-key         re_                                            [A-Za-z0-9]{8}_[A-Za-z0-9]{24}(?![A-Za-z0-9])
 robinhood-key      rh-api-                                        [0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}
 rootly-token       rootly_                                        [0-9a-f]{64}
+salesforce-token   00D                                            [A-Za-z0-9]{12}![\w.]{80,200}
 scalingo-token     tk-us-                                         [\w-]{40,56}
 sentry-token       sntrys_|sntryu_                                [\w+/=-]{40,250}
 settlemint-token   sm_aat_|sm_pat_|sm_sat_                        [A-Za-z0-9]{16}
 shippo-token       shippo_live_|shippo_test_                      [0-9a-f]{40}
 shopify-token      shltm_|shpltm_                                 [\w-]{30,44}
 slack-token        xoxe-|xwfp-                                    [A-Za-z0-9-]{20,250}
-sourcegraph-token  sgp_                                           (?:(?:[0-9a-fA-F]{16}|local)_)?[0-9a-fA-F]{40}
+sourcegraph-token  sgp_                                           (?:[0-9a-fA-F]{16}_)?(?:local_)?[0-9a-fA-F]{40}
 sourcegraph-token  slk_                                           [0-9a-f]{64}
 stripe-secret      pi_|seti_                                      [A-Za-z0-9]{20,30}_secret_[A-Za-z0-9]{20,30}
 together-key       tgp_v1_                                        [\w-]{40,60}
@@ -169,14 +180,15 @@ _PREFIXED = tuple(map(_prefixed, _PREFIXED_TEXT.strip().splitlines()))
 _DOTTED = (
     TokenForm("discord-token", "DISCORD_TOKEN", r"[MNO][\w-]{22,28}\.[\w-]{6}\.[\w-]{27,40}"),
     TokenForm("telegram-token", "TELEGRAM_TOKEN", r"\d{8,10}:AA[\w-]{33}(?![\w-])"),
-    TokenForm("sendgrid-key", "SENDGRID_KEY", r"SG\.[\w-]{20,32}\.[\w-]{16,64}"),
+    TokenForm("sendgrid-key", "SENDGRID_KEY", r"SG\.[\w-]{20,32}\.[\w-]{16,64}|SG\.[\w=.-]{66}"),
     TokenForm(
         "jwt",
         "JWT",
         r"eyJ[\w-]{17,}\.eyJ[\w-]{8,}(?:\.[\w-]+)?|eyJ[\w-]{17,}\.[\w-]*\.[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}",
     ),
     TokenForm("google-token", "GOOGLE_TOKEN", r"ya29\.[\w-]{20,1000}"),
-    TokenForm("vault-token", "VAULT_TOKEN", r"hv[sbr]\.[\w-]{20,300}"),
+    TokenForm("vault-token", "VAULT_TOKEN", r"hv[sbr]\.[\w-]{20,300}|s\.[A-Za-z0-9]{24}(?![\w-])"),
+    TokenForm("facebook-token", "FACEBOOK_TOKEN", r"\d{15,17}\|(?=[\w-]{0,39}[0-9])[\w-]{27,40}(?![\w-])"),
     TokenForm(
         "doppler-token",
         "DOPPLER_TOKEN",
@@ -184,11 +196,12 @@ _DOTTED = (
     ),
     TokenForm("dynatrace-token", "DYNATRACE_TOKEN", r"dt0[a-z]\d\d\.[A-Za-z0-9]{24}\.[A-Za-z0-9]{64}"),
     TokenForm("dropbox-token", "DROPBOX_TOKEN", r"sl\.(?:u\.)?[\w-]{60,1500}"),
-    TokenForm("terraform-token", "TERRAFORM_TOKEN", r"[A-Za-z0-9]{14}\.atlasv1\.[\w-]{60,70}"),
-    TokenForm("airtable-token", "AIRTABLE_TOKEN", r"pat[A-Za-z0-9]{14}\.[0-9a-f]{64}"),
-    TokenForm("harness-token", "HARNESS_TOKEN", r"(?:pat|sat)\.[\w-]{22}\.[0-9a-f]{24}\.[A-Za-z0-9]{20}"),
+    TokenForm("terraform-token", "TERRAFORM_TOKEN", r"[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{60,70}"),
+    TokenForm("airtable-token", "AIRTABLE_TOKEN", r"pat[A-Za-z0-9]{14}\.[0-9a-z]{64}"),
+    TokenForm("harness-token", "HARNESS_TOKEN", r"(?:pat|sat)\.[\w-]{22}\.[0-9A-Za-z]{24}\.[A-Za-z0-9]{20}"),
     TokenForm("mapbox-token", "MAPBOX_TOKEN", r"[sp]k\.eyJ[\w-]{40,120}\.[\w-]{20,30}"),
     TokenForm("infisical-token", "INFISICAL_TOKEN", r"st\.[0-9a-f]{24}\.[0-9a-f]{32}\.[0-9a-f]{32}"),
+    TokenForm("stackhawk-key", "STACKHAWK_KEY", r"hawk\.[\w-]{20}\.[\w-]{20}(?![\w-])"),
     TokenForm("zoho-token", "ZOHO_TOKEN", r"1000\.[0-9a-f]{32}\.[0-9a-f]{32}"),
     TokenForm("slack-token", "SLACK_TOKEN", r"xoxe\.xox[bp]-\d-[A-Za-z0-9-]{60,250}"),
     TokenForm("openshift-token", "OPENSHIFT_TOKEN", r"sha256~[\w-]{43}(?![\w-])"),
@@ -215,13 +228,15 @@ _in_run = _any("(?<![A-Za-z0-9])", _PREFIXED)
 _in_escaped = _any(BEFORE, _PREFIXED)
 _dotted = _any(BEFORE, _DOTTED)
 _lead = re.compile(
-    r"(?:SG|ya29|hv[sbr]|dp\.[a-z]{2,5}(?:\.[a-z0-9_-]{2,35})?|dt0[a-z]\d\d|sl|sl\.u|[A-Za-z0-9]{14}\.atlasv1|pat[A-Za-z0-9]{14}|[ps]at|st|1000|xoxe|"
-    r"amzn\.mws|t1|snyk_[a-z]{2,6}\.[0-9a-f]{8}|[ps]k|v1)\.$"
-    r"|[0-9]{8,10}:$|sha256~$",
+    r"(?:SG|ya29|hv[sbr]|dp\.[a-z]{2,5}(?:\.[a-z0-9_-]{2,35})?|dt0[a-z]\d\d|sl|sl\.u|[A-Za-z0-9]{14}\.atlasv1|pat[A-Za-z0-9]{14}|[ps]at|hawk|st|1000|xoxe|"
+    r"amzn\.mws|s|t1|snyk_[a-z]{2,6}\.[0-9a-f]{8}|[ps]k|v1)\.$"
+    r"|[0-9]{8,10}:$|[0-9]{15,17}\|$|sha256~$",
     re.ASCII,
 )
 """The part of a dotted form before its first long run."""
 _LEAD_LENGTH = 48
+_LIKE_NAMES = ("openai-key", "freemius-key", "crates-token", "vault-token", "stackhawk-key")
+"""Rules whose tokens must look random, because names begin like them."""
 _DIGEST = re.compile(r"(?:[a-z]{2,20}[_-]){0,8}[0-9a-f]{1,31}")
 _POD = re.compile(r"(?:.{0,80}-)?[bcdfghjklmnpqrstvwxz2456789]{8,10}-[bcdfghjklmnpqrstvwxz2456789]{5}")
 """A name of a Kubernetes pod: the name of its set, a hash of the template, five random characters."""
@@ -258,7 +273,7 @@ LONG_RUN = 20
 _whole = re.compile("|".join(f"({form.pattern})" for form in FORMS), re.ASCII)
 
 
-DOTS = ".:~"
+DOTS = ".:~|"
 """The separator of the runs of a dotted token."""
 
 
@@ -289,9 +304,9 @@ def tokens_in_run(text: str, start: int, end: int) -> list[tuple[int, int, str]]
         # The part after the prefix may contain characters that end a run, such as / or +: match beyond `end`.
         match = pattern.match(text, match.start()) or match
         rule, token = _PREFIXED[(match.lastindex or 1) - 1].rule, match.group()
-        # `sk-` begins names of CSS classes too, `pypi-` file names.
+        # `sk-` begins names of CSS classes too, `sk_` names in code, `pypi-` file names.
         is_generated = any(map(str.isdigit, token)) if len(token) < 40 else count_random_characters(token) >= 8
-        if not is_placeholder(token) and (looks_random(token) or (is_generated and rule != "openai-key")):
+        if not is_placeholder(token) and (looks_random(token) or (is_generated and rule not in _LIKE_NAMES)):
             spans.append((match.start(), match.end(), rule))
     return spans
 
@@ -312,8 +327,11 @@ def _named_token(text: str, start: int, end: int, spans: list[tuple[int, int, st
 
 def _dotted_at(text: str, at: int, spans: list[tuple[int, int, str]]) -> None:
     match = _dotted.match(text, at)
-    if match is not None and not is_placeholder(match.group()):
-        spans.append((match.start(), match.end(), _DOTTED[(match.lastindex or 1) - 1].rule))
+    if match is None or is_placeholder(match.group()):
+        return
+    rule = _DOTTED[(match.lastindex or 1) - 1].rule
+    if rule not in _LIKE_NAMES or looks_random(match.group()):
+        spans.append((match.start(), match.end(), rule))
 
 
 _BROKEN = tuple(row.split() for row in _PREFIXED_TEXT.strip().splitlines() if re.search(r"//|\[[^]]*[=+/.]", row))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from understudy import plugins
 from understudy.errors import ConfigError
@@ -115,6 +116,45 @@ def test_a_piece_keeps_as_many_earlier_turns_as_fit_the_limit(example: Example, 
         assert len(longer) <= len(piece.messages) or (size is not None and size > limit - len("Mend it.wish 10"))
 
 
+class CountingTemplate(WordTemplate):
+    """Counts how often it renders, and how many tokens."""
+
+    def __init__(self) -> None:
+        self.renderings = 0
+        self.tokens = 0
+
+    def render(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, generation_prompt: bool
+    ) -> list[int] | None:
+        tokens = super().render(messages, tools, generation_prompt=generation_prompt)
+        self.renderings += 1
+        self.tokens += len(tokens or ())
+        return tokens
+
+
+def test_each_piece_takes_few_renderings_however_uneven_the_turns_are():
+    template = CountingTemplate()
+    rule = LengthRule(template, max_tokens=1000)
+    sizes = [5 if number % 7 else 250 for number in range(400)]
+    pieces = list(rule.pieces(conversation(sizes), Counter(), Counter()))
+    assert len(pieces) > 20
+    assert template.renderings <= 5 * len(pieces)
+
+
+def test_turns_late_in_a_long_conversation_are_not_rendered_with_all_before_them():
+    template = CountingTemplate()
+    rule = LengthRule(template, max_tokens=1000)
+    whole = conversation([60] * 600)
+    lengths: list[int] = []
+    for end in range(101, 600, 50):
+        last = whole.trained[end]
+        turn = replace(whole, messages=whole.messages[: last + 1], trained=(last,), answer_ids=(str(end),))
+        (piece,) = rule.pieces(turn, Counter(), Counter())
+        lengths.append(piece.length or 0)
+    assert all(900 < length <= 1000 for length in lengths)
+    assert template.tokens <= 5 * sum(lengths)
+
+
 def test_conversations_that_cannot_be_cut_or_rendered_are_left_out_and_counted():
     left_out: Counter[str] = Counter()
     notes: Counter[str] = Counter()
@@ -127,6 +167,11 @@ def test_conversations_that_cannot_be_cut_or_rendered_are_left_out_and_counted()
     refused.messages[1]["content"] = "refuse"
     assert list(LengthRule(WordTemplate()).pieces(refused, left_out, notes)) == []
     assert left_out[NOT_RENDERED] == 1
+    refused = conversation([200] * 4)
+    refused.messages[-1]["content"] = "refuse"
+    left_out.clear()
+    pieces = list(LengthRule(WordTemplate(), max_tokens=300).pieces(refused, left_out, notes))
+    assert pieces == [] and left_out == {NOT_RENDERED: 1}
 
 
 def test_limits_that_make_no_sense_are_refused():
@@ -165,7 +210,7 @@ def long_session(turns: int = 30) -> Log:
 
 
 def export(directory: Path, output: Path, name: str = "trl-sft", **options: Any) -> ExportSummary:
-    own = {key: options.pop(key) for key in ("unit", "stage", "form") if key in options}
+    own = {key: options.pop(key) for key in ("unit", "stage", "form", "exact") if key in options}
     with Store.open(directory, create=False) as store:
         selection = ExportSelection(test_share=0.0, **options)
         return plugins.load("exports", name)(Corpus(store, selection, Redactor(bytes(32))), output, **own)
@@ -185,6 +230,16 @@ def test_card_and_manifest_report_lengths_and_cuts(tmp_path: Path):
     assert manifest["lengths"]["longest"] == cut.lengths.longest and manifest["selection"]["cut_chars"] == 4000
     assert "cut_chars" not in json.loads((tmp_path / "whole" / "understudy.json").read_text())["selection"]
     assert "cut to" not in (tmp_path / "whole" / "README.md").read_text()
+
+
+def test_lengths_are_those_of_rows_where_a_conversation_gives_several(tmp_path: Path):
+    put_sessions(tmp_path / "store", [long_session().trace])
+    made = export(
+        tmp_path / "store", tmp_path / "out", origins=("sessions",), exact=True, where="position NOT IN (10, 20)"
+    )
+    assert made.rows == 3 and made.lengths is not None
+    assert sum(made.lengths.histogram.values()) == 3
+    assert made.lengths.shortest < 0.5 * made.lengths.longest
 
 
 def test_turn_rows_are_cut_to_the_limit_too(tmp_path: Path):

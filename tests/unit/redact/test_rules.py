@@ -36,6 +36,16 @@ _HIDDEN = {
     "chpasswd": (f"echo 'deploy:{_T}' | sudo chpasswd", _T),
     "sshpass": (f"sshpass -p '{_T}' ssh me@h", _T),
     "a pair": (f"requests.get(url, auth=('admin', '{_T}'))", _T),
+    "Facebook's id and token": (f"use 686438226822863|0tvpk5d81rcqtz-{_T} now", f"0tvpk5d81rcqtz-{_T}"),
+    "an old token of Vault": (f"vault login s.{_T}", _T),
+    "a key of Authress": (
+        "sc_0evlq2522bobz3t8.tz82.acc_jjgr7y3s2k2.fa1goasax5wgg+fsq8we2yg4renwos1z/gcihn0uqc7ww90z",
+        "renwos1z/gcihn0uqc7ww90z",
+    ),
+    "a key of Freemius": (f"it is sk_{_T}-mwze.", f"{_T}-mwze"),
+    "a token of Salesforce": (f"sid 00D5e000000aBcD!{_T}.{_T}_{_T}{_T} ok", f"{_T}.{_T}"),
+    "a key of StackHawk": ("hawk.o3uvnT0GHL7U9FY4f7Er.ECPk9w3FCzSN7uTmQoRU", "ECPk9w3FCzSN7uTmQoRU"),
+    "a token of ClickUp": ("pk_8559987_MYUNKVR8SBO2LBWTMNXBYOM6FRGS6T7E", "MYUNKVR8SBO2LBWT"),
     "a hex token": ("Authorization: token e08369a6a3eed274ded7476315dc4e41c035564c", "e08369a6a3eed274"),
     "a digest": ('Authorization: Digest username="a", response="f3b830eccecacb1079dbd071c8935ae2"', "f3b830ecc"),
     "a signed address": (
@@ -103,6 +113,9 @@ def test_both_names_of_a_user_on_windows_are_replaced() -> None:
 
 
 _PLAIN = (
+    "'http_proxy' => 'http://user:p%40ss@proxy.com', CURLOPT_PROXYUSERPWD => 'user:p%40ss', http://me:p%40ssword@h.io",
+    "s.getAllTheItems4TheUser2Now sk_buff_alloc_with_frags_2_v3 hawk.some_long_method_nam.another_method_name_",
+    "| 1234567890123456|some-long-identifier-name-without | this.s.addEventListenerTo4All2me",
     "--- PASS: TestWriteTemporary_FirstCheckpoint_V2 (0.02s)\n  --- PASS: TestPath/#00 (0.0s)\nPASS: test-foo_1",
     "const { privateKey: name_V2x9 } = keys; pass: TestX_V2Y",
     "const xxh_u8* kSecretPtr = XXH3_kSecret; __m512i const key_vec     = _mm512_loadu_si512   (secret);",

@@ -128,6 +128,8 @@ def export_sft(
     columns = SFT_COLUMNS[form] | tools_columns(corpus)
     with ExportWriter(corpus, output, "trl-sft", report, columns=columns) as writing:
         for example in corpus.examples(unit):
+            if form == "completion":
+                corpus.count_row_lengths(example, [last for _, last in trained_ranges(example)])
             for row in sft_rows(example, form):
                 writing.add(example.group, row)
         return writing.finish(_SFT_ABOUT[form], _SFT_LOAD)
