@@ -78,11 +78,11 @@ def audit(
     tree: Path | None = None,
     hidden: Path | None = None,
 ) -> Integrity:
-    """Return the integrity of a patch, from the verdict's own evidence and from what is found in the part that the
-    gate accepted.
+    """Return the integrity of a patch, from the verdict's own evidence and what is found in the part that the gate
+    accepted.
 
-    `tree` is the task's tree without the patch; if it is not given, only the text of the patch is read. `hidden` is
-    the directory of a check script: scripts that nothing there or in the tree names may look at tests, and show
+    `tree` is the task's tree without the patch; if it is not given, only the text of the patch is read. `hidden`
+    is the directory of a check script: scripts that nothing there or in the tree names may look at tests, and show
     weak signs. A patch that cannot be parsed was refused by the gate, and is not audited.
     """
     try:
