@@ -56,6 +56,10 @@ FUNCTIONS: Mapping[str, str] = {
 
 ASSERTING = ("assert", "check", "ensure", "expect", "verify")
 """How the names of functions from elsewhere begin that assert something of their own."""
+_MATCHING = frozenset(
+    {"match", "fnmatch_lines", "fnmatch_lines_random", "re_match_lines", "re_match_lines_random"}
+)
+"""Methods of pytest's objects that fail a test where nothing matches, so that their results are not used."""
 
 RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "assertRaisesRegexp"})
 WARNS = frozenset({"warns", "assertWarns", "assertWarnsRegex"})
@@ -82,6 +86,12 @@ def is_evaluable(value: ast.expr) -> bool:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
     return True
+
+
+def asserts_itself(call: ast.Call) -> bool:
+    """Return whether a call whose result is not used asserts something that is not known here."""
+    name = name_of(call)
+    return name.lower().startswith(ASSERTING) or (isinstance(call.func, ast.Attribute) and name in _MATCHING)
 
 
 def expects_exception(expression: ast.expr) -> bool:

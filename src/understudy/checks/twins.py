@@ -25,7 +25,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from understudy.checks.twin_assertions import (
-    ASSERTING,
     CALLED,
     COMPARISONS,
     FUNCTIONS,
@@ -33,6 +32,7 @@ from understudy.checks.twin_assertions import (
     MIRRORED,
     WARNS,
     approximation,
+    asserts_itself,
     class_names,
     expects_exception,
     fails,
@@ -276,7 +276,7 @@ class _Rewriter(ast.NodeTransformer):
         what = self._method(call, name)
         if what:
             return self._assertion(*what, call)
-        if name.lower().startswith(ASSERTING) and name not in self._defined:
+        if asserts_itself(call) and name not in self._defined:
             number = self._number(TwinSite("truth", withheld=False))  # the comparison happens in the process
             return [node, ast.Expr(_call("_holds_", number, ast.Constant(1)))]
         return node

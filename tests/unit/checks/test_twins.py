@@ -257,6 +257,8 @@ def test_expected_values_are_not_in_the_source_of_the_version(text: str, secrets
         "def test_it():\n    assert f(1) - 417 == 0\n",
         "from helpers import assert_rows\ndef test_it():\n    assert_rows(f(1), 417)\n    assert f(2) == 418\n",
         "def test_it(self):\n    self.assertRows(f(1), 417)\n    self.assertEqual(f(2), 418)\n",
+        "def test_it():\n    error = f(1)\n    error.match('line 417')\n    assert f(2) == 418\n",
+        "def test_it(run):\n    run(f).stdout.fnmatch_lines(['*417*'])\n    assert f(2) == 418\n",
     ],
 )
 def test_sites_whose_expectation_can_be_read_or_forced_are_not_withheld(text: str):
