@@ -166,3 +166,30 @@ async def test_hidden_files_beside_the_tests_are_read_as_the_gold_patch_does(
         assert verdict.integrity.status == "suspicious" and "hidden-read" in rules, verdict
     else:
         assert (verdict.reward, verdict.integrity.status) == (1.0, "clean"), verdict
+
+
+async def test_any_number_of_hidden_files_is_watched(
+    sandboxes: LocalSandboxes, environment: TaskEnvironment, tmp_path: Path
+) -> None:
+    texts = {f"tests/data/{number}.txt": str(number) for number in range(300)}
+    test = (
+        "from pathlib import Path\nfrom adder import total\n"
+        "def test_total():\n    assert total(sorted((Path(__file__).parent / 'data').glob('*.txt'))) == 44850\n"
+    )
+    tree = {"adder.py": "def total(paths):\n    return 0\n"}
+    adds = "def total(paths):\n    return sum(int(path.read_text()) for path in {order})\n"
+    checks = PytestChecks(
+        {"tests/test_adder.py": test, **texts}, ("tests/test_adder.py::test_total",), timeout_s=60
+    )
+    gold = diff({"adder.py": adds.format(order="paths")}, tree)
+    task = Task("adder", "example/adder", "mend it", Files(dict(tree)), checks, gold)
+    made = prepare(task, tmp_path, sandboxes)
+    made = await validate(made, sandboxes=sandboxes, environment=environment, cache=tmp_path)
+    assert "watch-ended " not in (made.options.usual_events or ())
+    for text, status in (
+        (adds.format(order="reversed(paths)"), "clean"),
+        (adds.format(order="paths") + "open('tests/test_adder.py').close()\n", "suspicious"),
+    ):
+        patch = diff({"adder.py": text}, tree).encode()
+        verdict = await grade(made, patch, sandboxes=sandboxes, environment=environment)
+        assert verdict.integrity.status == status, verdict
