@@ -30,7 +30,9 @@ def run_watched(
         "PATH": os.environ["PATH"],
         "PYTHONDONTWRITEBYTECODE": "1",  # else the next run opens no source
         "PYTHONPATH": ":".join((str(WATCH_MOUNT.source), *path)),
-        "UNDERSTUDY_WATCH": "\n".join(("/nowhere", "1" if walled else "", str(len(rewards)), *rewards, *tests)),
+        "UNDERSTUDY_WATCH": "\n".join(
+            ("/nowhere", "1" if walled else "", *map(str, (len(rewards), len(tests))), *rewards, *tests)
+        ),
     }
     command = ["/bin/sh", "-c", START, "sh", sys.executable, "-c", program]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
