@@ -15,7 +15,7 @@ from ahocorasick_rs import BytesAhoCorasick, Implementation
 
 from understudy.redact.heuristics import looks_random
 from understudy.redact.rules import RULES, Hits, SecretMatch, secret_at
-from understudy.redact.tokens import DOTS, LONG_RUN, TOKEN_STARTS, lead_before, tokens_in_run
+from understudy.redact.tokens import DOTS, LONG_RUN, lead_before, token_starts, tokens_in_run
 
 _TOKENS = len(RULES)
 
@@ -35,7 +35,7 @@ def _trials() -> dict[bytes, list[_Trial]]:
     for number, rule in enumerate(RULES):
         for needle in rule.needles:
             trials.setdefault(needle, []).append(_Trial(number, rule.ahead.match, rule.look))
-    for start, pattern in TOKEN_STARTS.items():
+    for start, pattern in token_starts().items():
         trials.setdefault(start.encode(), []).append(_Trial(_TOKENS, pattern.match, _no_look))
     return trials
 
@@ -45,19 +45,30 @@ def _no_look(text: str, position: int) -> Hits:
     return ()
 
 
-_TRIALS = _trials()
-_NEEDLES, _TRIED = list(_TRIALS), list(_TRIALS.values())
-_OVERLAP = max(map(len, _NEEDLES)) - 1
 _WINDOW = 1 << 18
 """How many bytes are searched at once, so that memory stays bounded even for a text that consists of needles."""
 
 
-@cache
-def _automaton() -> BytesAhoCorasick:
-    """Return the automaton that finds all needles in one pass. Searching for each of them took most of redaction's
-    time.
+class _Needles(NamedTuple):
+    """The automaton that finds all needles in one pass, what to try at each of them by its number, and how far two
+    windows overlap.
+
+    Searching for each needle alone took most of redaction's time.
     """
-    return BytesAhoCorasick(_NEEDLES, implementation=Implementation.DFA)
+
+    automaton: BytesAhoCorasick
+    trials: list[list[_Trial]]
+    overlap: int
+
+
+@cache
+def _needles() -> _Needles:
+    trials = _trials()
+    return _Needles(
+        BytesAhoCorasick(list(trials), implementation=Implementation.DFA),
+        list(trials.values()),
+        max(map(len, trials)) - 1,
+    )
 
 
 def _sort(sign: str) -> int:
@@ -76,16 +87,17 @@ def find_secrets(text: str) -> list[SecretMatch]:
         return []
     # One byte a character, so that places are the same.
     small = text.encode("latin-1", "replace").lower()
-    search = _automaton().find_matches_as_indexes
+    automaton, tried, overlap = _needles()
+    search = automaton.find_matches_as_indexes
     matches_by_text: dict[int, list[SecretMatch]] = {}
     starts: list[int] = []
     for window in range(0, len(small), _WINDOW):
-        piece = small if len(small) <= _WINDOW else small[window : window + _WINDOW + _OVERLAP]
+        piece = small if len(small) <= _WINDOW else small[window : window + _WINDOW + overlap]
         for needle, start, _ in search(piece, overlapping=True):
             if start >= _WINDOW:
                 continue  # it begins in the next window
             position = window + start
-            for number, matches, look in _TRIED[needle]:
+            for number, matches, look in tried[needle]:
                 if matches(text, position) is None:
                     continue
                 if number == _TOKENS:

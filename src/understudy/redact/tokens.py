@@ -6,6 +6,7 @@ Tokens that name themselves (`acme_live_…`, `acme-key-…`) are found whoever 
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 from understudy.redact.heuristics import count_random_characters, is_placeholder, looks_random
@@ -224,9 +225,23 @@ def _any(before: str, forms: tuple[TokenForm, ...]) -> re.Pattern[str]:
     return re.compile(before + "(?:" + "|".join(f"({form.pattern})" for form in forms) + ")", re.ASCII)
 
 
-_in_run = _any("(?<![A-Za-z0-9])", _PREFIXED)
-_in_escaped = _any(BEFORE, _PREFIXED)
-_dotted = _any(BEFORE, _DOTTED)
+class _Patterns(NamedTuple):
+    """The forms as patterns. To compile them takes longer than most commands, so it is done at first use."""
+
+    in_run: re.Pattern[str]
+    in_escaped: re.Pattern[str]
+    dotted: re.Pattern[str]
+
+
+@cache
+def _patterns() -> _Patterns:
+    return _Patterns(
+        in_run=_any("(?<![A-Za-z0-9])", _PREFIXED),
+        in_escaped=_any(BEFORE, _PREFIXED),
+        dotted=_any(BEFORE, _DOTTED),
+    )
+
+
 _lead = re.compile(
     r"(?:SG|ya29|hv[sbr]|dp\.[a-z]{2,5}(?:\.[a-z0-9_-]{2,35})?|dt0[a-z]\d\d|sl|sl\.u|[A-Za-z0-9]{14}\.atlasv1|pat[A-Za-z0-9]{14}|[ps]at|hawk|st|1000|xoxe|"
     r"amzn\.mws|s|t1|snyk_[a-z]{2,6}\.[0-9a-f]{8}|[ps]k|v1)\.$"
@@ -247,7 +262,8 @@ _named = re.compile(
 )
 
 
-def _token_starts() -> dict[str, re.Pattern[str]]:
+@cache
+def token_starts() -> dict[str, re.Pattern[str]]:
     """Return literals in lower case, and what must match at one of them in a run for `tokens_in_run` to examine
     the run.
     """
@@ -266,11 +282,13 @@ def _token_starts() -> dict[str, re.Pattern[str]]:
     return starts
 
 
-TOKEN_STARTS = _token_starts()
 LONG_RUN = 20
 """The minimum length of a run that is examined: one part of each token has this length."""
 
-_whole = re.compile("|".join(f"({form.pattern})" for form in FORMS), re.ASCII)
+
+@cache
+def _whole() -> re.Pattern[str]:
+    return re.compile("|".join(f"({form.pattern})" for form in FORMS), re.ASCII)
 
 
 DOTS = ".:~|"
@@ -299,7 +317,7 @@ def tokens_in_run(text: str, start: int, end: int) -> list[tuple[int, int, str]]
         _dotted_at(text, at, spans)
     if not spans:
         _named_token(text, start, end, spans)
-    pattern = _in_escaped if before in ("\\", "%", "[") else _in_run
+    pattern = _patterns().in_escaped if before in ("\\", "%", "[") else _patterns().in_run
     for match in pattern.finditer(text, start, end):
         # The part after the prefix may contain characters that end a run, such as / or +: match beyond `end`.
         match = pattern.match(text, match.start()) or match
@@ -326,7 +344,7 @@ def _named_token(text: str, start: int, end: int, spans: list[tuple[int, int, st
 
 
 def _dotted_at(text: str, at: int, spans: list[tuple[int, int, str]]) -> None:
-    match = _dotted.match(text, at)
+    match = _patterns().dotted.match(text, at)
     if match is None or is_placeholder(match.group()):
         return
     rule = _DOTTED[(match.lastindex or 1) - 1].rule
@@ -335,14 +353,18 @@ def _dotted_at(text: str, at: int, spans: list[tuple[int, int, str]]) -> None:
 
 
 _BROKEN = tuple(row.split() for row in _PREFIXED_TEXT.strip().splitlines() if re.search(r"//|\[[^]]*[=+/.]", row))
-_broken = re.compile(BEFORE + "(?:" + "|".join(f"((?:{row[1]}){row[2]})" for row in _BROKEN) + ")", re.ASCII)
 BROKEN_PREFIXES = tuple(sorted({prefix.lower().encode() for row in _BROKEN for prefix in row[1].split("|")}))
 """Prefixes, in lower case, of tokens in which `/`, `+`, `=` or `.` may end a run before it is long."""
 
 
+@cache
+def _broken() -> re.Pattern[str]:
+    return re.compile(BEFORE + "(?:" + "|".join(f"((?:{row[1]}){row[2]})" for row in _BROKEN) + ")", re.ASCII)
+
+
 def broken_token_at(text: str, position: int) -> tuple[int, int, str] | None:
     """Return where such a token is that begins at `position`, and its rule."""
-    match = _broken.match(text, position)
+    match = _broken().match(text, position)
     if match is None or is_placeholder(match.group()) or not looks_random(match.group()):
         return None
     return match.start(), match.end(), _BROKEN[(match.lastindex or 1) - 1][0]
@@ -350,10 +372,10 @@ def broken_token_at(text: str, position: int) -> tuple[int, int, str] | None:
 
 def pseudonym_label(value: str) -> str:
     """Return the word for a value's pseudonym: that of its form, otherwise SECRET."""
-    match = _whole.fullmatch(value)
+    match = _whole().fullmatch(value)
     return "SECRET" if match is None else FORMS[(match.lastindex or 1) - 1].label
 
 
 def has_token_form(value: str) -> bool:
     """Return whether the whole value has one of the forms."""
-    return _whole.fullmatch(value) is not None
+    return _whole().fullmatch(value) is not None
