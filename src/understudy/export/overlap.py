@@ -1,7 +1,8 @@
 """What an export must not contain twice, or at all: near-duplicate sessions, and the tasks of a benchmark.
 
 Sessions are compared by their lines. Of each session the smallest hashes of lines are kept (a bottom-k sketch, as
-in MinHash); the share of common hashes in two sketches estimates the share of common lines.
+in MinHash); the share of common hashes in two sketches estimates the share of common lines. Among the hashes up to
+which both sketches are complete, the share of one that the other has too estimates how much of it is in the other.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ from zlib import crc32
 
 from understudy.tasks.rows import read_rows
 
-_SKETCH = 128
-_KEYS = 16
-"""With 16 hashes, two sessions with 80 of 100 lines in common share at least one, except with a probability of
-10^-11.
+_SKETCH = 256
+_KEYS = 64
+"""With 64 hashes, a session whose lines are all in one of ten times its length shares six of them with it on
+average.
+"""
+_PART = 0.9
+_COMPARED = 16
+"""So many hashes tell how much of a session is in another; with fewer, as in one of 16 times its length, nothing
+does.
 """
 _LINES = 16
 _LINE = 20
@@ -34,7 +40,8 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 class NearDuplicates:
-    """Finds sessions that share `threshold` of their lines with an earlier one, as a copy or a fork does.
+    """Finds sessions that share `threshold` of their lines with an earlier one, as a copy or a fork does, or of
+    which nine tenths are in the other, as of a log that was read before it grew.
 
     Sessions with fewer than 16 different lines are never near-duplicates.
     """
@@ -51,7 +58,7 @@ class NearDuplicates:
             return [], frozenset()
         sketch = frozenset(hashes[:_SKETCH])
         candidates = {number for key in hashes[:_KEYS] for number in self._by_hash.get(key, ())}
-        near = [number for number in sorted(candidates) if self._similarity(sketch, number) >= self._threshold]
+        near = [number for number in sorted(candidates) if self._is_near(sketch, self._sketches[number][1])]
         return [self._sketches[number][0] for number in near], sketch
 
     def add(self, name: str, sketch: frozenset[int]) -> None:
@@ -60,10 +67,14 @@ class NearDuplicates:
             self._by_hash.setdefault(key, []).append(len(self._sketches))
         self._sketches.append((name, sketch))
 
-    def _similarity(self, sketch: frozenset[int], number: int) -> float:
-        other = self._sketches[number][1]
+    def _is_near(self, sketch: frozenset[int], other: frozenset[int]) -> bool:
         smallest = sorted(sketch | other)[:_SKETCH]
-        return sum(key in sketch and key in other for key in smallest) / len(smallest)
+        if len(sketch & other & set(smallest)) >= self._threshold * len(smallest):
+            return True
+        # Beyond the largest hash of a full sketch, it is unknown what the session has.
+        reach = min(max(one) if len(one) == _SKETCH else 1 << 32 for one in (sketch, other))
+        parts = ({key for key in one if key <= reach} for one in (sketch, other))
+        return any(len(one) >= _COMPARED and len(one & sketch & other) >= _PART * len(one) for one in parts)
 
 
 class Benchmark:

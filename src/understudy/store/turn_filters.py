@@ -34,7 +34,8 @@ _VIEW = ", ".join(
         "turns.rowid AS turn_key",
         *(f"turns.{name}" for name in _OF_TURN),
         "traces.id AS trace_id",
-        *(f"traces.{name}" for name in _OF_TRACE),
+        *(f"traces.{name}" for name in _OF_TRACE if name != "agent"),
+        "COALESCE(traces.agent, traces.format) AS agent",  # logs of Claude Code name only agents that it started
         *(f"turns.{name}" for name in _OF_SIZE),
         *(f"traces.{name}" for name in ("tools_source", "tools_bytes", "tools_escaped")),
         "COALESCE(turns.tools_id, traces.tools_id) IS NOT NULL AS is_logged",

@@ -44,6 +44,15 @@ def test_a_copy_with_a_few_other_lines_is_a_near_duplicate_and_other_work_is_not
     assert near(LINES[:5], LINES[:5]) == []  # too short to tell
 
 
+@pytest.mark.parametrize("share", [2, 4, 8])
+def test_a_log_before_it_grew_is_a_near_duplicate_whichever_is_read_first(share: int) -> None:
+    whole = [f"{number}: what a tool printed in this session, or the model wrote" for number in range(4000)]
+    part = whole[: len(whole) // share]
+    assert near(whole, part) == ["first"] and near(part, whole) == ["first"]
+    half_new = part[::2] + [f"{line}, elsewhere" for line in part[1::2]]
+    assert near(whole, half_new) == near(half_new, whole) == []
+
+
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [

@@ -291,7 +291,7 @@ def test_states_are_counted_by_a_column(store: Path):
     counted = understudy("states", str(store), "--by", "project", "--json")
     assert json.loads(counted.stdout)[0] == {"project": "/home/jane/work", "states": 3, "conversations": 1}
     done = understudy("states", str(store), "--by", "agent", "--where", "session_id = 'b'")
-    assert done.returncode == 0 and done.stdout.splitlines()[-1].split()[-2:] == ["2", "1"], done.stdout
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].split() == ["claude-code", "2", "1"], done.stdout
     wrong = understudy("states", str(store), "--by", "modle")
     assert wrong.returncode == 2 and "unknown column 'modle'" in wrong.stderr and "model" in wrong.stderr
     both = understudy("states", str(store), "--by", "model", "--limit", "3")
