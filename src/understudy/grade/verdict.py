@@ -50,7 +50,7 @@ from understudy.tasks.records import task_digest
 from understudy.types import Integrity, PytestChecks, ScriptChecks, SuiteChecks, Verdict, is_solved
 from understudy.util.files import atomic_write
 
-_FORMAT = "45"  # part of every digest: a change of how patches are judged validates anew
+_FORMAT = "46"  # part of every digest: a change of how patches are judged validates anew
 GRADER = f"{__version__}+{_FORMAT}"
 """The version of the grader, stored in each verdict: the release, and how its patches are judged."""
 

@@ -102,6 +102,11 @@ def test_operands_in_formatted_texts_are_left_as_they_are():
     assert "_own_(" not in write_version(text).source.partition("def test_it")[2]
 
 
+def test_a_sum_of_any_length_has_a_version(monkeypatch: pytest.MonkeyPatch):
+    version = write_version(f"def test_it():\n    assert {' + '.join(['f(1)'] * 220)} == 660\n")
+    assert seen(version, monkeypatch, f=lambda _: 3)[0] == [["value", encode(660)]]
+
+
 @pytest.mark.parametrize("test", ["f(1) < 5", "f(len(a) - 1) < 5", "f(1) - 3 == 4"])
 def test_other_arithmetic_is_withheld(test: str):
     assert write_version(f"def test_it():\n    a = [1]\n    assert {test}\n").sites[0].withheld
