@@ -423,6 +423,8 @@ def _manifest(
     chosen = {key: value for key, value in msgspec.structs.asdict(selection).items() if later.get(key, True)}
     if selection.apart_from:
         chosen["apart_from"] = len(selection.apart_from)  # their paths are private
+    if selection.exclude_tasks:
+        chosen["exclude_tasks"] = selection.exclude_tasks.name
     return {
         "format": name,
         "schema": SCHEMA,

@@ -20,7 +20,6 @@ _KEYS = 64
 """With 64 hashes, a session whose lines are all in one of ten times its length shares six of them with it on
 average.
 """
-_PART = 0.9
 _COMPARED = 16
 """So many hashes tell how much of a session is in another; with fewer, as in one of 16 times its length, nothing
 does.
@@ -41,7 +40,7 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
 
 class NearDuplicates:
     """Finds sessions that share `threshold` of their lines with an earlier one, as a copy or a fork does, or of
-    which nine tenths are in the other, as of a log that was read before it grew.
+    which so much is in the other, as of a log that was read before it grew.
 
     Sessions with fewer than 16 different lines are never near-duplicates.
     """
@@ -74,7 +73,9 @@ class NearDuplicates:
         # Beyond the largest hash of a full sketch, it is unknown what the session has.
         reach = min(max(one) if len(one) == _SKETCH else 1 << 32 for one in (sketch, other))
         parts = ({key for key in one if key <= reach} for one in (sketch, other))
-        return any(len(one) >= _COMPARED and len(one & sketch & other) >= _PART * len(one) for one in parts)
+        return any(
+            len(one) >= _COMPARED and len(one & sketch & other) >= self._threshold * len(one) for one in parts
+        )
 
 
 class Benchmark:

@@ -9,6 +9,7 @@ import pytest
 
 from understudy.errors import StoreError, TaskError
 from understudy.export.corpus import Corpus, ExportSelection, split
+from understudy.export.formats.openai import export
 from understudy.export.overlap import Benchmark, NearDuplicates
 from understudy.ingest.trace import Trace
 from understudy.redact.redactor import Redactor
@@ -117,6 +118,19 @@ def test_an_export_holds_nothing_of_excluded_tasks(tmp_path: Path) -> None:
         assert groups(store, exclude_tasks=rows) == (set(), {"task of the benchmark": 1})
         with pytest.raises(TaskError, match="nothing"):
             groups(store, exclude_tasks=tmp_path / "nothing.jsonl")
+
+
+def test_the_manifest_and_card_name_the_file_of_excluded_tasks_without_its_directory(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(ROW) + "\n")
+    with stored(tmp_path, ["/srv/mine"], "please look at the shop") as store:
+        selection = ExportSelection(origins=("sessions",), exclude_tasks=rows)
+        export(Corpus(store, selection, Redactor(b"k" * 32, betterleaks=False)), tmp_path / "out")
+    assert (
+        json.loads((tmp_path / "out" / "understudy.json").read_text())["selection"]["exclude_tasks"] == rows.name
+    )
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| excluded tasks | rows.jsonl |" in card and str(tmp_path) not in card
 
 
 def test_sessions_of_other_stores_count_as_exported_before(tmp_path: Path) -> None:
