@@ -41,6 +41,18 @@ def test_another_version_is_tried(tmp_path: Path) -> None:
     assert all(record.exchanges for record in records)
 
 
+@pytest.mark.parametrize("agent", ["opencode", "openhands", "pi", "qwen-code"])
+def test_a_context_that_is_full_is_summarised(agent: str) -> None:
+    """Each calculates by the lengths that the model reports, and puts the summary in a place of its own."""
+    require_agent(agent)
+    done = understudy("agents", "try", agent, "--behaviour", "context overflow", "--json", timeout=200)
+    assert done.returncode == 0, done.stderr or done.stdout
+    report = json.loads(done.stdout)
+    assert report["problems"] == []
+    (seen,) = report["trials"][0]["observations"]
+    assert {"compaction", "main"} <= {*seen["roles"]}
+
+
 def test_an_agent_is_interrupted_although_the_command_ignores_interrupts() -> None:
     """As in a background job of a shell, `nohup understudy agents try … &`."""
     require_agent("mini-swe-agent")

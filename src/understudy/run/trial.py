@@ -50,6 +50,8 @@ from understudy.wire.errors import ContextOverflow
 from understudy.wire.model import ChatRequest, Delta, Emit, Generation, ToolCall
 
 _EXCERPT_LENGTH = 160
+_TOO_LONG = 200_000
+"""The length of a prompt, in tokens, that is refused as too long."""
 _SUMMARY = "<summary><state_snapshot>All is well so far.</state_snapshot></summary>"
 """The scripted model's summary of a conversation, in the form that each agent expects."""
 _VERSION = re.compile(r"\d[\w.+-]*")
@@ -163,7 +165,9 @@ class ScriptedBackend:
             self.hanging.set()
             await asyncio.Event().wait()
         if step.overflow:
-            raise ContextOverflow(200_000, 100_000)
+            # The summary of that prompt is a request of this length, too, from which agents calculate.
+            self._prompt_tokens = _TOO_LONG
+            raise ContextOverflow(_TOO_LONG, _TOO_LONG // 2)
         if step.status:
             raise BackendError(
                 f"status {step.status}, simulated by the script of this trial",

@@ -152,7 +152,7 @@ class TreeBuilder:
         _mark_repeated(self._entries)
         nodes = tuple(entry.node for entry in self._entries)
         assign(nodes)
-        _link_roots(nodes)
+        _link_heads(nodes)
         _name_branches(nodes)
         return Trajectory(nodes)
 
@@ -334,8 +334,8 @@ def _prompts(inputs: dict[str, Any]) -> list[str]:
     return [text for text in texts if isinstance(text, str) and text]
 
 
-def _link_roots(nodes: Sequence[Node]) -> None:
-    """Link roots to earlier calls: continuations after a compaction, and helpers of a tool call."""
+def _link_heads(nodes: Sequence[Node]) -> None:
+    """Link first calls of branches to earlier calls: after a compaction to the summary, helpers to a tool call."""
     summaries: dict[tuple[str | None, str | None], Node] = {}
     before: list[Node] = []
     for node in nodes:
@@ -350,7 +350,14 @@ def _link_roots(nodes: Sequence[Node]) -> None:
             and _may_continue(node, summary)
         ):
             node.origin, node.continues = "compaction", summaries.pop(line)
+        elif _forks_off(node) and (summary := summaries.get(line)) is not None and _quotes(node, summary):
+            node.continues = summaries.pop(line)
         before.append(node)
+
+
+def _forks_off(node: Node) -> bool:
+    """Return whether a call goes on with the work from a call that another one went on from before."""
+    return node.parent is not None and node.parent.children[0] is not node and goes_on(node)
 
 
 def _may_continue(node: Node, summary: Node) -> bool:
@@ -361,9 +368,12 @@ def _may_continue(node: Node, summary: Node) -> bool:
 
 
 def _quotes(node: Node, summary: Node) -> bool:
-    """Return whether a conversation begins with the text of a summary."""
+    """Return whether a conversation begins with the text of a summary, or what it adds to another one does.
+
+    OpenHands keeps the first of its events, and puts the summary in the place of those that it forgets.
+    """
     text = "".join(block.text for block in summary.answer or () if block.kind == "text").strip()
-    beginning = node.conversation.blocks[:_SUMMARY_WITHIN]
+    beginning = node.conversation.blocks[node.fresh :][:_SUMMARY_WITHIN]
     return len(text) >= QUOTED and any(block.kind == "text" and text in block.text for block in beginning)
 
 

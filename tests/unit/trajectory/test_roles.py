@@ -91,6 +91,25 @@ def test_what_goes_on_after_a_compaction_is_main_again():
     assert root.parent is None
 
 
+def test_a_summary_may_stand_behind_the_first_turns():
+    """As OpenHands puts it, which keeps its first events, with others than those that it sends for the summary."""
+    session = Session()
+    history = [ASK, TURN, user(tool_result("t1"))]
+    session.ask([ASK], [tool_use("t1")])
+    session.ask(history, [tool_use("t2")])
+    session.ask([*history, assistant(tool_use("t2")), user(tool_result("t2"))], [tool_use("t2b")])
+    system = "You are maintaining a context-aware state summary for an interactive agent.\n"
+    session.ask([user(text("<EVENT>…</EVENT>"))], [text("The parser is mended.")], system=system)
+    kept = [ASK, TURN, user(tool_result("t1"), text("The parser is mended."))]
+    session.ask(kept, [tool_use("t3")])
+    session.ask([*kept, assistant(tool_use("t3")), user(tool_result("t3"))], [text("Done.")])
+    tree = build(headerless(*session.calls))
+    first, *_, summary, after, last = tree.nodes
+    assert [node.role for node in tree.nodes] == ["main"] * 3 + ["compaction"] + ["main"] * 2
+    assert (after.parent, after.continues, after.branch) == (first, summary, "main.1")
+    assert (last.parent, last.continues) == (after, None)
+
+
 def test_a_compaction_that_is_not_the_last_word_is_no_heir():
     session = compacted()
     history = [ASK, TURN, user(tool_result("t1"))]
