@@ -109,6 +109,8 @@ NEITHER = [
     "no problem, go on",
     "no worries",
     "No I think this is fine",
+    "no, then it's good",
+    "No, in that case this is fine",
     "no, i think that it's good enough, commit it",
     "No, we're all set",
     "no everything looks good",

@@ -68,7 +68,8 @@ _NEGATIVE = re.compile(
 )
 # A "no" that answers a question of the model and then approves of the work: "No I think this is fine".
 _APPROVES = re.compile(
-    r"""no\b\W*(?:i\s+(?:think|guess|believe|mean|feel)\s+(?:that\s+)?(?=this|that|it|we|you|they|everything|all))?
+    r"""no\b\W*(?:(?:then|so|in\s+that\s+case|actually|i\s+see)\b\W*)*
+    (?:i\s+(?:think|guess|believe|mean|feel)\s+(?:that\s+)?(?=this|that|it|we|you|they|everything|all))?
     (?:this|that|it|we|you|they|everything|all)(?:\s+of\s+(?:it|this|that|them))?
     (?:'s|'re|\s+(?:is|are|looks?|seems?|feels?|sounds?))\s+
     (?:(?:all|already|really|quite|pretty|perfectly|totally|just|very|now)\s+)*
