@@ -176,7 +176,7 @@ def test_a_machine_without_kubectl(cluster: Cluster, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("kubernetes?deadline_s=soon", "deadline_s and starting"),
+        ("kubernetes?deadline_s=soon", "got deadline_s=soon"),
         ("kubernetes:agents?starting=0", "at least 1"),
         ("kubernetes:agents?start_s=-1", "start_s"),
         ("kubernetes:agents?start_s=x", "start_s"),

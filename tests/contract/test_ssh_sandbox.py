@@ -156,7 +156,7 @@ def test_what_does_not_work_is_said(machine: ssh_server.SshMachine, tmp_path: Pa
     [
         ("ssh", "expected a machine"),
         ("ssh:-oProxyCommand=x", "expected a machine"),
-        ("ssh:machine?deadline_s=soon", "deadline_s and starting"),
+        ("ssh:machine?deadline_s=soon", "got deadline_s=soon"),
         ("ssh:machine?starting=0", "at least 1"),
         ("ssh:machine?color=red", "have no options color"),
         ("local:machine", "have no options target"),

@@ -419,9 +419,9 @@ class SandboxSettings(Struct, frozen=True, kw_only=True):
     sandbox: Annotated[
         str | None,
         option(
-            "The kind of sandbox: docker; local; ssh:MACHINE or kubernetes:NAMESPACE, local ones on other "
-            "machines; or unsafe-local: no isolation at all, for tasks and models you trust [default: docker if a "
-            "task needs its container image, else local]."
+            "The kind of sandbox: docker; local; ssh:MACHINE, kubernetes:NAMESPACE or harbor:PROVIDER, local "
+            "ones on other machines; or unsafe-local: no isolation, for tasks and models you trust [default: "
+            "docker if a task needs its container image, else local]."
         ),
     ] = None
     image: Annotated[str | None, option("Docker: the image for tasks that name none.")] = None

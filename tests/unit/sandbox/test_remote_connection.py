@@ -11,7 +11,7 @@ import pytest
 
 from understudy.errors import SandboxLost
 from understudy.sandbox.remote import messages
-from understudy.sandbox.remote.connection import connect
+from understudy.sandbox.remote.connection import ConnectionOptions, connect
 
 from support import UNDERSTUDY
 
@@ -21,7 +21,7 @@ def command(pid_file: Path) -> list[str]:
 
 
 async def test_a_worker_that_falls_silent_is_given_up(tmp_path: Path) -> None:
-    connection = await connect(command(tmp_path / "pid"), "there", silence_s=8.0)
+    connection = await connect(command(tmp_path / "pid"), "there", options=ConnectionOptions(silence_s=8.0))
     try:
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGSTOP)
         with pytest.raises(SandboxLost, match="there: nothing was heard of it for 8 s"):

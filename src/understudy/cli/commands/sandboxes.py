@@ -21,7 +21,8 @@ app = command_group("List and end the sandboxes on other machines; serve one of 
 _Kind = Annotated[
     str,
     typer.Option(
-        "--sandbox", help="Where they are, as in `understudy run --sandbox`: ssh:MACHINE or kubernetes:NAMESPACE."
+        "--sandbox",
+        help="Where they are: ssh:MACHINE, kubernetes:NAMESPACE or harbor:PROVIDER, as in `understudy run`.",
     ),
 ]
 
@@ -70,7 +71,7 @@ def reap_sandboxes(
 
 @app.command("serve")
 def serve() -> None:
-    """Serve one local sandbox over stdin and stdout until stdin closes; ssh and kubernetes sandboxes start it."""
+    """Serve one local sandbox over stdin and stdout until stdin closes; sandboxes on other machines start it."""
     from understudy.config import cache_dir
     from understudy.sandbox.remote.worker import serve_sandbox
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from understudy import errors
 from understudy.errors import SandboxError, SandboxLost
@@ -26,7 +27,6 @@ _REPLY = msgspec.msgpack.Decoder(NumberedReply)
 ANSWER_S = 600.0
 """How long a request is waited for that has no time limit of its own."""
 
-_END_S = 5.0
 _ERROR_BYTES = 2000
 _ERRORS: dict[str, type[Exception]] = {
     each.__name__: each
@@ -34,28 +34,42 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 
 
-class WorkerConnection:
-    """Sends requests to one worker, and relays the sockets of its sandbox. Opened by `connect`.
+class ConnectionOptions(Struct, frozen=True, kw_only=True):
+    """How a connection to a worker is made and ended."""
 
-    A worker that sends nothing for `silence_s` seconds counts as lost, because a live one answers the regular
-    pings.
-    """
+    env: Mapping[str, str] | None = None
+    """The program's whole environment; None: this process's."""
+    advice: str = "install the same release of Understudy on both machines"
+    """The end of the error for a worker that does not start."""
+    start_s: float = START_S
+    """How long the program may take until it is connected to the worker."""
+    silence_s: float = messages.LEASE_S
+    """A worker that sends nothing for that long counts as lost, because a live one answers the regular pings."""
+    end_s: float = 5.0
+    """How long the program may take to end once its stdin is closed; then it is killed."""
+    on_start: Callable[[int], None] | None = None
+    """Called with the program's process id."""
+    on_close: Callable[[], Awaitable[None]] | None = None
+    """Called when the program has ended; must not raise."""
+
+
+_DEFAULTS = ConnectionOptions()
+
+
+class WorkerConnection:
+    """Sends requests to one worker, and relays the sockets of its sandbox. Opened by `connect`."""
 
     def __init__(
         self,
         process: asyncio.subprocess.Process,
         name: str,
         sockets: Sequence[Path],
-        silence_s: float,
-        advice: str,
-        on_close: Callable[[], Awaitable[None]] | None,
+        options: ConnectionOptions,
     ) -> None:
         assert process.stdin is not None and process.stdout is not None
         self._process = process
         self._name = name
-        self._advice = advice
-        self._on_close = on_close
-        self._silence_s = silence_s
+        self._options = options
         self._relay = SocketRelay(sockets)
         self._multiplexer = Multiplexer(process.stdout, process.stdin, self._accept)
         self._stream: asyncio.Future[MessageStream] = asyncio.get_running_loop().create_future()
@@ -71,12 +85,12 @@ class WorkerConnection:
         assert self._process.stdout is not None
         self._tasks.append(asyncio.create_task(self._read_errors()))
         try:
-            await read_greeting(self._process.stdout)
+            await read_greeting(self._process.stdout, self._options.start_s)
         except SandboxError as error:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._process.wait()
-            raise SandboxError(f"{self._name}: {self._error_output() or error}; {self._advice}") from error
+            raise SandboxError(f"{self._name}: {self._error_output() or error}; {self._options.advice}") from error
         self._tasks += [asyncio.create_task(self._read()), asyncio.create_task(self._keep_alive())]
         self._tasks.append(asyncio.create_task(self._end_when_silent()))
         try:
@@ -193,11 +207,11 @@ class WorkerConnection:
                 await self.ask(messages.PingRequest(), type(None))
 
     async def _end_when_silent(self) -> None:
-        left_s = self._silence_s
+        left_s = self._options.silence_s
         while left_s > 0:
             await asyncio.sleep(left_s)
-            left_s = self._multiplexer.heard_at + self._silence_s - time.monotonic()
-        self._reason = f"nothing was heard of it for {self._silence_s:g} s"
+            left_s = self._multiplexer.heard_at + self._options.silence_s - time.monotonic()
+        self._reason = f"nothing was heard of it for {self._options.silence_s:g} s"
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
@@ -211,7 +225,7 @@ class WorkerConnection:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            async with asyncio.timeout(_END_S):
+            async with asyncio.timeout(self._options.end_s):
                 await self._process.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
@@ -220,8 +234,8 @@ class WorkerConnection:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._on_close is not None:
-            await self._on_close()
+        if self._options.on_close is not None:
+            await self._options.on_close()
         self._process._transport.close()  # pyright: ignore  # a child of it may hold the pipes open
 
 
@@ -229,19 +243,12 @@ async def connect(
     argv: Sequence[str],
     name: str,
     sockets: Sequence[Path] = (),
-    *,
-    silence_s: float = messages.LEASE_S,
-    env: Mapping[str, str] | None = None,
-    advice: str = "install the same release of Understudy on both machines",
-    on_close: Callable[[], Awaitable[None]] | None = None,
+    options: ConnectionOptions = _DEFAULTS,
 ) -> WorkerConnection:
-    """Start a program that connects to a worker, and wait until the worker responds.
+    """Start a program that connects to a worker, and wait until the worker responds. `name` is used in errors.
 
-    The worker's socket number n is relayed to `sockets[n]`. A worker that sends nothing for `silence_s` seconds
-    counts as lost. `env` is the program's whole environment (None: this process's). `name` stands at the beginning
-    of errors, and `advice` at the end of the one for a worker that does not start. `on_close` is called after the
-    program has ended, and must not raise. Raises SandboxError. When cancelled, nothing stays behind; `on_close` is
-    called unless the program could not be started at all.
+    The worker's socket number n is relayed to `sockets[n]`. Raises SandboxError. When cancelled, nothing stays
+    behind.
     """
     seal_descriptors()
     pipe = asyncio.subprocess.PIPE
@@ -252,13 +259,15 @@ async def connect(
             stdout=pipe,
             stderr=pipe,
             limit=2 * FRAME_BYTES,
-            env=env,
+            env=options.env,
             start_new_session=True,
         )
     except OSError as error:
         raise SandboxError(f"{name}: cannot start {argv[0]}: {error}; install it on this machine") from error
-    connection = WorkerConnection(process, name, sockets, silence_s, advice, on_close)
+    connection = WorkerConnection(process, name, sockets, options)
     try:
+        if options.on_start is not None:
+            options.on_start(process.pid)
         await connection.start()
     except BaseException:
         await asyncio.shield(connection.close())

@@ -24,11 +24,15 @@ from msgspec import Struct, field
 from understudy.errors import ConfigError, SandboxError
 from understudy.sandbox.base import OpenSandbox, sandbox_labels
 from understudy.sandbox.process import run_process, run_to_completion
-from understudy.sandbox.remote.connection import WorkerConnection, connect
-from understudy.sandbox.remote.sandboxes import DEADLINE_S, STARTING, WORKER_COMMAND, WorkerSandboxes
-
-START_S = 600.0
-"""How long a pod may take until it is ready: a cluster may have to start a node and fetch the image first."""
+from understudy.sandbox.remote.connection import ConnectionOptions, WorkerConnection, connect
+from understudy.sandbox.remote.sandboxes import (
+    DEADLINE_S,
+    START_S,
+    STARTING,
+    WORKER_COMMAND,
+    WorkerSandboxes,
+    positive_seconds,
+)
 
 _ANSWER_S = 60.0
 _OUTPUT_BYTES = 64 << 20
@@ -114,12 +118,7 @@ class KubernetesSandboxes(WorkerSandboxes):
         start_s: str | float = START_S,
     ) -> None:
         super().__init__(f"kubernetes:{target}", deadline_s=deadline_s, starting=starting)
-        try:
-            self._start_s = float(start_s)
-        except ValueError as error:
-            raise ConfigError(f"--sandbox kubernetes:{target}: start_s must be a number: {error}") from error
-        if not 0 < self._start_s < float("inf"):
-            raise ConfigError(f"--sandbox kubernetes:{target}: got start_s={start_s}; expected a number above 0")
+        self._start_s = positive_seconds(self._address, "start_s", start_s)
         options = {"--namespace": target, "--context": context, "--kubeconfig": kubeconfig}
         self._kubectl = ("kubectl", *(f"{name}={value}" for name, value in options.items() if value))
         self._name = f"kubernetes {target}".strip()
@@ -143,7 +142,8 @@ class KubernetesSandboxes(WorkerSandboxes):
         container: str = manifest["spec"]["containers"][0]["name"]
         worker = f'{self._command}; kill "$(cat {_pid_file(name)})"'
         argv = (*self._kubectl, "exec", "--stdin", f"--container={container}", name, "--", "/bin/sh", "-c", worker)
-        return await connect(argv, f"{self._name}: pod {name}", sockets, advice=_ADVICE, on_close=delete)
+        options = ConnectionOptions(advice=_ADVICE, on_close=delete)
+        return await connect(argv, f"{self._name}: pod {name}", sockets, options)
 
     async def sandboxes(self) -> list[OpenSandbox]:
         """Return the sandboxes whose pods have not ended, the oldest first. Raises SandboxError."""

@@ -1,4 +1,4 @@
-"""The registry of sandboxes that this machine runs for others: lists them, and ends those past their deadline."""
+"""A registry of sandboxes in a directory: lists them, and ends those past their deadline."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ from understudy.util.files import atomic_write
 class _RegistryEntry(Struct, frozen=True):
     sandbox: OpenSandbox
     worker: str
-    """The `process_stamp` of the worker, with which the sandbox ends."""
+    """The `process_stamp` of the process with which the sandbox ends."""
 
 
 class SandboxRegistry:
-    """A directory with one file for each open sandbox. Files that a killed worker left are removed."""
+    """A directory with one file for each open sandbox. Files that a killed worker left are removed.
 
-    def __init__(self, directory: Path) -> None:
+    Sandboxes are ended by sending `end_signal` to their workers.
+    """
+
+    def __init__(self, directory: Path, end_signal: signal.Signals = signal.SIGKILL) -> None:
         self._directory = directory
+        self._end_signal = end_signal
 
-    def add(self, sandbox: OpenSandbox) -> None:
-        """Register a sandbox that this process serves. Raises OSError."""
+    def add(self, sandbox: OpenSandbox, pid: int) -> None:
+        """Register a sandbox that the process `pid` serves. Raises OSError."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        entry = _RegistryEntry(sandbox, process_stamp(os.getpid()))
+        entry = _RegistryEntry(sandbox, process_stamp(pid))
         atomic_write(self._directory / f"{sandbox.id}.json", msgspec.json.encode(entry), mode=0o600)
 
     def remove(self, sandbox_id: str) -> None:
@@ -43,14 +47,12 @@ class SandboxRegistry:
         return sorted((entry.sandbox for entry in self._entries()), key=lambda sandbox: sandbox.opened)
 
     def reap(self, ids: list[str]) -> list[str]:
-        """End these sandboxes, and all past their deadline, by killing their workers; return the ids of the ended
-        ones.
-        """
+        """End these sandboxes, and all past their deadline; return their ids."""
         ended: list[str] = []
         for entry in self._entries():
             if entry.sandbox.id in ids or entry.sandbox.deadline < time.time():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(entry.worker.split("-")[1]), signal.SIGKILL)
+                    os.kill(int(entry.worker.split("-")[1]), self._end_signal)
                 self.remove(entry.sandbox.id)
                 ended.append(entry.sandbox.id)
         return ended

@@ -56,16 +56,16 @@ async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
         os.close(directory)
 
 
-async def read_greeting(reader: asyncio.StreamReader) -> None:
+async def read_greeting(reader: asyncio.StreamReader, within_s: float = START_S) -> None:
     """Read the other end's first line. Raises SandboxError, with what came instead, if it is not GREETING."""
     try:
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(within_s):
             content = await reader.readexactly(len(GREETING))
     except asyncio.IncompleteReadError as error:
         content = error.partial
     except TimeoutError as error:
         raise SandboxError(
-            f"the relay of a sandbox did not start within {START_S:g} s; check the other machine, then run "
+            f"the relay of a sandbox did not start within {within_s:g} s; check the other machine, then run "
             "the same command again"
         ) from error
     if content != GREETING:

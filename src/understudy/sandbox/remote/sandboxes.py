@@ -34,6 +34,9 @@ from understudy.sandbox.remote.messages import RemoteMount
 
 DEADLINE_S = 6 * 3600.0
 STARTING = 8
+START_S = 600.0
+"""How long a machine may take until it is ready: one may have to be started, and to fetch its image, first."""
+
 WORKER_COMMAND = "understudy sandboxes serve"
 
 T = TypeVar("T")
@@ -102,17 +105,13 @@ class WorkerSandboxes(RemoteSandboxes):
     """
 
     def __init__(self, address: str, *, deadline_s: str | float, starting: str | int) -> None:
+        self._deadline_s = positive_seconds(address, "deadline_s", deadline_s)
         try:
-            self._deadline_s, starting_limit = float(deadline_s), int(starting)
-        except ValueError as error:
-            raise ConfigError(
-                f"--sandbox {address}: deadline_s and starting must be numbers: {error}; correct them"
-            ) from error
-        if not 0 < self._deadline_s < float("inf") or starting_limit < 1:
-            raise ConfigError(
-                f"--sandbox {address}: got deadline_s={self._deadline_s:g} and starting={starting_limit}; "
-                "expected a finite deadline_s above 0 and starting of at least 1; correct them"
-            )
+            starting_limit = int(starting)
+        except ValueError:
+            starting_limit = 0
+        if starting_limit < 1:
+            raise ConfigError(f"--sandbox {address}: got starting={starting}; expected a number of at least 1")
         self._address = address
         self._hello: messages.HelloReply | None = None
         self._starting = asyncio.Semaphore(starting_limit)
@@ -237,6 +236,17 @@ async def _send(connection: WorkerConnection, digest: str, archive: IO[bytes]) -
         await connection.ask(messages.UploadRequest(digest, piece, last), type(None))
         if last:
             return
+
+
+def positive_seconds(address: str, option: str, value: str | float) -> float:
+    """Return the value of an option of `--sandbox address` that is a time. Raises ConfigError."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(f"--sandbox {address}: got {option}={value}; expected a number of seconds above 0")
+    return seconds
 
 
 def _is_socket(mount: Mount) -> bool:

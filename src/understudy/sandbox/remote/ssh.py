@@ -16,7 +16,7 @@ from typing import ClassVar
 from understudy.errors import ConfigError
 from understudy.sandbox.base import OpenSandbox
 from understudy.sandbox.remote import messages
-from understudy.sandbox.remote.connection import WorkerConnection, connect
+from understudy.sandbox.remote.connection import ConnectionOptions, WorkerConnection, connect
 from understudy.sandbox.remote.sandboxes import DEADLINE_S, STARTING, WORKER_COMMAND, WorkerSandboxes
 
 _SSH = (
@@ -61,7 +61,7 @@ class SshSandboxes(WorkerSandboxes):
 
     async def _connect(self, sockets: Sequence[Path] = ()) -> WorkerConnection:
         env = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-        return await connect(self._argv, self._name, sockets, env=env, advice=_ADVICE)
+        return await connect(self._argv, self._name, sockets, ConnectionOptions(env=env, advice=_ADVICE))
 
     async def sandboxes(self) -> list[OpenSandbox]:
         """Return the sandboxes that are open on the other machine, the oldest first. Raises SandboxError."""

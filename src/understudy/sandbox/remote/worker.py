@@ -196,7 +196,8 @@ class SandboxWorker:
         sandbox = await self._kind.open(spec)
         self._sandbox, self._id = sandbox, uuid.uuid4().hex[:12]
         self._registry.add(
-            OpenSandbox(id=self._id, labels=request.labels, opened=now, deadline=now + request.deadline_s)
+            OpenSandbox(id=self._id, labels=request.labels, opened=now, deadline=now + request.deadline_s),
+            os.getpid(),
         )
         return messages.OpenReply(self._id, sandbox.home)
 
