@@ -64,7 +64,7 @@ class EnvironmentFailed(Exception):
     """The environment failed; the message says how."""
 
 
-class _Worker:
+class _BackgroundWorker:
     """The worker in a started environment."""
 
     def __init__(self, environment: Any) -> None:
@@ -159,14 +159,14 @@ class _Input:
         return await self._reader.read(PIECE_BYTES)
 
 
-async def _send_all(worker: _Worker, incoming: _Input) -> None:
+async def _send_all(worker: _BackgroundWorker, incoming: _Input) -> None:
     number = 0
     while content := await incoming.take():
         await worker.send(number, content)
         number += 1
 
 
-async def _receive_all(worker: _Worker, output: int) -> None:
+async def _receive_all(worker: _BackgroundWorker, output: int) -> None:
     offset = 0
     while True:
         content, code = await worker.receive(offset)
@@ -208,7 +208,7 @@ async def _serve(settings: dict[str, Any], output: int) -> None:
         try:
             async with asyncio.timeout(settings["start_s"]):
                 await environment.start(force_build=False)
-            worker, incoming = _Worker(environment), _Input()
+            worker, incoming = _BackgroundWorker(environment), _Input()
             await incoming.open()
             await worker.start(settings["command"])
             sending = asyncio.create_task(_send_all(worker, incoming))
