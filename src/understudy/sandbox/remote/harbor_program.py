@@ -24,7 +24,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ class _BackgroundWorker:
 
 
 @contextlib.contextmanager
-def _file_of(content: bytes) -> Iterator[Path]:
+def _file_of(content: bytes) -> Generator[Path]:
     """Yield a file with the content, which others may read after it is uploaded with its permissions."""
     with tempfile.NamedTemporaryFile(prefix="understudy-") as file:
         path = Path(file.name)
