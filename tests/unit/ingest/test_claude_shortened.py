@@ -16,9 +16,9 @@ def usage(tokens: int, cached: int = 10) -> dict[str, int]:
     return {"cache_read_input_tokens": cached, "cache_creation_input_tokens": 0, "input_tokens": tokens - cached}
 
 
-def called(*thoughts: object, cached: int = 10) -> Log:
+def called(*thoughts: object, cached: int = 10, version: str = "2.1.15") -> Log:
     """A session up to the result of its first call, with a prompt of `BEFORE` tokens."""
-    log = Log()
+    log = Log(version=version)
     log.user("look", todos=[])
     log.assistant(FIRST, *thoughts, ("t1", "Bash"), usage=usage(BEFORE, cached))
     log.result("t1", "one")
@@ -36,7 +36,7 @@ def label(log: Log, message_id: str) -> tuple[str, tuple[str, ...]]:
         (BEFORE + 300, ("exact", ())),
         (BEFORE - 1500, ("exact", ())),  # reminders that are not logged come and go
         (BEFORE - 24_000, ("repaired", CLEARED)),
-        (2110, ("lossy", COMPACTED)),
+        (2110, ("repaired", CLEARED)),
     ],
 )
 def test_after_tool_results_a_prompt_is_not_shorter_than_the_one_before(
@@ -48,6 +48,17 @@ def test_after_tool_results_a_prompt_is_not_shorter_than_the_one_before(
     log.assistant(LAST, "Going on.", usage=usage(tokens + 100))
     assert label(log, FIRST) == ("exact", ())
     assert label(log, NEXT) == label(log, LAST) == expected  # what was cleared stays cleared
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("1.0.69", COMPACTED), ("2.0.76", CLEARED), ("2.1.15", CLEARED)]
+)
+def test_only_early_versions_compact_without_a_record(version: str, expected: tuple[str, ...]) -> None:
+    log = called(version=version)
+    log.assistant(NEXT, "Looked.", usage=usage(BEFORE // 3))
+    fidelity, notes = label(log, NEXT)
+    assert set(expected) <= set(notes) and not ({*CLEARED, *COMPACTED} - {*expected}) & set(notes)
+    assert fidelity == ("lossy" if expected == COMPACTED else "repaired")
 
 
 @pytest.mark.parametrize(

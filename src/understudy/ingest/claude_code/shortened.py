@@ -1,7 +1,7 @@
 """Prompts that were shorter than the log explains, by the usage that the API reported.
 
-Some versions (seen: 2.0.76 to 2.1.17) clear old tool results without a record of it, and 1.0.x replaces the whole
-conversation by a summary. A request repeats what was sent before, so its prompt is not shorter than that of the
+Some versions (seen: 2.0.76 to 2.1.17) clear old tool results without a record of it, often most of the prompt, and
+1.0.x replaces the whole conversation by a summary. A request repeats what was sent before, so its prompt is not shorter than that of the
 response before it, but for
 
 - the thinking of earlier responses, which some models are no longer shown once the user has written again;
@@ -28,6 +28,7 @@ from understudy.ingest.claude_code.continuity import (
 )
 from understudy.ingest.claude_code.records import ClaudeBlock
 from understudy.ingest.claude_code.tree import ClaudeResponse
+from understudy.ingest.claude_code.versions import VersionBehaviour
 from understudy.ingest.trace import TraceNode
 
 CLEARED_NOT_LOGGED = "cleared_not_logged"
@@ -52,7 +53,7 @@ class _Before(Struct, frozen=True):
     thinking: float = 0.0
 
 
-def shortened_prompts(nodes: Sequence[TraceNode]) -> dict[int, str]:
+def shortened_prompts(nodes: Sequence[TraceNode], behaviour: VersionBehaviour) -> dict[int, str]:
     """Return the nodes of responses whose prompt was shorter than the log explains, each with its note."""
     notes: dict[int, str] = {}
     before: list[_Before] = []
@@ -69,8 +70,9 @@ def shortened_prompts(nodes: Sequence[TraceNode]) -> dict[int, str]:
                 above = _Before(above.response, True, same_run, above.thinking)
         else:
             is_first = node.body is response and response.node == index
-            if is_first and above.response is not None and (note := _note(above, above.response, response)):
-                notes[index] = note
+            if is_first and above.response is not None and _is_shorter(above, above.response, response):
+                replaced = not behaviour.logs_compactions and _is_halved(above.response, response)
+                notes[index] = COMPACTION_NOT_LOGGED if replaced else CLEARED_NOT_LOGGED
             if response.key not in thinking:
                 thinking[response.key] = _thinking_tokens(response)
             above = _Before(response if is_first else None, thinking=above.thinking + thinking[response.key])
@@ -78,15 +80,18 @@ def shortened_prompts(nodes: Sequence[TraceNode]) -> dict[int, str]:
     return notes
 
 
-def _note(before: _Before, previous: ClaudeResponse, response: ClaudeResponse) -> str | None:
-    """Return the note on a response after `previous`, or None if its prompt was as long as expected."""
+def _is_shorter(before: _Before, previous: ClaudeResponse, response: ClaudeResponse) -> bool:
+    """Return whether the prompt of a response after `previous` was shorter than expected."""
     tokens_before, tokens = _tokens(previous), _tokens(response)
     if tokens_before is None or tokens is None or _model(previous) != _model(response):
-        return None
+        return False
     explained = ADDED_TOKENS[before.same_run] + (before.thinking if before.prompts else 0)
-    if tokens_before - tokens <= explained:
-        return None
-    return COMPACTION_NOT_LOGGED if tokens < tokens_before / 2 else CLEARED_NOT_LOGGED
+    return tokens_before - tokens > explained
+
+
+def _is_halved(previous: ClaudeResponse, response: ClaudeResponse) -> bool:
+    tokens_before, tokens = _tokens(previous), _tokens(response)
+    return tokens_before is not None and tokens is not None and tokens < tokens_before / 2
 
 
 def _tokens(response: ClaudeResponse) -> int | None:

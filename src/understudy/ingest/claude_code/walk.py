@@ -215,7 +215,7 @@ class _Walk:
             previous = uuid
             if preserved_behind and uuid in preserved_behind:
                 position[uuid] = last = self.add_preserved(preserved_behind.pop(uuid), at)
-        for node, note in shortened_prompts(nodes).items():
+        for node, note in shortened_prompts(nodes, self.behaviour).items():
             self.mark(node, note)
         return ClaudeConversation(
             nodes,
