@@ -1,8 +1,8 @@
 """Prompts that were shorter than the log explains, by the usage that the API reported.
 
 Some versions (seen: 2.0.76 to 2.1.17) clear old tool results without a record of it, often most of the prompt, and
-1.0.x replaces the whole conversation by a summary. A request repeats what was sent before, so its prompt is not shorter than that of the
-response before it, but for
+1.0.x replaces the whole conversation by a summary. A request repeats what was sent before, so its prompt is not
+shorter than that of the response before it, but for
 
 - the thinking of earlier responses, which some models are no longer shown once the user has written again;
 - a little that the program adds to a request and does not log;
