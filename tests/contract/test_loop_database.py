@@ -45,6 +45,7 @@ def order(tmp_path: Path, policy: FakePolicy) -> Order:
     [
         ({"store": "runs/here"}, "--store runs/here: expected the URL of a database"),
         ({"engine": "workers"}, "--engine workers needs --store"),
+        ({"engine": "ray"}, "--engine ray needs --store"),
         ({"engine": "workers", "store": "postgresql:///x", "url": ""}, "--engine workers needs --base-url"),
         ({"engine": "workers", "store": "postgresql:///x", "asynchronous": True}, "unsupported with --async"),
     ],

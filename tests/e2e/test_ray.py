@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
+from understudy.run.ray_workers import RayOptions
 from understudy.store import Store
 from understudy.store.address import StoreUrl
 
+from fakes.loop_program import small_loop
+from fakes.policy import FakePolicy
 from support import ray_cluster, require, understudy, wait_for
 from support.ray_cluster import SOURCE, RayCluster
 from support.workers import check, options, running
@@ -134,3 +141,33 @@ def test_who_has_no_ray_is_told_how_to_get_it(tmp_path: Path, postgresql_store: 
     done = understudy(*options(tmp_path, postgresql_store, samples=1), "--engine", "ray")
     assert done.returncode == 2
     assert "pip install 'understudy[ray]'" in done.stderr
+
+
+async def test_the_runs_of_a_training_loop_are_executed_by_one_fleet(
+    tmp_path: Path, postgresql_store: StoreUrl, cluster: RayCluster
+) -> None:
+    ray = RayOptions(ray_address=cluster.address, ray_workers=2, ray_capacity=4)
+    order = replace(
+        small_loop(tmp_path), store=postgresql_store.secret_url, engine="ray", ray=ray, steps=1, eval_every=1
+    )
+    tests = Path(__file__).parents[1]
+    async with FakePolicy(Path(order.model), "first") as policy:
+        content = msgspec.json.encode(replace(order, url=f"{policy.url}/v1")).decode()
+        process = await asyncio.create_subprocess_exec(
+            *(ray_cluster.PYTHON, "-m", "fakes.loop_program", content),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=tests,
+            env={**ray_cluster.environment(), "PYTHONPATH": f"{SOURCE}:{tests}:{sysconfig.get_path('purelib')}"},
+        )
+        out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    summary = msgspec.json.decode(out)
+    assert (summary["steps"], summary["updates"], summary["rollouts"]) == (1, 1, 6)
+    with Store.open(postgresql_store, create=False) as store:
+        rollouts = [each for run in store.runs.all() for each in store.runs.rollouts(run.id)]
+        engines = {queue.engine for queue in store.leases.queues()}
+    # A step of six rollouts, and two evaluations of two tasks.
+    assert len(rollouts) == 10 and {each.status for each in rollouts} == {"succeeded"}
+    assert engines == {"workers"}

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from understudy.run.collector import RolloutCollector, RolloutSettings
 from understudy.run.config import task_digests
+from understudy.run.ray_workers import RayOptions
 from understudy.sandbox.base import load_sandboxes
 from understudy.tasks.load import load_tasks
 from understudy.tasks.recipes import ImageChoice
@@ -53,7 +54,8 @@ class Order(Struct, frozen=True, kw_only=True):
     slow_s: float = 0.0
     way: str = "disk"
     store: str | None = None
-    engine: Literal["local", "workers"] = "local"
+    engine: Literal["local", "workers", "ray"] = "local"
+    ray: RayOptions = RayOptions()
 
 
 def quick_task(number: int) -> Task:
@@ -137,6 +139,7 @@ async def run(
             token_values_mb=order.token_values_mb,
             store=order.store,
             engine=order.engine,
+            ray=order.ray,
         ),
         collects=collects,
         watcher=watcher or _Dying(order.die),

@@ -24,7 +24,7 @@ from understudy.gateway.config import (
 from understudy.gateway.control import GenerationControl
 from understudy.run.config import Purpose, RunConfig, ServedPolicy, task_digests
 from understudy.run.engine_load import AgentSlots
-from understudy.run.executors import RunEngine, RunInProgress, RunMonitor
+from understudy.run.executors import RunEngine, RunInProgress, RunMonitor, WorkerFleet
 from understudy.run.runner import RunSummary, SharedResources, execute_run
 from understudy.run.scheduler import RunProgress
 from understudy.sandbox.base import Sandboxes
@@ -82,7 +82,7 @@ class WaveStore:
 
     location: StoreUrl
     loop: str
-    engine: RunEngine = "local"
+    engine: RunEngine | WorkerFleet = "local"
 
 
 class RolloutCollector:

@@ -72,11 +72,12 @@ class RayOptions(Struct, frozen=True, kw_only=True):
 
 
 class RayWorker:
-    """The code that runs in an actor: a worker that claims rollouts of one run."""
+    """The code that runs in an actor: a worker that claims rollouts of one run, or of a `loop`'s runs."""
 
-    def __init__(self, store_url: str, run_id: str, capacity: int) -> None:
+    def __init__(self, store_url: str, run_id: str, loop: str, capacity: int) -> None:
         self._store_url = store_url
-        self._run_id = run_id
+        self._run_ids = () if loop else (run_id,)
+        self._loop = loop
         self._capacity = capacity
         self._worker: RunWorker | None = None
         self._work: asyncio.Task[ErrorInfo | None] | None = None
@@ -109,7 +110,8 @@ class RayWorker:
                     Path(directory),
                     capacity=self._capacity,
                     lease=Lease(worker_name(), LEASE_S),
-                    run_ids=(self._run_id,),
+                    run_ids=self._run_ids,
+                    loop=self._loop,
                     report=_report,
                 )
                 if self._draining:
@@ -147,20 +149,23 @@ class _WorkerFailure(Struct, frozen=True):
 
 
 class RayFleet:
-    """The actors of a run. Belongs to one event loop."""
+    """The actors of a run, or of all runs of a training `loop`. Belongs to one event loop."""
 
-    def __init__(self, ray: Any, store_url: str, options: RayOptions, workers: int) -> None:
+    def __init__(self, ray: Any, store_url: str, options: RayOptions, workers: int, loop: str = "") -> None:
         self._ray = ray
         self._store_url = store_url
         self._options = options
         self._size = workers
+        self._loop = loop
         self._actors: list[Any] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._placed: set[int] = set()
         self._faults: dict[int, _WorkerFailure] = {}
 
     def start(self, run_id: str) -> None:
-        """Have Ray start the actors."""
+        """Have Ray start the actors, which a loop's first run does for all."""
+        if self._actors:
+            return
         actor = self._ray.remote(RayWorker).options(
             num_cpus=self._options.cpus,
             max_restarts=-1,
@@ -168,7 +173,8 @@ class RayFleet:
             scheduling_strategy="SPREAD",
         )
         self._actors = [
-            actor.remote(self._store_url, run_id, self._options.ray_capacity) for _ in range(self._size)
+            actor.remote(self._store_url, run_id, self._loop, self._options.ray_capacity)
+            for _ in range(self._size)
         ]
         self._tasks = [asyncio.create_task(self._keep(number)) for number in range(self._size)]
 
@@ -245,8 +251,11 @@ def _ray() -> Any:
 
 
 @asynccontextmanager
-async def ray_fleet(store: StoreLocation | None, options: RayOptions) -> AsyncGenerator[RayFleet]:
-    """Yield a fleet on a Ray cluster for a run in a store. Its actors are stopped at the end.
+async def ray_fleet(
+    store: StoreLocation | None, options: RayOptions, *, loop: str = ""
+) -> AsyncGenerator[RayFleet]:
+    """Yield a fleet on a Ray cluster for a run in a store, or for the runs of a training `loop` there. Its actors
+    are stopped at the end.
 
     Raises ConfigError if the store is in a directory, the cluster cannot be reached, or its nodes have another
     release of Understudy.
@@ -263,7 +272,7 @@ async def ray_fleet(store: StoreLocation | None, options: RayOptions) -> AsyncGe
         await asyncio.to_thread(_connect, ray, options.ray_address)
         try:
             nodes = await _check_nodes(ray, options.cpus)
-            fleet = RayFleet(ray, store.secret_url, options, options.ray_workers or max(1, nodes))
+            fleet = RayFleet(ray, store.secret_url, options, options.ray_workers or max(1, nodes), loop)
             try:
                 yield fleet
             finally:

@@ -80,6 +80,7 @@ class RunWorker:
         capacity: int,
         lease: Lease,
         run_ids: Sequence[str] = (),
+        loop: str = "",
         stop_when_idle: bool = False,
         max_starting: int | None = None,
         report: Callable[[str], None] = _log.info,
@@ -87,6 +88,7 @@ class RunWorker:
         """`directory` is for sockets and temporary files; its path must be short, since a socket's path has at
         most 107 bytes.
 
+        Only runs with these `run_ids`, or only those of a training `loop`, are executed, if any are given.
         Nothing is claimed while `max_starting` attempts of all workers together wait for their sandbox.
         """
         self._store = store
@@ -94,6 +96,7 @@ class RunWorker:
         self._capacity = capacity
         self._lease = lease
         self._run_ids = frozenset(run_ids)
+        self._loop = loop
         self._stop_when_idle = stop_when_idle
         self._max_starting = max_starting
         self._claims_later = False
@@ -172,7 +175,7 @@ class RunWorker:
         if (room := self._capacity - len(self._active)) <= 0:
             return 0
         open_runs = await asyncio.to_thread(self._store.leases.open_runs)
-        open_runs = [run for run in open_runs if self._is_mine(run.id)]
+        open_runs = [run for run in open_runs if self._is_mine(run)]
         for run in open_runs:
             if self._refused.get(run.id, run.release) != run.release:
                 del self._refused[run.id]  # the run was enqueued again
@@ -216,8 +219,10 @@ class RunWorker:
             task.add_done_callback(lambda _, key=claim.attempt.id: self._active.pop(key, None))
         return claims
 
-    def _is_mine(self, run_id: str) -> bool:
-        return not self._run_ids or run_id in self._run_ids
+    def _is_mine(self, run: OpenRun) -> bool:
+        if self._loop:
+            return (run.wave or "").startswith(f"{self._loop}/")
+        return not self._run_ids or run.id in self._run_ids
 
     def _is_active(self, run_id: str) -> bool:
         return any(run == run_id for run, _ in self._active.values())

@@ -55,12 +55,13 @@ class ClaimedRollout(Struct, frozen=True):
 class OpenRun(Struct, frozen=True):
     """A run that workers may claim rollouts of, and the release of Understudy that enqueued it.
 
-    For a training loop's run, `served` is the server that answers it, as JSON.
+    For a training loop's run, `wave` is LOOP/NAME, and `served` the server that answers it, as JSON.
     """
 
     id: str
     release: str | None
     served: str | None = None
+    wave: str | None = None
 
 
 class RunQueue(Struct, frozen=True, kw_only=True):
@@ -184,12 +185,16 @@ class LeaseRepository(Repository):
         """Return the runs that workers may claim rollouts of and that have queued ones, oldest first."""
         waiting = rollouts.c.status.in_(("queuing", "requeuing"))
         query = (
-            select(runs.c.id, runs.c.release, json_field(runs.c.config, "served").label("served"))
+            select(
+                runs.c.id,
+                runs.c.release,
+                *(json_field(runs.c.config, name).label(name) for name in ("served", "wave")),
+            )
             .where(runs.c.engine == "workers")
             .where(select(rollouts.c.id).where(rollouts.c.run_id == runs.c.id, waiting).exists())
             .order_by(runs.c.created_at, runs.c.id)
         )
-        return self._read_all(query, lambda row: OpenRun(row["id"], row["release"], row["served"]))
+        return self._read_all(query, lambda row: OpenRun(row["id"], row["release"], row["served"], row["wave"]))
 
     def queues(self) -> list[RunQueue]:
         """Return the runs that have rollouts, oldest first."""

@@ -34,3 +34,23 @@ def test_a_refused_run_is_looked_at_again_when_another_release_enqueues_it(tmp_p
     assert "it was enqueued by Understudy 9.9" in first
     assert "run run is left to other workers" in second and "9.9" not in second
     assert not any(character in line for line in lines for character in "\x1b\x07\n")
+
+
+def test_a_worker_of_a_training_loop_leaves_other_runs_to_others(tmp_path: Path) -> None:
+    lines: list[str] = []
+    runs = {"run": {}, "of-loop": {"wave": "loop-1/step-0001"}, "of-another": {"wave": "loop-12/step-0001"}}
+
+    async def work(store: Store) -> None:
+        lease = Lease("w", 60.0)
+        worker = RunWorker(store, tmp_path, capacity=1, lease=lease, loop="loop-1", report=lines.append)
+        assert await worker._claim() == 0  # pyright: ignore[reportPrivateUsage]
+
+    with Store.open(tmp_path / "store") as store:
+        for run_id, config in runs.items():
+            # No worker can execute these: their agent is none. What is tried is reported.
+            store.runs.create(run_id, {"agent": "none", **config}).result()
+            store.runs.add_tasks(run_id, [task := make_task()]).result()
+            store.runs.create_rollouts(run_id, [(f"{run_id}-0", task.instance_id, 0)]).result()
+            store.leases.open_to_workers(run_id, __version__).result()
+        asyncio.run(work(store))
+    assert len(lines) == 1 and "run of-loop is left to other workers" in lines[0]

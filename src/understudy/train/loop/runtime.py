@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from understudy.errors import ConfigError
 from understudy.model.process import start_server
 from understudy.run.collector import RolloutCollector, RolloutSettings, TrainedModelServer, WaveStore
+from understudy.run.ray_workers import RayOptions, ray_fleet
 from understudy.sandbox.base import Sandboxes
 from understudy.store import Store
 from understudy.store.address import StoreUrl, parse_location
@@ -123,9 +124,13 @@ class LoopRuntime(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     engine: Annotated[
-        Literal["local", "workers"],
-        option("Who executes rollouts: this process, or workers on the --store (see understudy worker)."),
+        Literal["local", "workers", "ray"],
+        option(
+            "Who executes rollouts: this process; workers on the --store (see understudy worker); or ray: workers "
+            "that a Ray cluster starts."
+        ),
     ] = "local"
+    ray: RayOptions = RayOptions()
 
 
 class EvaluationSummary(Struct, frozen=True, kw_only=True):
@@ -220,6 +225,10 @@ async def run_loop(
             served, publisher, watch = await stack.enter_async_context(
                 serving(config, directory, runtime, weights, state.version, fresh=not state.steps)
             )
+            engine = runtime.engine
+            if engine == "ray":
+                loop_id = "" if state.database is None else state.database.loop
+                engine = await stack.enter_async_context(ray_fleet(database, runtime.ray, loop=loop_id))
             collector = RolloutCollector(
                 served,
                 rollout_settings,
@@ -228,7 +237,7 @@ async def run_loop(
                 version=state.version,
                 database=None
                 if database is None or state.database is None
-                else WaveStore(database, state.database.loop, runtime.engine),
+                else WaveStore(database, state.database.loop, engine),
             )
             stack.push_async_callback(collector.close)
             collects(collector)
@@ -266,16 +275,18 @@ def _database_of(config: LoopConfig, runtime: LoopRuntime) -> StoreUrl | None:
     if runtime.engine == "local":
         return location
     if location is None:
-        raise ConfigError("--engine workers needs --store postgresql://…, the database that the workers serve")
+        raise ConfigError(
+            f"--engine {runtime.engine} needs --store postgresql://…, the database that the workers serve"
+        )
     if not runtime.urls:
         raise ConfigError(
-            "--engine workers needs --base-url, a model server that every worker reaches: the embedded server of "
-            "the loop answers this machine only"
+            f"--engine {runtime.engine} needs --base-url, a model server that every worker reaches: the embedded "
+            "server of the loop answers this machine only"
         )
     if config.asynchronous:
         raise ConfigError(
-            "--engine workers: unsupported with --async, as weights would change while workers' gateways do not "
-            "pause; leave out one of them"
+            f"--engine {runtime.engine}: unsupported with --async, as weights would change while workers' "
+            "gateways do not pause; leave out one of them"
         )
     return location
 
