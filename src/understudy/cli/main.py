@@ -6,6 +6,7 @@ The commands are imported inside `main`, so that Ctrl-C during the import is han
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import shlex
@@ -98,6 +99,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 done with failures, 2 a named error, 130 interrupted."""
     try:
+        _buffer_output()
         _replace_what_cannot_be_printed()
         from understudy.errors import UnderstudyError
 
@@ -125,6 +127,17 @@ def main() -> None:
             _end(f"cannot write to stdout or to a file: {error.strerror}; free some disk space", EXIT_ERROR)
     except KeyboardInterrupt:
         _end("interrupted", EXIT_INTERRUPTED)
+
+
+def _buffer_output() -> None:
+    """Give stdout a buffer if PYTHONUNBUFFERED has taken it away; each line is written at once all the same.
+
+    Without one, a signal in the middle of a long line, as at the end of a child, cuts the line off silently.
+    """
+    raw = getattr(sys.stdout, "buffer", None)
+    if isinstance(raw, io.RawIOBase):
+        encoding, errors = sys.stdout.encoding, sys.stdout.errors
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=True)
 
 
 def _replace_what_cannot_be_printed() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,29 @@ def test_help_loads_nothing_heavy():
     assert done.stderr == "[]\n"
 
 
+def test_long_output_is_complete_although_signals_interrupt_it_unbuffered():
+    """As with PYTHONUNBUFFERED in a container, while children of a command end."""
+    script = (
+        "import signal, sys\n"
+        "from understudy.cli import app as commands\n"
+        "from understudy.cli.main import main\n"
+        "from understudy.cli.output import print_json\n"
+        "signal.signal(signal.SIGALRM, lambda *_: None)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)\n"
+        "commands.app = lambda: print_json({'text': 'x' * 4_000_000})\n"
+        "main()\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+    )
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=env) as process:
+        assert process.stdout is not None
+        pieces = [process.stdout.read(1)]
+        time.sleep(0.5)
+        pieces.append(process.stdout.read())
+    assert process.returncode == 0
+    assert len(json.loads(b"".join(pieces))["text"]) == 4_000_000
+
+
 def test_doctor_names_everything_with_its_state():
     report = json.loads(understudy("doctor", "--json").stdout)
     names = {check["name"] for check in report["checks"]}
@@ -79,6 +103,7 @@ def test_doctor_names_what_each_extra_is_for():
         "sys.modules.update(dict.fromkeys(('pyarrow', 'datasets', 'torch', 'trl')))\n"
         "from understudy.cli.main import main\n"
         "main()\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", script, "doctor", "--json"], capture_output=True, check=False)
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
@@ -146,6 +171,7 @@ def test_ctrl_c_while_the_command_is_being_imported_is_an_interrupt():
         "sys.meta_path.insert(0, Interrupting())\n"
         "from understudy.cli.main import main\n"
         "main()\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "understudy: interrupted\n")
